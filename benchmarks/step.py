@@ -29,7 +29,7 @@ import transformers
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mtrl.algorithms.advantages import group_advantages
+from mtrl.algorithms.advantages import turn_advantages
 from mtrl.config.schema import AlgorithmConfig, Config, TrainerConfig
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
@@ -237,7 +237,7 @@ class Bench:
         return [
             sample
             for group in report.groups
-            for sample in group_samples(group, group_advantages(group, self.config.algorithm))
+            for sample in group_samples(group, turn_advantages([group], self.config.algorithm)[0])
         ]
 
     def _count(self, report: RolloutReport, samples: list[Sample]) -> dict[str, int]:

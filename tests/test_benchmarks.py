@@ -15,11 +15,16 @@ SMALL = (
 )
 
 
-def bench(folder, *more):
-    """Run the benchmark of a step from outside the tree; returns what it printed."""
+def run(folder, script, *words):
+    """Run a benchmark from outside the tree; returns what it printed."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, str(ROOT / "benchmarks" / "step.py"), *SMALL.split(), *more]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def bench(folder, *more):
+    """The benchmark of a step, with a policy that is as small as can be."""
+    return run(folder, "step.py", *SMALL.split(), *more)
 
 
 def test_a_step_adds_up(tmp_path):
@@ -53,3 +58,31 @@ def test_sizes_that_cannot_be_kept_are_refused(tmp_path):
     done = bench(tmp_path, "--tool-tokens", "3")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--tool-tokens must be at least 4")
+
+
+FEW = "--groups 3 --group-size 4 --turns 2 --tokens 3 --words 2 --table-rows 2 --table-columns 5 --repeats 3"
+
+
+def test_every_estimator_is_timed(tmp_path):
+    from mtrl.algorithms.registry import ESTIMATORS
+
+    done = run(tmp_path, "advantages.py", *FEW.split(), "--json", "advantages.json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    methods = json.loads((tmp_path / "advantages.json").read_text())["methods"]
+    built_in = (ESTIMATORS.find(name) for name in ESTIMATORS.names())
+    named = {entry.name for entry in built_in if entry.function.__module__.startswith("mtrl.")}
+    assert set(methods) == {*named, "gae of a table"}
+    for one in methods.values():
+        assert len(one["wall"]) == len(one["cpu"]) == 3
+        assert one["wall_ms"] == sorted(one["wall"])[1]
+        assert one["least_cpu_ms"] == min(one["cpu"])
+    printed = done.stdout.splitlines()
+    assert [line[:24].strip() for line in printed[5 : 5 + len(methods)]] == list(methods)
+    assert "other machines" in done.stdout
+
+
+def test_repeats_and_groups_that_say_nothing_are_refused(tmp_path):
+    for words, said in ((["--repeats", "0"], "at least 1"), (["--group-size", "3"], "at least 4")):
+        done = run(tmp_path, "advantages.py", *words)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].endswith(f"{words[0]} must be {said}")

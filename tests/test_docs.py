@@ -138,10 +138,10 @@ RUNNABLE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", RUNNABLE.values(), ids=RUNNABLE.keys())
-def test_training_commands_run(words, tmp_path):
+def test_training_commands_run(words, snippets):
     """Each with `debug=fast`, which leaves what the command says as it is."""
-    run(words, tmp_path, "debug=fast", "trainer.max_steps=1", "run_dir=run")
-    assert list((tmp_path / "run").rglob("summary.json"))
+    run(words, snippets, "debug=fast", "trainer.max_steps=1", "run_dir=run")
+    assert list((snippets / "run").rglob("summary.json"))
 
 
 @pytest.mark.slow

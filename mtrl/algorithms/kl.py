@@ -1,4 +1,4 @@
-"""Estimates of KL(policy || reference), per token, from the log-probs of sampled tokens.
+"""Estimates of KL(policy || reference), per token, from the log-probs of sampled tokens; and the weight of the KL.
 
 All take log-probs under the policy (with gradient), the reference and the old policy that sampled: tensors of one
 shape. With d = lp - ref, and samples from the policy (values: joschu.net/blog/kl-approx.html; gradients: enumerated in
@@ -19,6 +19,8 @@ The two with a ratio stay right where the samples come from an older policy; the
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -62,3 +64,31 @@ def k1_unbiased(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) ->
 def k3_unbiased(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     """r k3: value and gradient right, also off policy, at k3's variance (DeepSeek-V3.2, 2512.02556)."""
     return clamped_log_ratio(logprobs, old_logprobs).exp() * k3(logprobs, ref_logprobs, old_logprobs)
+
+
+MAX_KL_ERROR = 0.2
+"""Relative error of the KL that the controller reacts to; a larger one counts as this."""
+
+
+@dataclass
+class KlController:
+    """The weight of the KL, fixed or steered to a target (Ziegler et al., 1909.08593, section 2.2).
+
+    `coefficient` is all of its state: a checkpoint keeps it and a resumed run sets it.
+    """
+
+    coefficient: float
+    target: float | None = None
+    """Nats per token; None: the coefficient stays as it is."""
+    horizon: int = 10_000
+    """Trajectories over which an error of a fifth of the target or more changes the coefficient by about a fifth."""
+
+    def update(self, kl: float, trajectories: int) -> None:
+        """coefficient *= 1 + clip(kl / target - 1, ±0.2) x trajectories / horizon, after a step of that size.
+
+        A step longer than the horizon counts as one horizon, so that the coefficient stays positive.
+        """
+        if self.target is None:
+            return
+        error = min(max(kl / self.target - 1.0, -MAX_KL_ERROR), MAX_KL_ERROR)
+        self.coefficient *= 1.0 + error * min(trajectories / self.horizon, 1.0)

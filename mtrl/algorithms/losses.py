@@ -1,64 +1,144 @@
 """Policy losses, per token, to be minimised.
 
-Each takes log-probs under the policy (with gradient), under the old policy, and advantages: tensors of one shape, flat
-or padded; and returns the loss of every token with a dict of detached tensors of that shape, for metrics. Weights from
+Each takes a `TokenBatch` of N sampled tokens and returns the loss of every token, [N], with a dict of detached tensors
+[N] for metrics: `ratio`, and `clipped`, 1 where a bound took the gradient away or changed the weight. Weights from
 `reductions.token_weights` then make one number of it (`weighted_sum`).
 
-Where the policy is the old one, the gradient of every loss here is -advantage with respect to the log-prob.
+Where the policy is the old one, the gradient of every loss here is -advantage with respect to the log-prob. Below, r is
+exp(lp - old), A the advantage and sg the stop of the gradient.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from mtrl.algorithms.registry import policy_loss
+from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this size before exp: no overflow, and no gradient from a token that is so far off."""
 
+MAX_SEQUENCE_LOG_RATIO = 10.0
+"""GSPO's, from above: it is a mean over tokens, so far smaller (verl `gspo`)."""
+
 Loss = tuple[Tensor, dict[str, Tensor]]
 
 
-@policy_loss("ppo")
-def ppo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: AlgorithmConfig) -> Loss:
-    """max(-A r, -A clip(r, low, high)) with r = exp(lp - old) (PPO, 1707.06347, eq. 7; asymmetric: DAPO, 2503.14476).
+@policy_loss("ppo", aliases=("regular",))
+def ppo(tokens: TokenBatch, config: AlgorithmConfig) -> Loss:
+    """max(-A r, -A clip(r, low, high)) (PPO, 1707.06347, eq. 7; asymmetric: DAPO, 2503.14476).
 
     The thresholds are bounds on r itself. With `dual_clip` = c > 1 a token of negative advantage loses at most -A c
     (1912.09729), whatever r. `clipped` is 1 where a bound took the gradient away.
     """
-    ratio = _ratio(logprobs, old_logprobs)
-    bounded = ratio.clamp(config.clip_low_threshold, config.clip_high_threshold)
-    loss = torch.maximum(-advantages * ratio, -advantages * bounded)
-    above = (advantages > 0) & (ratio > config.clip_high_threshold)
-    below = (advantages < 0) & (ratio < config.clip_low_threshold)
-    if config.dual_clip is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * config.dual_clip), loss)
-        below = below | ((advantages < 0) & (ratio > config.dual_clip))
-    return loss, _metrics(ratio, above | below)
+    ratio = _ratio(tokens.logprobs, tokens.old_logprobs)
+    loss, clipped = _surrogate(ratio, tokens.advantages, config)
+    return loss, _metrics(ratio, clipped)
+
+
+@policy_loss("gspo", per_trajectory=True)
+def gspo(tokens: TokenBatch, config: AlgorithmConfig) -> Loss:
+    """PPO's loss on s = exp(mean of lp - old over the trajectory's tokens) (GSPO, 2507.18071).
+
+    In the token form, log s_t = sg(log s) + lp - sg(lp): the value is s, and under `loss_reduction: sequence_mean` the
+    gradient is that of the sequence form, while advantages may still differ from turn to turn. The paper bounds s to
+    1 - 3e-4 and 1 + 4e-4, and has no `dual_clip`.
+    """
+    mean = tokens.trajectory_mean((tokens.logprobs - tokens.old_logprobs).detach())
+    gradient_only = tokens.logprobs - tokens.logprobs.detach()  # exactly 0, so that no digit of the mean is lost
+    ratio = (mean + gradient_only).clamp(max=MAX_SEQUENCE_LOG_RATIO).exp()
+    loss, clipped = _surrogate(ratio, tokens.advantages, config)
+    return loss, _metrics(ratio, clipped)
+
+
+@policy_loss("decoupled_ppo")
+def decoupled_ppo(tokens: TokenBatch, config: AlgorithmConfig) -> Loss:
+    """sg(min(exp(old - behaviour), cap)) times PPO's loss on r (Hilton et al., 2110.00641; AReaL, 2505.24298).
+
+    The old policy is only what the step stays close to, so it may be newer than the policy that sampled; the weight
+    makes up for the difference. Cap: `is_cap`. `clipped` is 1 where PPO took the gradient away or the weight was cut.
+    """
+    ratio = _ratio(tokens.logprobs, tokens.old_logprobs)
+    loss, clipped = _surrogate(ratio, tokens.advantages, config)
+    behaviour = _ratio(tokens.old_logprobs, tokens.behaviour)
+    # Equal ones weigh 1; two infinities are equal too, but their difference is not a number.
+    behaviour = behaviour.masked_fill(tokens.old_logprobs == tokens.behaviour, 1.0).detach()
+    return behaviour.clamp(max=config.is_cap) * loss, _metrics(ratio, clipped | (behaviour > config.is_cap))
 
 
 @policy_loss("cispo")
-def cispo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: AlgorithmConfig) -> Loss:
+def cispo(tokens: TokenBatch, config: AlgorithmConfig) -> Loss:
     """-sg(clip(r, low, high)) A lp (MiniMax-M1, 2506.13585): the weight is clipped, no token loses its gradient.
 
     The paper has no lower bound: `clip_low_threshold: 0` gives that. `clipped` is 1 where a bound changed the weight.
     """
-    ratio = _ratio(logprobs, old_logprobs).detach()
+    ratio = _ratio(tokens.logprobs, tokens.old_logprobs).detach()
     weight = ratio.clamp(config.clip_low_threshold, config.clip_high_threshold)
-    return -weight * advantages * logprobs, _metrics(ratio, weight != ratio)
+    return -weight * tokens.advantages * tokens.logprobs, _metrics(ratio, weight != ratio)
 
 
 @policy_loss("importance_sampling", aliases=("reinforce_is",))
-def importance_sampling(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, config: AlgorithmConfig) -> Loss:
+def importance_sampling(tokens: TokenBatch, config: AlgorithmConfig) -> Loss:
     """-sg(min(r, cap)) A lp: REINFORCE with truncated importance weights; `is_cap: .inf` does not truncate.
 
     `clipped` is 1 where the cap changed the weight.
     """
-    ratio = _ratio(logprobs, old_logprobs).detach()
+    ratio = _ratio(tokens.logprobs, tokens.old_logprobs).detach()
     weight = ratio.clamp(max=config.is_cap)
-    return -weight * advantages * logprobs, _metrics(ratio, weight != ratio)
+    return -weight * tokens.advantages * tokens.logprobs, _metrics(ratio, weight != ratio)
+
+
+@policy_loss("sapo")
+def sapo(tokens: TokenBatch, config: AlgorithmConfig) -> Loss:
+    """-A (4 / τ) σ(τ (r - 1)), τ = `tau_positive` if A > 0, else `tau_negative` (SAPO, 2511.20347).
+
+    A soft gate: the slope in r is 1 at r = 1 and fades to either side, faster for a higher τ. Nothing is `clipped`.
+    """
+    ratio = _ratio(tokens.logprobs, tokens.old_logprobs)
+    positive = tokens.advantages > 0
+    tau = torch.where(positive, config.sapo.tau_positive, config.sapo.tau_negative).to(ratio.dtype)
+    gate = 4.0 / tau * torch.sigmoid(tau * (ratio - 1.0))
+    return -tokens.advantages * gate, _metrics(ratio, torch.zeros_like(positive))
+
+
+@policy_loss("dppo")
+def dppo(tokens: TokenBatch, config: AlgorithmConfig) -> Loss:
+    """-sg(min(r, cap)) A lp where the token's probability stays close, else 0 (DPPO, 2602.04879, binary form).
+
+    A token is masked where it has moved where its advantage pushes it and `dppo.divergence` exceeds `delta_high`
+    (A > 0, probability up) or `delta_low` (A < 0, probability down). Cap: `is_cap`, which the authors do without.
+    `clipped` is 1 where a token was masked or the cap changed its weight.
+    """
+    settings, advantages = config.dppo, tokens.advantages
+    logprobs, old = tokens.logprobs.detach(), tokens.old_logprobs
+    ratio = _ratio(logprobs, old)
+    divergence = DIVERGENCES[settings.divergence](old.exp(), logprobs.exp())
+    too_high = (advantages > 0) & (logprobs > old) & (divergence > settings.delta_high)
+    too_low = (advantages < 0) & (logprobs < old) & (divergence > settings.delta_low)
+    masked = too_high | too_low
+    weight = ratio.clamp(max=config.is_cap).masked_fill(masked, 0.0)
+    return -weight * advantages * tokens.logprobs, _metrics(ratio, weight != ratio)
+
+
+def binary_tv(old: Tensor, new: Tensor) -> Tensor:
+    """Total variation between the choices "this token or another", from the token's probability under each."""
+    return (new - old).abs()
+
+
+def binary_kl(old: Tensor, new: Tensor) -> Tensor:
+    """KL(old || new) between the choices "this token or another", from the token's probability under each."""
+    rounding = torch.finfo(old.dtype).eps  # 1 - p below this is not known, and must not make the KL infinite
+    old_other, new_other = (1.0 - old).clamp(min=rounding), (1.0 - new).clamp(min=rounding)
+    this = torch.xlogy(old, old) - torch.xlogy(old, new)
+    return this + torch.xlogy(old_other, old_other) - torch.xlogy(old_other, new_other)
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"tv": binary_tv, "kl": binary_kl}
+"""By `algorithm.dppo.divergence`."""
 
 
 def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
@@ -73,6 +153,17 @@ def clamped_log_ratio(logprobs: Tensor, other: Tensor) -> Tensor:
 
 def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return clamped_log_ratio(logprobs, old_logprobs).exp()
+
+
+def _surrogate(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+    """[N] PPO's clipped loss, with dual clip if that is set, and where a bound took the gradient away."""
+    low, high, dual = config.clip_low_threshold, config.clip_high_threshold, config.dual_clip
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    clipped = ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
+    if dual is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual), loss)
+        clipped = clipped | ((advantages < 0) & (ratio > dual))
+    return loss, clipped
 
 
 def _metrics(ratio: Tensor, clipped: Tensor) -> dict[str, Tensor]:

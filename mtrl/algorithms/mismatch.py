@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mtrl.algorithms.losses import clamped_log_ratio
+from mtrl.algorithms.losses import MAX_LOG_RATIO, clamped_log_ratio
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Sums over tokens of functions of d = trainer - rollout (nats). `+` joins micro-batches and ranks."""
+    """Sums over tokens, and over trajectories, of functions of d = trainer - rollout (nats).
+
+    `+` joins micro-batches and ranks; what a trajectory has in two of them counts as two trajectories.
+    """
 
     tokens: int = 0
     difference: float = 0.0
@@ -23,6 +26,11 @@ class Drift:
     absolute_max: float = 0.0
     ratio_min: float = math.inf
     ratio_max: float = 0.0
+    trajectories: int = 0
+    trajectory_ratio_squared: float = 0.0
+    """Of e^(Σ d) over a trajectory."""
+    perplexity_ratio: float = 0.0
+    """Of e^(-mean d) over a trajectory: the trainer's perplexity over the engine's."""
 
     def __add__(self, other: Drift) -> Drift:
         return Drift(
@@ -35,11 +43,19 @@ class Drift:
             max(self.absolute_max, other.absolute_max),
             min(self.ratio_min, other.ratio_min),
             max(self.ratio_max, other.ratio_max),
+            self.trajectories + other.trajectories,
+            self.trajectory_ratio_squared + other.trajectory_ratio_squared,
+            self.perplexity_ratio + other.perplexity_ratio,
         )
 
     def metrics(self, prefix: str = "mismatch/") -> dict[str, float]:
-        """Means over tokens, nothing for no tokens: |d| (and its maximum), k1 and k3 as estimates of
-        KL(rollout || trainer), the ratio e^d, and the chi-square divergence (mean of the squared ratio, minus 1)."""
+        """What verl calls `rollout_corr/…`; nothing for no tokens.
+
+        Means over tokens: |d| (and its maximum), k1 and k3 as estimates of KL(rollout || trainer), the ratio e^d, and
+        the chi-square divergence of trainer from rollout (mean of the squared ratio, minus 1). Means over trajectories,
+        if they were told apart: `chi2_seq`, the same divergence with the ratio of whole trajectories, and `ppl_ratio`,
+        the trainer's perplexity over the engine's: above 1 where the trainer finds what was sampled less likely.
+        """
         if not self.tokens:
             return {}
         ratio, squared = self.ratio / self.tokens, self.ratio_squared / self.tokens
@@ -54,18 +70,29 @@ class Drift:
             "ratio_max": self.ratio_max,
             "chi2": squared - 1.0,
         }
+        if self.trajectories:
+            values["chi2_seq"] = self.trajectory_ratio_squared / self.trajectories - 1.0
+            values["ppl_ratio"] = self.perplexity_ratio / self.trajectories
         return {prefix + name: value for name, value in values.items()}
 
 
-def measure(trainer: Tensor, rollout: Tensor, mask: Tensor | None = None) -> Drift:
-    """The drift over the tokens where `mask` is true (without one: all). Tensors of one shape; ratios: d within ±20."""
+def measure(trainer: Tensor, rollout: Tensor, mask: Tensor | None = None, trajectory: Tensor | None = None) -> Drift:
+    """The drift over the tokens where `mask` is true (without one: all); in ratios d is clamped to ±20.
+
+    Args:
+        trainer, rollout: log-probs, of one shape; so are `mask` and `trajectory`.
+        trajectory: int64, which trajectory a token belongs to; None: no statistics per trajectory.
+    """
     if mask is not None:
-        trainer, rollout = trainer[mask.bool()], rollout[mask.bool()]
+        chosen = mask.bool()
+        trainer, rollout = trainer[chosen], rollout[chosen]
+        trajectory = None if trajectory is None else trajectory[chosen]
     if not trainer.numel():
         return Drift()
     trainer, rollout = trainer.detach().double(), rollout.detach().double()
     difference, d = trainer - rollout, clamped_log_ratio(trainer, rollout)
     ratio = d.exp()
+    sums, counts = _per_trajectory(d, trajectory)
     return Drift(
         tokens=trainer.numel(),
         difference=difference.sum().item(),
@@ -76,4 +103,15 @@ def measure(trainer: Tensor, rollout: Tensor, mask: Tensor | None = None) -> Dri
         absolute_max=difference.abs().max().item(),
         ratio_min=ratio.min().item(),
         ratio_max=ratio.max().item(),
+        trajectories=len(counts),
+        trajectory_ratio_squared=(2.0 * sums.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp().sum().item(),
+        perplexity_ratio=(-sums / counts).exp().sum().item(),
     )
+
+
+def _per_trajectory(values: Tensor, trajectory: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sum of the values and number of the tokens of every trajectory that has any."""
+    if trajectory is None:
+        return values.new_zeros(0), values.new_zeros(0)
+    _, index, counts = trajectory.flatten().unique(return_inverse=True, return_counts=True)
+    return values.new_zeros(len(counts)).index_add(0, index, values.flatten()), counts

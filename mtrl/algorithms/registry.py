@@ -23,6 +23,14 @@ class Entry:
     function: Callable[..., Any]
     needs_group: bool = False
     """It compares trajectories of one prompt: `algorithm.group_size` must be at least 2."""
+    credits: tuple[str, ...] = ()
+    """Estimators: the values of `algorithm.credit` that it has, its own first; empty: it cannot be chosen."""
+    needs_critic: bool = False
+    """Estimators: it reads the values of a critic."""
+    per_token: bool = False
+    """Estimators: one advantage per sampled token, not per turn."""
+    per_trajectory: bool = False
+    """Losses and corrections: it needs all tokens of a trajectory at once."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -38,8 +46,11 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._aliases: dict[str, str] = {}
 
-    def register(self, name: str, *, aliases: Sequence[str] = (), needs_group: bool = False) -> Callable:
+    def register(self, name: str, *, aliases: Sequence[str] = (), **traits: Any) -> Callable:
         """Decorator: make the function known as `name` and by its aliases; the function itself is returned unchanged.
+
+        Args:
+            traits: the other fields of `Entry`.
 
         Raises:
             ValueError: one of the names is already taken by another function.
@@ -49,7 +60,7 @@ class Registry:
             for word in (name, *aliases):
                 if word in self._entries or word in self._aliases:
                     raise ValueError(f"{self.key}={word} is already registered")
-            self._entries[name] = Entry(name, function, needs_group)
+            self._entries[name] = Entry(name, function, **traits)
             self._aliases.update(dict.fromkeys(aliases, name))
             return function
 
@@ -95,8 +106,10 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
     module, _, attribute = path.rpartition(".")
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{key}={path} cannot be imported ({error}); write package.module.function") from error
+    except Exception as error:  # the module is the user's: importing it can fail in any way
+        expected = isinstance(error, ImportError | AttributeError | ValueError)
+        said = error if expected else f"{type(error).__name__}: {error}"
+        raise UserError(f"{key}={path} cannot be imported ({said}); write package.module.function") from error
     if not callable(function):
         raise UserError(f"{key}={path} is a {type(function).__name__}; it must be a function")
     return function
@@ -105,13 +118,16 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
 ESTIMATORS = Registry("algorithm.advantage_method", "mtrl.algorithms.advantages")
 LOSSES = Registry("algorithm.loss_fn", "mtrl.algorithms.losses")
 REDUCTIONS = Registry("algorithm.loss_reduction", "mtrl.algorithms.reductions")
+CORRECTIONS = Registry("algorithm.off_policy_correction", "mtrl.algorithms.corrections")
 KL_ESTIMATORS = Registry("algorithm.kl_estimator", "mtrl.algorithms.kl")
 
 advantage_estimator = ESTIMATORS.register
 policy_loss = LOSSES.register
 reduction = REDUCTIONS.register
+off_policy_correction = CORRECTIONS.register
 kl_estimator = KL_ESTIMATORS.register
 find_estimator = ESTIMATORS.find
 find_loss = LOSSES.find
 find_reduction = REDUCTIONS.find
+find_correction = CORRECTIONS.find
 find_kl = KL_ESTIMATORS.find

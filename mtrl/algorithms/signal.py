@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from mtrl.algorithms.advantages import Ragged
-from mtrl.types import Group
+from mtrl.algorithms.batch import Ragged
+from mtrl.algorithms.peers import ROUNDING
+from mtrl.types import Group, Trajectory
 
 
 def is_informative(advantages: Ragged) -> bool:
@@ -20,31 +22,43 @@ def lonely_turns(rewards: Ragged) -> int:
     return longest - second
 
 
+def earned(trajectory: Trajectory) -> float:
+    """The reward of a trajectory; exactly 0 where the rewards of its turns cancel up to rounding."""
+    total = math.fsum(trajectory.rewards)
+    return total if abs(total) > ROUNDING * math.fsum(map(abs, trajectory.rewards)) else 0.0
+
+
 def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dict[str, float]:
     """What one step's groups hold to learn from; `advantages[p]` belongs to `groups[p]`.
 
     `rollout/reward/mean`        mean trajectory reward
-    `rollout/reward/zero_frac`   share of trajectories whose reward is exactly 0
+    `rollout/reward/zero_frac`   share of trajectories whose reward is 0
+    `rollout/reward/early_frac`  share of trajectories with a reward other than 0 before their last turn: near 0 only
+                                 outcomes are paid, and credit per turn has nothing of its own to go by
     `rollout/reward/valid_mean`  mean trajectory reward over informative groups; absent where there is none
     `analysis/zero_adv_groups`   groups without an advantage, and `analysis/zero_adv_frac` their share
     `analysis/informative_groups` the other groups
     `analysis/lonely_turns`      turns that no peer reached
+    `analysis/lonely_trajectories` trajectories that are alone in their group: nothing to compare them with
 
     Returns nothing for no trajectories.
     """
-    rewards = [[trajectory.reward for trajectory in group.trajectories] for group in groups]
+    rewards = [[earned(trajectory) for trajectory in group.trajectories] for group in groups]
     informative = [is_informative(turns) for turns in advantages]
     everything = [reward for group in rewards for reward in group]
     valid = [reward for group, taught in zip(rewards, informative, strict=True) if taught for reward in group]
     if not everything:
         return {}
     zero_groups = informative.count(False)
+    early = [any(turn.reward for turn in t.turns[:-1]) for group in groups for t in group.trajectories]
     metrics = {
         "rollout/reward/mean": fmean(everything),
         "rollout/reward/zero_frac": fmean(reward == 0.0 for reward in everything),
+        "rollout/reward/early_frac": fmean(early),
         "analysis/zero_adv_groups": float(zero_groups),
         "analysis/zero_adv_frac": zero_groups / len(groups),
         "analysis/informative_groups": float(informative.count(True)),
         "analysis/lonely_turns": float(sum(lonely_turns(group_turns) for group_turns in advantages)),
+        "analysis/lonely_trajectories": float(sum(len(group.trajectories) == 1 for group in groups)),
     }
     return {**metrics, "rollout/reward/valid_mean": fmean(valid)} if valid else metrics

@@ -11,11 +11,22 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.algorithms.registry import (
+    CORRECTIONS,
+    ESTIMATORS,
+    KL_ESTIMATORS,
+    LOSSES,
+    REDUCTIONS,
+    Registry,
+    load_function,
+)
 from mtrl.config import keys
-from mtrl.config.choices import CHOICES, LOSSES_AND_KL, UNAVAILABLE
+from mtrl.config.algorithm_checks import check_algorithm
+from mtrl.config.choices import CHOICES, UNAVAILABLE, WITH_TORCH
 from mtrl.config.hints import hints
 from mtrl.config.messages import did_you_mean, unknown_choice
 from mtrl.config.overrides import CONF
+from mtrl.config.plugins import import_plugins
 from mtrl.errors import UserError
 
 
@@ -42,22 +53,27 @@ def _no_missing(cfg: DictConfig) -> None:
         raise UserError(f"{path} has no value, and {cfg.name} needs one; write {path}=...")
 
 
-OR_FUNCTION = ", or package.module.function"
+def _plugins(cfg: DictConfig) -> None:
+    import_plugins(cfg.plugins)
 
 
 def _choices(cfg: DictConfig) -> None:
     for path, known in CHOICES.items():
         value = OmegaConf.select(cfg, path)
-        is_function = path in LOSSES_AND_KL and "." in value
-        if value not in known and not is_function:
-            raise unknown_choice(path, value, known, OR_FUNCTION if path in LOSSES_AND_KL else "")
-    from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
+        if value is not None and value not in known:
+            raise unknown_choice(path, value, known)
+    for registry in (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS):
+        _function(registry, OmegaConf.select(cfg, registry.key))
 
-    for path, registry in (("algorithm.advantage_method", ESTIMATORS), ("algorithm.loss_reduction", REDUCTIONS)):
-        value = OmegaConf.select(cfg, path)
-        if value not in registry and "." not in value:
-            raise unknown_choice(path, value, registry.names(), OR_FUNCTION)
-        registry.find(value)
+
+def _function(registry: Registry, value: str) -> None:
+    """The name of a registered function, or the path of one; names that are written down here need no torch."""
+    if value in WITH_TORCH.get(registry.key, ()):
+        return
+    if "." in value:
+        load_function(value, registry.key)
+    elif value not in registry:
+        raise unknown_choice(registry.key, value, registry.names(), ", or package.module.function")
 
 
 def _unavailable(cfg: DictConfig) -> None:
@@ -67,18 +83,25 @@ def _unavailable(cfg: DictConfig) -> None:
             raise UserError(f"{path}={value} is not available yet; {instead}")
 
 
+OPTIMIZERS = ("trainer.optimizer", "algorithm.critic.optimizer")
+
 AT_LEAST = {
     0: (
         "trainer.max_steps",
-        "trainer.optimizer.warmup_steps",
-        "trainer.optimizer.weight_decay",
+        *(f"{optimizer}.{key}" for optimizer in OPTIMIZERS for key in ("warmup_steps", "weight_decay", "min_lr_ratio")),
         "trainer.checkpoint.every_steps",
         "trainer.save_trajectories_every",
         "evaluation.every_steps",
         "evaluation.rows",
         "evaluation.sampled_rows",
-        "algorithm.kl_loss_coef",
+        "algorithm.gamma",
+        "algorithm.gae_lambda",
+        "algorithm.critic.warmup_steps",
         "algorithm.clip_low_threshold",
+        "algorithm.kl_loss_coef",
+        "algorithm.kl_reward_coef",
+        "algorithm.correction_low",
+        "algorithm.dynamic_sampling_rounds",
         "environment.retries",
         "async_config.max_steps_off_policy",
         "model.lora_rank",
@@ -96,6 +119,8 @@ AT_LEAST = {
         "algorithm.clip_high_threshold",
         "algorithm.dual_clip",
         "algorithm.max_sequence_length",
+        "algorithm.passk.k",
+        "algorithm.kl_horizon",
         "generator.max_turns",
         "generator.max_num_seqs",
         "generator.max_context_length",
@@ -111,20 +136,27 @@ AT_LEAST = {
 """Smallest value -> the keys that it holds for; null is always allowed where the type allows it."""
 
 ABOVE_ZERO = (
-    "trainer.optimizer.lr",
-    "trainer.optimizer.max_grad_norm",
+    *(f"{optimizer}.{key}" for optimizer in OPTIMIZERS for key in ("lr", "max_grad_norm")),
     "generator.sampling_params.temperature",
     "generator.sampling_params.top_p",
     "environment.step_timeout",
     "environment.episode_timeout",
     "algorithm.is_cap",
+    "algorithm.critic.value_clip",
+    "algorithm.sapo.tau_positive",
+    "algorithm.sapo.tau_negative",
+    "algorithm.dppo.delta_low",
+    "algorithm.dppo.delta_high",
+    "algorithm.kl_target",
+    "algorithm.correction_high",
 )
 AT_MOST_ONE = (
     "generator.sampling_params.top_p",
     "generator.gpu_memory_utilization",
     "algorithm.clip_low_threshold",
     "algorithm.gamma",
-    "trainer.optimizer.min_lr_ratio",
+    "algorithm.gae_lambda",
+    *(f"{optimizer}.min_lr_ratio" for optimizer in OPTIMIZERS),
     "environment.max_failed_share",
 )
 WHY = {
@@ -163,34 +195,23 @@ def _data(cfg: DictConfig) -> None:
         raise UserError(f"data.path={path} does not exist; write an existing folder or file, or a Hub name owner/name")
 
 
-def _algorithm(cfg: DictConfig) -> None:
-    from mtrl.algorithms.registry import ESTIMATORS
+def _batches(cfg: DictConfig) -> None:
+    prompts, parts = cfg.trainer.prompts_per_step, cfg.trainer.mini_batches
+    if prompts % parts:
+        near = min((n for n in range(1, prompts + 1) if prompts % n == 0), key=lambda n: abs(n - parts))
+        raise UserError(
+            f"trainer.mini_batches={parts} does not divide trainer.prompts_per_step={prompts}, and the trajectories of "
+            f"a prompt stay together; set it to {near}"
+        )
 
-    algorithm, trainer = cfg.algorithm, cfg.trainer
-    if algorithm.group_size < 2 and ESTIMATORS.find(algorithm.advantage_method).needs_group:
-        raise UserError(
-            f"algorithm.group_size=1 gives algorithm.advantage_method={algorithm.advantage_method} nothing to compare; "
-            "set it to 2 or more"
-        )
-    if algorithm.loss_reduction == "seq_mean_token_sum_norm" and algorithm.max_sequence_length is None:
-        raise UserError(
-            "algorithm.loss_reduction=seq_mean_token_sum_norm divides by a constant; "
-            "set algorithm.max_sequence_length to a number of tokens"
-        )
-    trajectories = trainer.prompts_per_step * algorithm.group_size
-    if trajectories % trainer.mini_batches:
-        fits = [n for n in range(1, trajectories + 1) if trajectories % n == 0]
-        near = min(fits, key=lambda n: abs(n - trainer.mini_batches))
-        raise UserError(
-            f"trainer.mini_batches={trainer.mini_batches} does not divide the {trajectories} trajectories of a step "
-            f"(trainer.prompts_per_step={trainer.prompts_per_step} x algorithm.group_size={algorithm.group_size}); "
-            f"set it to {near}"
-        )
-    betas = trainer.optimizer.betas
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(
-            f"trainer.optimizer.betas={keys.typed(list(betas))} must be two numbers from 0 to below 1; write [0.9,0.95]"
-        )
+
+def _optimizers(cfg: DictConfig) -> None:
+    for optimizer in OPTIMIZERS:
+        betas = OmegaConf.select(cfg, optimizer).betas
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise UserError(
+                f"{optimizer}.betas={keys.typed(list(betas))} must be two numbers from 0 to below 1; write [0.9,0.95]"
+            )
 
 
 def _lengths(cfg: DictConfig) -> None:
@@ -249,15 +270,18 @@ def _reward(cfg: DictConfig) -> None:
 _PARTS = (
     _backend,
     _no_missing,
+    _plugins,
     _choices,
     _unavailable,
     _ranges,
     _model,
     _data,
-    _algorithm,
+    _batches,
+    _optimizers,
     _lengths,
     _evaluation,
     _environment,
     _reward,
+    check_algorithm,
 )
-"""In this order: what the guide promises first, imports of the user's code last."""
+"""In this order: what the guide promises first, then what the others ask by name."""

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-LOSSES_AND_KL = {
-    "algorithm.loss_fn": ("ppo", "cispo", "importance_sampling", "reinforce_is"),
+WITH_TORCH = {
+    "algorithm.loss_fn": (
+        *("ppo", "cispo", "importance_sampling", "gspo", "sapo", "dppo", "decoupled_ppo"),
+        *("reinforce_is", "regular"),
+    ),
+    "algorithm.off_policy_correction": ("none", "tis", "sequence_tis", "icepop", "mis", "geometric"),
     "algorithm.kl_estimator": ("k1", "k2", "k3", "k3_plus", "k1_unbiased", "k3_unbiased"),
 }
-"""What the registries of losses and KL estimators hold: asking them would import torch. A test compares the two."""
+"""What the registries hold whose functions work on tensors: asking them imports torch. A test compares the two."""
+
+ALIASES = {"reinforce_is": "importance_sampling", "regular": "ppo"}
+"""Second names among them -> the first."""
 
 CHOICES = {
-    **LOSSES_AND_KL,
+    "algorithm.credit": ("trajectory", "turn", "turn+outcome"),
+    "algorithm.passk.estimator": ("pkpo_sloo1", "pkpo_sloo", "chen", "top2"),
+    "algorithm.critic.optimizer.schedule": ("constant", "linear", "cosine"),
+    "algorithm.dppo.divergence": ("tv", "kl"),
     "algorithm.loss_anchor": ("rollout", "old"),
     "generator.backend": ("local", "vllm", "sglang"),
     "model.name": ("tiny", "hf"),
@@ -21,6 +31,7 @@ CHOICES = {
     "reward.level": ("turn", "trajectory"),
     "trainer.optimizer.schedule": ("constant", "linear", "cosine"),
 }
+"""Keys of one of a few words; null is always allowed where the type allows it."""
 
 UNAVAILABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "generator.backend": (

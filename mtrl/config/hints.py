@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.config import keys
+from mtrl.config.algorithm_checks import credit_of
+from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
 
 Condition = Callable[[DictConfig], bool]
 
+METHOD, CREDIT = "algorithm.advantage_method", "algorithm.credit"
+LOSS, REDUCTION, CORRECTION = "algorithm.loss_fn", "algorithm.loss_reduction", "algorithm.off_policy_correction"
+CLIPPED = ("ppo", "cispo", "gspo", "decoupled_ppo")
+
+READERS: list[tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = [
+    (("algorithm.gamma",), {METHOD: ("gigpo", "turn_gae", "gae"), CREDIT: ("turn", "turn+outcome")}),
+    (("algorithm.turn_advantage_coef",), {METHOD: ("gigpo",), CREDIT: ("turn+outcome",)}),
+    (("algorithm.gae_lambda", "algorithm.whiten_advantages", "algorithm.critic"), {METHOD: ("gae", "turn_gae")}),
+    (("algorithm.passk",), {METHOD: ("grpo_passk",)}),
+    (("algorithm.passk.k",), {"algorithm.passk.estimator": ("pkpo_sloo1", "pkpo_sloo", "chen")}),
+    (("algorithm.clip_low_threshold", "algorithm.clip_high_threshold"), {LOSS: CLIPPED}),
+    (("algorithm.dual_clip",), {LOSS: ("ppo", "gspo", "decoupled_ppo")}),
+    (("algorithm.is_cap",), {LOSS: ("importance_sampling", "dppo", "decoupled_ppo")}),
+    (("algorithm.sapo",), {LOSS: ("sapo",)}),
+    (("algorithm.dppo",), {LOSS: ("dppo",)}),
+    (("algorithm.max_sequence_length",), {REDUCTION: ("seq_mean_token_sum_norm",)}),
+    (
+        ("algorithm.correction_low", "algorithm.correction_high"),
+        {CORRECTION: ("tis", "sequence_tis", "icepop", "mis", "geometric")},
+    ),
+]
+"""Keys, sections with all of theirs -> the choices that read them, any of which is enough.
+
+`norm_by_std` is not here: false asks for what methods without a standard deviation do anyway.
+"""
+
+
+def _has_kl(c: DictConfig) -> bool:
+    return bool(c.algorithm.kl_loss_coef or c.algorithm.kl_reward_coef)
+
+
 IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
+    (("algorithm.kl_estimator",), lambda c: not c.algorithm.kl_loss_coef, "algorithm.kl_loss_coef=0"),
     (
-        ("algorithm.kl_estimator", "algorithm.kl_reference"),
-        lambda c: c.algorithm.kl_loss_coef == 0,
-        "algorithm.kl_loss_coef=0",
+        ("algorithm.kl_reference", "algorithm.kl_target", "algorithm.kl_horizon"),
+        lambda c: not _has_kl(c),
+        "algorithm.kl_loss_coef=0 and algorithm.kl_reward_coef=0",
     ),
-    (
-        ("algorithm.clip_low_threshold", "algorithm.clip_high_threshold"),
-        lambda c: c.algorithm.loss_fn in ("importance_sampling", "reinforce_is"),
-        "algorithm.loss_fn=importance_sampling, which uses algorithm.is_cap",
-    ),
-    (("algorithm.dual_clip",), lambda c: c.algorithm.loss_fn == "cispo", "algorithm.loss_fn=cispo"),
-    (("algorithm.is_cap",), lambda c: c.algorithm.loss_fn in ("ppo", "cispo"), "this algorithm.loss_fn, which clips"),
-    (
-        ("algorithm.gamma",),
-        lambda c: c.algorithm.advantage_method in ("grpo", "group_based", "rloo"),
-        "an estimator of whole trajectories; algorithm.advantage_method=group_based_per_turn discounts",
-    ),
-    (
-        ("algorithm.max_sequence_length",),
-        lambda c: c.algorithm.loss_reduction != "seq_mean_token_sum_norm" and "." not in c.algorithm.loss_reduction,
-        "this algorithm.loss_reduction; seq_mean_token_sum_norm divides by it",
-    ),
+    (("algorithm.kl_horizon",), lambda c: _has_kl(c) and c.algorithm.kl_target is None, "algorithm.kl_target=null"),
     (("trainer.optimizer.min_lr_ratio",), lambda c: c.trainer.optimizer.schedule == "constant", "a constant schedule"),
     (("model.path",), lambda c: c.model.name == "tiny", "model=tiny, which is built here; add model=hf"),
     (("model.lora_alpha",), lambda c: c.model.lora_rank == 0, "model.lora_rank=0"),
@@ -47,6 +67,11 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
 """Keys -> when changing them does nothing, and because of what."""
 
 _BIAS = "biases the gradient: the trainer's log-probs are of the whole distribution; train with"
+
+
+def _updates(c: DictConfig) -> int:
+    return int(c.trainer.mini_batches * c.trainer.update_epochs)
+
 
 TELLING: list[tuple[Condition, str]] = [
     (
@@ -69,6 +94,25 @@ TELLING: list[tuple[Condition, str]] = [
         lambda c: c.algorithm.kl_loss_coef > 0 and c.algorithm.kl_estimator == "k1",
         "algorithm.kl_estimator=k1 in the loss has a mean gradient of zero; k2 and k1_unbiased pull to the reference",
     ),
+    (
+        lambda c: (
+            c.algorithm.loss_fn == "gspo"
+            and max(1 - c.algorithm.clip_low_threshold, c.algorithm.clip_high_threshold - 1) > 0.02
+        ),
+        "algorithm.loss_fn=gspo clips nothing at algorithm.clip_low_threshold={c.algorithm.clip_low_threshold} and "
+        "algorithm.clip_high_threshold={c.algorithm.clip_high_threshold}: its ratio is a mean over the tokens of a "
+        "trajectory, and its paper takes 0.9997 and 1.0004",
+    ),
+    (
+        lambda c: (
+            c.algorithm.loss_fn in ("importance_sampling", "reinforce_is")
+            and math.isinf(c.algorithm.is_cap)
+            and _updates(c) > 1
+        ),
+        "algorithm.is_cap=inf leaves the weights of later updates of a step without a bound (trainer.mini_batches="
+        "{c.trainer.mini_batches}, trainer.update_epochs={c.trainer.update_epochs}); algorithm.is_cap=2 or "
+        "algorithm.loss_fn=ppo has one",
+    ),
 ]
 """Conditions, and what to say of them."""
 
@@ -76,13 +120,46 @@ TELLING: list[tuple[Condition, str]] = [
 def hints(cfg: DictConfig) -> list[str]:
     """The warnings for this configuration, each one sentence."""
     idle = [
-        f"{path}={keys.typed(OmegaConf.select(cfg, path))} has no effect with {reason}"
+        f"{_setting(cfg, path)} has no effect with {reason}"
         for paths, applies, reason in IDLE
         if applies(cfg)
         for path in paths
         if _is_changed(cfg, path)
     ]
-    return [*idle, *(text.format(c=cfg) for applies, text in TELLING if applies(cfg)), *_objective(cfg)]
+    telling = [text.format(c=cfg) for applies, text in TELLING if applies(cfg)]
+    return list(dict.fromkeys([*_unread(cfg), *idle, *telling, *_objective(cfg)]))
+
+
+def _unread(cfg: DictConfig) -> Iterator[str]:
+    """Settings that belong to a method, loss, … that was not chosen."""
+    for paths, readers in READERS:
+        chosen = {chooser: _chosen(cfg, chooser) for chooser in readers}
+        if None in chosen.values() or any(chosen[chooser] in words for chooser, words in readers.items()):
+            continue
+        told = " or ".join(f"{chooser}={'|'.join(words)}" for chooser, words in readers.items())
+        blamed = next(iter(readers))
+        for path in _settings_in(paths):
+            if _is_changed(cfg, path):
+                yield f"{_setting(cfg, path)} has no effect with {_setting(cfg, blamed)}; it is read with {told}"
+
+
+def _chosen(cfg: DictConfig, chooser: str) -> str | None:
+    """What was chosen, by its first name; None for a function that is not ours, which may read anything."""
+    word = str(credit_of(cfg) if chooser == CREDIT else OmegaConf.select(cfg, chooser))
+    if chooser in CHOICES:
+        return word
+    if chooser in WITH_TORCH:
+        return ALIASES.get(word, word) if word in WITH_TORCH[chooser] else None
+    entry = (ESTIMATORS if chooser == METHOD else REDUCTIONS).find(word)
+    return entry.name if entry.function.__module__.startswith("mtrl.") else None
+
+
+def _settings_in(paths: tuple[str, ...]) -> list[str]:
+    return [known for path in paths for known in keys.settings() if known == path or known.startswith(f"{path}.")]
+
+
+def _setting(cfg: DictConfig, path: str) -> str:
+    return f"{path}={keys.typed(OmegaConf.select(cfg, path))}"
 
 
 def _is_changed(cfg: DictConfig, path: str) -> bool:

@@ -40,13 +40,13 @@ class Key:
 
     def example(self) -> str:
         """A value that fits, as one would type it."""
-        is_plain = self.default not in (None, MISSING) and "${" not in str(self.default)
+        is_plain = self.default not in (None, MISSING, []) and "${" not in str(self.default)
         if is_plain and not self.is_section:
             return typed(self.default)
         return _EXAMPLES.get(self.type, "null" if self.optional else "...")
 
 
-_EXAMPLES = {int: "8", float: "0.5", bool: "true", str: "text"}
+_EXAMPLES = {int: "8", float: "0.5", bool: "true", str: "text", list[str]: "[text]"}
 _SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -78,18 +78,18 @@ def typed(value: Any) -> str:
 @cache
 def all_keys() -> dict[str, Key]:
     """Every key of the schema by its path, sections before what they hold."""
-    return {key.path: key for key in _walk(Config, "")}
+    return {key.path: key for key in _walk(Config(), "")}
 
 
-def _walk(section: type, prefix: str) -> typing.Iterator[Key]:
-    hints = typing.get_type_hints(section)
-    defaults = section()
+def _walk(section: Any, prefix: str) -> typing.Iterator[Key]:
+    hints = typing.get_type_hints(type(section))
     for entry in fields(section):
         kind, optional = _without_none(hints[entry.name])
-        key = Key(prefix + entry.name, kind, optional, getattr(defaults, entry.name))
+        default = getattr(section, entry.name)
+        key = Key(prefix + entry.name, kind, optional, default)
         yield key
         if key.is_section:
-            yield from _walk(kind, f"{key.path}.")
+            yield from _walk(kind() if default is None else default, f"{key.path}.")
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -118,11 +118,24 @@ def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str 
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
+TWIN = "critic"
+"""A section whose keys are those of another one too (an optimiser, a model): meant only where it is named."""
+
+
+def is_meant(known: str, path: str) -> bool:
+    """Whether, of keys with the same last word, a wrong `path` means this one."""
+    return (TWIN in known.split(".")) == (TWIN in path)
+
+
 def same_leaf(path: str) -> str | None:
     """The key with the same last word in another section, e.g. `algorithm.group_size` for `trainer.group_size`."""
     leaf = path.rpartition(".")[2]
     same = [known for known in settings() if known.rpartition(".")[2] == leaf]
-    return max(same, key=lambda known: difflib.SequenceMatcher(None, path, known).ratio(), default=None)
+    return max(
+        same,
+        key=lambda known: (is_meant(known, path), difflib.SequenceMatcher(None, path, known).ratio()),
+        default=None,
+    )
 
 
 def nearest_key(path: str) -> str | None:
@@ -130,7 +143,8 @@ def nearest_key(path: str) -> str | None:
     section, _, leaf = path.rpartition(".")
     if near := nearest(leaf, children(section)):
         return f"{section}.{near}" if section else near
-    leaves = {known.rpartition(".")[2]: known for known in reversed(settings())}
+    meant_last = sorted(reversed(settings()), key=lambda known: is_meant(known, path))
+    leaves = {known.rpartition(".")[2]: known for known in meant_last}
     if near := nearest(leaf, leaves, cutoff=0.75):
         return leaves[near]
     return None if section in all_keys() else nearest(path, all_keys(), cutoff=0.75)

@@ -18,6 +18,7 @@ from omegaconf.errors import (
 from yaml import YAMLError
 
 from mtrl.config import foreign, keys
+from mtrl.config.dialects import SECTIONS
 from mtrl.errors import UserError
 
 
@@ -49,8 +50,8 @@ def unknown_key(path: str, value: str | None = None, where: str = "") -> UserErr
         return UserError(f"{where}{said} is not a key of Hydra; --cfg hydra shows what there is")
     if found := foreign.find_exact(path):
         return UserError(f"{where}{said} is {found.framework}'s spelling; {found.advice(value)}")
-    if path in foreign.SECTIONS:
-        return UserError(f"{where}{path} is not a section of mtrl; its keys are in {foreign.SECTIONS[path]}")
+    if path in SECTIONS:
+        return UserError(f"{where}{path} is not a section of mtrl; its keys are in {SECTIONS[path]}")
     near = keys.same_leaf(path)
     if near is None and (found := foreign.find_ending(path)):
         return UserError(f"{start}; it looks like {found.framework}'s {found.key}: {found.advice(value)}")
@@ -71,8 +72,13 @@ def wrong_type(path: str, value: Any, where: str = "") -> UserError:
     if key is None:
         return UserError(f"{said} does not fit; see mtrl/config/schema.py")
     if key.is_section:
-        return UserError(f"{said} must be a section with keys of its own: {', '.join(keys.children(key.path))}")
+        return _no_section(path, key.path, value, where)
     return UserError(f"{said} must be {key.expected()}; write for example {key.path}={key.example()}")
+
+
+def _no_section(said: str, section: str, value: Any, where: str) -> UserError:
+    known = ", ".join(keys.children(section))
+    return UserError(f"{where}{said}={keys.typed(value)} must be a section with keys of its own: {known}")
 
 
 def unknown_option(group: str, option: str, options: Sequence[str], where: str = "") -> UserError:
@@ -116,8 +122,8 @@ def explain(error: BaseException) -> UserError:
         if isinstance(link, OmegaConfBaseException) and link.full_key:
             return _of_omegaconf(link, chain, where)
         if found := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.*)", str(link)):
-            section = next(k.path for k in keys.all_keys().values() if getattr(k.type, "__name__", "") == found[1])
-            return wrong_type(section, found[2], where)
+            sections = [k.path for k in keys.all_keys().values() if getattr(k.type, "__name__", "") == found[1]]
+            return _no_section(" or ".join(sections), sections[0], found[2], where)
     return UserError(where + _of_hydra(error))
 
 

@@ -80,37 +80,124 @@ class RewardConfig:
 
 
 @dataclass
+class OptimizerConfig:
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    schedule: str = "constant"
+    """constant | linear | cosine"""
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.0
+
+
+@dataclass
+class PassKConfig:
+    """advantage_method=grpo_passk: reward the best of k."""
+
+    k: int = 4
+    estimator: str = "pkpo_sloo1"
+    """pkpo_sloo1 | pkpo_sloo | chen | top2"""
+
+
+@dataclass
+class CriticConfig:
+    """advantage_method=gae or turn_gae: a value model, a copy of the policy's body with a head of its own."""
+
+    path: str | None = None
+    """Model folder that the critic starts from; null: the policy's weights at the start of the run."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
+    value_clip: float | None = 0.2
+    """How far a value may move from that of the rollout before its loss is clipped; null: no clip."""
+    warmup_steps: int = 0
+    """First steps in which only the critic learns."""
+
+
+@dataclass
+class SapoConfig:
+    """loss_fn=sapo: temperatures of the soft gate."""
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+
+@dataclass
+class DppoConfig:
+    """loss_fn=dppo: how far a token's probability may move before it is masked."""
+
+    divergence: str = "tv"
+    """tv: total variation | kl: of the two-way choice "this token or another" """
+    delta_low: float = 0.2
+    delta_high: float = 0.2
+
+
+@dataclass
 class AlgorithmConfig:
     """Credit and loss."""
 
     advantage_method: str = "grpo"
-    """grpo (also group_based) | rloo | group_based_per_turn | package.module.function"""
-    loss_fn: str = "ppo"
-    """ppo | cispo | importance_sampling | package.module.function"""
+    """grpo (also group_based) | dr_grpo | rloo | opo | gpg | maxrl | gdpo | reinforce_pp | reinforce_pp_baseline |
+    monte_carlo | grpo_passk | group_based_per_turn | mt_grpo | gigpo | turn_gae | gae | package.module.function"""
+    credit: str | None = None
+    """What a turn answers for. trajectory: the sum of all rewards | turn: the rewards from this turn on, against the
+    peers that reached it | turn+outcome: the last turn's reward, plus the turn rewards from here on; null: as the
+    method is published"""
     group_size: int = 8
     norm_by_std: bool = True
-    """grpo: divide by the group's standard deviation."""
+    """grpo, mt_grpo, gigpo: divide by the group's standard deviation."""
     gamma: float = 1.0
+    """Discount per turn (gae: per token)."""
+    gae_lambda: float = 1.0
+    turn_advantage_coef: float = 1.0
+    """Weight of the turn's own part: mt_grpo and credit=turn+outcome, gigpo."""
+    whiten_advantages: bool = True
+    """gae, turn_gae: mean 0 and standard deviation 1 over the sampled tokens of a step."""
+    passk: PassKConfig = field(default_factory=PassKConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    loss_fn: str = "ppo"
+    """ppo | cispo | importance_sampling | gspo | sapo | dppo | decoupled_ppo | package.module.function"""
     clip_low_threshold: float = 0.8
     clip_high_threshold: float = 1.2
     """Bounds on the probability ratio."""
     dual_clip: float | None = None
     is_cap: float = 2.0
-    """importance_sampling: cap on the ratio."""
+    """importance_sampling, dppo: cap on the ratio; decoupled_ppo: cap on the behaviour weight."""
+    sapo: SapoConfig = field(default_factory=SapoConfig)
+    dppo: DppoConfig = field(default_factory=DppoConfig)
     loss_reduction: str = "token_mean"
     """token_mean | sequence_mean | seq_mean_token_sum | seq_mean_token_sum_norm | turn_mean | prompt_mean"""
     max_sequence_length: int | None = None
     """seq_mean_token_sum_norm: the constant divisor."""
     kl_loss_coef: float = 0.0
+    """Weight of the KL to the reference as a term of the loss."""
+    kl_reward_coef: float = 0.0
+    """Weight of the KL to the reference as a penalty on the reward of each turn."""
     kl_estimator: str = "k3"
-    """k1 | k2 | k3 | k3_plus | k1_unbiased | k3_unbiased"""
+    """k1 | k2 | k3 | k3_plus | k1_unbiased | k3_unbiased; in the reward it is always k1"""
+    kl_target: float | None = None
+    """Nats per token that the coefficient is steered to; null: it stays fixed."""
+    kl_horizon: int = 10_000
+    """kl_target: trajectories over which an error of a fifth of the target changes the coefficient by a fifth."""
     kl_reference: str | None = None
     """Model folder of the reference; null: the policy at the start of the run."""
     entropy_coef: float = 0.0
     loss_anchor: str = "rollout"
     """rollout: the engine's log-probs are the old policy; old: recompute them with the trainer first."""
+    off_policy_correction: str = "none"
+    """What is done about engine and trainer disagreeing: none | tis | sequence_tis | icepop | mis | geometric"""
+    correction_low: float | None = None
+    correction_high: float | None = None
+    """Bounds of the correction; null: those of its paper."""
     drop_zero_advantage: bool = True
     """Leave trajectories without advantage out of the update; denominators still count them."""
+    dynamic_sampling_rounds: int = 0
+    """Replace groups without an advantage by groups of new prompts, at most so many times a step; 0: train as they
+    are."""
+    overlong_filtering: bool = False
+    """Do not train on trajectories that a length limit cut; their rewards still count in the group's baseline."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Settings of your own estimators and losses, which find them as `config.extra`."""
 
 
 @dataclass
@@ -166,19 +253,6 @@ class GeneratorConfig:
 
 
 @dataclass
-class OptimizerConfig:
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    schedule: str = "constant"
-    """constant | linear | cosine"""
-    warmup_steps: int = 0
-    min_lr_ratio: float = 0.0
-
-
-@dataclass
 class CheckpointConfig:
     every_steps: int = 20
     """0: only at the end."""
@@ -196,6 +270,9 @@ class TrainerConfig:
     """Optimiser updates per step of rollouts."""
     update_epochs: int = 1
     max_tokens_per_microbatch: int = 16384
+    packing: bool = False
+    """Lay the samples of a micro-batch end to end in one row instead of padding each to the longest. Made for
+    model.attn_implementation=flash_attention_2 and _3; slower with sdpa and eager, whose mask is tokens x tokens."""
     threads: int | None = None
     """CPU threads; null: 1 for models under 5 M parameters, else all cores."""
     gradient_checkpointing: bool = False
@@ -244,6 +321,8 @@ class Config:
     """Folder of the run; in a multirun the folder of the sweep, with one folder per job in it."""
     resume: str = "none"
     """none | latest: `run_dir`, else the newest run of this name | PATH of a checkpoint or run"""
+    plugins: list[str] = field(default_factory=list)
+    """Modules of your own to import first: what they register can then be named."""
     objective: str = "success_after"
     """The key of summary.json that `main` returns to a sweep."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -35,8 +35,8 @@ class RewardComposer:
             raise UserError("reward.components is empty; write at least {environment: 1.0}")
         self.level = config.level
         self.components = [parse_component(str(name), spec) for name, spec in config.components.items()]
-        weights = {component.name: component.weight for component in self.components}
-        self._is_identity = self.level == "turn" and weights == {ENVIRONMENT: 1.0}
+        self.weights = {component.name: component.weight for component in self.components}
+        self._is_identity = self.level == "turn" and self.weights == {ENVIRONMENT: 1.0}
         self._reported: set[str] = set()
         self._turns = 0
 

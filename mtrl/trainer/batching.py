@@ -1,78 +1,218 @@
-"""Samples to tensors: micro-batches of similar lengths under a token budget."""
+"""Samples to tensors: micro-batches under a token budget, padded or packed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from mtrl.errors import UserError
 from mtrl.types import Sample
 
 
 @dataclass
 class MicroBatch:
-    """B samples padded on the right to L tokens; the flat tensors hold the N sampled tokens, row by row."""
+    """Samples in B rows of L tokens; the flat tensors hold their N sampled tokens, sample by sample."""
 
     token_ids: Tensor
     """[B, L] int64."""
     action_mask: Tensor
     """[B, L-1] bool: position i predicts token i+1, and that token was sampled."""
+    position_ids: Tensor | None
+    """[B, L] int64, from 0 again at each sample of a pack; None: 0 to L-1 in every row."""
     rollout_logprobs: Tensor
     """[N]"""
     advantages: Tensor
     """[N]"""
     weights: Tensor
     """[N] share of each token in the loss of the whole optimiser step."""
+    trajectory: Tensor
+    """[N] int64: which trajectory a token belongs to, numbered from 0 within the micro-batch."""
     rows: list[int]
-    """Index of each row in the list that was batched."""
+    """Index of each sample in the list that was batched."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model reads: every token but the last of its row, [B, L-1], and the positions where they restart."""
+        inputs = {"input_ids": self.token_ids[:, :-1]}
+        if self.position_ids is not None:
+            inputs["position_ids"] = self.position_ids[:, :-1]
+        return inputs
 
     @property
     def targets(self) -> Tensor:
         """[N] the sampled ids."""
         return self.token_ids[:, 1:][self.action_mask]
 
+    def gather(self, values: Sequence[ArrayLike | Tensor]) -> Tensor:
+        """[N] float32 of this micro-batch, from the values of all samples that were batched.
 
-def micro_batches(
-    samples: Sequence[Sample], weights: Sequence[np.ndarray], max_tokens: int, device: torch.device | str = "cpu"
-) -> list[MicroBatch]:
-    """Cut samples into micro-batches of at most `max_tokens` padded tokens (a longer sample is one of its own).
+        Args:
+            values: per sample, one value per sampled token (lists, arrays or tensors of the sample's `action_tokens`).
+        """
+        return torch.cat([torch.as_tensor(values[row]) for row in self.rows]).to(self.weights)
 
-    Args:
-        weights: per sample, one weight per token of the sample (read where the mask is True).
-    """
+
+Grid = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64] | None]
+"""Token ids, loss mask and positions, each [B, L]; positions None: 0 to L-1 in every row."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How samples lie in the rows of a micro-batch: `PADDED` or `PACKED`."""
+
+    deal: Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+    """(lengths of the samples of each unit, token budget) to the units of each micro-batch."""
+    lay: Callable[[Sequence[Sample]], Grid]
+    """The samples of a micro-batch to its grid."""
+
+
+def _deal_rows(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Units of similar width side by side, the widest first, so that little is padded."""
     plans: list[list[int]] = []
-    for index in sorted(range(len(samples)), key=lambda i: (-len(samples[i].token_ids), i)):
-        if plans and (len(plans[-1]) + 1) * len(samples[plans[-1][0]].token_ids) <= max_tokens:
-            plans[-1].append(index)
+    rows = width = 0
+    for unit in sorted(range(len(lengths)), key=lambda unit: -max(lengths[unit])):
+        if plans and (rows + len(lengths[unit])) * width <= max_tokens:
+            plans[-1].append(unit)
+            rows += len(lengths[unit])
         else:
-            plans.append([index])
-    return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, device) for plan in plans]
+            plans.append([unit])
+            rows, width = len(lengths[unit]), max(lengths[unit])
+    return plans
 
 
-def _collate(
-    samples: list[Sample], weights: list[np.ndarray], rows: list[int], device: torch.device | str
-) -> MicroBatch:
-    width = max(len(s.token_ids) for s in samples)
+def _pad(samples: Sequence[Sample]) -> Grid:
+    """A row per sample, padded on the right."""
+    width = max(len(sample.token_ids) for sample in samples)
     ids = np.zeros((len(samples), width), dtype=np.int64)
     mask = np.zeros((len(samples), width), dtype=bool)
     for row, sample in enumerate(samples):
         ids[row, : len(sample.token_ids)] = sample.token_ids
         mask[row, : len(sample.token_ids)] = sample.loss_mask
-        assert not sample.loss_mask[0], "a sampled token needs context before it"
-    chosen = [np.array(s.loss_mask) for s in samples]
+    return ids, mask, None
+
+
+def _deal_first_fit(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Each unit, the longest first, to the first pack that has room (first-fit decreasing: at most 11/9 of the fewest
+    packs, and 1 more)."""
+    sizes = np.minimum([sum(unit) for unit in lengths], max_tokens)  # what is longer fills a pack
+    room = np.full(len(lengths), max_tokens)
+    plans: list[list[int]] = [[] for _ in lengths]
+    for unit in np.argsort(-sizes, kind="stable").tolist():
+        pack = int(np.argmax(room >= sizes[unit]))
+        plans[pack].append(unit)
+        room[pack] -= sizes[unit]
+    return [plan for plan in plans if plan]
+
+
+def _pack(samples: Sequence[Sample]) -> Grid:
+    """One row, the samples end to end."""
+    ids = np.concatenate([np.asarray(sample.token_ids, dtype=np.int64) for sample in samples])
+    mask = np.concatenate([np.asarray(sample.loss_mask, dtype=bool) for sample in samples])
+    positions = np.concatenate([np.arange(len(sample.token_ids)) for sample in samples])
+    return ids[None], mask[None], positions[None]
+
+
+PADDED = Layout(_deal_rows, _pad)
+"""A row per sample, filled up to the longest: for any causal model."""
+PACKED = Layout(_deal_first_fit, _pack)
+"""All samples end to end in one row. The model must keep them apart by their positions (`check_packing`)."""
+
+
+def micro_batches(
+    samples: Sequence[Sample],
+    weights: Sequence[np.ndarray],
+    max_tokens: int,
+    device: torch.device | str = "cpu",
+    *,
+    layout: Layout = PADDED,
+    whole_trajectories: bool = False,
+) -> list[MicroBatch]:
+    """Cut samples into micro-batches of at most `max_tokens` tokens, padding included.
+
+    Args:
+        weights: per sample, one weight per token of the sample (read where the mask is True).
+        layout: `PADDED` or `PACKED`.
+        whole_trajectories: keep all samples of a trajectory in one micro-batch, as what is registered with
+            `per_trajectory` needs; else every sample goes where it fits.
+
+    What is not cut, a sample or a whole trajectory, is a micro-batch of its own where it is longer than `max_tokens`.
+    """
+    units = _trajectories(samples) if whole_trajectories else [[index] for index in range(len(samples))]
+    lengths = [[len(samples[index].token_ids) for index in unit] for unit in units]
+    plans = [[index for unit in plan for index in units[unit]] for plan in layout.deal(lengths, max_tokens)]
+    return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, device, layout) for plan in plans]
+
+
+def _collate(
+    samples: list[Sample], weights: list[np.ndarray], rows: list[int], device: torch.device | str, layout: Layout
+) -> MicroBatch:
+    # In a pack the token before a sample's first one belongs to another sample.
+    assert not any(sample.loss_mask[0] for sample in samples), "a sampled token needs context before it"
+    ids, mask, positions = layout.lay(samples)
+    chosen = [np.array(sample.loss_mask) for sample in samples]
 
     def flat(values: Sequence[Sequence[float] | np.ndarray]) -> Tensor:
         parts = [np.asarray(v, dtype=np.float32)[c] for v, c in zip(values, chosen, strict=True)]
         return torch.from_numpy(np.concatenate(parts)).to(device)
 
+    numbers = np.empty(len(samples), dtype=np.int64)
+    for number, unit in enumerate(_trajectories(samples)):
+        numbers[unit] = number
     return MicroBatch(
         token_ids=torch.from_numpy(ids).to(device),
         action_mask=torch.from_numpy(mask[:, 1:]).to(device),
-        rollout_logprobs=flat([s.logprobs for s in samples]),
-        advantages=flat([s.advantages for s in samples]),
+        position_ids=None if positions is None else torch.from_numpy(positions).to(device),
+        rollout_logprobs=flat([sample.logprobs for sample in samples]),
+        advantages=flat([sample.advantages for sample in samples]),
         weights=flat(weights),
+        trajectory=torch.from_numpy(np.repeat(numbers, [int(c.sum()) for c in chosen])).to(device),
         rows=rows,
     )
+
+
+def _trajectories(samples: Sequence[Sample]) -> list[list[int]]:
+    """The samples of each trajectory, by their indices, in order of appearance."""
+    units: dict[tuple[str, int], list[int]] = {}
+    for index, sample in enumerate(samples):
+        units.setdefault((sample.group_id, sample.trajectory), []).append(index)
+    return list(units.values())
+
+
+PROBE = 8
+"""Tokens of each of the two sequences that `check_packing` packs."""
+
+
+@torch.no_grad()
+def check_packing(model: Any) -> None:
+    """Find a model that lets packed samples see each other before it is trained.
+
+    Transformers keeps them apart where it builds the mask from position ids (or calls a variable-length kernel), which
+    state-space layers and models with code of their own may not do. Two short sequences are run packed, apart, and
+    joined to one: packed must be as apart, up to a rounding that is small against what joining them changes.
+
+    Raises:
+        UserError: it does not keep them apart, or takes no position ids.
+    """
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (torch.arange(2 * PROBE, device=model.device) % vocabulary)[None]
+    positions = torch.arange(PROBE, device=model.device).repeat(2)[None]
+
+    def second(ids: Tensor, **inputs: Tensor) -> Tensor:
+        return model(input_ids=ids, use_cache=False, **inputs).logits[:, -PROBE:].float()
+
+    apart, joined = second(ids[:, PROBE:]), second(ids)
+    try:
+        leak = (second(ids, position_ids=positions) - apart).norm()
+    except TypeError:  # it takes no position ids
+        leak = torch.tensor(torch.inf)
+    if not leak <= torch.finfo(model.dtype).eps ** 0.5 * (joined - apart).norm():
+        raise UserError(
+            f"trainer.packing=true lays samples end to end, and {type(model).__name__} does not keep them apart by "
+            "their position ids; set trainer.packing=false"
+        )

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import safetensors.torch
 from torch import Tensor
 
 from mtrl.errors import UserError
+
+TENSORS = ("model", "optimizer", "rng", "critic")
+"""Parts of a checkpoint that are files of tensors; the last one only where there is a critic."""
 
 NAME = re.compile(r"step_(\d+)")
 
@@ -29,6 +32,8 @@ class Checkpoint:
     rng: dict[str, Tensor]
     state: dict[str, Any]
     """step, rows drawn, policy version, seconds, score of the last evaluation, …"""
+    critic: dict[str, Tensor] = field(default_factory=dict)
+    """Its weights and its optimiser; empty without a critic."""
 
 
 class Checkpoints:
@@ -49,7 +54,7 @@ class Checkpoints:
         try:
             self._clear_partials()
             partial.mkdir(parents=True)
-            for part in ("model", "optimizer", "rng"):
+            for part in TENSORS if checkpoint.critic else TENSORS[:-1]:
                 _write(partial / f"{part}.safetensors", safetensors.torch.save(getattr(checkpoint, part)))
             _write(partial / "state.json", json.dumps(checkpoint.state, indent=2).encode())
             shutil.rmtree(target, ignore_errors=True)
@@ -100,9 +105,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         UserError: a file is missing or damaged.
     """
     try:
-        parts = {
-            part: safetensors.torch.load_file(path / f"{part}.safetensors") for part in ("model", "optimizer", "rng")
-        }
+        files = {part: path / f"{part}.safetensors" for part in TENSORS}
+        if not files["critic"].exists():
+            del files["critic"]
+        parts = {part: safetensors.torch.load_file(file) for part, file in files.items()}
         state = json.loads((path / "state.json").read_text())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(

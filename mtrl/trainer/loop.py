@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from mtrl.algorithms.advantages import group_advantages
+from mtrl.algorithms.advantages import turn_advantages
+from mtrl.algorithms.batch import Ragged
+from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.signal import signal_metrics
 from mtrl.config.schema import Config
-from mtrl.errors import UserError
-from mtrl.evaluation.heldout import HeldOut, score_group
+from mtrl.evaluation.heldout import HeldOut
 from mtrl.generator.rollouts import RolloutReport, Rollouts
 from mtrl.rewards.compose import RewardComposer
 from mtrl.tracking.console import Console
@@ -23,12 +23,15 @@ from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.tracker import Tracker
 from mtrl.trainer.checkpoint import Checkpoint, Checkpoints
+from mtrl.trainer.critic import Credited, credit_by_critic, make_critic
+from mtrl.trainer.experience import Collector, Experience, NoSignalError
 from mtrl.trainer.interrupt import Interrupt
+from mtrl.trainer.kl_penalty import KlPenalty
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.rows import RowStream
 from mtrl.trainer.samples import group_samples
 from mtrl.trainer.setup import Parts
-from mtrl.trainer.update import Updater, UpdateReport
+from mtrl.trainer.update import Updater
 from mtrl.types import Group, StopReason, write_jsonl
 
 
@@ -43,6 +46,8 @@ class Progress:
     seconds: float = 0.0
     score: float | None = None
     """Held-out success of the last evaluation, if it was of these weights."""
+    kl_coefficient: float | None = None
+    """Weight of the KL, which changes where `algorithm.kl_target` is set."""
 
 
 class Trainer:
@@ -57,12 +62,23 @@ class Trainer:
         self.held_out = HeldOut(
             config.evaluation, parts.family, parts.splits.test, self.rollouts, self.composer, parts.eval_sampling
         )
+        self.collector = Collector(config, self.rollouts, self.composer, parts.family, parts.sampling, self.rows.next)
+        algorithm = config.algorithm
+        self.kl = KlController(
+            algorithm.kl_loss_coef or algorithm.kl_reward_coef, algorithm.kl_target, algorithm.kl_horizon
+        )
         self.optimizer = Optimizer(parts.policy.model, config.trainer.optimizer, config.trainer.max_steps)
         self.updater = Updater(
-            config, parts.policy, parts.reference, self.optimizer, run.path / "nonfinite_batch.jsonl"
+            config, parts.policy, parts.reference, self.optimizer, run.path / "nonfinite_batch.jsonl", self.kl
         )
+        self.kl_penalty = None
+        if parts.reference is not None and algorithm.kl_reward_coef:
+            self.kl_penalty = KlPenalty(parts.reference, self.kl, config.trainer.max_tokens_per_microbatch)
+        self.critic = make_critic(config, parts.policy, run.path / "nonfinite_batch.jsonl")
         keep = config.trainer.checkpoint
         self.checkpoints = Checkpoints(run.checkpoints, keep.keep_last, keep.keep_best)
+        self._saved = 0
+        """Step of the newest checkpoint of this state; there is none of the beginning, which a run can repeat."""
         self.metrics = MetricsLog(run.metrics)
         self.tracker = Tracker([self.metrics], console.warning)
 
@@ -75,13 +91,18 @@ class Trainer:
             bar.advance(self.progress.step)
             if self.progress.step == 0 and self.config.evaluation.before_train:
                 self.tracker.log(0, await self._evaluate(0))
-            while self.progress.step < total and not interrupt.requested:
-                row = await self._step()
-                self.progress.seconds = time.perf_counter() - started
-                self.tracker.log(self.progress.step, row)
-                bar.advance()
-                if self._save_due() or interrupt.requested:
-                    self._save()
+            try:
+                while self.progress.step < total and not interrupt.requested:
+                    row = await self._step()
+                    self.progress.seconds = time.perf_counter() - started
+                    self.tracker.log(self.progress.step, row)
+                    bar.advance()
+                    self._check_signal(row)
+                    if self._save_due() or interrupt.requested:
+                        self._save()
+            except NoSignalError:
+                self._save()  # what was learnt so far is worth keeping, for a run with other settings
+                raise
         await self.parts.engine.close()
         self.parts.pool.close()
         return interrupt.requested
@@ -90,8 +111,12 @@ class Trainer:
         """Go on from a checkpoint."""
         self.parts.policy.load(checkpoint.model)
         self.optimizer.load(checkpoint.optimizer)
+        if self.critic is not None:
+            self.critic.load(checkpoint.critic)
         torch.set_rng_state(checkpoint.rng["torch"])
         self.progress = Progress(**checkpoint.state)
+        self._saved = self.progress.step
+        self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
         self.parts.engine.version = self.progress.step
 
@@ -99,48 +124,58 @@ class Trainer:
         """One step of training and what is known of it afterwards."""
         start = time.perf_counter()
         step = self.progress.step
-        report = await self._roll_out(step)
+        experience = await self.collector.collect(step)
         generated = time.perf_counter()
-        advantages = [group_advantages(group, self.config.algorithm) for group in report.groups]
-        pairs = zip(report.groups, advantages, strict=True)
-        samples = [sample for group, values in pairs for sample in group_samples(group, values)]
-        update = self.updater.run(samples, step)
+        kl = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(experience.groups)}
+        credited = self._credit(experience.groups)
+        learnt = self._learn(credited, step)
         self.progress.step += 1
         self.progress.rows_drawn = self.rows.drawn
         await self.parts.engine.load_weights(self.parts.policy.model, self.progress.step)
         seconds = {"generate": generated - start, "update": time.perf_counter() - generated}
-        row = self._metrics(report, advantages, update, seconds)
-        self._check_signal(row)
-        self._keep_trajectories(report.groups)
+        row = self._metrics(experience, credited.advantages, {**kl, **learnt}, seconds)
+        self._adapt_kl(row)
+        self._keep_trajectories(experience.report.groups)
         self.console.step({"step": self.progress.step, **row})
         self.progress.score = None
         if self._evaluation_due():
             row |= await self._evaluate(self.progress.step)
         return row
 
-    async def _roll_out(self, step: int) -> RolloutReport:
-        trainer, size = self.config.trainer, self.config.algorithm.group_size
-        rows = [self.rows.next() for _ in range(trainer.prompts_per_step)]
-        report = await self.rollouts.collect(f"step{step}", rows, size, self.parts.sampling, self.rows.next)
-        for group in report.groups:
-            await self.composer.apply_async(group)
-            score_group(self.parts.family, group)
-        self.composer.check()
-        return report
+    def _credit(self, groups: list[Group]) -> Credited:
+        """From rewards to samples with advantages."""
+        algorithm, weights = self.config.algorithm, self.composer.weights
+        if self.critic is not None:
+            return credit_by_critic(groups, algorithm, self.critic, weights)
+        advantages = turn_advantages(groups, algorithm, weights)
+        pairs = zip(groups, advantages, strict=True)
+        return Credited([sample for group, turns in pairs for sample in group_samples(group, turns)], advantages)
+
+    def _learn(self, credited: Credited, step: int) -> dict[str, float]:
+        """Train the critic, if there is one, and the policy, unless the critic is still warming up."""
+        learnt: dict[str, float] = {}
+        if self.critic is not None:
+            learnt = self.critic.update(credited.samples, credited.old_values, credited.targets, step)
+            if step < self.config.algorithm.critic.warmup_steps:
+                return learnt
+        return {**learnt, **self.updater.run(credited.samples, step).metrics()}
 
     def _metrics(
         self,
-        report: RolloutReport,
-        advantages: list[list[list[float]]],
-        update: UpdateReport,
+        experience: Experience,
+        advantages: list[Ragged],
+        learnt: dict[str, float],
         seconds: dict[str, float],
     ) -> dict[str, Any]:
         total = sum(seconds.values())
-        tokens = sum(t.action_tokens for group in report.groups for t in group.trajectories)
+        played = experience.report.groups
+        tokens = sum(t.action_tokens for group in played for t in group.trajectories)
+        idle: list[Ragged] = [[[0.0] * len(t.turns) for t in group.trajectories] for group in experience.set_aside]
         return {
-            **signal_metrics(report.groups, advantages),
-            **rollout_metrics(report),
-            **update.metrics(),
+            **signal_metrics([*experience.groups, *experience.set_aside], [*advantages, *idle]),
+            **experience.metrics(),
+            **rollout_metrics(experience.report),
+            **learnt,
             "train/epoch": self.rows.epoch,
             "policy/version": self.parts.engine.version,
             **{f"time/{name}": value for name, value in seconds.items()},
@@ -149,13 +184,20 @@ class Trainer:
             "perf/cached_share": self.parts.engine.stats.cached_tokens / max(1, self.parts.engine.stats.prompt_tokens),
         }
 
+    def _adapt_kl(self, row: dict[str, Any]) -> None:
+        """Steer the weight of the KL by what was measured in this step."""
+        if "train/kl" in row:
+            row["train/kl_coef"] = self.kl.coefficient
+            self.kl.update(row["train/kl"], self.config.trainer.prompts_per_step * self.config.algorithm.group_size)
+            self.progress.kl_coefficient = self.kl.coefficient
+
     def _check_signal(self, row: dict[str, Any]) -> None:
         """Stop a run that has nothing to learn from."""
         self.progress.silent_steps = 0 if row.get("analysis/informative_groups") else self.progress.silent_steps + 1
         limit = self.config.trainer.max_steps_without_signal
         if self.progress.silent_steps >= limit:
             mean = row.get("rollout/reward/mean", 0.0)
-            raise UserError(
+            raise NoSignalError(
                 f"no group had an advantage for trainer.max_steps_without_signal={limit} steps in a row (every rollout "
                 f"of a prompt earned the same; the mean reward is {mean:.3f}): give a denser reward, harder or "
                 "easier rows, or a larger algorithm.group_size"
@@ -185,12 +227,16 @@ class Trainer:
             path = self.run_dir.trajectories / f"train_step_{step:06d}.jsonl"
             write_jsonl(path, [t for group in groups for t in group.trajectories], mode="w")
 
-    def _save(self) -> Path:
-        return self.checkpoints.save(
+    def _save(self) -> None:
+        if self.progress.step == self._saved:
+            return
+        self._saved = self.progress.step
+        self.checkpoints.save(
             Checkpoint(
                 model=self.parts.policy.state(),
                 optimizer=self.optimizer.state(),
                 rng={"torch": torch.get_rng_state()},
+                critic={} if self.critic is None else self.critic.state(),
                 state=vars(self.progress).copy(),
             )
         )

@@ -32,11 +32,11 @@ class Policy:
     def logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-prob [N] of every sampled token at the sampling temperature, and entropy [N] of its distribution.
 
-        Padding is on the right and attention is causal, so no real token sees it and no mask is needed. Logits are
-        computed at the sampled positions only.
+        Padding is on the right and attention is causal, so no real token sees it and no mask is needed; samples in
+        one row are kept apart by their positions. Logits are computed at the sampled positions only.
         """
-        inputs = {"input_ids": batch.token_ids[:, :-1], "use_cache": False}
-        logits = logits_at(self.model, batch.action_mask, **inputs).float()
+        logits = logits_at(self.model, batch.action_mask, **batch.inputs, use_cache=False)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature not in (0.0, 1.0):
             logits = logits / self.temperature
         normaliser = torch.logsumexp(logits, -1)

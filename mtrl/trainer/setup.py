@@ -22,8 +22,10 @@ from mtrl.generator.conversation import Codec, Conversation, SingleMessageConver
 from mtrl.generator.engines.base import Engine, SamplingParams
 from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import TinyRecipe, WarmStart, tiny_policy
+from mtrl.trainer.batching import check_packing
 from mtrl.trainer.policy import Policy
 from mtrl.types import Row
 
@@ -57,6 +59,8 @@ def set_up(config: Config, on_warm_start: Callable[[int, float], None] = lambda 
     model, tokenizer = load_model(config, family, splits, make, on_warm_start)
     temperature = config.generator.sampling_params.temperature
     policy = Policy(model, tokenizer, temperature, entropy_gradient=config.algorithm.entropy_coef != 0)
+    if config.trainer.packing:
+        check_packing(model)
     if config.trainer.threads is None and policy.parameters <= SMALL_MODEL:
         torch.set_num_threads(1)
     codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
@@ -126,14 +130,9 @@ def load_model(
         raise UserError(
             f"model.path={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM"
         ) from error
+    model.eval()
     if config.trainer.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.eval()
-    else:
-        model.eval()
+        checkpoint_gradients(model)
     return model.to(device), tokenizer
 
 
@@ -159,8 +158,8 @@ def tiny_folder(
 
 
 def load_reference(config: Config, policy: Policy) -> Policy | None:
-    """A frozen reference for the KL term, or None where there is no such term."""
-    if not config.algorithm.kl_loss_coef:
+    """A frozen reference for the KL, or None where it counts neither in the loss nor in the reward."""
+    if not config.algorithm.kl_loss_coef and not config.algorithm.kl_reward_coef:
         return None
     model = copy.deepcopy(policy.model)
     if config.algorithm.kl_reference:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
+from mtrl.algorithms.corrections import Reweighting
+from mtrl.algorithms.kl import KlController, k3
 from mtrl.algorithms.losses import weighted_sum
 from mtrl.algorithms.mismatch import Drift, measure
-from mtrl.algorithms.reductions import Totals, token_weights
-from mtrl.algorithms.registry import find_kl, find_loss
+from mtrl.algorithms.reductions import token_weights
+from mtrl.algorithms.registry import find_correction, find_kl, find_loss
+from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
-from mtrl.trainer.batching import MicroBatch, micro_batches
+from mtrl.trainer.batching import PACKED, PADDED, MicroBatch, micro_batches
+from mtrl.trainer.mini_batches import mini_batches
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy import Policy
 from mtrl.types import Sample, write_jsonl
@@ -35,6 +37,8 @@ class UpdateReport:
     token_sums: Counter[str] = field(default_factory=Counter)
     drift: Drift = Drift()
     """Between trainer and engine, before the first weight changed."""
+    reweighting: Reweighting = Reweighting()
+    """By the off-policy correction."""
 
     def metrics(self) -> dict[str, float]:
         out: dict[str, float] = {"train/updates": float(self.updates), "train/tokens": float(self.trained_tokens)}
@@ -49,18 +53,29 @@ class UpdateReport:
         drift = self.drift.metrics("analysis/mismatch/")
         out |= {"analysis/logprob_drift/mean": drift["analysis/mismatch/abs_mean"]}
         out |= {"analysis/logprob_drift/max": drift["analysis/mismatch/abs_max"]}
-        return out | drift
+        return out | drift | self.reweighting.metrics("analysis/correction/")
 
 
 class Updater:
     """Runs the optimiser steps of a training step; denominators are those of the whole optimiser step."""
 
-    def __init__(self, config: Config, policy: Policy, reference: Policy | None, optimizer: Optimizer, dump: Path):
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        reference: Policy | None,
+        optimizer: Optimizer,
+        dump: Path,
+        kl: KlController | None = None,
+    ):
         self.config, self.algorithm = config, config.algorithm
         self.policy, self.reference, self.optimizer = policy, reference, optimizer
         self.dump = dump
         self._loss = find_loss(config.algorithm.loss_fn)
+        self._correction = find_correction(config.algorithm.off_policy_correction)
         self._kl = find_kl(config.algorithm.kl_estimator)
+        self.kl = kl or KlController(config.algorithm.kl_loss_coef)
+        """Weight of the KL term; it changes over a run where `kl_target` is set."""
 
     def run(self, samples: list[Sample], step: int) -> UpdateReport:
         """Train on all samples of training step `step` (0-based).
@@ -69,33 +84,30 @@ class Updater:
             UserError: a loss or a gradient is not finite; the batch is dumped and the weights are as before it.
         """
         report = UpdateReport()
-        parts = list(self._mini_batches(samples, step))
+        parts = mini_batches(samples, self.config.trainer, self.config.seed, step)
         batches = [self._batches(part) for part in parts]
         for part, anchors in zip(batches, [self._anchors(part) for part in batches], strict=True):
             if part:
                 self._optimiser_step(part, anchors, step, report, samples)
         return report
 
-    def _mini_batches(self, samples: list[Sample], step: int) -> Iterator[list[Sample]]:
-        """Whole groups dealt to `mini_batches` parts, in an order of its own in each of `update_epochs` passes."""
-        trainer = self.config.trainer
-        if trainer.mini_batches == 1 and trainer.update_epochs == 1:
-            yield samples
-            return
-        groups = list(dict.fromkeys(sample.group_id for sample in samples))
-        for epoch in range(trainer.update_epochs):
-            random.Random(f"{self.config.seed}/{step}/{epoch}").shuffle(groups)
-            for part in range(trainer.mini_batches):
-                chosen = set(groups[part :: trainer.mini_batches])
-                yield [sample for sample in samples if sample.group_id in chosen]
-
     def _batches(self, samples: list[Sample]) -> list[MicroBatch]:
         """Micro-batches of what has a gradient; what is left out still counts in the denominators."""
         algorithm = self.algorithm
-        idle = algorithm.drop_zero_advantage and not algorithm.kl_loss_coef and not algorithm.entropy_coef
-        trained = [s for s in samples if not idle or any(s.advantages)]
-        weights = token_weights(trained, algorithm.loss_reduction, algorithm, Totals.of(samples))
-        return micro_batches(trained, weights, self.config.trainer.max_tokens_per_microbatch, self.policy.device)
+        weights = token_weights(samples, algorithm.loss_reduction, algorithm)
+        pairs = list(zip(samples, weights, strict=True))
+        if algorithm.drop_zero_advantage and not algorithm.kl_loss_coef and not algorithm.entropy_coef:
+            # A trajectory stays whole: what is per trajectory needs all of its samples.
+            taught = {key(sample) for sample in samples if any(sample.advantages)}
+            pairs = [(sample, weight) for sample, weight in pairs if key(sample) in taught]
+        return micro_batches(
+            [sample for sample, _ in pairs],
+            [weight for _, weight in pairs],
+            self.config.trainer.max_tokens_per_microbatch,
+            self.policy.device,
+            layout=PACKED if self.config.trainer.packing else PADDED,
+            whole_trajectories=self._loss.per_trajectory or self._correction.per_trajectory,
+        )
 
     def _anchors(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Log-probs of the old policy: the engine's, or the trainer's own before the first of the step's updates."""
@@ -110,13 +122,18 @@ class Updater:
         for batch, anchor in zip(batches, anchors, strict=True):
             logprobs, entropy = self.policy.logprobs(batch)
             if not report.updates:
-                report.drift += measure(logprobs, batch.rollout_logprobs)
-            losses, shown = self._loss(logprobs, anchor, batch.advantages, self.algorithm)
-            if self.reference is not None:
+                report.drift += measure(logprobs, batch.rollout_logprobs, trajectory=batch.trajectory)
+            tokens = TokenBatch(logprobs, anchor, batch.advantages, batch.rollout_logprobs, batch.trajectory)
+            losses, shown = self._loss(tokens, self.algorithm)
+            if self._correction.name != "none":
+                weights = self._corrections(tokens)
+                report.reweighting += Reweighting.of(weights)
+                losses = losses * weights
+            if self.reference is not None and self.algorithm.kl_loss_coef:
                 reference = self.reference.all_logprobs([batch])[0]
-                kl = self._kl(logprobs, reference, anchor)
-                losses = losses + self.algorithm.kl_loss_coef * kl
-                shown = {**shown, "kl": kl.detach()}
+                losses = losses + self.kl.coefficient * self._kl(logprobs, reference, anchor)
+                # Whatever the loss takes, the metric is k3: its expected value is the KL, and it is never negative.
+                report.token_sums["kl"] += k3(logprobs.detach(), reference, anchor).sum().item()
             if self.algorithm.entropy_coef:
                 losses = losses - self.algorithm.entropy_coef * entropy
             loss = weighted_sum(losses, batch.weights)
@@ -127,7 +144,6 @@ class Updater:
             report.trained_tokens += len(logprobs)
             report.token_sums["entropy"] += entropy.detach().sum().item()
             report.token_sums["clip_frac"] += shown["clipped"].sum().item() if "clipped" in shown else 0.0
-            report.token_sums["kl"] += shown["kl"].sum().item() if "kl" in shown else 0.0
         norm, report.lr = self.optimizer.step(step)
         if not math.isfinite(norm):
             self._stop("gradient norm", norm, step, samples)
@@ -135,9 +151,19 @@ class Updater:
         report.loss += total
         report.grad_norm += norm
 
+    def _corrections(self, tokens: TokenBatch) -> Tensor:
+        """[N] weights on the loss."""
+        trainer = tokens.old_logprobs if self.algorithm.loss_anchor == "old" else tokens.logprobs.detach()
+        return self._correction(trainer - tokens.behaviour, tokens, self.algorithm)
+
     def _stop(self, what: str, value: float, step: int, samples: list[Sample]) -> None:
         write_jsonl(self.dump, samples, mode="w")
         raise UserError(
             f"the {what} is {value} at step {step + 1}; the batch is in {self.dump} and the weights are as before: "
             "look at its log-probs and advantages, then lower trainer.optimizer.lr or raise model.dtype to float32"
         )
+
+
+def key(sample: Sample) -> tuple[str, int]:
+    """The trajectory that a sample is of."""
+    return sample.group_id, sample.trajectory

@@ -1,34 +1,52 @@
-"""KL estimators: worked numbers, and value and gradient by enumeration of a five-symbol categorical."""
+"""KL estimators: worked numbers, and value and gradient by enumeration of a five-symbol categorical; the controller."""
+
+import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.registry import KL_ESTIMATORS, find_kl
 
 THETA = torch.tensor([1.5, -0.7, 0.2, -2.0, 0.9], dtype=torch.float64)
 REFERENCE = torch.tensor([-1.0, 1.2, 0.4, 0.8, -0.5], dtype=torch.float64).log_softmax(-1)
 OLD = torch.tensor([0.6, 0.1, -0.4, -0.8, 0.5], dtype=torch.float64).log_softmax(-1)
 
+ALL = ["k1", "k1_unbiased", "k2", "k3", "k3_plus", "k3_unbiased"]
+logits = st.lists(st.floats(-3, 3), min_size=5, max_size=5).map(lambda x: torch.tensor(x, dtype=torch.float64))
 
-def gradient_of(function):
-    theta = THETA.clone().requires_grad_()
+
+def gradient_of(function, theta=THETA):
+    theta = theta.clone().requires_grad_()
     value = function(theta.log_softmax(-1))
     value.backward()
     return value.item(), theta.grad
 
 
-def expectation(name, sampler=None):
+def expectation(name, theta=THETA, reference=REFERENCE, sampler=None):
     """Value and gradient of E_{x ~ sampler}[estimator(x)]; the samples, not their chances, are what a loss sees."""
-    old = THETA.log_softmax(-1) if sampler is None else sampler
-    return gradient_of(lambda lp: (old.exp() * find_kl(name)(lp, REFERENCE, old)).sum())
+    old = theta.log_softmax(-1) if sampler is None else sampler
+    return gradient_of(lambda lp: (old.exp() * find_kl(name)(lp, reference, old)).sum(), theta)
 
 
-REVERSE = gradient_of(lambda lp: (lp.exp() * (lp - REFERENCE)).sum())  # KL(policy || ref)
-FORWARD = gradient_of(lambda lp: (REFERENCE.exp() * (REFERENCE - lp)).sum())  # KL(ref || policy)
+def reverse_kl(theta=THETA, reference=REFERENCE):
+    """KL(policy || ref), with its gradient."""
+    return gradient_of(lambda lp: (lp.exp() * (lp - reference)).sum(), theta)
+
+
+def forward_kl(theta=THETA, reference=REFERENCE):
+    """KL(ref || policy), with its gradient."""
+    return gradient_of(lambda lp: (reference.exp() * (reference - lp)).sum(), theta)
 
 
 def is_gradient(gradient, of):
-    return torch.allclose(gradient, of[1], atol=1e-12)
+    return torch.allclose(gradient, of[1], atol=1e-10)
+
+
+def test_the_estimators_by_their_names():
+    assert KL_ESTIMATORS.names() == ALL
 
 
 @pytest.mark.parametrize(
@@ -38,6 +56,8 @@ def is_gradient(gradient, of):
         ("k2", [0.024897, 0.240227, 0.0]),
         ("k3", [0.023144, 0.306853, 0.0]),
         ("k3_plus", [0.023144, 0.306853, 0.0]),
+        ("k1_unbiased", [0.223144, -0.693147, 0.0]),
+        ("k3_unbiased", [0.023144, 0.306853, 0.0]),
     ],
 )
 def test_worked(name, expected):
@@ -45,36 +65,146 @@ def test_worked(name, expected):
     assert find_kl(name)(policy, ref, policy).tolist() == pytest.approx(expected, abs=1e-6)
 
 
+# ---- by enumeration
+
+
 def test_the_two_divergences_differ_in_the_example():
-    assert abs(REVERSE[0] - FORWARD[0]) > 0.05
-    assert not is_gradient(FORWARD[1], of=REVERSE)
-    assert REVERSE[1].abs().max() > 0.1
+    assert abs(reverse_kl()[0] - forward_kl()[0]) > 0.05
+    assert not is_gradient(forward_kl()[1], of=reverse_kl())
+    assert reverse_kl()[1].abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", KL_ESTIMATORS.names())
+@pytest.mark.parametrize("name", ALL)
 def test_expected_value_on_policy(name):
     value, _ = expectation(name)
-    assert (value == pytest.approx(REVERSE[0])) == (name != "k2")
+    assert (value == pytest.approx(reverse_kl()[0])) == (name != "k2")
 
 
 def test_expected_gradient_on_policy():
     assert torch.allclose(expectation("k1")[1], torch.zeros(5, dtype=torch.float64), atol=1e-12)
-    assert is_gradient(expectation("k3")[1], of=FORWARD)
+    assert is_gradient(expectation("k3")[1], of=forward_kl())
     for name in ("k2", "k3_plus", "k1_unbiased", "k3_unbiased"):
-        assert is_gradient(expectation(name)[1], of=REVERSE), name
+        assert is_gradient(expectation(name)[1], of=reverse_kl()), name
 
 
 def test_only_the_weighted_forms_are_right_off_policy():
-    for name in KL_ESTIMATORS.names():
-        value, gradient = expectation(name, OLD)
+    for name in ALL:
+        value, gradient = expectation(name, sampler=OLD)
         right = name in ("k1_unbiased", "k3_unbiased")
-        assert (value == pytest.approx(REVERSE[0])) == right, name
-        assert is_gradient(gradient, of=REVERSE) == right, name
+        assert (value == pytest.approx(reverse_kl()[0])) == right, name
+        assert is_gradient(gradient, of=reverse_kl()) == right, name
+
+
+@given(logits, logits, logits)
+def test_what_is_right_is_right_for_every_policy_reference_and_sampler(theta, reference, old):
+    reference, old = reference.log_softmax(-1), old.log_softmax(-1)
+    reverse = reverse_kl(theta, reference)
+    for name in ("k1", "k3", "k3_plus", "k1_unbiased", "k3_unbiased"):
+        assert expectation(name, theta, reference)[0] == pytest.approx(reverse[0], abs=1e-10), name
+    for name in ("k2", "k3_plus", "k1_unbiased", "k3_unbiased"):
+        assert is_gradient(expectation(name, theta, reference)[1], of=reverse), name
+    assert is_gradient(expectation("k3", theta, reference)[1], of=forward_kl(theta, reference))
+    assert expectation("k1", theta, reference)[1].abs().max() < 1e-10
+    for name in ("k1_unbiased", "k3_unbiased"):
+        value, gradient = expectation(name, theta, reference, old)
+        assert value == pytest.approx(reverse[0], abs=1e-10), name
+        assert is_gradient(gradient, of=reverse), name
+
+
+@given(logits, logits)
+def test_k1_is_unbiased_as_a_penalty_on_the_reward(theta, reference):
+    """The policy gradient of the reward -k1: E[-k1 ∇ log π] = -∇ KL(policy || ref)."""
+    reference = reference.log_softmax(-1)
+    chances = theta.log_softmax(-1).exp()
+
+    def surrogate(lp):
+        reward = -find_kl("k1")(lp, reference, lp).detach()
+        return (chances * reward * lp).sum()
+
+    assert torch.allclose(gradient_of(surrogate, theta)[1], -reverse_kl(theta, reference)[1], atol=1e-10)
+
+
+@given(logits, logits)
+def test_k3_plus_is_k3_in_value_and_k2_in_gradient_for_every_token(theta, reference):
+    def token_by_token(name):
+        logprobs = theta.log_softmax(-1).requires_grad_()
+        values = find_kl(name)(logprobs, reference.log_softmax(-1), logprobs.detach())
+        values.sum().backward()
+        return values.detach(), logprobs.grad
+
+    torch.testing.assert_close(token_by_token("k3_plus")[0], token_by_token("k3")[0])
+    torch.testing.assert_close(token_by_token("k3_plus")[1], token_by_token("k2")[1])
+    # On policy the low variance of k3_unbiased is that of k2: the gradient of a token is d, against d + 1 of k1's.
+    torch.testing.assert_close(token_by_token("k3_unbiased")[1], token_by_token("k2")[1])
+    torch.testing.assert_close(token_by_token("k1_unbiased")[1], token_by_token("k2")[1] + 1.0)
+
+
+@given(logits, logits, logits)
+def test_k2_and_k3_are_never_negative(theta, reference, old):
+    for name in ("k2", "k3", "k3_plus", "k3_unbiased"):
+        assert (find_kl(name)(*(x.log_softmax(-1) for x in (theta, reference, old))) >= -1e-15).all(), name
 
 
 def test_far_off_tokens_stay_finite():
-    for name in KL_ESTIMATORS.names():
+    for name in ALL:
         logprobs = torch.tensor([-1.0, -500.0], requires_grad=True)
         value = find_kl(name)(logprobs, torch.tensor([-500.0, -1.0]), torch.tensor([-500.0, -1.0])).sum()
         value.backward()
         assert value.isfinite() and logprobs.grad.isfinite().all(), name
+
+
+# ---- the controller
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [
+        (0.10, 1.0),  # at the target
+        (0.11, 1 + 0.1 * 64 / 640),
+        (0.09, 1 - 0.1 * 64 / 640),
+        (5.0, 1 + 0.2 * 64 / 640),  # the error is cut at a fifth
+        (0.0, 1 - 0.2 * 64 / 640),
+    ],
+)
+def test_the_coefficient_follows_the_error(kl, factor):
+    controller = KlController(0.05, target=0.1, horizon=640)
+    controller.update(kl, trajectories=64)
+    assert controller.coefficient == pytest.approx(0.05 * factor)
+
+
+def test_ten_steps_of_a_horizon_change_the_coefficient_by_a_fifth():
+    controller = KlController(1.0, target=0.1, horizon=1000)
+    for _ in range(10):
+        controller.update(1.0, trajectories=100)
+    assert controller.coefficient == pytest.approx(math.exp(0.2), rel=0.01)
+
+
+def test_without_a_target_the_coefficient_stays():
+    controller = KlController(0.05)
+    controller.update(100.0, 64)
+    assert controller.coefficient == 0.05
+
+
+@given(st.floats(0, 100), st.integers(1, 10**6), st.integers(1, 10**6))
+def test_the_coefficient_stays_positive_and_no_step_changes_it_by_more_than_a_fifth(kl, trajectories, horizon):
+    controller = KlController(1.0, 0.1, horizon)
+    controller.update(kl, trajectories)
+    assert 0.8 <= controller.coefficient <= 1.2
+
+
+def test_the_coefficient_is_all_of_the_state():
+    one = KlController(0.05, 0.1, 100)
+    one.update(0.3, 10)
+    other = KlController(0.05, 0.1, 100)
+    other.coefficient = one.coefficient
+    for controller in (one, other):
+        controller.update(0.02, 10)
+    assert one == other
+
+
+def test_a_coefficient_in_a_loop_finds_the_weight_that_holds_the_target():
+    """A policy whose KL is 1 / coefficient: the target of 0.1 needs a coefficient of 10."""
+    controller = KlController(1.0, target=0.1, horizon=100)
+    for _ in range(500):
+        controller.update(1.0 / controller.coefficient, trajectories=10)
+    assert controller.coefficient == pytest.approx(10.0, rel=1e-3)

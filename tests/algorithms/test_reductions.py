@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl.algorithms.losses import cispo, importance_sampling, ppo, weighted_sum
+from mtrl.algorithms.losses import ppo, weighted_sum
 from mtrl.algorithms.reductions import Totals, token_weights
-from mtrl.algorithms.registry import REDUCTIONS
+from mtrl.algorithms.registry import LOSSES, REDUCTIONS, find_loss
+from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig
 from mtrl.errors import UserError
 from mtrl.types import Sample
@@ -18,6 +19,7 @@ from mtrl.types import Sample
 CONFIG = AlgorithmConfig(max_sequence_length=8)
 VOCABULARY = 5
 every_reduction = pytest.mark.parametrize("reduction", REDUCTIONS.names())
+PER_TOKEN = [name for name in LOSSES.names() if not find_loss(name).per_trajectory]
 
 
 def a_sample(group, trajectory, turns, advantages=None, seed=0):
@@ -72,6 +74,7 @@ STEP = [
         ("token_mean", None, 2.5),
         ("seq_mean_token_sum", None, 7.5),
         ("sequence_mean", None, 2.25),
+        ("seq_mean_token_mean", None, 2.25),
         ("seq_mean_token_sum_norm", 4, 1.875),
         ("seq_mean_token_sum_norm", 8, 0.9375),
     ],
@@ -165,17 +168,20 @@ def gradient(batches, weights_of, loss_fn):
     theta = torch.linspace(-1, 1, VOCABULARY * VOCABULARY, dtype=torch.float64).view(VOCABULARY, VOCABULARY)
     theta = theta.sin().requires_grad_()
 
-    def padded(rows, value=0.0):
-        rows = [torch.as_tensor(np.asarray(row, dtype=float)) for row in rows]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+    def padded(rows, dtype=float):
+        rows = [torch.as_tensor(np.asarray(row, dtype=dtype)) for row in rows]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     for batch in batches:
-        ids = padded([s.token_ids for s in batch]).long()
+        ids = padded([s.token_ids for s in batch], int)
         previous = torch.nn.functional.pad(ids, (1, 0))[:, :-1]
-        logprobs = theta.log_softmax(-1)[previous, ids]
-        old, advantages = padded([s.logprobs for s in batch], -50.0), padded([s.advantages for s in batch])
-        losses, _ = loss_fn(logprobs, old, advantages, CONFIG)
-        weighted_sum(losses, padded([weights_of[id(s)] for s in batch])).backward()
+        sampled = padded([s.loss_mask for s in batch], bool)
+        old, advantages, weights = (
+            padded(rows)[sampled]
+            for rows in ([s.logprobs for s in batch], [s.advantages for s in batch], [weights_of[id(s)] for s in batch])
+        )
+        losses, _ = loss_fn(TokenBatch(theta.log_softmax(-1)[previous, ids][sampled], old, advantages), CONFIG)
+        weighted_sum(losses, weights).backward()
     return theta.grad
 
 
@@ -184,9 +190,10 @@ def weigh(samples, reduction, totals=None):
 
 
 @every_reduction
-@pytest.mark.parametrize("loss_fn", [ppo, cispo, importance_sampling])
-def test_the_gradient_is_that_of_the_step(reduction, loss_fn):
+@pytest.mark.parametrize("loss", PER_TOKEN)
+def test_the_gradient_is_that_of_the_step(reduction, loss):
     """One, two or all samples per micro-batch; on two ranks; in pieces; without the samples of no advantage."""
+    loss_fn = find_loss(loss)
     whole = gradient([STEP], weigh(STEP, reduction), loss_fn)
     assert whole.abs().max() > 1e-3
 

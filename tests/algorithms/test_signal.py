@@ -1,23 +1,22 @@
 """Bookkeeping of what a step's groups hold to learn from."""
 
 import pytest
+from groups import METHODS, group, make_group
+from hypothesis import given, settings
 
-from mtrl.algorithms.advantages import group_advantages
-from mtrl.algorithms.signal import is_informative, lonely_turns, signal_metrics
-from mtrl.config.schema import AlgorithmConfig
-from mtrl.types import FinishReason, Group, Trajectory, Turn
+from mtrl.algorithms.advantages import turn_advantages
+from mtrl.algorithms.signal import earned, is_informative, lonely_turns, signal_metrics
+from mtrl.config.schema import AlgorithmConfig, PassKConfig
 
 
 def a_group(name, *rewards):
-    def turn(reward):
-        return Turn([1], [2], [-0.1], [(0, 1)], FinishReason.STOP, "", {}, reward=reward)
-
-    return Group(name, {}, [Trajectory("t", name, i, [turn(r) for r in turns]) for i, turns in enumerate(rewards)])
+    """A group; the name says what it is for."""
+    return make_group(rewards)
 
 
 def metrics(*groups, method="grpo"):
     config = AlgorithmConfig(advantage_method=method)
-    return signal_metrics(groups, [group_advantages(group, config) for group in groups])
+    return signal_metrics(groups, turn_advantages(groups, config))
 
 
 def test_metrics_of_a_mixed_step():
@@ -30,11 +29,13 @@ def test_metrics_of_a_mixed_step():
     assert step == {
         "rollout/reward/mean": pytest.approx((1 + 0 + 1 + 1 + 0 + 0 + 0.25 + 0.75) / 8),
         "rollout/reward/zero_frac": 3 / 8,
+        "rollout/reward/early_frac": 0.0,
         "rollout/reward/valid_mean": 0.5,
         "analysis/zero_adv_groups": 2.0,
         "analysis/zero_adv_frac": 0.5,
         "analysis/informative_groups": 2.0,
         "analysis/lonely_turns": 2.0,
+        "analysis/lonely_trajectories": 0.0,
     }
 
 
@@ -50,6 +51,50 @@ def test_equal_outcomes_can_be_informative_per_turn():
     group = a_group("late and early", [1.0, 0.0], [0.0, 1.0])
     assert metrics(group)["analysis/informative_groups"] == 0.0
     assert metrics(group, method="group_based_per_turn")["analysis/informative_groups"] == 1.0
+
+
+def test_rewards_before_the_last_turn_are_told_from_outcomes():
+    """Credit per turn has nothing to go by where only the last turn is paid."""
+    outcomes = a_group("outcomes", [0.0, 0.0, 1.0], [0.0, 0.0], [1.0])
+    turns = a_group("turns", [0.5, 0.0], [0.0, -0.5, 1.0], [2.0], [])
+    assert metrics(outcomes)["rollout/reward/early_frac"] == 0.0
+    assert metrics(turns)["rollout/reward/early_frac"] == 2 / 4
+    assert metrics(outcomes, turns)["rollout/reward/early_frac"] == 2 / 7
+
+
+def test_rewards_that_cancel_are_zero():
+    """0.1 + 0.2 - 0.3 is 5.6e-17 in floats."""
+    step = metrics(a_group("cancelling", [0.1, 0.2, -0.3], [0.3, -0.3], [1e-9]))
+    assert step["rollout/reward/zero_frac"] == 2 / 3
+
+
+@settings(deadline=None)
+@given(rewards=group)
+def test_earned_is_the_reward(rewards):
+    for trajectory in make_group(rewards).trajectories:
+        assert earned(trajectory) == pytest.approx(trajectory.reward, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(rewards=group)
+def test_scalar_and_per_turn_rewards_give_the_same_metrics(rewards):
+    """Of methods that look at whole trajectories; what depends on when something was paid says so."""
+    at_the_end = [[*[0.0] * (len(turns) - 1), sum(turns)] for turns in rewards]
+    for method in ("grpo", "rloo", "opo", "gpg", "maxrl", "reinforce_pp_baseline"):
+        spread, late = metrics(make_group(rewards), method=method), metrics(make_group(at_the_end), method=method)
+        early = "rollout/reward/early_frac"
+        assert {k: v for k, v in spread.items() if k != early} == {k: v for k, v in late.items() if k != early}
+        assert late[early] == 0.0
+
+
+@pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if entry.needs_group])
+def test_trajectories_without_peers_teach_nothing_and_are_counted(method):
+    config = AlgorithmConfig(advantage_method=method, passk=PassKConfig(k=1))
+    groups = [a_group("alone", [1.0, 0.5]), a_group("together", [1.0], [0.0]), a_group("alone too", [0.0])]
+    alone = signal_metrics(groups[:1], turn_advantages(groups[:1], config))
+    assert (alone["analysis/lonely_trajectories"], alone["analysis/informative_groups"]) == (1.0, 0.0)
+    assert alone["analysis/lonely_turns"] == 2.0
+    assert signal_metrics(groups, turn_advantages(groups, config))["analysis/lonely_trajectories"] == 2.0
 
 
 @pytest.mark.parametrize(

@@ -128,11 +128,12 @@ def test_a_config_dir_that_does_not_exist():
 
 
 def test_what_a_word_of_the_schema_means_is_written_down_where_choices_are():
-    """Keys that take one of a few words list them in the schema, which is the configuration reference."""
-    from mtrl.config.choices import CHOICES
+    """Keys that take one of a few words list all of them in the schema, which is the configuration reference."""
+    from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
 
     source = (CONF.parent / "mtrl/config/schema.py").read_text()
-    for path in CHOICES:
+    for path, words in {**CHOICES, **WITH_TORCH}.items():
         leaf = path.rpartition(".")[2]
         assert path in settings()
-        assert re.search(rf'    {leaf}: str = .*\n    """', source), path
+        meanings = re.findall(rf'    {leaf}: str(?: \| None)? = [^\n]*\n    """(.*?)"""', source, re.DOTALL)
+        assert any(all(word in text for word in words if word not in ALIASES) for text in meanings), path

@@ -1,11 +1,12 @@
 """What is wrong is said in one sentence: the key, the value, the fix."""
 
 import itertools
+import re
 
 import pytest
 
-from mtrl.config import foreign
 from mtrl.config.compose import compose
+from mtrl.config.dialects import FRAMEWORKS, SECTIONS, VALUES
 from mtrl.config.keys import find
 from mtrl.config.overrides import dashed
 from mtrl.errors import UserError
@@ -76,10 +77,89 @@ def test_a_key_unlike_any_other_lists_what_its_section_has():
             "actor_rollout_ref.actor.clip_ratio=0.2",
             "verl's spelling; set algorithm.clip_low_threshold and clip_high_threshold: 0.8, 1.2 for 0.2",
         ),
+        (
+            "trainer.algorithm.advantage_estimator=reinforce++",
+            "SkyRL's spelling; write algorithm.advantage_method=reinforce_pp",
+        ),
+        ("trainer.algorithm.grpo_norm_by_std=false", "SkyRL's spelling; write algorithm.norm_by_std=false"),
+        ("trainer.algorithm.lambd=0.95", "SkyRL's spelling; write algorithm.gae_lambda=0.95"),
+        ("trainer.algorithm.value_clip=0.2", "SkyRL's spelling; write algorithm.critic.value_clip=0.2"),
+        ("trainer.algorithm.use_kl_loss=true", "SkyRL's spelling; set algorithm.kl_loss_coef, 0 is off"),
+        ("trainer.algorithm.use_kl_in_reward=true", "SkyRL's spelling; set algorithm.kl_reward_coef, 0 is off"),
+        ("trainer.algorithm.kl_ctrl.kl_target=0.1", "SkyRL's spelling; write algorithm.kl_target=0.1"),
+        (
+            "trainer.algorithm.kl_ctrl.type=adaptive",
+            "SkyRL's spelling; set algorithm.kl_target for a coefficient that adapts, null for a fixed one",
+        ),
+        ("trainer.algorithm.cispo.cispo_eps_clip_high=4", "SkyRL's spelling; write algorithm.clip_high_threshold=5"),
+        ("trainer.algorithm.sapo.tau_pos=1.0", "SkyRL's spelling; write algorithm.sapo.tau_positive=1.0"),
+        ("trainer.algorithm.dppo.dppo_type=binary_kl", "SkyRL's spelling; write algorithm.dppo.divergence=kl"),
+        (
+            "trainer.algorithm.use_tis=true",
+            "SkyRL's spelling; write algorithm.off_policy_correction=tis algorithm.loss_anchor=old, and its cap as "
+            "algorithm.correction_high",
+        ),
+        (
+            "trainer.algorithm.off_policy_correction.tis_ratio_type=token",
+            "SkyRL's spelling; write algorithm.off_policy_correction=tis algorithm.loss_anchor=old",
+        ),
+        (
+            "trainer.algorithm.off_policy_correction.sequence_mask_metric=geometric",
+            "SkyRL's spelling; write algorithm.off_policy_correction=geometric",
+        ),
+        (
+            "trainer.algorithm.off_policy_correction.geo_mask_high=1.01",
+            "SkyRL's spelling; write algorithm.correction_high=1.01",
+        ),
+        (
+            "trainer.algorithm.dynamic_sampling.type=filter",
+            "SkyRL's spelling; set algorithm.dynamic_sampling_rounds, 0 is off",
+        ),
+        (
+            "trainer.algorithm.dynamic_sampling.max_sample_batches=30",
+            "SkyRL's spelling; write algorithm.dynamic_sampling_rounds=30",
+        ),
+        ("trainer.algorithm.zero_variance_filter=true", "SkyRL's spelling; write algorithm.drop_zero_advantage=true"),
+        ("generator.apply_overlong_filtering=true", "SkyRL's spelling; write algorithm.overlong_filtering=true"),
+        ("trainer.critic.optimizer_config.lr=5e-6", "SkyRL's spelling; write algorithm.critic.optimizer.lr=5e-6"),
+        ("algorithm.norm_adv_by_std_in_grpo=false", "verl's spelling; write algorithm.norm_by_std=false"),
+        ("algorithm.lam=0.95", "verl's spelling; write algorithm.gae_lambda=0.95"),
+        ("algorithm.kl_ctrl.kl_coef=0.001", "verl's spelling; write algorithm.kl_reward_coef=0.001"),
+        (
+            "algorithm.rollout_correction.rollout_is=sequence",
+            "verl's spelling; write algorithm.off_policy_correction=sequence_tis algorithm.loss_anchor=old",
+        ),
+        (
+            "algorithm.rollout_correction.bypass_mode=true",
+            "verl's spelling; write algorithm.loss_anchor=rollout",
+        ),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode=dppo_kl",
+            "verl's spelling; write algorithm.loss_fn=dppo algorithm.dppo.divergence=kl",
+        ),
+        (
+            "actor_rollout_ref.actor.use_dynamic_bsz=true",
+            "verl's spelling; micro-batches are always filled by tokens: set trainer.max_tokens_per_microbatch",
+        ),
+        ("critic.optim.lr=1e-5", "verl's spelling; write algorithm.critic.optimizer.lr=1e-5"),
+        ("trainer.critic_warmup=10", "verl's spelling; write algorithm.critic.warmup_steps=10"),
+        (
+            "algorithm.filter_groups.max_num_gen_batches=10",
+            "verl's spelling; write algorithm.dynamic_sampling_rounds=10",
+        ),
         ("num_generations=8", "TRL's spelling; write algorithm.group_size=8"),
         ("max_completion_length=512", "TRL's spelling; write generator.sampling_params.max_generate_length=512"),
         ("beta=0.04", "TRL's spelling; write algorithm.kl_loss_coef=0.04"),
         ("loss_type=dr_grpo", "TRL's spelling; write algorithm.loss_reduction=seq_mean_token_sum_norm"),
+        ("loss_type=cispo", "TRL's spelling; write algorithm.loss_reduction=token_mean algorithm.loss_fn=cispo"),
+        ("scale_rewards=none", "TRL's spelling; write algorithm.norm_by_std=false"),
+        ("importance_sampling_level=sequence", "TRL's spelling; write algorithm.loss_fn=gspo"),
+        ("mask_truncated_completions=true", "TRL's spelling; write algorithm.overlong_filtering=true"),
+        ("multi_objective_aggregation=normalize_then_sum", "TRL's spelling; write algorithm.advantage_method=gdpo"),
+        (
+            "vllm_importance_sampling_mode=token_mask",
+            "TRL's spelling; write algorithm.off_policy_correction=icepop algorithm.loss_anchor=old",
+        ),
         ("use_vllm=true", "TRL's spelling; write generator.backend=vllm"),
         ("global_batch_size=128", "SageMaker's spelling; write trainer.prompts_per_step=128"),
         (
@@ -87,11 +167,41 @@ def test_a_key_unlike_any_other_lists_what_its_section_has():
             "SageMaker's spelling; write generator.sampling_params.max_generate_length=2048",
         ),
         ("val_metrics_config.success_threshold=1", "SageMaker's spelling; write evaluation.success_threshold=1"),
+        ("remove_constant_reward_groups=true", "Tinker's spelling; write algorithm.drop_zero_advantage=true"),
+        ("kl_penalty_coef=0.01", "Tinker's spelling; write algorithm.kl_reward_coef=0.01"),
     ],
 )
 def test_keys_of_other_frameworks_are_told_ours(theirs, said):
     assert sentence(theirs) == f"{theirs} is {said}"
     assert sentence(f"+{theirs}") == f"{theirs} is {said}"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("global_batch_size", "group_size", "advantage_method", "loss_fn", "clip_low_threshold", "learning_rate"),
+        *("clip_high_threshold", "pass_k_values", "max_steps", "lora_rank", "max_steps_off_policy"),
+    ],
+)
+def test_the_managed_services_hyperparameters_lead_to_keys(word):
+    """Bare, as its page lists them: each is answered with one key."""
+    assert re.search(r"(did you mean|write) (\w+\.)+\w+=7", sentence(f"{word}=7"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("warmup_steps=7", "trainer.optimizer.warmup_steps=7"),
+        ("optimizer.lr=1", "trainer.optimizer.lr=1"),
+        ("grad_clip=1", "trainer.optimizer.max_grad_norm=1"),
+        ("optim.lr=1", "trainer.optimizer.lr=1"),
+        ("max_gradnorm=1", "trainer.optimizer.max_grad_norm=1"),
+        ("critic.lr=1", "algorithm.critic.optimizer.lr=1"),
+        ("critic.max_gradnorm=1", "algorithm.critic.optimizer.max_grad_norm=1"),
+    ],
+)
+def test_the_critics_keys_are_meant_only_where_the_critic_is_named(typed, meant):
+    assert sentence(typed).endswith((f"did you mean {meant}?", f"write {meant}"))
 
 
 def test_a_foreign_key_in_the_wrong_section():
@@ -105,22 +215,27 @@ def test_a_foreign_key_in_the_wrong_section():
 
 
 def test_the_tables_point_to_keys_that_exist_and_are_not_ours_already():
-    for name, table in foreign.FRAMEWORKS.items():
+    for name, table in FRAMEWORKS.items():
         for theirs, ours in table.items():
             assert find(theirs) is None, f"{name}: {theirs} is a key of ours"
             words = [w.rstrip(",:;") for w in ours.split() if "." in w and w[0].isalpha()] if " " in ours else [ours]
             for word in words:
                 key = word.partition("=")[0]
                 assert find(key) or key in ("experiment", "curves.png", "metrics.jsonl"), f"{name}: {theirs} -> {ours}"
-    assert all(find(key) for key in foreign.VALUES)
+    assert all(find(key) for key in VALUES)
+    for path in SECTIONS:
+        assert find(path) is None or path == "sampling_params", f"{path} is a section of ours"
 
 
 def test_the_values_that_differ_point_to_values_that_work():
-    for key, table in foreign.VALUES.items():
-        if key in ("resume", "generator.backend", "environment.name", "algorithm.advantage_method"):
-            continue  # a path, not available yet, or an estimator that is yet to come
+    """Composed as a command would: the value, and what it needs with it."""
+    for key, table in VALUES.items():
+        if key in ("resume", "generator.backend", "environment.name"):
+            continue  # a path, not available yet, and another task
         for ours in table.values():
-            compose([f"{key}={ours.split()[0]}", "algorithm.max_sequence_length=64"])
+            first, *more = ours.split()
+            needed = ["algorithm.max_sequence_length=64", "reward.components.turn_penalty=0.1"]
+            compose([f"{key}={first}", *more, *needed])
 
 
 @pytest.mark.parametrize(
@@ -190,6 +305,16 @@ def test_other_things_that_people_type(override, said):
             "algorithm: {group_size: many}",
             "in experiment/mine.yaml: algorithm.group_size=many must be an integer; write for example ",
         ),
+        (
+            "trainer: {optimizer: 3}",
+            "in experiment/mine.yaml: algorithm.critic.optimizer or trainer.optimizer=3 must be a section with keys of "
+            "its own: lr, betas, ",
+        ),
+        (
+            "trainer: {algorithm: {kl_ctrl: {kl_target: 0.1}}}",
+            "in experiment/mine.yaml: trainer.algorithm is not a section of mtrl; its keys are in algorithm",
+        ),
+        ("critic: {optim: {lr: 1}}", "critic is not a section of mtrl; its keys are in algorithm.critic"),
         ("algorithm: 3", "in experiment/mine.yaml: algorithm=3 must be a section with keys of its own: "),
         ("defaults: [override /algorithm: rloop]", "algorithm=rloop does not exist; did you mean algorithm=rloo? "),
         ("name: [a", "mine.yaml, line 3, is not valid YAML"),
@@ -210,6 +335,6 @@ def test_dashes():
 
 def test_no_two_frameworks_disagree_silently():
     """The same foreign key in two tables leads to the same place."""
-    for one, other in itertools.combinations(foreign.FRAMEWORKS.values(), 2):
+    for one, other in itertools.combinations(FRAMEWORKS.values(), 2):
         for key in one.keys() & other.keys():
             assert one[key] == other[key], key

@@ -1,68 +1,18 @@
 """Whole runs, as programs: killed and resumed, stopped, on real rows, and with environments that misbehave."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import time
-from pathlib import Path
 
 import pytest
+from runs import ROOT, finish, rows_of, start, weights_of
 
 import mtrl
 
-ROOT = Path(mtrl.__file__).parent.parent
 REAL_ROWS = ROOT.parent / "shared" / "data" / "gsm8k"
-SMALL = [
-    "model.tiny.hidden_size=64",
-    "model.tiny.intermediate_size=128",
-    "model.tiny.layers=2",
-    "model.tiny.demonstrations=256",
-    "model.tiny.sft_steps=150",
-    "data.synthetic_train_rows=256",
-    "data.synthetic_test_rows=16",
-    "evaluation.rows=16",
-    "evaluation.sampled_rows=16",
-    "evaluation.every_steps=3",
-    "trainer.prompts_per_step=4",
-    "trainer.max_steps=8",
-    "trainer.checkpoint.every_steps=2",
-    "trainer.optimizer.lr=3e-3",
-    "generator.sampling_params.max_generate_length=24",
-    "tracker.plots=false",
-]
-"""A run of seconds that still learns, evaluates and saves."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
-
-
-def start(run_dir, *words, code=None):
-    """The command line, or `code` and then the command line, in a process of its own."""
-    command = [sys.executable, "-m", "mtrl.main"]
-    if code:
-        command = [sys.executable, "-c", textwrap.dedent(code) + "\nfrom mtrl.main import cli; cli()"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{run_dir.parent}", "OMP_NUM_THREADS": "1"}
-    arguments = [*command, *SMALL, *words, f"run_dir={run_dir}"]
-    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process, expected=0):
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == expected, output
-    return output
-
-
-def rows_of(run_dir):
-    """Metrics without what a clock decides."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in rows]
-
-
-def weights_of(run_dir):
-    return (run_dir / "export" / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +117,6 @@ def test_the_single_message_layout_trains_without_a_break(tmp_path):
     rows = rows_of(run_dir)
     assert rows[-1]["step"] == 2 and rows[-1]["rollout/breaks"] == 0.0
     assert rows[-1]["analysis/logprob_drift/max"] < 1e-4
-
-
-@pytest.mark.parametrize("algorithm", ["rloo", "group_based_per_turn", "cispo", "importance_sampling"])
-def test_algorithms_train(tmp_path, algorithm):
-    run_dir = tmp_path / "run"
-    finish(start(run_dir, f"algorithm={algorithm}", "trainer.max_steps=3", "algorithm.kl_loss_coef=0.01"))
-    last = rows_of(run_dir)[-1]
-    assert last["step"] == 3 and last["train/grad_norm"] > 0 and last["train/kl"] >= 0
 
 
 def test_any_hugging_face_folder_trains(make_chatml_tokenizer, tmp_path):

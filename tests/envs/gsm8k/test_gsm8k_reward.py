@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 from decimal import Decimal
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.gsm8k import scorer
+from envs.gsm8k.environment import Gsm8kEnv
 from envs.gsm8k.reward import TurnReward, parse_answer
 from mtrl.errors import UserError
 from mtrl.types import FinishReason, Trajectory, Turn
@@ -140,6 +142,34 @@ def test_a_solved_episode_earns_one_however_late(max_turns):
         for amount in [*paid, reward.pay(Decimal(72), Decimal(72))["correct"]]:
             total += amount
         assert total == 1.0
+
+
+REPLIES = ("#### 72", "#### 5", "no idea", "<calc>1+1</calc>")
+"""Right, wrong, malformed, and a call of the calculator."""
+
+
+def best_return(scheme, max_turns, gamma=1.0):
+    """The most that any sequence of replies earns that does not begin with the right one, by trying all of them."""
+    best = -1.0
+    for replies in itertools.product(REPLIES, repeat=max_turns):
+        if replies[0] == REPLIES[0]:
+            continue
+        environment, total = Gsm8kEnv(max_turns, reward=scheme, calculator=True), 0.0
+        environment.reset({"id": "1"})
+        for turn, reply in enumerate(replies):
+            step = environment.step(reply, {"answer": "72"})
+            total += gamma**turn * step.reward
+            if step.done:
+                break
+        best = max(best, total)
+    return best
+
+
+def test_no_way_to_play_earns_more_than_the_right_answer_at_once():
+    for max_turns in range(2, 6):
+        assert best_return("default", max_turns) <= 1.0
+        assert best_return("default", max_turns, gamma=0.99) < 1.0
+    assert best_return("guide", 5) == pytest.approx(1.16)  # the exploit, which the search does find
 
 
 def test_the_guides_scheme_pays_for_being_wrong_first():

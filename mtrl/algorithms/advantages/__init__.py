@@ -1,0 +1,85 @@
+"""Advantages: from the rewards of a step's groups to one number per turn.
+
+An estimator maps a `CreditBatch` to an array of its shape [M, T]. All tokens of a turn share its advantage; only `gae`
+works per token. Advantages are constants: no gradient flows through them.
+
+R is the sum of a trajectory's rewards, G_t = r_t + gamma G_{t+1} the return-to-go of a turn, n the size of the group.
+The first of the credits is the default of `algorithm.credit`; `all` is trajectory, turn, turn+outcome.
+
+========================  =====================================  ==========  ===================  =====================
+method                    advantage                              arXiv       credits              compared with
+========================  =====================================  ==========  ===================  =====================
+grpo, group_based         (R - mean) / (std + 1e-6)              2402.03300  all                  its group
+dr_grpo                   R - mean                               2503.20783  all                  its group
+rloo                      R_i - mean of the others               2402.14740  all                  its group
+maxrl                     (R - mean) / mean                      2602.02710  all                  its group
+opo                       R - Σ L_j R_j / Σ L_j, L tokens        2505.23585  trajectory           its group
+grpo_passk                k x what R_i adds to the best of k-1   2505.15201  trajectory           its group
+group_based_per_turn      G_t - mean of the others' G_t          verl#7244   turn                 peers that reached t
+mt_grpo                   z(outcome) + c Σ z(turn reward)        2505.11821  turn+outcome         its group
+gigpo                     z(R) + c z(G_t)                        2505.10978  its own              its group; same words
+gpg                       alpha (R - mean), alpha of the batch   2504.02546  all                  its group
+gdpo                      Σ_c w_c z(R of component c), whitened  2601.05242  trajectory           its group, the batch
+reinforce_pp_baseline     R - mean, whitened                     2501.03262  trajectory, turn     its group, the batch
+reinforce_pp              G_t, whitened                          2501.03262  turn, trajectory     the batch
+monte_carlo               G_t                                    -           turn, trajectory     nothing
+gae, turn_gae             Σ_l (gamma lambda)^l delta_{t+l}       1506.02438  its own              a critic
+========================  =====================================  ==========  ===================  =====================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mtrl.algorithms.advantages import baselines, batchwide, gae, gigpo, pass_at_k, turns
+from mtrl.algorithms.batch import CreditBatch, Ragged
+from mtrl.algorithms.peers import Floats
+from mtrl.algorithms.registry import find_estimator
+from mtrl.config.schema import AlgorithmConfig
+from mtrl.errors import UserError
+from mtrl.types import Group
+
+__all__ = ["baselines", "batchwide", "estimate", "gae", "gigpo", "pass_at_k", "turn_advantages", "turns"]
+
+
+def estimate(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
+    """[M, T] advantages by the estimator that `config.advantage_method` names; 0 in the padding.
+
+    Raises:
+        UserError: no such estimator, or it has not this credit, or it cannot use these rewards.
+        ValueError: the estimator (a user's) returned another shape or a number that is not finite.
+    """
+    method = find_estimator(config.advantage_method)
+    if config.credit is not None and config.credit not in method.credits:
+        raise UserError(
+            f"algorithm.credit={config.credit} is not one of algorithm.advantage_method={config.advantage_method}; "
+            f"choose {' or '.join([*method.credits, 'null'])}"
+        )
+    advantages = np.asarray(method(batch, config), dtype=np.float64)
+    if advantages.shape != batch.mask.shape:
+        raise ValueError(
+            f"algorithm.advantage_method={config.advantage_method} returned the shape {advantages.shape}, "
+            f"not that of the rewards, {batch.mask.shape}"
+        )
+    if not np.isfinite(advantages[batch.mask]).all():
+        raise ValueError(f"algorithm.advantage_method={config.advantage_method} returned a number that is not finite")
+    return advantages
+
+
+def turn_advantages(
+    groups: Sequence[Group], config: AlgorithmConfig, component_weights: Mapping[str, float] | None = None
+) -> list[Ragged]:
+    """The advantage of every turn: a list per group, of a list per trajectory, of a float per turn.
+
+    All trajectories of a group are compared, those that will not be trained on included. For estimators without critic.
+
+    Args:
+        component_weights: `reward.components`, weight by name; only `gdpo` reads them.
+
+    Raises:
+        UserError, ValueError: as `estimate`.
+    """
+    batch = CreditBatch.of(groups, component_weights)
+    return batch.ragged(estimate(batch, config))

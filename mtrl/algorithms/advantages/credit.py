@@ -1,0 +1,69 @@
+"""`algorithm.credit`: which values a comparison with peers is applied to, and which turns answer for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mtrl.algorithms.batch import CreditBatch, discounted_sums, fill
+from mtrl.algorithms.peers import Floats, Peers
+from mtrl.config.schema import AlgorithmConfig
+
+Compare = Callable[[Floats, Peers], Floats]
+"""From [N] values and their sets to [N] advantages."""
+
+
+def z_score(config: AlgorithmConfig, epsilon: float) -> Compare:
+    """(value - mean) / (std + epsilon), std unbiased; with `norm_by_std: false` the mean is only subtracted."""
+
+    def compare(values: Floats, peers: Peers) -> Floats:
+        return peers.standardise(values, epsilon) if config.norm_by_std else peers.centre(values)
+
+    return compare
+
+
+def credited(batch: CreditBatch, config: AlgorithmConfig, compare: Compare, default: str = "trajectory") -> Floats:
+    """[M, T] advantages by `config.credit`, or by the method's own where it is null."""
+    how = {"trajectory": per_trajectory, "turn": per_turn, "turn+outcome": per_turn_and_outcome}
+    return how[config.credit or default](batch, config, compare)
+
+
+def per_trajectory(batch: CreditBatch, config: AlgorithmConfig, compare: Compare) -> Floats:
+    """The sum of all rewards against the group's, on every turn."""
+    return batch.broadcast(compare(batch.outcomes, batch.groups))
+
+
+def per_turn(batch: CreditBatch, config: AlgorithmConfig, compare: Compare) -> Floats:
+    """The return-to-go of each turn, G_t = r_t + gamma G_{t+1}, against that of the peers that reached the turn.
+
+    Two tempting variants are biased: comparing the immediate rewards turn by turn before they are summed, and the
+    immediate reward alone; both have an expected gradient of 0 for the decision to go on (verl#7244).
+    """
+    reached = batch.mask.T  # turn by turn, so that the peers stand side by side
+    returns = discounted_sums(batch.rewards, config.gamma).T[reached]
+    magnitudes = discounted_sums(abs(batch.rewards), config.gamma).T[reached]
+    return fill(reached, compare(returns, Peers(turn_and_group(batch)[reached], magnitudes))).T
+
+
+def per_turn_and_outcome(batch: CreditBatch, config: AlgorithmConfig, compare: Compare) -> Floats:
+    """A_t = A^outcome + c Σ_{s >= t} gamma^(s-t) A^turn_s, c = `turn_advantage_coef` (MT-GRPO, 2505.11821, eq. 12).
+
+    The outcome is the reward of a trajectory's last turn, and the rewards of the turns before it are turn rewards.
+    With two turns this is the published code: the first gets A^outcome + c A^turn, the second A^outcome. From its last
+    turn on a trajectory counts with turn rewards of 0, and answers for them: comparing only those that went on would be
+    blind to the decision to go on.
+    """
+    last = batch.mask & ~np.pad(batch.mask, ((0, 0), (0, 1)))[:, 1:]
+    outcomes = np.where(last, batch.rewards, 0.0).sum(axis=1)
+    before = np.where(last, 0.0, batch.rewards).T  # turn by turn, so that the peers stand side by side
+    compared = compare(before.ravel(), Peers(turn_and_group(batch).ravel())).reshape(before.shape)
+    to_go = discounted_sums(np.ascontiguousarray(compared.T), config.gamma)
+    whole = compare(outcomes, Peers(batch.group))[:, None] + config.turn_advantage_coef * to_go
+    return np.where(batch.mask, whole, 0.0)
+
+
+def turn_and_group(batch: CreditBatch) -> np.ndarray:
+    """[T, M] a number that the turns of one group at one turn index share."""
+    turns, trajectories = batch.mask.shape[1], len(batch.group)
+    return np.arange(turns)[:, None] * (trajectories + 1) + batch.group

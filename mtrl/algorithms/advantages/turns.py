@@ -1,0 +1,33 @@
+"""Estimators made for turns."""
+
+from __future__ import annotations
+
+from mtrl.algorithms.advantages.credit import per_turn, per_turn_and_outcome, z_score
+from mtrl.algorithms.batch import CreditBatch
+from mtrl.algorithms.peers import Floats
+from mtrl.algorithms.registry import advantage_estimator
+from mtrl.config.schema import AlgorithmConfig
+
+MT_GRPO_EPSILON = 1e-4
+"""Added to the standard deviation, as the published code does."""
+
+
+@advantage_estimator("group_based_per_turn", needs_group=True, credits=("turn",))
+def group_based_per_turn(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
+    """Return-to-go of each turn, minus its mean over the peers that reached that turn.
+
+    A_{i,t} = G_{i,t} - mean_{j != i, T_j > t} G_{j,t} with G_{i,t} = sum_{s >= t} gamma^(s-t) r_{i,s}. The baseline
+    holds nothing of trajectory i, so the gradient estimate is unbiased wherever a peer reached the turn. There is no
+    division by a standard deviation: it would rescale turn by turn.
+
+    A turn that no peer reached has no baseline: it gets 0, and `signal.lonely_turns` counts it.
+    """
+    return per_turn(batch, config, lambda values, peers: peers.leave_one_out(values))
+
+
+@advantage_estimator("mt_grpo", needs_group=True, credits=("turn+outcome",))
+def mt_grpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
+    """A^outcome + `turn_advantage_coef` A^turn before the last turn, A^outcome on it; both are z-scores over the group
+    with 1e-4 added to the standard deviation (MT-GRPO, 2505.11821). More than two turns: see `per_turn_and_outcome`.
+    """
+    return per_turn_and_outcome(batch, config, z_score(config, MT_GRPO_EPSILON))

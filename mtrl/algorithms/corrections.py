@@ -1,0 +1,134 @@
+"""Off-policy corrections: weights on the loss for what engine and trainer do not agree on.
+
+Each maps d = trainer - rollout log-probs [N], of one and the same policy, to weights [N] without gradient. The
+trainer's side is the old policy (`algorithm.loss_anchor=old`), or the policy of the moment where the engine's log-probs
+are the anchor. Denominators are counted before any token is masked, so the tokens that stay get no larger step.
+
+Bounds are on e^d, or on its product or geometric mean over a trajectory; `correction_low` and `correction_high` replace
+the published ones. Log-ratios are clamped to ±20, per token and per trajectory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtrl.algorithms.losses import MAX_LOG_RATIO
+from mtrl.algorithms.registry import off_policy_correction
+from mtrl.algorithms.tokens import TokenBatch
+from mtrl.config.schema import AlgorithmConfig
+
+BOUNDS = {
+    "tis": (0.0, 2.0),
+    "sequence_tis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "mis": (0.5, 2.0),
+    "geometric": (0.999, 1.001),
+}
+"""The published ones: what holds where `correction_low` and `correction_high` are null."""
+
+
+@off_policy_correction("none")
+def none(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
+    """All tokens count as they are."""
+    return torch.ones_like(difference)
+
+
+@off_policy_correction("tis")
+def tis(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
+    """min(e^d, 2) per token: truncated importance sampling (Yao et al., fengyao.notion.site/off-policy-rl)."""
+    return _ratio(difference).clamp(*_bounds(config, "tis"))
+
+
+@off_policy_correction("sequence_tis", per_trajectory=True)
+def sequence_tis(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
+    """min(e^(Σ d), 2), the sum over a trajectory: the ratio of whole trajectories (richardli.xyz/rl-collapse).
+
+    Less biased than `tis`, with a variance that grows with the length.
+    """
+    return _ratio(tokens.trajectory_sum(_clamp(difference))).clamp(*_bounds(config, "sequence_tis"))
+
+
+@off_policy_correction("icepop")
+def icepop(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
+    """e^d where 0.5 <= e^d <= 5, else 0: tokens that disagree too much are dropped (IcePop, 2510.18855)."""
+    ratio = _ratio(difference)
+    return torch.where(_within(ratio, _bounds(config, "icepop")), ratio, 0.0)
+
+
+@off_policy_correction("mis", per_trajectory=True)
+def mis(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
+    """1 where 0.5 <= e^(Σ d) <= 2, the sum over a trajectory, else 0 (richardli.xyz/rl-collapse; verl `seq_sum_k1`).
+
+    It only rejects. A trajectory that stays counts as it is, as in verl, not by its ratio as in the article.
+    """
+    ratio = _ratio(tokens.trajectory_sum(_clamp(difference)))
+    return _within(ratio, _bounds(config, "mis")).to(difference.dtype)
+
+
+@off_policy_correction("geometric", per_trajectory=True)
+def geometric(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
+    """1 where 0.999 <= e^(mean d) <= 1.001, the mean over a trajectory, else 0 (verl `seq_mean_k1`).
+
+    As `mis`, but the same for every length, which a product is not.
+    """
+    ratio = _ratio(tokens.trajectory_mean(_clamp(difference)))
+    return _within(ratio, _bounds(config, "geometric")).to(difference.dtype)
+
+
+@dataclass(frozen=True)
+class Reweighting:
+    """Sums over tokens of the weights of a correction. `+` joins micro-batches and ranks."""
+
+    tokens: int = 0
+    kept: int = 0
+    weight: float = 0.0
+    weight_max: float = 0.0
+
+    @classmethod
+    def of(cls, weights: Tensor) -> Reweighting:
+        """Of weights [N]."""
+        if not weights.numel():
+            return cls()
+        kept = int((weights != 0).sum())
+        return cls(weights.numel(), kept, weights.double().sum().item(), weights.max().item())
+
+    def __add__(self, other: Reweighting) -> Reweighting:
+        return Reweighting(
+            self.tokens + other.tokens,
+            self.kept + other.kept,
+            self.weight + other.weight,
+            max(self.weight_max, other.weight_max),
+        )
+
+    def metrics(self, prefix: str = "correction/") -> dict[str, float]:
+        """The share of tokens whose weight is not 0, the mean weight and the largest; nothing for no tokens."""
+        if not self.tokens:
+            return {}
+        values = {
+            "kept_frac": self.kept / self.tokens,
+            "weight_mean": self.weight / self.tokens,
+            "weight_max": self.weight_max,
+        }
+        return {prefix + name: value for name, value in values.items()}
+
+
+def _clamp(difference: Tensor) -> Tensor:
+    return difference.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _ratio(difference: Tensor) -> Tensor:
+    return _clamp(difference).exp()
+
+
+def _bounds(config: AlgorithmConfig, name: str) -> tuple[float, float]:
+    """The configured bounds of the correction `name`, or the published ones where there are none."""
+    low, high = BOUNDS[name]
+    own_low, own_high = config.correction_low, config.correction_high
+    return low if own_low is None else own_low, high if own_high is None else own_high
+
+
+def _within(ratio: Tensor, bounds: tuple[float, float]) -> Tensor:
+    return (bounds[0] <= ratio) & (ratio <= bounds[1])

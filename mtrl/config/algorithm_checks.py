@@ -1,0 +1,196 @@
+"""Checks of `algorithm.*`: combinations that would train on something other than what they say.
+
+Each part takes the whole configuration and raises a `UserError` with the key, the value and the fix.
+"""
+
+from __future__ import annotations
+
+import math
+
+from omegaconf import DictConfig
+
+from mtrl.algorithms.registry import ESTIMATORS, Entry
+from mtrl.errors import UserError
+
+PER_TURN = ("turn", "turn+outcome")
+"""Values of `algorithm.credit` that compare single turns."""
+NEEDS_OLD = ("tis", "sequence_tis", "icepop")
+"""Corrections that weigh the loss: against the engine's log-probs the ratio of the loss is that weight already. What
+only masks (mis, geometric) can be added to either anchor."""
+BOUNDS = {
+    "tis": (0.0, 2.0),
+    "sequence_tis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "mis": (0.5, 2.0),
+    "geometric": (0.999, 1.001),
+}
+"""What corrections take where `correction_low` and `correction_high` are null. A test compares them."""
+
+
+def method_of(cfg: DictConfig) -> Entry:
+    """The advantage estimator."""
+    return ESTIMATORS.find(cfg.algorithm.advantage_method)
+
+
+def credit_of(cfg: DictConfig) -> str | None:
+    """What a turn answers for: `algorithm.credit`, else as the method is published; None where there is no choice."""
+    return cfg.algorithm.credit or next(iter(method_of(cfg).credits), None)
+
+
+def check_algorithm(cfg: DictConfig) -> None:
+    """All of them, in the order of the schema."""
+    for part in (_group, _credit, _turn_rewards, _passk, _gdpo, _critic, _anchor, _reduction, _kl, _bounds, _signal):
+        part(cfg)
+
+
+def _method(cfg: DictConfig) -> str:
+    return f"algorithm.advantage_method={cfg.algorithm.advantage_method}"
+
+
+def _group(cfg: DictConfig) -> None:
+    if cfg.algorithm.group_size < 2 and method_of(cfg).needs_group:
+        raise UserError(f"algorithm.group_size=1 gives {_method(cfg)} nothing to compare; set it to 2 or more")
+
+
+def _credit(cfg: DictConfig) -> None:
+    credit, known = cfg.algorithm.credit, method_of(cfg).credits
+    if credit is None or credit in known:
+        return
+    if known:
+        raise UserError(
+            f"algorithm.credit={credit} is not what {_method(cfg)} has; choose one of {', '.join(known)}, or null"
+        )
+    raise UserError(
+        f"algorithm.credit={credit} does not fit {_method(cfg)}, which itself says what a turn answers for; "
+        "set algorithm.credit=null"
+    )
+
+
+def _turn_rewards(cfg: DictConfig) -> None:
+    # Only where turns are compared with those of peers: returns-to-go of a reward that is paid at the end, without such
+    # a comparison (reinforce_pp, monte_carlo), are what those methods do with it anyway.
+    method = method_of(cfg)
+    if cfg.reward.level != "trajectory" or credit_of(cfg) not in PER_TURN or not method.needs_group:
+        return
+    asked = f"algorithm.credit={cfg.algorithm.credit}" if cfg.algorithm.credit else _method(cfg)
+    instead = "algorithm.credit=trajectory"
+    if "trajectory" not in method.credits:
+        instead = "a method of whole trajectories, such as algorithm.advantage_method=grpo"
+    raise UserError(
+        f"reward.level=trajectory pays everything at the last turn, and {asked} compares single turns; "
+        f"set reward.level=turn, or take {instead}"
+    )
+
+
+def _passk(cfg: DictConfig) -> None:
+    passk, size = cfg.algorithm.passk, cfg.algorithm.group_size
+    if method_of(cfg).name != "grpo_passk" or passk.estimator == "top2":  # which is always the best of the whole group
+        return
+    if passk.k > size:
+        raise UserError(
+            f"algorithm.passk.k={passk.k} is more than algorithm.group_size={size}, which shows no best of {passk.k}; "
+            f"set algorithm.passk.k to {size} or less, or raise algorithm.group_size"
+        )
+    why = {"pkpo_sloo": "compares with the best of k others", "chen": "gives no advantage where k is the whole group"}
+    if passk.k == size and passk.estimator in why:
+        raise UserError(
+            f"algorithm.passk.k={passk.k} must be below algorithm.group_size={size} with "
+            f"algorithm.passk.estimator={passk.estimator}, which {why[passk.estimator]}; "
+            "lower algorithm.passk.k, or take algorithm.passk.estimator=pkpo_sloo1"
+        )
+    if passk.estimator == "chen" and cfg.algorithm.kl_reward_coef:
+        raise UserError(
+            f"algorithm.kl_reward_coef={cfg.algorithm.kl_reward_coef} makes rewards other than 0 and 1, which "
+            "algorithm.passk.estimator=chen cannot use; "
+            "set algorithm.kl_loss_coef, or take algorithm.passk.estimator=pkpo_sloo1"
+        )
+
+
+def _gdpo(cfg: DictConfig) -> None:
+    if method_of(cfg).name != "gdpo":
+        return
+    from mtrl.rewards.compose import RewardComposer
+
+    counted = [name for name, weight in RewardComposer(cfg.reward).weights.items() if weight]
+    if len(counted) < 2:
+        raise UserError(
+            "algorithm.advantage_method=gdpo normalises each component of the reward by itself, and reward.components "
+            f"has {'only ' + counted[0] if counted else 'none'} with a weight; "
+            "add another one, or take algorithm.advantage_method=grpo"
+        )
+    if cfg.algorithm.kl_reward_coef:
+        raise UserError(
+            f"algorithm.kl_reward_coef={cfg.algorithm.kl_reward_coef} lowers the reward, and "
+            "algorithm.advantage_method=gdpo reads its components instead; set algorithm.kl_loss_coef"
+        )
+
+
+def _critic(cfg: DictConfig) -> None:
+    critic, steps = cfg.algorithm.critic, cfg.trainer.max_steps
+    if method_of(cfg).needs_critic and critic.warmup_steps >= max(steps, 1):
+        raise UserError(
+            f"algorithm.critic.warmup_steps={critic.warmup_steps} leaves the policy nothing of "
+            f"trainer.max_steps={steps}; lower the first or raise the second"
+        )
+
+
+def _anchor(cfg: DictConfig) -> None:
+    algorithm = cfg.algorithm
+    loss, correction, anchor = algorithm.loss_fn, algorithm.off_policy_correction, algorithm.loss_anchor
+    if loss == "decoupled_ppo" and correction != "none":
+        raise UserError(
+            f"algorithm.off_policy_correction={correction} weighs for what algorithm.loss_fn=decoupled_ppo weighs "
+            "already; set algorithm.off_policy_correction=none, or algorithm.loss_fn=ppo"
+        )
+    if anchor == "old":
+        return
+    if loss == "decoupled_ppo":
+        raise UserError(
+            f"algorithm.loss_anchor={anchor} leaves algorithm.loss_fn=decoupled_ppo nothing to decouple: it needs the "
+            "old policy apart from the one that sampled; set algorithm.loss_anchor=old"
+        )
+    if correction in NEEDS_OLD:
+        raise UserError(
+            f"algorithm.off_policy_correction={correction} with algorithm.loss_anchor={anchor} counts the mismatch "
+            "twice, as the loss's own ratio is to the engine's log-probs already; set algorithm.loss_anchor=old"
+        )
+
+
+def _reduction(cfg: DictConfig) -> None:
+    if cfg.algorithm.loss_reduction == "seq_mean_token_sum_norm" and cfg.algorithm.max_sequence_length is None:
+        raise UserError(
+            "algorithm.loss_reduction=seq_mean_token_sum_norm divides by a constant; "
+            "set algorithm.max_sequence_length to a number of tokens"
+        )
+
+
+def _kl(cfg: DictConfig) -> None:
+    loss, reward = cfg.algorithm.kl_loss_coef, cfg.algorithm.kl_reward_coef
+    if loss and reward:
+        raise UserError(
+            f"algorithm.kl_loss_coef={loss} and algorithm.kl_reward_coef={reward} pull to the reference twice; "
+            "set one of them to 0"
+        )
+
+
+def _bounds(cfg: DictConfig) -> None:
+    algorithm = cfg.algorithm
+    published = BOUNDS.get(algorithm.off_policy_correction, (0.0, math.inf))
+    own = algorithm.correction_low, algorithm.correction_high
+    low, high = (theirs if mine is None else mine for mine, theirs in zip(own, published, strict=True))
+    if low > high:
+        of = "" if None not in own else f" as algorithm.off_policy_correction={algorithm.off_policy_correction} has it"
+        raise UserError(
+            f"algorithm.correction_low={low} is above algorithm.correction_high={high}{of}, so no token would count; "
+            "lower the first or raise the second"
+        )
+
+
+def _signal(cfg: DictConfig) -> None:
+    # A function of the user's own that is not registered may well compare groups.
+    method, rounds = method_of(cfg), cfg.algorithm.dynamic_sampling_rounds
+    if rounds and method.name in ESTIMATORS and not method.needs_group:
+        raise UserError(
+            f"algorithm.dynamic_sampling_rounds={rounds} replaces groups without an advantage, and {_method(cfg)} "
+            "compares no groups; set it to 0"
+        )

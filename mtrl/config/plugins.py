@@ -1,0 +1,49 @@
+"""Plugins: modules of the user's own, imported before anything is checked, so that what they register can be named."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import mtrl
+from mtrl.errors import UserError
+
+
+def import_plugins(modules: Sequence[str]) -> None:
+    """Import them, in order; one that is there already is left as it is.
+
+    Raises:
+        UserError: one of them cannot be imported, whatever the reason.
+    """
+    if modules:
+        _take_our_names()
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+            fix = "write package.module, of the folder where you start or installed" if is_absent else "mend the module"
+            raise UserError(f"plugins=[{module}] cannot be imported ({_reason(error)}); {fix}") from error
+
+
+def _take_our_names() -> None:
+    """Register the built-in functions first, so that a plugin that takes one of their names is told so."""
+    from mtrl.algorithms import registry
+    from mtrl.rewards.shaping import SHAPINGS
+
+    ours = (registry.ESTIMATORS, registry.LOSSES, registry.REDUCTIONS, registry.CORRECTIONS, registry.KL_ESTIMATORS)
+    for known in (*ours, SHAPINGS):
+        known.names()
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, and where in the user's code unless the error says that itself."""
+    said = str(error).partition("\n")[0]
+    if isinstance(error, ImportError | SyntaxError):
+        return said
+    library = Path(mtrl.__file__).parent
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next(f for f in reversed(frames) if library not in Path(f.filename).parents)
+    return f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: {said}"

@@ -1,0 +1,47 @@
+"""A value model: the body of a causal LM with one number where its logits were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtrl.errors import UserError
+
+
+class ValueModel(nn.Module):
+    """Says what is still to come. The first values are 0, so that a new critic starts by trusting the rewards.
+
+    No logits are computed: the language model's head is dropped, and with it whatever it does to logits (soft caps,
+    scales), which would distort values. Forwards go through this module, as FSDP2 (`fully_shard`) needs of a root.
+    """
+
+    def __init__(self, causal_lm: Any):
+        """Take over the body of `causal_lm`: it is not copied.
+
+        Raises:
+            UserError: the architecture has no body apart from its head.
+        """
+        super().__init__()
+        self.body = causal_lm.base_model
+        if self.body is causal_lm:
+            raise UserError(
+                f"{type(causal_lm).__name__} has no body apart from its head to put a critic on; give another model as "
+                "algorithm.critic.path, or take an algorithm.advantage_method without a critic"
+            )
+        width = causal_lm.get_output_embeddings().weight.shape[-1]
+        dtype = torch.promote_types(causal_lm.dtype, torch.float32)  # small differences are what values are about
+        # Without its random start, which would move the global random state.
+        self.head: nn.Linear = nn.utils.skip_init(nn.Linear, width, 1, device=causal_lm.device, dtype=dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, chosen: Tensor, **inputs: Any) -> Tensor:
+        """[N] values at the positions of the mask `chosen`, [B, L], in the order of rows.
+
+        Args:
+            inputs: what the body reads, [B, L] each.
+        """
+        hidden = self.body(**inputs, use_cache=False).last_hidden_state[chosen]
+        return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)

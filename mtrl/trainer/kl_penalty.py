@@ -1,0 +1,53 @@
+"""The KL to the reference as a part of the reward: what a turn is paid less for leaving the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mtrl.algorithms.kl import KlController
+from mtrl.trainer.batching import micro_batches
+from mtrl.trainer.policy import Policy
+from mtrl.trainer.samples import trajectory_samples
+from mtrl.types import Group, Sample
+
+
+class KlPenalty:
+    """Takes coefficient x k1, summed over the tokens of a turn, off the turn's reward.
+
+    k1 = rollout - reference log-prob of the sampled tokens. In the reward it is unbiased (its value is right, and the
+    gradient comes through the score function), while as a loss its expected gradient is 0.
+    """
+
+    def __init__(self, reference: Policy, controller: KlController, max_tokens: int):
+        self.reference, self.controller, self.max_tokens = reference, controller, max_tokens
+
+    def apply(self, groups: Sequence[Group]) -> float:
+        """Lower the rewards in place and keep the part as the component `kl`; returns the mean k1 per token, in nats.
+
+        All trajectories pay, those that will not be trained on included: they count in the baseline of their group.
+        """
+        trajectories = {(g.group_id, t.index): t for g in groups for t in g.trajectories}
+        samples = [s for t in trajectories.values() for s in trajectory_samples(t, [0.0] * len(t.turns))]
+        total, tokens = 0.0, 0
+        for sample, kl in zip(samples, self._k1(samples), strict=True):
+            turns = np.array(sample.turns)[np.array(sample.loss_mask)]
+            per_turn = np.bincount(turns, kl)
+            for turn in np.unique(turns):
+                played = trajectories[sample.group_id, sample.trajectory].turns[turn]
+                played.components["kl"] = -float(per_turn[turn])
+                played.reward += self.controller.coefficient * played.components["kl"]
+            total, tokens = total + float(kl.sum()), tokens + len(kl)
+        return total / max(tokens, 1)
+
+    def _k1(self, samples: list[Sample]) -> list[np.ndarray]:
+        """Per sample rollout - reference of its sampled tokens."""
+        weights = [np.zeros(len(sample.token_ids)) for sample in samples]
+        batches = micro_batches(samples, weights, self.max_tokens, self.reference.device)
+        found: dict[int, np.ndarray] = {}
+        for batch, reference in zip(batches, self.reference.all_logprobs(batches), strict=True):
+            difference = (batch.rollout_logprobs - reference).double().cpu().numpy()
+            counts = np.cumsum([samples[row].action_tokens for row in batch.rows])[:-1]
+            found.update(zip(batch.rows, np.split(difference, counts), strict=True))
+        return [found[row] for row in range(len(samples))]

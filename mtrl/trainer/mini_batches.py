@@ -1,0 +1,23 @@
+"""Mini-batches: the samples of one step dealt to its optimiser updates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from mtrl.config.schema import TrainerConfig
+from mtrl.types import Sample
+
+
+def mini_batches(samples: Sequence[Sample], config: TrainerConfig, seed: int, step: int) -> list[list[Sample]]:
+    """Whole groups dealt to `mini_batches` parts, in an order of its own in each of `update_epochs` passes."""
+    if config.mini_batches == 1 and config.update_epochs == 1:
+        return [list(samples)]
+    groups = list(dict.fromkeys(sample.group_id for sample in samples))
+    parts = []
+    for epoch in range(config.update_epochs):
+        random.Random(f"{seed}/{step}/{epoch}").shuffle(groups)
+        for part in range(config.mini_batches):
+            chosen = set(groups[part :: config.mini_batches])
+            parts.append([sample for sample in samples if sample.group_id in chosen])
+    return parts

@@ -1,0 +1,92 @@
+"""Critics of small models, and the samples that they judge. Not a test; the tests of the critic import it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import make_group, split_by_turn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mtrl.config.schema import Config, OptimizerConfig
+from mtrl.trainer.critic import make_critic
+from mtrl.trainer.optimizer import Optimizer
+from mtrl.trainer.policy import Policy
+from mtrl.trainer.samples import group_samples
+from mtrl.types import Group
+
+METHODS = pytest.mark.parametrize("method", ["gae", "turn_gae"])
+
+
+def config_of(method="gae", lr=3e-3, clip=None, trainer=None, **algorithm):
+    config = Config(run_dir="unused")
+    config.algorithm = replace(config.algorithm, advantage_method=method, **algorithm)
+    config.algorithm.critic = replace(config.algorithm.critic, value_clip=clip, optimizer=OptimizerConfig(lr=lr))
+    config.trainer = replace(config.trainer, **(trainer or {}))
+    return config
+
+
+def critic_of(model, config=None, dump=None, head=None):
+    """A critic that starts from this model; `head`: the seed of a value head that says something."""
+    critic = make_critic(config or config_of(), Policy(model, None), dump)
+    if head is not None:
+        with torch.no_grad():
+            critic.model.head.weight.normal_(generator=torch.Generator().manual_seed(head))
+            critic.model.head.bias.fill_(0.25)
+    return critic
+
+
+def groups_of(vocabulary, count=3, split=False):
+    groups = [make_group(seed, vocabulary) for seed in range(count)]
+    if split:
+        groups = [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) for g in groups]
+    return groups
+
+
+def samples_of(groups):
+    return [s for g in groups for s in group_samples(g, [[0.0] * len(t.turns) for t in g.trajectories])]
+
+
+def per_trajectory(samples, values):
+    """One array per trajectory, over all of its samples."""
+    joined = {}
+    for sample, own in zip(samples, values, strict=True):
+        joined.setdefault((sample.group_id, sample.trajectory), []).append(own)
+    return {key: np.concatenate(parts) for key, parts in joined.items()}
+
+
+def plain_values(critic, sample):
+    """From a forward over the sample alone: the head on the hidden state before each sampled token."""
+    with torch.no_grad():
+        hidden = critic.model.body(torch.tensor([sample.token_ids])).last_hidden_state[0]
+        everywhere = (hidden @ critic.model.head.weight[0] + critic.model.head.bias).tolist()
+    return [everywhere[place - 1] for place, sampled in enumerate(sample.loss_mask) if sampled]
+
+
+def zeros(samples):
+    return [np.zeros(s.action_tokens) for s in samples]
+
+
+class Capture(Optimizer):
+    """Keeps the gradients instead of applying them."""
+
+    def step(self, step):
+        self.grads = [p.grad.clone() for p in self.parameters]
+        for p in self.parameters:
+            p.grad = None
+        return 0.0, 0.0
+
+
+def gradients(critic, samples, old, targets):
+    critic.optimizer = Capture(critic.model, critic.settings.optimizer, 1)
+    critic.update(samples, old, targets, 0)
+    return critic.optimizer.grads
+
+
+def make_exact_model():
+    """One that keeps float64 throughout."""
+    torch.set_num_threads(1)
+    sizes = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval().double()

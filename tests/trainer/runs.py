@@ -1,0 +1,57 @@
+"""Whole runs as programs: started, waited for, and read."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import mtrl
+
+ROOT = Path(mtrl.__file__).parent.parent
+SMALL = [
+    "model.tiny.hidden_size=64",
+    "model.tiny.intermediate_size=128",
+    "model.tiny.layers=2",
+    "model.tiny.demonstrations=256",
+    "model.tiny.sft_steps=150",
+    "data.synthetic_train_rows=256",
+    "data.synthetic_test_rows=16",
+    "evaluation.rows=16",
+    "evaluation.sampled_rows=16",
+    "evaluation.every_steps=3",
+    "trainer.prompts_per_step=4",
+    "trainer.max_steps=8",
+    "trainer.checkpoint.every_steps=2",
+    "trainer.optimizer.lr=3e-3",
+    "generator.sampling_params.max_generate_length=24",
+    "tracker.plots=false",
+]
+"""A run of seconds that still learns, evaluates and saves."""
+
+
+def start(run_dir, *words, code=None):
+    """The command line, or `code` and then the command line, in a process of its own."""
+    command = [sys.executable, "-m", "mtrl.main"]
+    if code:
+        command = [sys.executable, "-c", textwrap.dedent(code) + "\nfrom mtrl.main import cli; cli()"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{run_dir.parent}", "OMP_NUM_THREADS": "1"}
+    arguments = [*command, *SMALL, *words, f"run_dir={run_dir}"]
+    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process, expected=0):
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == expected, output
+    return output
+
+
+def rows_of(run_dir):
+    """Metrics without what a clock decides."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in rows]
+
+
+def weights_of(run_dir):
+    return (run_dir / "export" / "model.safetensors").read_bytes()

@@ -1,0 +1,275 @@
+"""Micro-batches: nothing is lost, budgets are kept, and packed samples do not see each other."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
+
+from mtrl.errors import UserError
+from mtrl.trainer.batching import PACKED, PADDED, check_packing, micro_batches
+from mtrl.trainer.policy import Policy
+from mtrl.types import Sample
+
+LAYOUTS = pytest.mark.parametrize("layout", [PADDED, PACKED], ids=["padded", "packed"])
+SIZES = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+SMALL = {"vocab_size": 90, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
+NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
+MODELS = {
+    "rotary": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES, head_dim=16)),
+    "learned positions": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**SMALL, **NO_ENDS, n_positions=64)),
+    "sliding window": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=5)),
+}
+
+
+def build(make, dtype=torch.float32, attention="sdpa"):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make().eval().to(dtype)
+    model.set_attn_implementation(attention)
+    return model
+
+
+@pytest.fixture(params=[(name, attention) for name in MODELS for attention in ("sdpa", "eager")], ids=" ".join)
+def model(request):
+    torch.set_num_threads(1)
+    name, attention = request.param
+    return build(MODELS[name], attention=attention)
+
+
+def sample_of(rng, length, trajectory=("g", 0), vocabulary=90):
+    """A sample of random tokens, of which about half were sampled."""
+    mask = rng.random(length) < 0.5
+    mask[0], mask[-1] = False, True
+    group_id, index = trajectory
+    return Sample(
+        token_ids=rng.integers(0, vocabulary, length).tolist(),
+        loss_mask=mask.tolist(),
+        logprobs=np.where(mask, -rng.random(length), 0.0).tolist(),
+        advantages=np.where(mask, rng.normal(size=length), 0.0).tolist(),
+        versions=np.where(mask, 0, -1).tolist(),
+        turns=np.where(mask, 0, -1).tolist(),
+        group_id=group_id,
+        trajectory=index,
+    )
+
+
+def samples_of(lengths, seed=0):
+    """A trajectory per sample."""
+    rng = np.random.default_rng(seed)
+    return [sample_of(rng, length, ("g", index)) for index, length in enumerate(lengths)]
+
+
+def ones(samples):
+    return [np.ones(len(sample.token_ids)) for sample in samples]
+
+
+def plans(samples, max_tokens, **how):
+    return [batch.rows for batch in micro_batches(samples, ones(samples), max_tokens, **how)]
+
+
+def sampled(values, sample):
+    return [value for value, chosen in zip(values, sample.loss_mask, strict=True) if chosen]
+
+
+lengths = st.lists(st.integers(2, 20), min_size=1, max_size=20)
+trajectories = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), min_size=20, max_size=20)
+budgets = st.integers(1, 60)
+
+
+@settings(deadline=None)
+@given(lengths, trajectories, budgets, st.sampled_from([PADDED, PACKED]), st.booleans())
+def test_micro_batches_keep_the_budget_and_lose_nothing(lengths, trajectories, budget, layout, whole):
+    rng = np.random.default_rng(len(lengths))
+    samples = [sample_of(rng, length, owner) for length, owner in zip(lengths, trajectories, strict=False)]
+    weights = [np.arange(len(s.token_ids), dtype=float) for s in samples]
+    batches = micro_batches(samples, weights, budget, layout=layout, whole_trajectories=whole)
+    assert sorted(row for batch in batches for row in batch.rows) == list(range(len(samples)))
+    for batch in batches:
+        chosen = [samples[row] for row in batch.rows]
+        owners = [(s.group_id, s.trajectory) for s in chosen]
+        assert batch.token_ids.numel() <= budget or len(set(owners) if whole else chosen) == 1
+        assert batch.targets.tolist() == [i for s in chosen for i in sampled(s.token_ids, s)]
+        for found, values in (
+            (batch.rollout_logprobs, [s.logprobs for s in chosen]),
+            (batch.advantages, [s.advantages for s in chosen]),
+            (batch.weights, [weights[row] for row in batch.rows]),
+        ):
+            expected = [v for s, value in zip(chosen, values, strict=True) for v in sampled(value, s)]
+            torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32), atol=0, rtol=0)
+        number = {owner: n for n, owner in enumerate(dict.fromkeys(owners))}
+        assert batch.trajectory.tolist() == [
+            number[owner] for s, owner in zip(chosen, owners, strict=True) for _ in range(s.action_tokens)
+        ]
+
+
+@settings(deadline=None)
+@given(lengths, trajectories, budgets, st.sampled_from([PADDED, PACKED]))
+def test_whole_trajectories_are_in_one_micro_batch(lengths, trajectories, budget, layout):
+    rng = np.random.default_rng(len(lengths))
+    samples = [sample_of(rng, length, owner) for length, owner in zip(lengths, trajectories, strict=False)]
+    dealt = plans(samples, budget, layout=layout, whole_trajectories=True)
+    owners = [{(samples[row].group_id, samples[row].trajectory) for row in plan} for plan in dealt]
+    assert all(not a & b for a, b in itertools.combinations(owners, 2))
+
+
+@settings(deadline=None)
+@given(lengths, budgets)
+def test_padded_plans_are_in_the_order_that_runs_are_compared_by(lengths, budget):
+    """Sums of floats depend on their order: weights of runs are compared bit for bit, so this order must stay."""
+    samples, expected = samples_of(lengths), []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if expected and (len(expected[-1]) + 1) * lengths[expected[-1][0]] <= budget:
+            expected[-1].append(index)
+        else:
+            expected.append([index])
+    assert plans(samples, budget) == expected
+    assert plans(samples, budget, whole_trajectories=True) == expected  # a sample each
+
+
+@settings(deadline=None)
+@given(lengths, budgets)
+def test_no_two_packs_fit_in_one(lengths, budget):
+    sizes = [sum(lengths[row] for row in plan) for plan in plans(samples_of(lengths), budget, layout=PACKED)]
+    assert all(a + b > budget for a, b in itertools.combinations(sizes, 2))
+
+
+def test_packs_are_first_fit_decreasing():
+    assert plans(samples_of([4, 8, 5, 4, 7, 2]), 10, layout=PACKED) == [[1, 5], [4], [2, 0], [3]]
+
+
+@LAYOUTS
+def test_a_trajectory_longer_than_the_budget_is_alone(layout):
+    rng = np.random.default_rng(0)
+    owners = [("g", 0), ("g", 1), ("g", 0), ("h", 0), ("g", 0)]
+    samples = [sample_of(rng, 6, owner) for owner in owners]
+    assert plans(samples, 12, layout=layout, whole_trajectories=True) == [[0, 2, 4], [1, 3]]
+    assert plans(samples, 12, layout=layout) == [[0, 1], [2, 3], [4]]
+
+
+@LAYOUTS
+def test_gather_is_in_the_order_of_the_flat_tensors(layout):
+    samples = samples_of([3, 9, 4, 9, 6])
+    told = [np.array(sampled(s.logprobs, s)) for s in samples]
+    batches = micro_batches(samples, ones(samples), 15, layout=layout)
+    assert len(batches) > 1
+    for batch in batches:
+        for values in (told, [v.tolist() for v in told], [torch.from_numpy(v) for v in told]):
+            assert torch.equal(batch.gather(values), batch.rollout_logprobs)
+    assert batches[0].gather([torch.ones(s.action_tokens, requires_grad=True) for s in samples]).requires_grad
+
+
+@LAYOUTS
+def test_nothing_is_no_micro_batch(layout):
+    assert plans([], 9, layout=layout) == plans([], 9, layout=layout, whole_trajectories=True) == []
+
+
+@LAYOUTS
+def test_a_sampled_token_without_context_is_refused(layout):
+    samples = samples_of([4, 4])
+    samples[1].loss_mask[0] = True
+    with pytest.raises(AssertionError, match="needs context"):
+        micro_batches(samples, ones(samples), 99, layout=layout)
+
+
+def test_the_last_token_of_a_sample_does_not_predict_the_next_sample():
+    samples = samples_of([5, 4, 7])
+    (batch,) = micro_batches(samples, ones(samples), 99, layout=PACKED)
+    ends = np.cumsum([len(samples[row].token_ids) for row in batch.rows])[:-1]
+    assert batch.token_ids.shape == (1, 16) and batch.action_mask.shape == (1, 15)
+    assert not batch.action_mask[0, ends - 1].any()
+    assert batch.position_ids[0, ends].tolist() == [0, 0]
+
+
+def test_variable_length_kernels_get_the_bounds_of_the_samples():
+    """Flash attention runs on GPUs only; this is what transformers derives for it from our positions."""
+    samples = samples_of([5, 4, 7])
+    (batch,) = micro_batches(samples, ones(samples), 99, layout=PACKED)
+    (bounds, _), (longest, _) = prepare_fa_kwargs_from_position_ids(batch.inputs["position_ids"])
+    assert bounds.tolist() == [0, 7, 12, 15] and longest == 7  # the model does not read the last token
+
+
+@pytest.mark.parametrize("budget", [1, 25, 999])
+@LAYOUTS
+def test_log_probs_equal_those_of_the_sample_alone(layout, budget, model):
+    """A plain forward, at the sampling temperature."""
+    samples = samples_of([9, 14, 3, 11, 6, 2])
+    policy = Policy(model, None, temperature=0.7)
+    for batch in micro_batches(samples, ones(samples), budget, layout=layout):
+        found, entropy = policy.logprobs(batch)
+        expected, entropies = [], []
+        for sample in (samples[row] for row in batch.rows):
+            logps = (model(torch.tensor([sample.token_ids])).logits[0] / 0.7).log_softmax(-1)
+            places = [place for place, trained in enumerate(sample.loss_mask) if trained]
+            expected += [logps[place - 1, sample.token_ids[place]] for place in places]
+            entropies += [-(logps[place - 1].exp() * logps[place - 1]).sum() for place in places]
+        torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(entropy, torch.stack(entropies), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_packed_samples_do_not_see_each_other(model):
+    samples = samples_of([9, 14, 3, 11])
+    policy = Policy(model, None)
+    (batch,) = micro_batches(samples, ones(samples), 99, layout=PACKED)
+    before = policy.logprobs(batch)[0]
+    owner = torch.cat([torch.full([samples[row].action_tokens], row) for row in batch.rows])
+    for row in range(len(samples)):
+        changed = copy.deepcopy(samples)
+        changed[row].token_ids = [(token + 1) % 90 for token in samples[row].token_ids]
+        (other,) = micro_batches(changed, ones(samples), 99, layout=PACKED)
+        after = policy.logprobs(other)[0]
+        assert torch.equal(before[owner != row], after[owner != row])
+        assert (before != after)[owner == row].all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_models_that_pack_are_told_from_those_that_do_not(dtype):
+    for make in MODELS.values():
+        for attention in ("sdpa", "eager"):
+            check_packing(build(make, dtype, attention))
+    mixed = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    refused = [
+        lambda: hf.MambaForCausalLM(
+            hf.MambaConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2, initializer_range=0.3)
+        ),
+        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=90, hidden_size=32, n_layer=2, n_head=4)),
+        lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**SIZES, **mixed, **experts)),
+    ]
+    for make in refused:
+        model = make().eval().to(dtype)
+        name = type(model).__name__
+        with pytest.raises(UserError, match=rf"trainer\.packing=true .* {name} .*; set trainer\.packing=false"):
+            check_packing(model)
+
+
+def test_a_model_that_takes_no_positions_cannot_pack():
+    class NoPositions(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.config, self.device, self.dtype = inner, inner.config, inner.device, inner.dtype
+
+        def forward(self, input_ids, use_cache):
+            return self.inner(input_ids=input_ids, use_cache=use_cache)
+
+    with pytest.raises(UserError, match=r"NoPositions .* set trainer\.packing=false"):
+        check_packing(NoPositions(build(MODELS["rotary"])))

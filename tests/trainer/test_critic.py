@@ -1,0 +1,346 @@
+"""The critic: values are read where tokens are predicted, shares no weight with the policy, and credit follows."""
+
+import copy
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from critics import (
+    METHODS,
+    config_of,
+    critic_of,
+    gradients,
+    groups_of,
+    make_exact_model,
+    per_trajectory,
+    plain_values,
+    samples_of,
+)
+from helpers import make_group
+
+from mtrl.errors import UserError
+from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.trainer.critic import credit_by_critic, make_critic
+from mtrl.trainer.policy import Policy
+from mtrl.types import Group
+
+
+@pytest.fixture(scope="module")
+def exact_model():
+    return make_exact_model()
+
+
+# values
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("budget", [1, 64, 10_000])
+def test_values_are_those_of_a_plain_forward(tiny_model, budget, packing):
+    config = config_of(trainer={"max_tokens_per_microbatch": budget, "packing": packing})
+    critic, samples = critic_of(tiny_model, config, head=1), samples_of(groups_of(tiny_model.config.vocab_size))
+    values = critic.values(samples)
+    assert [len(v) for v in values] == [s.action_tokens for s in samples]
+    assert all(v.dtype == np.float64 for v in values)
+    for sample, own in zip(samples, values, strict=True):
+        np.testing.assert_allclose(own, plain_values(critic, sample), atol=2e-5)
+    assert np.concatenate(values).std() > 0.1
+
+
+def test_packing_lays_samples_end_to_end(tiny_model):
+    critic = critic_of(tiny_model, config_of(trainer={"packing": True}))
+    seen = []
+    critic.model.body.register_forward_pre_hook(lambda *args: seen.append(args[-1]["input_ids"]), with_kwargs=True)
+    samples = samples_of(groups_of(tiny_model.config.vocab_size))
+    critic.values(samples)
+    assert [ids.shape for ids in seen] == [(1, sum(len(s.token_ids) for s in samples) - 1)]
+
+
+def test_a_value_knows_all_that_was_before_the_token_and_nothing_of_it(tiny_model):
+    critic = critic_of(tiny_model, head=1)
+    (sample, *_) = samples_of(groups_of(tiny_model.config.vocab_size))
+    before = critic.values([sample])[0]
+    sampled = [place for place, chosen in enumerate(sample.loss_mask) if chosen]
+    for place in range(len(sample.token_ids)):
+        changed = copy.deepcopy(sample)
+        changed.token_ids[place] = (changed.token_ids[place] + 1) % tiny_model.config.vocab_size
+        moved = abs(critic.values([changed])[0] - before) > 1e-6
+        assert moved.tolist() == [place < token for token in sampled]
+
+
+def test_the_first_values_are_0_and_there_may_be_no_samples(tiny_model):
+    critic = critic_of(tiny_model)
+    assert not np.concatenate(critic.values(samples_of(groups_of(tiny_model.config.vocab_size)))).any()
+    assert critic.values([]) == [] and critic.update([], [], [], 0) == {}
+
+
+def test_values_that_are_not_finite_are_told(tiny_model):
+    critic = critic_of(tiny_model)
+    with torch.no_grad():
+        critic.model.head.bias.fill_(math.inf)
+    with pytest.raises(UserError, match="values that are not finite; lower algorithm.critic.optimizer.lr"):
+        critic.values(samples_of(groups_of(tiny_model.config.vocab_size)))
+
+
+# making one
+
+
+def test_only_methods_that_read_values_get_a_critic(tiny_model):
+    assert make_critic(config_of("grpo"), Policy(tiny_model, None), None) is None
+
+
+@METHODS
+def test_critic_and_policy_share_no_weights(make_tiny_model, tiny_tokenizer, method):
+    """Nor does the engine, which lets parameters of the policy share their storage, see the critic learn."""
+    model = make_tiny_model(4)
+    LocalEngine(model, tiny_tokenizer)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    critic = critic_of(model, config_of(method))
+    samples = samples_of(groups_of(model.config.vocab_size))
+    start = copy.deepcopy(critic.model.state_dict())
+    for step in range(2):  # the first moves only the head, which is 0
+        values = critic.values(samples)
+        critic.update(samples, values, [v + 1.0 for v in values], step)
+    after = critic.model.state_dict()
+    assert all(not torch.equal(start[name], after[name]) for name in start)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    places = [p.untyped_storage().data_ptr() for p in (*model.parameters(), *critic.model.parameters())]
+    assert len(set(places)) > len(list(critic.model.parameters()))  # the policy's are fused, so some are one
+    assert not {p.untyped_storage().data_ptr() for p in model.parameters()} & set(
+        places[len(list(model.parameters())) :]
+    )
+
+
+def test_a_critic_from_a_folder(make_tiny_model, tiny_tokenizer, tmp_path):
+    from mtrl.models.tiny import save
+
+    save(make_tiny_model(7), tiny_tokenizer, tmp_path / "other")
+    config = config_of(trainer={"packing": True})
+    config.algorithm.critic.path = str(tmp_path / "other")
+    policy = make_tiny_model(1)
+    critic = critic_of(policy, config)
+    expected = make_tiny_model(7).base_model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in critic.model.body.state_dict().items())
+    assert not any(p.any() for p in critic.model.head.parameters())
+
+
+def test_gradient_checkpointing_changes_nothing(make_tiny_model, tiny_tokenizer, tmp_path):
+    from mtrl.models.tiny import save
+
+    save(make_tiny_model(7), tiny_tokenizer, tmp_path / "other")
+    policy = make_tiny_model(1)
+    samples = samples_of(groups_of(policy.config.vocab_size))
+    targets = [np.ones(s.action_tokens) for s in samples]
+    found = []
+    for checkpointing in (False, True):
+        config = config_of(trainer={"gradient_checkpointing": checkpointing})
+        config.algorithm.critic.path = str(tmp_path / "other")
+        critic = critic_of(policy, config, head=2)
+        assert critic.model.body.layers[0].gradient_checkpointing == checkpointing
+        found.append(gradients(critic, samples, critic.values(samples), targets))
+    for plain, recomputed in zip(*found, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+def test_folders_that_cannot_be_a_critic(make_tiny_model, tiny_tokenizer, tmp_path):
+    from mtrl.models.tiny import save
+
+    config = config_of()
+    config.algorithm.critic.path = str(tmp_path / "missing")
+    with pytest.raises(UserError, match=r"algorithm\.critic\.path=.*missing cannot be loaded .*; give a folder"):
+        critic_of(make_tiny_model(), config)
+    other = make_tiny_model()
+    other.resize_token_embeddings(99)
+    save(other, tiny_tokenizer, tmp_path / "small")
+    config.algorithm.critic.path = str(tmp_path / "small")
+    with pytest.raises(UserError, match="a vocabulary of 99 and the policy one of"):
+        critic_of(make_tiny_model(), config)
+
+
+# checkpoints
+
+
+@METHODS
+def test_a_resumed_critic_goes_on_bit_for_bit(make_tiny_model, method, tmp_path):
+    import safetensors.torch
+
+    def steps(critic, numbers):
+        for step in numbers:
+            targets = [np.full(s.action_tokens, math.sin(step + i)) for i, s in enumerate(samples)]
+            critic.update(samples, critic.values(samples), targets, step)
+
+    model, config = make_tiny_model(2), config_of(method, clip=0.2)
+    samples = samples_of(groups_of(model.config.vocab_size))
+    straight, stopped = critic_of(model, config), critic_of(model, config)
+    steps(straight, range(4))
+    steps(stopped, range(2))
+    safetensors.torch.save_file(stopped.state(), tmp_path / "critic.safetensors")  # refuses storage that is shared
+    steps(stopped, range(5))  # the state is a copy
+    resumed = critic_of(make_tiny_model(5), config)
+    resumed.load(safetensors.torch.load_file(tmp_path / "critic.safetensors"))
+    steps(resumed, range(2, 4))
+    expected, found = straight.state(), resumed.state()
+    assert expected.keys() == found.keys() and any("exp_avg_sq" in name for name in found)
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    for a, b in zip(straight.values(samples), resumed.values(samples), strict=True):
+        assert a.tolist() == b.tolist()
+
+
+def test_a_state_is_that_of_its_moment(make_tiny_model):
+    critic = critic_of(make_tiny_model(), head=1)
+    samples = samples_of(groups_of(critic.model.body.config.vocab_size))
+    state = critic.state()
+    kept = copy.deepcopy(state)
+    critic.update(samples, critic.values(samples), [np.ones(s.action_tokens) for s in samples], 0)
+    assert all(torch.equal(value, kept[name]) for name, value in state.items())
+    assert not torch.equal(state["model.head.weight"], critic.model.head.weight)
+
+
+def test_a_state_before_the_first_step(make_tiny_model):
+    critic, fresh = critic_of(make_tiny_model(1)), critic_of(make_tiny_model(2))
+    fresh.load(critic.state())
+    assert all(torch.equal(value, fresh.state()[name]) for name, value in critic.state().items())
+
+
+def test_a_checkpoint_without_a_critic_is_told(tiny_model):
+    with pytest.raises(UserError, match="algorithm.advantage_method=gae needs a critic, and the checkpoint has none"):
+        critic_of(tiny_model).load({})
+
+
+# credit
+
+
+def credit(model, groups, config, head=1, **kwargs):
+    return credit_by_critic(groups, config.algorithm, critic_of(model, config, head=head), **kwargs)
+
+
+def naive_credit(critic, groups, config):
+    """Per trajectory the advantage and the target of every sampled token, by plain loops; before whitening."""
+    gamma, lam = config.algorithm.gamma, config.algorithm.gae_lambda
+    found = {}
+    for trajectory in (t for g in groups for t in g.trajectories):
+        (sample,) = samples_of([Group(trajectory.group_id, {}, [replace(trajectory, trainable=True)])])
+        values = plain_values(critic, sample)
+        steps, at = [], 0  # value, reward, tokens
+        for turn in trajectory.turns:
+            n = len(turn.action_ids)
+            if config.algorithm.advantage_method == "gae":
+                steps += [(values[at + i], turn.reward if i == n - 1 else 0.0, 1) for i in range(n)]
+            else:
+                steps.append((values[at], turn.reward, n))
+            at += n
+        advantage = after = 0.0
+        tokens = []
+        for value, reward, n in reversed(steps):
+            advantage = reward + gamma * after - value + gamma * lam * advantage
+            after = value
+            tokens += [(advantage, advantage + value)] * n
+        found[trajectory.group_id, trajectory.index] = tokens[::-1]
+    return found
+
+
+@METHODS
+@pytest.mark.parametrize("whitened", [False, True])
+def test_credit_by_a_critic(tiny_model, method, whitened):
+    config = config_of(method, gamma=0.9, gae_lambda=0.8, whiten_advantages=whitened)
+    groups = groups_of(tiny_model.config.vocab_size)
+    groups[1].trajectories[2].trainable = False  # it counts in the whitening, and is not trained on
+    critic = critic_of(tiny_model, config, head=1)
+    credited = credit_by_critic(groups, config.algorithm, critic)
+    expected = naive_credit(critic, groups, config)
+    raw = np.array([a for tokens in expected.values() for a, _ in tokens])
+    mean, std = (raw.mean(), raw.std(ddof=1)) if whitened else (0.0, 1.0)
+    untrained = (groups[1].group_id, 2)
+    assert {(s.group_id, s.trajectory) for s in credited.samples} == expected.keys() - {untrained}
+    assert len(credited.samples) == len(credited.old_values) == len(credited.targets)
+    for sample, old, targets in zip(credited.samples, credited.old_values, credited.targets, strict=True):
+        own = expected[sample.group_id, sample.trajectory]
+        found = [a for a, sampled in zip(sample.advantages, sample.loss_mask, strict=True) if sampled]
+        np.testing.assert_allclose(found, [(a - mean) / std for a, _ in own], atol=5e-5)
+        np.testing.assert_allclose(targets, [target for _, target in own], atol=5e-5)
+        np.testing.assert_allclose(old, [target - a for a, target in own], atol=5e-5)
+        assert all(type(a) is float for a in sample.advantages)
+        assert not any(a for a, sampled in zip(sample.advantages, sample.loss_mask, strict=True) if not sampled)
+    for group, shown in zip(groups, credited.advantages, strict=True):
+        for trajectory, turns in zip(group.trajectories, shown, strict=True):
+            tokens = iter((a - mean) / std for a, _ in expected[trajectory.group_id, trajectory.index])
+            means = [np.mean([next(tokens) for _ in turn.action_ids]) for turn in trajectory.turns]
+            np.testing.assert_allclose(turns, means, atol=5e-5)
+
+
+@METHODS
+def test_credit_does_not_depend_on_where_a_trajectory_was_cut(exact_model, method):
+    config = config_of(method, gamma=0.9, gae_lambda=0.8)
+    whole, cut = (credit(exact_model, groups_of(60, split=split), config) for split in (False, True))
+    assert len(cut.samples) > len(whole.samples)
+    for of in (
+        lambda c: [np.array(s.advantages)[s.loss_mask] for s in c.samples],
+        lambda c: c.targets,
+        lambda c: c.old_values,
+    ):
+        a, b = per_trajectory(whole.samples, of(whole)), per_trajectory(cut.samples, of(cut))
+        assert a.keys() == b.keys()
+        for key in a:
+            np.testing.assert_allclose(a[key], b[key], atol=1e-9)
+    for a, b in zip(whole.advantages, cut.advantages, strict=True):
+        for turns, others in zip(a, b, strict=True):
+            np.testing.assert_allclose(turns, others, atol=1e-9)
+
+
+@METHODS
+def test_turns_without_tokens_keep_their_place_in_the_metrics_and_their_reward(tiny_model, method):
+    group = make_group(1, tiny_model.config.vocab_size, size=2, turns=3)
+    trajectory = max(group.trajectories, key=lambda t: len(t.turns))
+    silent = trajectory.turns[1]
+    silent.action_ids, silent.action_logprobs, silent.version_spans, silent.reward = [], [], [], 0.5
+    credited = credit(tiny_model, [group], config_of(method, whiten_advantages=False), head=None)  # all values are 0
+    shown = credited.advantages[0][trajectory.index]
+    assert len(shown) == len(trajectory.turns) and shown[1] == 0.0
+    to_go = [math.fsum(trajectory.rewards[t:]) for t in range(len(shown))]
+    assert [a for t, a in enumerate(shown) if t != 1] == pytest.approx([g for t, g in enumerate(to_go) if t != 1])
+
+
+@METHODS
+def test_no_groups_and_groups_without_tokens(tiny_model, method):
+    empty = make_group(0, tiny_model.config.vocab_size, size=2)
+    for trajectory in empty.trajectories:
+        trajectory.turns = []
+    for groups, shown in (([], []), ([empty], [[[], []]])):
+        credited = credit(tiny_model, groups, config_of(method))
+        assert (credited.samples, credited.old_values, credited.targets) == ([], [], [])
+        assert credited.advantages == shown
+
+
+@METHODS
+def test_critic_and_credit_find_what_a_state_is_worth(make_tiny_model, method):
+    """A prompt that pays and one that does not, whatever is done: advantages by luck of the prompt fade away."""
+    config = config_of(method, lr=3e-3, whiten_advantages=False)
+    critic = critic_of(make_tiny_model(3), config)
+    groups = groups_of(critic.model.body.config.vocab_size, 6)
+    for number, group in enumerate(groups):
+        for trajectory in group.trajectories:
+            trajectory.turns[0].observation_ids[0] = 5 + number % 2
+            for turn in trajectory.turns:
+                turn.reward = 0.0
+            trajectory.turns[-1].reward = float(number % 2)
+    sizes = []
+    for step in range(40):
+        credited = credit_by_critic(groups, config.algorithm, critic)
+        sizes.append(np.mean([abs(a) for s in credited.samples for a in np.array(s.advantages)[s.loss_mask]]))
+        critic.update(credited.samples, credited.old_values, credited.targets, step)
+    assert sizes[0] == pytest.approx(0.5, abs=0.2) and sizes[-1] < 0.15 * sizes[0]
+
+
+def test_the_random_state_is_left_alone(make_tiny_model):
+    """What consumes it breaks exact resume."""
+    model = make_tiny_model()
+    random.seed(0)
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), random.getstate()
+    config = config_of(trainer={"mini_batches": 2})
+    critic = critic_of(model, config)
+    credited = credit_by_critic(groups_of(model.config.vocab_size), config.algorithm, critic)
+    critic.update(credited.samples, credited.old_values, credited.targets, 0)
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()

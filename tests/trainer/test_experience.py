@@ -1,0 +1,131 @@
+"""Experience: dynamic sampling refills a step with groups that teach, within its bound; overlong ones stay out."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from helpers import make_group
+
+from mtrl.algorithms.advantages import turn_advantages
+from mtrl.algorithms.signal import is_informative
+from mtrl.config.schema import Config, RewardConfig
+from mtrl.generator.rollouts import RolloutReport
+from mtrl.rewards.compose import RewardComposer
+from mtrl.trainer.experience import Collector, NoSignalError
+from mtrl.trainer.samples import group_samples
+from mtrl.types import Group, StopReason
+
+FAMILY = SimpleNamespace(score=lambda trajectory, row: 1.0)
+
+
+class Played:
+    """In the place of rollouts: row n becomes a group whose rewards differ if `teaches(n)`."""
+
+    def __init__(self, teaches):
+        self.teaches, self.keys = teaches, []
+
+    async def collect(self, key, rows, size, sampling, replacement):
+        self.keys.append((key, [row["n"] for row in rows]))
+        return RolloutReport([self.group(f"{key}/{i}", row, size) for i, row in enumerate(rows)], episodes=len(rows))
+
+    def group(self, group_id, row, size):
+        group = make_group(row["n"], 50, size)
+        for trajectory in group.trajectories:
+            trajectory.group_id = group_id
+            for turn in trajectory.turns:
+                turn.reward = 0.0
+            trajectory.turns[-1].reward = float(trajectory.index % 2) if self.teaches(row["n"]) else 1.0
+        return Group(group_id, row, group.trajectories)
+
+
+def collector(teaches, **algorithm):
+    config = Config(run_dir="unused")
+    config.trainer.prompts_per_step = 4
+    config.algorithm = replace(config.algorithm, group_size=4, **algorithm)
+    numbers = iter(range(10**6))
+    played = Played(teaches)
+    composer = RewardComposer(RewardConfig())
+    return Collector(config, played, composer, FAMILY, None, lambda: {"n": next(numbers)}), played
+
+
+def collect(teaches, step=3, **algorithm):
+    found, played = collector(teaches, **algorithm)
+    return asyncio.run(found.collect(step)), played
+
+
+def test_without_dynamic_sampling_the_step_is_what_was_played():
+    experience, played = collect(lambda n: False)
+    assert played.keys == [("step3", [0, 1, 2, 3])]
+    assert len(experience.groups) == 4 and not experience.set_aside and experience.rounds == 0
+
+
+@pytest.mark.parametrize("method", ["grpo", "group_based_per_turn", "reinforce_pp_baseline"])
+def test_groups_without_an_advantage_are_replaced_until_the_step_is_full(method):
+    experience, played = collect(lambda n: n % 3 == 0, dynamic_sampling_rounds=9, advantage_method=method)
+    assert [group.row["n"] for group in experience.groups] == [0, 3, 6, 9]
+    assert [group.row["n"] for group in experience.set_aside] == [1, 2, 4, 5, 7, 8]
+    assert played.keys == [
+        ("step3", [0, 1, 2, 3]),
+        ("step3.1", [4, 5]),
+        ("step3.2", [6, 7]),
+        ("step3.3", [8]),
+        ("step3.4", [9]),
+    ]
+    assert all(is_informative(turns) for turns in turn_advantages(experience.groups, replace(Config().algorithm)))
+    assert len({group.group_id for group in experience.report.groups}) == 10  # every stream has a seed of its own
+    assert experience.report.episodes == 10
+    assert experience.metrics()["analysis/set_aside_groups"] == 6.0
+    assert experience.metrics()["analysis/sampling_rounds"] == 4.0
+
+
+def test_turn_rewards_teach_where_outcomes_do_not():
+    """Granularity switches nothing off: equal sums paid at different turns count for a per-turn estimator."""
+
+    class Early(Played):
+        def group(self, group_id, row, size):
+            group = super().group(group_id, row, size)
+            for trajectory in group.trajectories:
+                trajectory.turns = (trajectory.turns * 2)[:2]
+                first, last = (replace(turn) for turn in trajectory.turns)
+                first.reward, last.reward = (0.25, 0.75) if trajectory.index % 2 else (0.75, 0.25)
+                trajectory.turns = [first, last]
+            return group
+
+    for method, full in (("group_based_per_turn", True), ("grpo", False)):
+        found, _ = collector(lambda n: True, advantage_method=method, dynamic_sampling_rounds=2)
+        found.rollouts = Early(lambda n: True)
+        if full:
+            assert asyncio.run(found.collect(0)).rounds == 0
+        else:
+            with pytest.raises(NoSignalError):
+                asyncio.run(found.collect(0))
+
+
+def test_the_bound_ends_in_one_sentence():
+    with pytest.raises(
+        NoSignalError,
+        match=r"algorithm\.dynamic_sampling_rounds=2 rounds of new prompts only 1 of 10 groups had an advantage, and a "
+        r"step needs trainer\.prompts_per_step=4 \(the mean reward is 0\.950\)",
+    ):
+        collect(lambda n: n == 2, dynamic_sampling_rounds=2)
+
+
+def test_overlong_trajectories_are_not_trained_on_but_count_in_the_baseline():
+    found, played = collector(lambda n: True, overlong_filtering=True)
+    make = played.group
+
+    def cut(group_id, row, size):
+        group = make(group_id, row, size)
+        group.trajectories[0].stop_reason = StopReason.CONTEXT_LIMIT
+        group.trajectories[1].stop_reason = StopReason.TURN_TOKEN_LIMIT
+        group.trajectories[2].stop_reason = StopReason.MAX_TURNS  # a limit, but not of length
+        return group
+
+    played.group = cut
+    experience = asyncio.run(found.collect(0))
+    assert experience.metrics()["analysis/untrained_frac"] == 0.5
+    (group, *_) = experience.groups
+    advantages = turn_advantages([group], found.config.algorithm)[0]
+    assert {sample.trajectory for sample in group_samples(group, advantages)} == {2, 3}
+    assert [round(turns[0], 3) for turns in advantages] == [-0.866, 0.866, -0.866, 0.866]

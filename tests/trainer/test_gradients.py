@@ -1,0 +1,378 @@
+"""The gradient of an optimiser step does not depend on how its tokens are batched (invariant 2).
+
+The reference is the formula itself: each trajectory alone through the plain model, all tokens of the step in one
+`TokenBatch`. Against it, for every loss, correction and reduction there is: few or many samples to a micro-batch,
+padded or packed, trajectories merged or one sample per turn, idle ones computed or left out, one process or two.
+
+The engine sampled with older weights and rounds its log-probs, so ratios are clipped on both sides and corrections
+keep some tokens and drop others; `test_every_bound_is_met` sees to that.
+"""
+
+import copy
+import random
+import time
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from helpers import make_group, split_by_turn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from mtrl.algorithms.losses import weighted_sum
+from mtrl.algorithms.reductions import Totals, token_weights
+from mtrl.algorithms.registry import CORRECTIONS, LOSSES, REDUCTIONS, find_correction, find_loss
+from mtrl.algorithms.tokens import TokenBatch
+from mtrl.config.schema import AlgorithmConfig, Config, DppoConfig
+from mtrl.trainer.batching import PACKED, PADDED, micro_batches
+from mtrl.trainer.optimizer import Optimizer
+from mtrl.trainer.policy import Policy
+from mtrl.trainer.samples import group_samples
+from mtrl.trainer.update import Updater
+from mtrl.types import Group
+
+RANKS = 2
+PATIENCE = timedelta(seconds=300)
+"""How long two ranks may take to start, to wait for each other, and to end."""
+
+EXACT = 1e-10
+"""Of the largest component of the gradient, in float64."""
+LOW, HIGH = 0.9, 1.1
+"""Bounds on the ratio that the data here meets on both sides."""
+
+
+def entries(registry):
+    return list({registry.find(name).name: registry.find(name) for name in registry.names()}.values())
+
+
+@dataclass(frozen=True)
+class Case:
+    loss: str = "ppo"
+    correction: str = "none"
+    reduction: str = "token_mean"
+    anchor: str = "rollout"
+
+    def __str__(self):
+        return "-".join((self.loss, self.correction, self.reduction, self.anchor))
+
+    @property
+    def algorithm(self):
+        """Bounds that some tokens exceed and others do not."""
+        return AlgorithmConfig(
+            loss_fn=self.loss,
+            off_policy_correction=self.correction,
+            loss_reduction=self.reduction,
+            loss_anchor=self.anchor,
+            clip_low_threshold=LOW,
+            clip_high_threshold=HIGH,
+            is_cap=HIGH,
+            dual_clip=1.3,
+            dppo=DppoConfig(delta_low=0.001, delta_high=0.001),
+            correction_low=0.8,
+            correction_high=1.25,
+            max_sequence_length=32,
+        )
+
+    @property
+    def per_trajectory(self):
+        return find_loss(self.loss).per_trajectory or find_correction(self.correction).per_trajectory
+
+
+ANCHORS = ("rollout", "old")
+CASES = list(
+    dict.fromkeys(
+        [
+            *(Case(loss=e.name, anchor=anchor) for e in entries(LOSSES) for anchor in ANCHORS),
+            *(Case(correction=e.name, anchor=anchor) for e in entries(CORRECTIONS) for anchor in ANCHORS),
+            *(Case(reduction=e.name) for e in entries(REDUCTIONS)),
+            *(  # what is per trajectory, joined with each other and with a reduction that counts trajectories
+                Case(loss=loss.name, correction=correction.name, reduction="sequence_mean", anchor="old")
+                for loss in entries(LOSSES)
+                for correction in entries(CORRECTIONS)
+                if loss.per_trajectory and correction.per_trajectory
+            ),
+        ]
+    )
+)
+EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the tokens of a step are batched."""
+
+    budget: int = 10_000
+    packing: bool = False
+    drop: bool = True
+    split: bool = False
+    """One sample per turn."""
+
+
+WAYS = {
+    "all at once": Way(),
+    "one sample each": Way(budget=1),
+    "some samples each": Way(budget=64),
+    "packed, some": Way(packing=True, budget=64),
+    "idle computed": Way(drop=False),
+    "a sample per turn, one each": Way(split=True, budget=1),
+    "a sample per turn, packed, some": Way(split=True, packing=True, budget=64),
+    "a sample per turn, packed, idle computed": Way(split=True, packing=True, drop=False),
+}
+
+
+@dataclass(eq=False)
+class Step:
+    """The data of an optimiser step: trajectories, an advantage per turn, and weights older than the model's."""
+
+    model: torch.nn.Module
+    old: torch.nn.Module
+    groups: list[Group]
+    advantages: list[list[list[float]]]
+
+    @classmethod
+    def make(cls, model):
+        old = copy.deepcopy(model)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for p in old.parameters():
+                p += 0.02 * p.std() * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        groups = [make_group(seed, model.config.vocab_size) for seed in range(4)]
+        rng = random.Random(5)
+        advantages = [
+            [[rng.choice([-1.5, -0.5, 0, 0.5, 1.5]) for _ in t.turns] for t in g.trajectories] for g in groups
+        ]
+        advantages[1] = [[0.0] * len(turns) for turns in advantages[1]]  # a group without a signal
+        for index, trajectory in enumerate(t for group in groups for t in group.trajectories):
+            noise = (0.001, 0.02, 0.5)[index % 3]
+            told = iter(plain_logprobs(old, *flat(trajectory)).tolist())
+            for turn in trajectory.turns:
+                turn.action_logprobs = [next(told) + rng.gauss(0, noise) for _ in turn.action_ids]
+        return cls(model, old, groups, advantages)
+
+    def samples(self, split=False):
+        groups = self.groups
+        if split:
+            groups = [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) for g in groups]
+        pairs = zip(groups, self.advantages, strict=True)
+        return [sample for group, values in pairs for sample in group_samples(group, values)]
+
+
+def flat(trajectory):
+    """Its tokens, and which of them were sampled."""
+    token_ids, chosen = [], []
+    for turn in trajectory.turns:
+        token_ids += turn.observation_ids + turn.action_ids
+        chosen += [False] * len(turn.observation_ids) + [True] * len(turn.action_ids)
+    return token_ids, chosen
+
+
+def plain_logprobs(model, token_ids, sampled):
+    logps = model(input_ids=torch.tensor([token_ids])).logits[0].log_softmax(-1)
+    places = [place for place, chosen in enumerate(sampled) if chosen]
+    return torch.stack([logps[place - 1, token_ids[place]] for place in places])
+
+
+@cache
+def new_and_old(step):
+    """Log-probs of every trajectory; under the model with its graph."""
+    inputs = [(sample.token_ids, sample.loss_mask) for sample in step.samples()]
+    new = [plain_logprobs(step.model, *each) for each in inputs]
+    with torch.no_grad():
+        return new, [plain_logprobs(step.old, *each) for each in inputs]
+
+
+def tokens_and_weights(step, case):
+    """All tokens of the step at once, without micro-batches."""
+    samples, (new, old) = step.samples(), new_and_old(step)
+
+    def sampled(values):
+        return torch.cat(
+            [torch.tensor(v, dtype=torch.float32)[s.loss_mask] for v, s in zip(values, samples, strict=True)]
+        )
+
+    rollout = sampled([s.logprobs for s in samples])
+    tokens = TokenBatch(
+        torch.cat(new),
+        torch.cat(old) if case.anchor == "old" else rollout,
+        sampled([s.advantages for s in samples]),
+        rollout,
+        torch.cat([torch.full([len(part)], number) for number, part in enumerate(new)]),
+    )
+    weights = [torch.from_numpy(w).float() for w in token_weights(samples, case.reduction, case.algorithm)]
+    return tokens, torch.cat([w[s.loss_mask] for w, s in zip(weights, samples, strict=True)])
+
+
+def losses_of(tokens, case):
+    """[N], and the weights of the correction in it."""
+    trainer = tokens.old_logprobs if case.anchor == "old" else tokens.logprobs.detach()
+    kept = find_correction(case.correction)(trainer - tokens.behaviour, tokens, case.algorithm)
+    return find_loss(case.loss)(tokens, case.algorithm)[0] * kept, kept
+
+
+def expected_gradients(step, case):
+    tokens, weights = tokens_and_weights(step, case)
+    loss = weighted_sum(losses_of(tokens, case)[0], weights)
+    return torch.autograd.grad(loss, list(step.model.parameters()), retain_graph=True)
+
+
+class StalePolicy(Policy):
+    """Its old policy is not itself, as after the first of a step's updates."""
+
+    def __init__(self, model, old):
+        super().__init__(model, None, entropy_gradient=True)
+        self.old = Policy(old, None)
+
+    def all_logprobs(self, batches):
+        return self.old.all_logprobs(batches)
+
+
+class Capture(Optimizer):
+    """Keeps the gradients instead of applying them."""
+
+    def step(self, step):
+        self.grads = [p.grad.clone() for p in self.parameters]
+        for p in self.parameters:
+            p.grad = None
+        return 0.0, 0.0
+
+
+def updater_gradients(step, algorithm, way, tmp_path):
+    config = Config(run_dir="unused", algorithm=replace(algorithm, drop_zero_advantage=way.drop))
+    config.trainer = replace(config.trainer, max_tokens_per_microbatch=way.budget, packing=way.packing)
+    optimizer = Capture(step.model, config.trainer.optimizer, 10)
+    policy, reference = StalePolicy(step.model, step.old), Policy(step.old, None)
+    Updater(config, policy, reference, optimizer, tmp_path / "dump").run(step.samples(way.split), 0)
+    return optimizer.grads
+
+
+def assert_same(found, expected, tolerance, name=""):
+    """Equal up to a share of the largest component."""
+    scale = max(float(g.abs().max()) for g in expected)
+    assert scale > 1e-3
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=tolerance * scale, rtol=0, msg=lambda message: f"{name}: {message}")
+
+
+@pytest.fixture(scope="module")
+def step():
+    """With a model that keeps float64 throughout (RMS norms go by float32)."""
+    torch.set_num_threads(1)
+    sizes = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
+    return Step.make(model.eval().double())
+
+
+@pytest.fixture(scope="module")
+def expected(step):
+    return {case: expected_gradients(step, case) for case in CASES}
+
+
+@EVERY_CASE
+def test_gradients_do_not_depend_on_batching(case, step, expected, tmp_path):
+    for name, way in WAYS.items():
+        assert_same(updater_gradients(step, case.algorithm, way, tmp_path), expected[case], EXACT, name)
+
+
+@pytest.fixture(scope="module")
+def tiny_step(tiny_model):
+    """The tiny policy, in float32."""
+    return Step.make(copy.deepcopy(tiny_model))
+
+
+@EVERY_CASE
+def test_gradients_in_float32_do_not_depend_on_batching(case, tiny_step, tmp_path):
+    expected = expected_gradients(tiny_step, case)
+    for name in ("some samples each", "a sample per turn, packed, some"):
+        assert_same(updater_gradients(tiny_step, case.algorithm, WAYS[name], tmp_path), expected, 1e-5, name)
+
+
+def test_gradients_of_kl_and_entropy_do_not_depend_on_batching(step, tmp_path):
+    """Terms that also idle samples have."""
+    algorithm = replace(Case(reduction="sequence_mean").algorithm, kl_loss_coef=0.3, entropy_coef=0.2)
+    found = {name: updater_gradients(step, algorithm, way, tmp_path) for name, way in WAYS.items()}
+    for name, gradients in found.items():
+        assert_same(gradients, found["all at once"], EXACT, name)
+    plain = updater_gradients(step, Case(reduction="sequence_mean").algorithm, Way(), tmp_path)
+    with pytest.raises(AssertionError):
+        assert_same(plain, found["all at once"], 1e-2)
+
+
+@pytest.mark.parametrize("name", ["step", "tiny_step"])
+@EVERY_CASE
+def test_every_bound_is_met(case, name, request):
+    """Else the equalities here would say little: some tokens keep their gradient, some lose or change it."""
+    tokens, weights = tokens_and_weights(request.getfixturevalue(name), case)
+    (slope,) = torch.autograd.grad(weighted_sum(losses_of(tokens, case)[0], weights), tokens.logprobs)
+    trained = tokens.advantages != 0
+    share = (slope / -(tokens.advantages * weights))[trained]  # 1 where the loss is neither clipped nor corrected
+    assert share.abs().max() > 0 and share.std() > 0.01
+    difference = tokens.logprobs.detach() - tokens.old_logprobs
+    for sign in (-1, 1):
+        ratio = difference[tokens.advantages * sign > 0].exp()
+        assert ratio.min() < LOW and ratio.max() > HIGH
+    kept = losses_of(tokens, case)[1]
+    assert case.correction == "none" or kept.unique().numel() > 1
+
+
+def dealt(samples, rank, whole_trajectories):
+    """Every second sample, or every second trajectory."""
+    order = list(dict.fromkeys((s.group_id, s.trajectory) for s in samples))
+    places = [order.index((s.group_id, s.trajectory)) for s in samples] if whole_trajectories else range(len(samples))
+    return [sample for sample, place in zip(samples, places, strict=True) if place % RANKS == rank]
+
+
+def rank_gradients(step, case, rank):
+    """What one rank does: its own samples, the denominators of all ranks, and the sum of the gradients."""
+    mine = dealt(step.samples(split=True), rank, case.per_trajectory)
+    totals = [Totals()] * RANKS
+    dist.all_gather_object(totals, Totals.of(mine))
+    weights = token_weights(mine, case.reduction, case.algorithm, sum(totals, Totals()))
+    layout = (PADDED, PACKED)[rank]
+    policy = StalePolicy(step.model, step.old)
+    step.model.zero_grad()
+    for batch in micro_batches(mine, weights, 64, layout=layout, whole_trajectories=case.per_trajectory):
+        logprobs, _ = policy.logprobs(batch)
+        old = policy.all_logprobs([batch])[0] if case.anchor == "old" else batch.rollout_logprobs
+        tokens = TokenBatch(logprobs, old, batch.advantages, batch.rollout_logprobs, batch.trajectory)
+        weighted_sum(losses_of(tokens, case)[0], batch.weights).backward()
+    for parameter in step.model.parameters():
+        dist.all_reduce(parameter.grad)
+    return [parameter.grad.clone() for parameter in step.model.parameters()]
+
+
+def work(rank, folder):
+    """One of the processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meet", PATIENCE, world_size=RANKS, rank=rank)
+    step = torch.load(folder / "step.pt", weights_only=False)
+    torch.save({case: rank_gradients(step, case, rank) for case in CASES}, folder / f"gradients_{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def gradients_of_ranks(step, tmp_path_factory):
+    """Of every case, as each of the processes has them; they are killed where they do not end."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.save(step, folder / "step.pt")
+    processes = mp.spawn(work, (folder,), RANKS, join=False)
+    deadline = time.monotonic() + PATIENCE.total_seconds()
+    try:
+        while not processes.join(timeout=1):
+            assert time.monotonic() < deadline, "the ranks wait for each other"
+    finally:
+        for process in processes.processes:
+            process.kill()
+    return [torch.load(folder / f"gradients_{rank}.pt", weights_only=False) for rank in range(RANKS)]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ranks")
+@EVERY_CASE
+def test_gradients_do_not_depend_on_the_number_of_ranks(case, gradients_of_ranks, expected):
+    for found in gradients_of_ranks:
+        assert_same(found[case], expected[case], EXACT)

@@ -1,0 +1,63 @@
+"""Whole runs with each algorithm: they train, and killed and resumed they are the same runs."""
+
+import signal
+
+import pytest
+from runs import finish, rows_of, start, weights_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm=rloo", "algorithm.kl_loss_coef=0.01"],
+        ["algorithm=group_based_per_turn", "algorithm.kl_loss_coef=0.01", "algorithm.kl_target=0.001"],
+        ["algorithm=mt_grpo", "algorithm.loss_fn=cispo"],
+        ["algorithm=gigpo", "algorithm.loss_fn=importance_sampling"],
+        ["algorithm=grpo_passk", "algorithm.loss_fn=sapo", "trainer.packing=true"],
+        ["algorithm=gspo", "algorithm.off_policy_correction=mis", "trainer.mini_batches=2"],
+        ["algorithm=decoupled_ppo", "algorithm.advantage_method=reinforce_pp", "trainer.update_epochs=2"],
+        ["algorithm=dppo", "algorithm.credit=turn+outcome", "algorithm.entropy_coef=0.001"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_algorithms_train(tmp_path, words):
+    run_dir = tmp_path / "run"
+    finish(start(run_dir, *words, "trainer.max_steps=3"))
+    last = rows_of(run_dir)[-1]
+    assert last["step"] == 3 and last["train/grad_norm"] > 0
+    assert last["analysis/logprob_drift/max"] < 1e-4
+
+
+KILL_AFTER_THREE = """
+    import os, signal, mtrl.trainer.loop as loop
+    evaluate = loop.Trainer._evaluate
+    async def evaluate_then_die(self, step):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await evaluate(self, step)
+    loop.Trainer._evaluate = evaluate_then_die
+"""
+"""The process is gone after the third step; its last checkpoint is of the second."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm.kl_reward_coef=0.05", "algorithm.kl_target=0.0001", "algorithm.kl_horizon=100"],
+        ["algorithm=turn_gae", "trainer.mini_batches=2"],
+        ["algorithm=gae", "algorithm.critic.warmup_steps=1"],
+        ["algorithm.dynamic_sampling_rounds=20", "algorithm.overlong_filtering=true"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_killed_and_resumed_it_is_the_same_run(tmp_path, words):
+    """Whatever has a state of its own goes on where it was: coefficient, critic, and the rows that were drawn."""
+    words = [*words, "trainer.max_steps=4"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    finish(start(whole, *words))
+    finish(start(cut, *words, code=KILL_AFTER_THREE), expected=-signal.SIGKILL)
+    finish(start(cut, *words, "resume=latest"))
+    assert rows_of(cut) == rows_of(whole)
+    assert weights_of(cut) == weights_of(whole)
