@@ -14,7 +14,8 @@ REQUIRES = [
     "transformers>=5,<6",
     "tokenizers>=0.22,<1",
     "renderers>=0.1.12,<0.2",
-    "httpx>=0.27,<1",  # renderers imports it without requiring it
+    "httpx>=0.27,<1",  # renderers imports it too, without requiring it
+    "pydantic>=2.9,<3",
     "hydra-core>=1.3.2,<1.4",
     "omegaconf>=2.3,<2.4",
     "PyYAML>=6,<7",
@@ -27,6 +28,10 @@ REQUIRES = [
 
 DATA = ["datasets>=4,<6", "pyarrow>=18,<27"]
 
+# Frameworks whose environments run through mtrl/environments/adapters. Light ones come with the tests.
+GYMNASIUM = ["gymnasium>=1,<2"]
+SKYRL_GYM = ["skyrl-gym>=0.4,<0.5"]
+
 EXTRAS = {
     "data": DATA,  # parquet files and the Hugging Face Hub
     "vllm": ["vllm>=0.32,<0.34"],
@@ -36,8 +41,15 @@ EXTRAS = {
     "search": ["faiss-cpu>=1.8,<2", "bm25s>=0.2,<1"],
     "swe": ["mini-swe-agent>=2,<3"],
     "sagemaker": ["sagemaker>=3,<4", "boto3>=1.40,<2"],
+    "gymnasium": GYMNASIUM,
+    "skyrl-gym": SKYRL_GYM,
+    "openenv": ["openenv>=0.10,<0.11"],
+    "tinker": ["tinker-cookbook>=0.5,<0.7"],
+    "verifiers": ["verifiers>=0.2,<0.4"],  # 0.4 has no MultiTurnEnv any more
     "dev": [
         *DATA,
+        *GYMNASIUM,
+        *SKYRL_GYM,
         "pytest>=9,<10",
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.100,<7",

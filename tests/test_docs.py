@@ -101,7 +101,8 @@ def test_other_commands_are_of_a_kind_that_exists(words):
     if program == "make":
         subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
     elif program == "python" and words[1] == "-m" and words[2].startswith("mtrl."):
-        assert (ROOT / (words[2].replace(".", "/") + ".py")).exists()
+        module = ROOT / words[2].replace(".", "/")
+        assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
     elif program == "python" and words[1:3] == ["-m", "pytest"]:
         assert all((ROOT / word.partition("::")[0]).exists() for word in words[3:] if not word.startswith("-"))
     elif program == "python":

@@ -307,6 +307,24 @@ class TrackerConfig:
 
 
 @dataclass
+class PreflightConfig:
+    """The checklist before a run, `python -m mtrl.preflight`."""
+
+    rows: int = 64
+    """Rows that are played, half of them held out."""
+    seconds: float = 20.0
+    """Limit for each time that episodes are played; what is not over by then is left out, and counted."""
+    processes: int = 2
+    """Fresh processes that repeat the episodes; fewer than 2 leaves that check out."""
+    model: bool = True
+    """Let the policy play as well; false leaves out whatever needs it."""
+    rollouts: int = 100
+    """Episodes of the policy."""
+    json: str | None = None
+    """File of the results; null: preflight.json in the folder of the run."""
+
+
+@dataclass
 class AsyncConfig:
     max_steps_off_policy: int = 0
 
@@ -334,4 +352,5 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    preflight: PreflightConfig = field(default_factory=PreflightConfig)
     async_config: AsyncConfig = field(default_factory=AsyncConfig)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from mtrl.types import Message, Row
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -22,8 +27,63 @@ class StepResult:
     """With `done`: the turns ran out, the task was not finished (Gymnasium's word)."""
 
 
+class Resources(ExitStack):
+    """What an episode took: torn down in reverse order by `close`, all of it, also where one teardown fails.
+
+    After `close` nothing can be taken any more: a `reset` that ran into its time limit and goes on on its thread gets a
+    `RuntimeError`, and what it took meanwhile is given back at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = False
+        self._closing = threading.RLock()
+
+    def enter_context(self, cm: AbstractContextManager[T]) -> T:
+        """Enter a context manager, and leave it at the end of the episode."""
+        value = super().enter_context(cm)
+        self._check()
+        return value
+
+    def callback(self, callback: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """Call a function at the end of the episode."""
+        super().callback(callback, *args, **kwargs)
+        self._check()
+        return callback
+
+    def push(self, exit: Any) -> Any:
+        """Call the `__exit__` of an object at the end of the episode."""
+        super().push(exit)
+        self._check()
+        return exit
+
+    def close(self) -> None:
+        """Tear everything down; the last error is raised when all is done. Doing it again does nothing."""
+        self._closed = True
+        with self._closing:
+            super().close()
+
+    def _check(self) -> None:
+        if self._closed:
+            self.close()  # what came while or after the others were torn down
+            raise RuntimeError("the episode is over: it can take no more resources")
+
+
+@runtime_checkable
+class TakesMessages(Protocol):
+    """An environment that also has these two is given the parsed message instead of `step`'s text."""
+
+    tools: Any
+    """Schemas of its tools, in OpenAI's form; read after `reset`. The model's chat template shows them."""
+
+    def respond(self, message: Message, response: str, ground_truth: dict[str, Any]) -> Any:
+        """As `step`; `message` is the response parsed, with its `tool_calls` (see mtrl/environments/tool_calls.py)."""
+
+
 class BaseEnvironment:
     """One episode. A new object is made for every trajectory, and `close` is always called.
+
+    `mtrl.environments.tools.ToolEnvironment` is this with tools.
 
     Example::
 
@@ -45,6 +105,16 @@ class BaseEnvironment:
         self.max_turns = max_turns
         self.current_turn = 0
 
+    @property
+    def resources(self) -> Resources:
+        """What the episode takes and must give back, whatever happens::
+
+        self.folder = self.resources.enter_context(TemporaryDirectory())
+        self.process = self.resources.enter_context(Popen(command, cwd=self.folder))
+        self.resources.callback(self.process.kill)  # before it is waited for: the last comes first
+        """
+        return self.__dict__.setdefault("_resources", Resources())  # a single operation, for threads that race
+
     def reset(self, row: Row | None = None) -> list[Message] | None:
         """Start the episode of `row`. May return opening messages, which then replace the row's `prompt`."""
         self.current_turn = 0
@@ -58,4 +128,8 @@ class BaseEnvironment:
         raise NotImplementedError(f"{type(self).__name__} does not define step(response, ground_truth)")
 
     def close(self) -> None:
-        """Give back whatever the episode took. Called once, also after errors and time-outs."""
+        """Give back whatever the episode took. Called once, also after errors and time-outs.
+
+        Those who override it call `super().close()`, which tears `resources` down.
+        """
+        self.resources.close()

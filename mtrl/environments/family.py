@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mtrl.environments.adapters import adapt, extra_hint
 from mtrl.environments.base import BaseEnvironment
 from mtrl.errors import UserError
 from mtrl.types import Row, Trajectory
@@ -42,13 +43,15 @@ class Family:
     demonstrate: Callable[[Row, random.Random], Demonstrator] | None = None
     gold: Callable[[Row], Sequence[str]] | None = None
     """The responses of a perfect player: fed through environment, reward and scorer they must score 1."""
+    decoys: Callable[[Row], Sequence[str]] | None = None
+    """Wrong final responses to a row that look right, for the pre-flight; without it, it takes other rows' answers."""
     config_keys: tuple[str, ...] = ()
     """Keys that `environment.config` may hold."""
     tokens: tuple[str, ...] = field(default=())
     """Tags such as `<sql>` that the tiny policy's tokenizer keeps whole."""
 
 
-BUILT_IN = {"gsm8k": "envs.gsm8k", "text_to_sql": "envs.text_to_sql"}
+BUILT_IN = {"gsm8k": "envs.gsm8k", "text_to_sql": "envs.text_to_sql", "games": "envs.games"}
 """Family name -> module that holds its `FAMILY`."""
 
 _registered: dict[str, Family] = {}
@@ -81,15 +84,17 @@ def _from_target(target: str) -> Family:
     try:
         value: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"environment.target={target} cannot be imported ({error}); write package.module.Name"
-        ) from error
+        fix = extra_hint(error) or "write package.module.Name"
+        raise UserError(f"environment.target={target} cannot be imported ({error}); {fix}") from error
     if isinstance(value, Family):
         return value
     if isinstance(value, type) and issubclass(value, BaseEnvironment):
         return family_of_class(value)
+    if (adapted := adapt(value)) is not None:
+        return family_of_class(adapted)
     raise UserError(
-        f"environment.target={target} is a {type(value).__name__}; it must be a Family or a BaseEnvironment class"
+        f"environment.target={target} is a {type(value).__name__}; it must be a Family or a BaseEnvironment class, "
+        "or an environment of a framework in docs/custom_environments.md"
     )
 
 
@@ -103,4 +108,6 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
         load=getattr(cls, "load", load_rows),
         score=getattr(cls, "score", lambda trajectory, row: float(trajectory.reward >= 1.0)),
         demonstrate=getattr(cls, "demonstrate", None),
+        gold=getattr(cls, "gold", None),
+        decoys=getattr(cls, "decoys", None),
     )

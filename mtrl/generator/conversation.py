@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mtrl.environments.tool_calls import TextCall, message_calls
 from mtrl.generator.engines.base import Generation
 from mtrl.types import Message, Turn
 
@@ -112,19 +113,22 @@ class Conversation:
         return ids[:-1] if ids and ids[-1] in self.codec.stop_token_ids else ids
 
     def _parse(self, ids: list[int]) -> Message:
-        parsed = self.codec.renderer.parse_response(ids, tools=self.tools, prompt_ids=self.prompt_ids)
-        message: Message = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning_content:
-            message["reasoning_content"] = parsed.reasoning_content
-        if calls := [call for call in parsed.tool_calls or [] if call.name]:
-            message["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": call.id or f"call_{i}",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for i, call in enumerate(calls)
-            ]
+        calls: Any
+        try:
+            parsed = self.codec.renderer.parse_response(ids, tools=self.tools, prompt_ids=self.prompt_ids)
+            message: Message = {"role": "assistant", "content": parsed.content}
+            reasoning, calls = parsed.reasoning_content, parsed.tool_calls
+        except (ValueError, RecursionError):
+            if not self.tools:
+                raise
+            # Such as a number of 5,000 digits, or 5,000 brackets: the model's mistake, so its environment tells it.
+            text = self.codec.decode(self._without_stop(ids))
+            message = {"role": "assistant", "content": text}
+            reasoning, calls = None, [TextCall(text, status="invalid_json")]
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = message_calls(calls, len(self.turns))
         return message
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.generator.conversation import Conversation
 from mtrl.generator.engines.base import Engine, SamplingParams
-from mtrl.types import FinishReason, Message, Row, StopReason, Trajectory
+from mtrl.types import FinishReason, Message, Row, StopReason, Trajectory, Turn
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class EpisodeLoop:
 
     engine: Engine
     make_environment: Callable[[], BaseEnvironment]
-    make_conversation: Callable[[list[Message]], Conversation]
+    make_conversation: Callable[..., Conversation]
+    """From the opening messages, and the tools if there are any."""
     pool: EnvironmentPool
     limits: Limits
 
@@ -78,7 +79,9 @@ class EpisodeLoop:
         environment = await self._call(self.make_environment, discard=_close_late)
         try:
             opening = await self._call(environment.reset, row)
-            conversation = self.make_conversation(row["prompt"] if opening is None else as_messages(opening))
+            tools = list(environment.tools) if isinstance(environment, TakesMessages) else []
+            prompt = row["prompt"] if opening is None else as_messages(opening)
+            conversation = self.make_conversation(prompt, tools) if tools else self.make_conversation(prompt)
             trajectory.turns = conversation.turns
             trajectory.stop_reason = StopReason.MAX_TURNS
             for turn_index in range(self.limits.max_turns):
@@ -114,7 +117,7 @@ class EpisodeLoop:
             return True
         turn = _parsed(conversation, generation)
         sampled = time.perf_counter()
-        outcome = as_step_result(await self._call(environment.step, turn.text, row["ground_truth"]), environment)
+        outcome = as_step_result(await self._step(environment, turn, row["ground_truth"]), environment)
         turn.seconds_generate, turn.seconds_environment = sampled - start, time.perf_counter() - sampled
         turn.reward, turn.components = outcome.reward, outcome.components
         turn.metrics.update(outcome.metrics)
@@ -129,6 +132,11 @@ class EpisodeLoop:
             return True
         conversation.add_observation(observation)
         return False
+
+    async def _step(self, environment: BaseEnvironment, turn: Turn, ground_truth: dict[str, Any]) -> Any:
+        if isinstance(environment, TakesMessages):
+            return await self._call(environment.respond, copy.deepcopy(turn.message), turn.text, ground_truth)
+        return await self._call(environment.step, turn.text, ground_truth)
 
     async def _call(self, function: Callable[..., Any], *args: Any, discard: Callable[[Any], Any] | None = None) -> Any:
         return await self.pool.call(function, *args, timeout=self.limits.step_timeout, discard=discard)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from renderers import DefaultRenderer, ParsedResponse, RenderedTokens, create_renderer
+from renderers import DefaultRenderer, ParsedResponse, ParsedToolCall, RenderedTokens, create_renderer
+from renderers.base import ToolCallParseStatus
 from renderers.configs import DefaultRendererConfig, config_from_name
 
+from mtrl.environments.tool_calls import describe_tools, parse_calls, text_of
 from mtrl.errors import UserError
 from mtrl.types import Message
 
@@ -47,7 +49,12 @@ def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
 
 
 class TinyRenderer:
-    """Messages to ids without Jinja, the same ids as `TINY_TEMPLATE` gives (a test compares them)."""
+    """Messages to ids without Jinja, the same ids as `TINY_TEMPLATE` gives (a test compares them).
+
+    Tool calls are text (mtrl/environments/tool_calls.py), and the content of a parsed message holds all of it, so that
+    rendering it again gives what was said. The tools are not shown: the context is short, so a family that wants them
+    in its prompts writes them there, as tersely as it likes (`describe_tools`).
+    """
 
     is_prefix_stable = True
     supports_tools = False
@@ -64,7 +71,7 @@ class TinyRenderer:
     ) -> list[int]:
         ids: list[int] = []
         for message in messages:
-            ids += [self.role_ids[message["role"]], *self._encode(message["content"]), self.end_id]
+            ids += [self.role_ids[message["role"]], *self._encode(text_of(message)), self.end_id]
         return [*ids, self.role_ids["assistant"]] if add_generation_prompt else ids
 
     def render(
@@ -87,7 +94,8 @@ class TinyRenderer:
         self, token_ids: list[int], *, tools: Any = None, prompt_ids: list[int] | None = None
     ) -> ParsedResponse:
         ids = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
-        return ParsedResponse(content=self._tokenizer.decode(ids, skip_special_tokens=True))
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return ParsedResponse(content=text, tool_calls=_parsed_calls(text)[1] if tools else [])
 
     def get_stop_token_ids(self) -> list[int]:
         return [self.end_id]
@@ -105,8 +113,16 @@ class TinyRenderer:
         return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *close, *new])
 
 
+def _parsed_calls(text: str) -> tuple[str, list[ParsedToolCall]]:
+    content, calls = parse_calls(text)
+    return content, [ParsedToolCall(c.raw, c.name, c.arguments, status=ToolCallParseStatus(c.status)) for c in calls]
+
+
 class TemplateRenderer(DefaultRenderer):
     """Any Jinja chat template, with a bridge: what new messages add is read off a short stand-in conversation.
+
+    Tools that the template does not show are described in the system message. Calls are parsed in the text form
+    (mtrl/environments/tool_calls.py), which most templates have; where the model has another, name its renderer.
 
     Two stand-ins differ in nothing but the assistant's single word, so what their ids have in common at the end is the
     closing token of the assistant's turn and everything after it, whatever the real conversation held.
@@ -118,6 +134,24 @@ class TemplateRenderer(DefaultRenderer):
         tail = self._after_assistant([{"role": "user", "content": "x"}]) or []
         self.close_id: int | None = next((i for i in tail if i in special), tokenizer.eos_token_id)
         """The token that ends an assistant's turn; for base models it is not the tokenizer's `eos_token`."""
+
+    def _apply(self, messages: list[Message], *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
+        template = str(self._tokenizer.chat_template)
+        if "tool_calls" not in template:
+            messages = [{**m, "content": text_of(m)} if m.get("tool_calls") else m for m in messages]
+        if tools and "tools" not in template:
+            messages, tools = _with_description(messages, describe_tools(tools)), None
+        return super()._apply(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: Any = None, prompt_ids: list[int] | None = None
+    ) -> ParsedResponse:
+        parsed = super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
+        if tools:
+            words, parsed.tool_calls = _parsed_calls(parsed.content)
+            # A template that does not write calls gets them in the content, as they were said.
+            parsed.content = words if "tool_calls" in str(self._tokenizer.chat_template) else parsed.content
+        return parsed
 
     def get_stop_token_ids(self) -> list[int]:
         return list(dict.fromkeys(i for i in (self.close_id, self._tokenizer.eos_token_id) if i is not None))
@@ -176,3 +210,10 @@ class TemplateRenderer(DefaultRenderer):
             return None
         same = next((i for i, (a, b) in enumerate(zip(first[::-1], second[::-1], strict=False)) if a != b), 0)
         return first[len(first) - same :]
+
+
+def _with_description(messages: list[Message], description: str) -> list[Message]:
+    """The messages with the tools at the end of the system message, or in one of their own."""
+    if not messages or messages[0]["role"] != "system":
+        return [{"role": "system", "content": description}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{description}"}, *messages[1:]]

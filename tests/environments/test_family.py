@@ -48,7 +48,7 @@ def test_a_bare_class_becomes_a_family():
         (
             "chess",
             None,
-            "environment.name=chess is not known; choose one of gsm8k, text_to_sql, or set environment.target",
+            f"environment.name=chess is not known; choose one of {', '.join(sorted(BUILT_IN))}, or set environment.",
         ),
         ("x", "no.such.Thing", "environment.target=no.such.Thing cannot be imported"),
         ("x", "mtrl.types.Nothing", "environment.target=mtrl.types.Nothing cannot be imported"),

@@ -158,7 +158,7 @@ def family_folder(name, recipe, family=None):
     return folder, splits
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "text_to_sql"])
+@pytest.mark.parametrize("name", ["gsm8k", "text_to_sql", "games"])
 def test_held_out_rows_are_never_demonstrated(name, tiny_recipe):
     """The warm start of a whole run, with more demonstrations than rows."""
     family, shown = get_family(name), []

@@ -1,0 +1,19 @@
+"""Games: break a code by its marks, find the way through a maze that is seen one step at a time."""
+
+from envs.games.data import decoys, gold, load
+from envs.games.demonstrator import demonstrate
+from envs.games.environment import GamesEnv
+from envs.games.scorer import score
+from mtrl.environments.family import Family
+
+FAMILY = Family(
+    name="games",
+    environment=GamesEnv,
+    load=load,
+    score=score,
+    demonstrate=demonstrate,
+    gold=gold,
+    decoys=decoys,
+    config_keys=("game", "places", "symbols", "size", "steps", "full_prompt"),
+    tokens=("<move>", "</move>"),
+)

@@ -1,0 +1,146 @@
+"""Rows: generated games."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from itertools import zip_longest
+from typing import Any
+
+from envs.games import mastermind, maze
+from envs.games.environment import make_game
+from envs.games.mastermind import Mastermind
+from envs.games.prompts import prompt
+from mtrl.datasets import cap
+from mtrl.environments.family import Splits
+from mtrl.errors import UserError
+from mtrl.types import Row
+
+log = logging.getLogger(__name__)
+
+HELD_OUT = 8
+"""One game of this many is held out."""
+MOST_MISSES = 2000
+"""Draws in a row that bring nothing new, after which there is nothing more to be found."""
+Draw = Callable[[random.Random], dict[str, Any]]
+"""Makes the `ground_truth` of a row."""
+
+
+def load(
+    data: Any,
+    seed: int,
+    game: str = "both",
+    places: int = 3,
+    symbols: int = 4,
+    size: int = 4,
+    steps: int = maze.LONGEST,
+    full_prompt: bool = False,
+) -> Splits:
+    """Generated games.
+
+    Args:
+        data: the `data` section of the config.
+        seed: of the generated games.
+        game: mastermind, maze, or both in turn.
+        places: of mastermind's code, up to 5.
+        symbols: digits that the code may be made of, up to 10.
+        size: of the maze's square grid.
+        steps: from start to goal, at most.
+        full_prompt: with the rules, for a real language model.
+
+    Raises:
+        UserError: a value that no game can have, too few different games to hold some out, or a `data.path`.
+    """
+    if data.path is not None:
+        raise UserError(f"data.path={data.path} is not read by games, which are generated; set data.path=null")
+    _check("symbols", symbols, 2, 10)
+    _check("places", places, 1, 5)
+    _check("size", size, 3, 9)
+    _check("steps", steps, maze.SHORTEST, 40)
+    draws: dict[str, Draw] = {
+        "mastermind": partial(mastermind.draw, places=places, symbols=symbols),
+        "maze": partial(maze.draw, size=size, steps=steps),
+    }
+    if game not in (*draws, "both"):
+        raise UserError(f"environment.config.game={game} is not known; choose one of {', '.join(draws)}, both")
+    chosen = draws if game == "both" else {game: draws[game]}
+    return cap(_generated(data, seed, chosen, full_prompt), data)
+
+
+def gold(row: Row) -> list[str]:
+    """The responses of a good player: it breaks codes by what it sees, and walks the shortest way."""
+    game = make_game(row["ground_truth"])
+    moves = mastermind.solve(game) if isinstance(game, Mastermind) else maze.solve(game)
+    return [f"<move>{move}</move>" for move in moves]
+
+
+def decoys(row: Row) -> list[str]:
+    """Well-formed moves that end no game: other codes of the same digits, other directions than the last step."""
+    game = make_game(row["ground_truth"])
+    if isinstance(game, Mastermind):
+        moves = [code for code in mastermind.consistent(len(game.code), game.symbols, []) if code != game.code]
+    else:
+        last = maze.solve(game)[-1]
+        moves = [name for name in maze.STEPS if name != last]
+    return [f"<move>{move}</move>" for move in moves]
+
+
+def is_held_out(key: str) -> bool:
+    """Whether the game belongs to the test split: a property of the game, whatever the seed."""
+    return sha256(key.encode()).digest()[0] % HELD_OUT == 0
+
+
+def _check(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UserError(f"environment.config.{name}={value!r} must be a whole number from {low} to {high}")
+
+
+def _generated(data: Any, seed: int, draws: dict[str, Draw], full: bool) -> Splits:
+    rows = {}
+    for split, count in (("train", data.synthetic_train_rows), ("test", data.synthetic_test_rows)):
+        share = -(-count // len(draws))
+        games = [_games(draw, random.Random(f"games/{seed}/{name}"), split, share) for name, draw in draws.items()]
+        truths = [truth for turn in zip_longest(*games) for truth in turn if truth is not None][:count]
+        if len(truths) < count:
+            log.warning("games: %d different held-out games instead of %d: there are no more", len(truths), count)
+        rows[split] = [_row(f"{split}-{index}", split, truth, full) for index, truth in enumerate(truths)]
+    return Splits(**rows)
+
+
+def _games(draw: Draw, rng: random.Random, split: str, count: int) -> list[dict[str, Any]]:
+    """So many games of a split. No held-out game comes twice, so there may be fewer of them."""
+    games: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    misses = 0
+    while len(games) < count and misses < MOST_MISSES:
+        truth = draw(rng)
+        misses += 1
+        if is_held_out(_key(truth)) == (split == "test") and _key(truth) not in seen:
+            games.append(truth)
+            misses = 0
+            if split == "test":
+                seen.add(_key(truth))
+    if count and not games:
+        raise UserError(
+            f"environment.config leaves no {split} rows of {truth['game']}: it has too few different games; "
+            "raise environment.config.places, symbols or size"
+        )
+    return games
+
+
+def _key(truth: dict[str, Any]) -> str:
+    """Names the game: everything that makes it what it is."""
+    return " ".join(truth["grid"]) if truth["game"] == "maze" else f"{truth['code']} from {truth['symbols']}"
+
+
+def _row(row_id: str, split: str, truth: dict[str, Any], full: bool) -> Row:
+    return {
+        "id": row_id,
+        "prompt": prompt(truth["game"], make_game(truth).opening, full),
+        "ground_truth": truth,
+        "split": split,
+        "key": _key(truth),
+    }

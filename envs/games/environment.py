@@ -1,0 +1,88 @@
+"""One episode of a game."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from envs.games import prompts
+from envs.games.mastermind import Mastermind
+from envs.games.maze import LONGEST, Maze
+from envs.games.outcome import Outcome
+from envs.games.reward import SCHEMES, EpisodeReward
+from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.errors import UserError
+from mtrl.types import Message, Row
+
+GAMES: dict[str, type[Mastermind] | type[Maze]] = {"mastermind": Mastermind, "maze": Maze}
+OPEN, CLOSE = "<move>", "</move>"
+LONGEST_MOVE = 64
+"""Characters; more is no move."""
+
+
+def make_game(truth: dict[str, Any]) -> Mastermind | Maze:
+    """The game of a row's `ground_truth`.
+
+    Raises:
+        UserError: there is no such game, or the row does not describe one.
+    """
+    game = GAMES.get(str(truth.get("game")))
+    if game is None:
+        raise UserError(f"ground_truth.game={truth.get('game')!r} is not known; choose one of {', '.join(GAMES)}")
+    return game.from_truth(truth)
+
+
+def parse_move(response: str) -> str | None:
+    """What stands in the only `<move>…</move>` of a response, its thinking aside; else None."""
+    said = response.rpartition("</think>")[2]
+    if said.count(OPEN) != 1 or said.count(CLOSE) != 1:
+        return None
+    move, closed, _ = said.partition(OPEN)[2].partition(CLOSE)
+    return move if closed and len(move) <= LONGEST_MOVE else None
+
+
+class GamesEnv(BaseEnvironment):
+    """Each turn the model makes one move and sees what it led to, until the game is solved or the turns run out.
+
+    A turn without a move costs that turn and is told so, in the same words whatever was said.
+    """
+
+    reward_schemes: ClassVar[tuple[str, ...]] = SCHEMES
+
+    def __init__(self, max_turns: int = 6, reward: str = "default", steps: int = LONGEST, **config: Any):
+        super().__init__(max_turns)  # the other keys of environment.config are the loader's
+        if max_turns < 1:
+            raise UserError(f"generator.max_turns={max_turns} leaves no turn to move; set it to 1 or more")
+        if config.get("game") != "mastermind" and steps > max_turns:
+            raise UserError(
+                f"environment.config.steps={steps} asks for mazes that generator.max_turns={max_turns} cannot solve; "
+                "raise max_turns to half as many again, or lower steps"
+            )
+        self.scheme = reward
+        self.reset()
+
+    def reset(self, row: Row | None = None) -> list[Message] | None:
+        super().reset(row)
+        self.reward = EpisodeReward(self.scheme)
+        self._game: Mastermind | Maze | None = None
+        return None
+
+    def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
+        self.current_turn += 1
+        if self._game is None:
+            self._game = make_game(ground_truth)
+        move = parse_move(response)
+        outcome = None if move is None else self._game.play(move)
+        return self._result(outcome or Outcome(prompts.MALFORMED, 0.0), malformed=float(outcome is None))
+
+    def _result(self, outcome: Outcome, **metrics: float) -> StepResult:
+        turns_left = self.max_turns - self.current_turn
+        done = outcome.solved or turns_left <= 0
+        paid = self.reward.pay(outcome.progress, outcome.solved, done)
+        return StepResult(
+            reward=sum(paid.values()),
+            observation=None if done else prompts.observation(outcome.observation, turns_left),
+            done=done,
+            truncated=done and not outcome.solved,
+            components=paid,
+            metrics=metrics,
+        )

@@ -1,0 +1,49 @@
+"""Success, judged apart from the reward: the game is played again from what was said. Nothing here is shared with
+`environment.py`, `reward.py` or the games."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mtrl.types import Row, Trajectory
+
+_TAGS = re.compile(r"(</?move>)")
+_GUESS = re.compile(r"[0-9 ,\t\n]*")
+_COMPASS = {"north": -1j, "south": 1j, "west": -1, "east": 1}
+
+
+def score(trajectory: Trajectory, row: Row) -> float:
+    """1.0 if the moves of the assistant's messages, played again on the row's game, solve it."""
+    moves = [move for message in trajectory.messages if (move := _move(message)) is not None]
+    truth = row["ground_truth"]
+    return float(_breaks(moves, truth) if truth["game"] == "mastermind" else _arrives(moves, truth))
+
+
+def _move(message: dict[str, Any]) -> str | None:
+    """What an assistant said between `<move>` and `</move>`, if it wrote each once, in this order."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str):
+        return None
+    parts = _TAGS.split(content.split("</think>")[-1])
+    if len(parts) != 5 or parts[1] != "<move>" or parts[3] != "</move>" or len(parts[2]) > 64:
+        return None
+    return parts[2]
+
+
+def _breaks(moves: list[str], truth: dict[str, Any]) -> bool:
+    """Whether one of the guesses is the code."""
+    guesses = (re.findall("[0-9]", move) for move in moves if _GUESS.fullmatch(move))
+    return any(guess == list(truth["code"]) for guess in guesses)
+
+
+def _arrives(moves: list[str], truth: dict[str, Any]) -> bool:
+    """Whether the walk comes to the goal. Places are complex numbers: columns + lines * i."""
+    grid = {column + line * 1j: mark for line, marks in enumerate(truth["grid"]) for column, mark in enumerate(marks)}
+    here = next(place for place, mark in grid.items() if mark == "S")
+    for move in moves:
+        to = here + _COMPASS.get(re.sub(r"\A[ \t\n]+|[ \t\n]+\Z", "", move).lower(), 0)
+        here = to if grid.get(to, "#") != "#" else here
+        if grid[here] == "G":
+            return True
+    return False

@@ -1,0 +1,108 @@
+"""Environments of other frameworks, run unchanged: `environment.target=my_package.TheirEnvironment`.
+
+A foreign class is recognised by the framework that it inherits from, or by its methods where its dialect asks for no
+base class. A function that makes such objects is recognised by its return annotation, so that the frameworks' own
+`make` works: `environment.target=gymnasium.make environment.config.id=FrozenLake-v1`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from mtrl.environments.base import BaseEnvironment
+
+_BASES = {
+    ("skyrl_gym", "Env"): "skyrl_gym.SkyRLGymAdapter",
+    ("gymnasium", "Env"): "gymnasium.GymnasiumAdapter",
+    ("gym", "Env"): "gymnasium.GymnasiumAdapter",
+    ("openenv", "Environment"): "openenv.OpenEnvAdapter",
+    ("openenv", "EnvClient"): "openenv.OpenEnvAdapter",
+    ("tinker_cookbook", "MessageEnv"): "tinker.MessageEnvAdapter",
+    ("verifiers", "Environment"): "verifiers.VerifiersAdapter",
+}
+"""(package, base class) -> the adapter of its dialect."""
+
+_METHODS = {
+    "initial_observation": "tinker.MessageEnvAdapter",
+    "init": "skyrl_gym.SkyRLGymAdapter",
+    "reset": "gymnasium.GymnasiumAdapter",
+}
+"""The method that starts an episode, in a class that has `step(action)` -> the adapter of its dialect."""
+
+_EXTRAS = {
+    "gymnasium": "gymnasium",
+    "skyrl_gym": "skyrl-gym",
+    "openenv": "openenv",
+    "openenv_core": "openenv",
+    "tinker_cookbook": "tinker",
+    "verifiers": "verifiers",
+}
+"""Package -> the extra that brings it."""
+
+_FAMILY_PARTS = ("load", "score", "demonstrate", "gold", "decoys")
+"""What a class may say, as static methods, of the task family that is made of it."""
+
+
+def adapt(value: Any) -> type[BaseEnvironment] | None:
+    """An environment class around a foreign class or a function that makes its objects; None for anything else."""
+    kind = value if isinstance(value, type) else _returned(value)
+    where = None if kind is None else _by_base(kind) or _by_methods(kind)
+    if where is None:
+        return None
+    module, name = where.split(".")
+    adapter = getattr(import_module(f"{__name__}.{module}"), name)
+    own = {key: getattr(value, key) for key in _FAMILY_PARTS if _is_static(value, key)}
+    members = {"foreign": staticmethod(value), "__doc__": value.__doc__, "__module__": value.__module__}
+    return type(value.__name__, (adapter,), members | {key: staticmethod(f) for key, f in own.items()})
+
+
+def extra_hint(error: BaseException) -> str:
+    """How to install the framework whose absence the error tells of; empty for any other error."""
+    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    return f"install it with: pip install 'mtrl[{_EXTRAS[name]}]'" if name in _EXTRAS else ""
+
+
+def _is_static(value: Any, name: str) -> bool:
+    return isinstance(inspect.getattr_static(value, name, None), staticmethod | classmethod)
+
+
+def _returned(function: Any) -> type | None:
+    if not inspect.isfunction(function):
+        return None
+    try:
+        returned = typing.get_type_hints(function).get("return")
+    except Exception:  # annotations are arbitrary code
+        return None
+    returned = typing.get_origin(returned) or returned
+    return returned if isinstance(returned, type) else None
+
+
+def _by_base(kind: Any) -> str | None:
+    for cls in kind.__mro__:
+        if where := _BASES.get((cls.__module__.partition(".")[0], cls.__name__)):
+            return where
+    return None
+
+
+def _by_methods(kind: Any) -> str | None:
+    """The dialect of a class that only has the methods."""
+    if issubclass(kind, BaseEnvironment):
+        return None
+    methods = {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+    if "step" not in methods:
+        return "trl.TRLAdapter" if "reset" in methods and len(methods) > 1 else None
+    if len(_required(kind.step)) != 1:
+        return None
+    found = (where for method, where in _METHODS.items() if method in methods)
+    return next(found, None)
+
+
+def _required(method: Callable[..., Any]) -> list[str]:
+    """Names of the positional arguments, without `self`, that must be given."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in positional and p.default is p.empty]

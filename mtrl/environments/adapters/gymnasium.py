@@ -1,0 +1,188 @@
+"""Gymnasium: `reset(seed=…)` and `step(action)` with five results, or four as before version 0.26.
+
+A response becomes an action in this way, unless `environment.config.parse_action` names a function
+`(response, env) -> action` that raises `ValueError` for what it cannot read:
+
+- no action space, or a `Text` space: the response itself;
+- `Discrete`: an integer, alone in the response or in its last `<action>…</action>`;
+- `Box`, `MultiDiscrete`, `MultiBinary`: a JSON array, in the same place.
+
+What cannot be read, or is not in the action space, pays 0, does not reach the environment, and the model is told what
+is expected (without its own words, which must not come back as the environment's).
+
+An observation becomes text in this way, unless `environment.config.render_observation` names a function
+`(observation, env) -> text or messages`: text and messages stay; with `render_mode: ansi` it is what `render()`
+returns; anything else is written as JSON.
+
+The seed is the row's `seed`, or follows from its `id`; its `options` go to `reset` as well. Without `data.path` the
+rows hold seeds alone, and `environment.config.instruction` is what the model is told first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from mtrl.algorithms.registry import load_function
+from mtrl.environments.adapters.base import (
+    Adapter,
+    accepted,
+    action_text,
+    is_messages,
+    metrics_of,
+    row_seed,
+    seed_rows,
+    with_text,
+)
+from mtrl.environments.base import StepResult
+from mtrl.environments.family import Splits
+from mtrl.strict_json import strict_loads
+from mtrl.types import Message, Row
+
+ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
+
+
+class Translator(Adapter):
+    """Responses to actions and observations to text: for dialects whose actions are not text."""
+
+    own_keys = ("instruction", "parse_action", "render_observation")
+
+    def __init__(self, max_turns: int = 5, **config: Any):
+        """
+        Raises:
+            UserError: the config does not fit the foreign class, or names a function that cannot be imported.
+        """
+        super().__init__(max_turns, **config)
+        self.parse_action = self._function("parse_action") or self.default_action
+        self.render_observation = self._function("render_observation") or self.default_text
+
+    def _function(self, key: str) -> Callable[..., Any] | None:
+        return load_function(self.own[key], f"environment.config.{key}") if key in self.own else None
+
+    def default_action(self, response: str, env: Any) -> Any:
+        raise NotImplementedError
+
+    def default_text(self, observation: Any, env: Any) -> Any:
+        raise NotImplementedError
+
+    def opening(self, row: Row, observation: Any) -> list[Message]:
+        """The row's prompt, the instruction, then what the environment shows first."""
+        messages = list(row.get("prompt") or [])
+        if "instruction" in self.own:
+            messages = with_text(messages, self.own["instruction"])
+        shown = self.render_observation(observation, self.env)
+        return [*messages, *shown] if is_messages(shown) else with_text(messages, shown)
+
+    def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
+        self.current_turn += 1
+        try:
+            action = self.parse_action(response, self.env)
+        except ValueError as error:
+            return StepResult(0.0, f"Invalid action: {error}", metrics={"invalid_action": 1.0})
+        result = self.act(action)
+        result.metrics = {**result.metrics, "invalid_action": 0.0}
+        return result
+
+    def act(self, action: Any) -> StepResult:
+        """Hand the action to the foreign environment."""
+        raise NotImplementedError
+
+    @staticmethod
+    def load(data: Any, seed: int = 0, **config: Any) -> Splits:
+        """The rows of `data.path`, or seeds where there is none."""
+        from mtrl.datasets import load_rows
+
+        return seed_rows(data, seed) if data.path is None else load_rows(data, seed)
+
+
+class GymnasiumAdapter(Translator):
+    """One episode of a Gymnasium environment."""
+
+    def reset(self, row: Row | None = None) -> list[Message]:
+        super().reset()
+        row = row or {"id": ""}
+        env = self.make(**self.config)
+        arguments = {"seed": row_seed(row), "options": row.get("options")}
+        given = accepted(env.reset, arguments)
+        if "seed" not in given and callable(getattr(env, "seed", None)):  # before version 0.26
+            env.seed(arguments["seed"])
+        started = env.reset(**given)
+        observation = started[0] if _has_info(started) else started
+        return self.opening(row, observation)
+
+    def act(self, action: Any) -> StepResult:
+        observation, reward, terminated, truncated, info = _five(self.env.step(action), type(self).__name__)
+        return StepResult(
+            reward,
+            self.render_observation(observation, self.env),
+            terminated or truncated,
+            metrics=metrics_of(info),
+            truncated=bool(truncated) and not terminated,
+        )
+
+    def default_action(self, response: str, env: Any) -> Any:
+        space = getattr(env, "action_space", None)
+        kinds = {cls.__name__ for cls in type(space).__mro__}
+        if space is None:
+            return response
+        if "Text" in kinds:
+            action: Any = response
+        elif "Discrete" in kinds:
+            action = _integer(action_text(response), space)
+        elif kinds & set(ARRAYS):
+            action = _array(action_text(response), space)
+        else:
+            raise TypeError(
+                f"{type(self).__name__} has the action space {space}; name a function (response, env) -> action "
+                "in environment.config.parse_action"
+            )
+        if not space.contains(action):
+            raise ValueError(f"it is not in {space}")
+        return action
+
+    def default_text(self, observation: Any, env: Any) -> Any:
+        if isinstance(observation, str) or is_messages(observation):
+            return observation
+        if getattr(env, "render_mode", None) == "ansi":
+            return env.render()
+        return json.dumps(observation, default=_plain, ensure_ascii=False)
+
+
+def _has_info(started: Any) -> bool:
+    return isinstance(started, tuple) and len(started) == 2 and isinstance(started[1], dict)
+
+
+def _five(result: Any, name: str) -> tuple[Any, Any, Any, Any, Any]:
+    if isinstance(result, tuple) and len(result) == 5:
+        return result
+    if isinstance(result, tuple) and len(result) == 4:
+        observation, reward, done, info = result
+        cut = bool(done) and bool((info or {}).get("TimeLimit.truncated", False))
+        return observation, reward, bool(done) and not cut, cut, info
+    raise TypeError(
+        f"{name}.step returned {result!r:.200}; it must return (observation, reward, terminated, truncated, info) "
+        "or (observation, reward, done, info)"
+    )
+
+
+def _integer(text: str, space: Any) -> int:
+    first = int(getattr(space, "start", 0))
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise ValueError(f"it is not an integer; write one from {first} to {first + int(space.n) - 1}")
+    return int(text)
+
+
+def _array(text: str, space: Any) -> Any:
+    import numpy
+
+    try:
+        return numpy.asarray(strict_loads(text), dtype=space.dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"it is not a JSON array of shape {space.shape}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Numpy's arrays and scalars as lists and numbers, anything else as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,116 @@
+"""OpenEnv: an `Environment` in this process, or an `EnvClient` of one that runs elsewhere.
+
+`environment.config` holds the arguments of the class (for a client: `base_url`). The seed is the row's `seed`, or
+follows from its `id`; the row's `reset`, a mapping, goes to `reset` as well (`{"split": "train", "index": 3}`). Reward
+and end are those that the observation carries; a reward of None pays 0.
+
+The action's class is the one that `step` or the base class is annotated with. An action of one text field gets the
+response; any other is a JSON object of its fields, alone in the response or in its last `<action>…</action>`. An
+observation of one text field becomes that text, any other JSON. `environment.config.parse_action`,
+`render_observation` and `instruction` change this, as they do for Gymnasium.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from mtrl.environments.adapters.base import accepted, action_text, metrics_of, row_seed
+from mtrl.environments.adapters.gymnasium import Translator
+from mtrl.environments.base import StepResult
+from mtrl.strict_json import strict_loads
+from mtrl.types import Message, Row
+
+CARRIED = frozenset({"done", "reward", "metadata"})
+"""Fields that every observation has beside its own; `metadata` is every action's."""
+
+
+class OpenEnvAdapter(Translator):
+    """One episode of an OpenEnv environment."""
+
+    def reset(self, row: Row | None = None) -> list[Message]:
+        super().reset()
+        row = row or {"id": ""}
+        env = self.make(**self.config)
+        started = env.reset(**accepted(env.reset, {"seed": row_seed(row), **(row.get("reset") or {})}))
+        return self.opening(row, _observation(started))
+
+    def opened(self, env: Any) -> Any:
+        """A client's wrapper that blocks: a thread of its own talks to the server."""
+        return env.sync() if callable(getattr(env, "sync", None)) else env
+
+    def act(self, action: Any) -> StepResult:
+        result = self.env.step(action)
+        observation = _observation(result)
+        metadata = getattr(result, "metadata", None) or getattr(observation, "metadata", None)
+        return StepResult(
+            0.0 if result.reward is None else result.reward,
+            self.render_observation(observation, self.env),
+            result.done,
+            metrics=metrics_of(metadata),
+        )
+
+    def default_action(self, response: str, env: Any) -> Any:
+        kind = action_class(type(self).foreign)
+        fields = [name for name in getattr(kind, "model_fields", ()) if name not in CARRIED]
+        if len(fields) == 1 and kind.model_fields[fields[0]].annotation is str:
+            return kind(**{fields[0]: response})
+        expected = f"write a JSON object with {', '.join(fields) or 'the fields of the action'}"
+        try:
+            value = strict_loads(action_text(response))
+        except ValueError:
+            raise ValueError(expected) from None
+        if not isinstance(value, dict) or CARRIED & value.keys():
+            raise ValueError(expected)
+        return _validated(kind, value, expected) if fields else value
+
+    def default_text(self, observation: Any, env: Any) -> Any:
+        dump = getattr(observation, "model_dump", None)
+        shown = dump(mode="json") if dump else observation
+        if not isinstance(shown, Mapping):
+            return str(shown)
+        shown = {name: value for name, value in shown.items() if name not in CARRIED}
+        if len(shown) == 1 and isinstance(text := next(iter(shown.values())), str):
+            return text
+        return json.dumps(shown, ensure_ascii=False, default=str)
+
+
+def action_class(foreign: Any) -> Any:
+    """The class of the actions: what `step` says, or the first argument of the generic base class; else None."""
+    try:
+        hinted = typing.get_type_hints(foreign.step).get("action")
+    except (NameError, TypeError, AttributeError):  # a name that exists only for the type checker
+        hinted = None
+    if fields_of(hinted):
+        return hinted
+    for cls in getattr(foreign, "__mro__", ()):
+        for base in getattr(cls, "__orig_bases__", ()):
+            arguments = typing.get_args(base)
+            if arguments and fields_of(arguments[0]):
+                return arguments[0]
+    return None
+
+
+def fields_of(kind: Any) -> bool:
+    return bool(getattr(kind, "model_fields", {}).keys() - CARRIED)
+
+
+def _validated(kind: Any, value: dict[str, Any], expected: str) -> Any:
+    try:
+        return kind.model_validate(value)
+    except ValueError as error:
+        # Only of fields that exist: the model's own words must not come back as the environment's.
+        found = [
+            problem
+            for problem in getattr(error, "errors", list)()
+            if set(problem["loc"][:1]) <= kind.model_fields.keys()
+        ]
+        told = "; ".join(f"{'.'.join(map(str, problem['loc'][:1]))}: {problem['msg']}" for problem in found)
+        raise ValueError(told or expected) from error
+
+
+def _observation(result: Any) -> Any:
+    """A client wraps the observation in a result of its own, which is not a pydantic model."""
+    return result.observation if not hasattr(result, "model_dump") and hasattr(result, "observation") else result

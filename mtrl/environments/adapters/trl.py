@@ -1,0 +1,68 @@
+"""TRL: an `environment_factory` class, whose public methods are the model's tools.
+
+Tools are the public methods but `reset`, `get_reward` and `close`; their types and docstrings make the schemas.
+`reset(**row)` gets the columns of the row, and text that it returns is put behind the last user message. The episode
+ends with the first turn that calls no tool, or after `generator.max_turns`, and then pays what `get_reward()` returns;
+a class without it is asked for its attribute `reward`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from mtrl.environments.adapters.base import Adapter, accepted, with_text
+from mtrl.environments.base import StepResult
+from mtrl.environments.tools import ToolEnvironment, tool, toolbox
+from mtrl.types import Message, Row
+
+NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
+
+
+class TRLAdapter(ToolEnvironment, Adapter):
+    """One episode of a TRL environment."""
+
+    def check_config(self) -> None:
+        """
+        Raises:
+            UserError: the config does not fit the foreign class, or one of its tools has no types or no docstring.
+        """
+        super().check_config()
+        if isinstance(self.foreign, type):
+            toolbox(_marked(object.__new__(self.foreign)))
+
+    def reset(self, row: Row | None = None) -> list[Message]:
+        super().reset()
+        row = row or {"prompt": []}
+        env = self.make(**self.config)
+        self.toolbox = toolbox(_marked(env))
+        opening = env.reset(**accepted(env.reset, row))
+        return with_text(row["prompt"], opening, separator="") if opening else list(row["prompt"])
+
+    async def answer(self, response: str, ground_truth: dict[str, Any]) -> StepResult:  # type: ignore[override]
+        return StepResult(await self._reward(), None, done=True)
+
+    async def respond(self, message: Message, response: str, ground_truth: dict[str, Any]) -> Any:
+        result = await super().respond(message, response, ground_truth)
+        cut = result.done and result.truncated
+        return replace(result, reward=await self._reward()) if cut else result
+
+    async def _reward(self) -> float:
+        if callable(getattr(self.env, "get_reward", None)):
+            reward = self.env.get_reward()
+            return await reward if inspect.isawaitable(reward) else reward
+        if isinstance(getattr(self.env, "reward", None), float | int):
+            return self.env.reward
+        raise TypeError(
+            f"{type(self).__name__} has neither get_reward() nor a number as its attribute reward; "
+            "define get_reward, which may return 0.0 where reward.components pays"
+        )
+
+
+def _marked(env: Any) -> Any:
+    """The object, with the public methods of its class marked as tools."""
+    for name, function in inspect.getmembers(type(env), inspect.isfunction):
+        if not name.startswith("_") and name not in NOT_TOOLS:
+            tool(function)
+    return env

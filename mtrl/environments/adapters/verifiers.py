@@ -1,0 +1,208 @@
+"""verifiers: `MultiTurnEnv` and what inherits from it, of the packages that have it (`verifiers>=0.2,<0.4`).
+
+The target is the class, or the function `load_environment` of an environment package, annotated with what it returns;
+`environment.config` holds its arguments. One object serves the whole run, as it does in verifiers, and every episode
+has a `state` of its own; the steps are those of verifiers' `rollout`: `setup_state`, then `env_response` after every
+turn until `is_completed`, then the clean-up and the rubric.
+
+Rows come from the environment's own data set, or from `data.path`, and bring `answer` and `info`. The rubric's weighted
+sum is paid on the last turn, a `reward` that the environment gave to a step of its trajectory on that turn. Every
+function of the rubric is a component of the last turn, so that `reward.components` can weigh them anew. Success is a
+sum of at least the environment's `pass_threshold`, whatever the reward is made of.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from typing import Any, ClassVar
+
+from mtrl.environments.adapters.base import Adapter, metrics_of, plain_message
+from mtrl.environments.base import StepResult
+from mtrl.environments.family import Splits
+from mtrl.errors import UserError, missing_extra
+from mtrl.types import Message, Row, Trajectory
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PASS_THRESHOLD = 0.5
+"""verifiers' own, where the environment says nothing."""
+
+
+class VerifiersAdapter(Adapter):
+    """One episode of a verifiers environment."""
+
+    shared: ClassVar[Any] = None
+    """The environment of all episodes."""
+
+    def __init__(self, max_turns: int = 5, **config: Any):
+        """
+        Raises:
+            UserError: the environment cannot be made, is not a `MultiTurnEnv`, or compares the rollouts of a group.
+        """
+        super().__init__(max_turns, **config)
+        self.env = self.build(**config)
+        self.state: Any = None
+        self.prompt: list[Any] = []
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The schemas of the environment's tools, in OpenAI's form."""
+        held = self.env.tool_defs if self.state is None else self.state.get("tool_defs")
+        return [_schema(each) for each in held or ()]
+
+    @classmethod
+    def build(cls, **config: Any) -> Any:
+        """The environment of the run, made at the first call: it takes the signals, which only the main thread can."""
+        if cls.shared is None:
+            env = _keeping_signals(cls.foreign, config)
+            if not hasattr(env, "get_prompt_messages"):
+                raise UserError(
+                    f"{cls.__name__} is a {type(env).__name__}; only a MultiTurnEnv of verifiers can be run"
+                )
+            if env.requires_group_rollouts:
+                raise UserError(
+                    f"the rubric of {cls.__name__} compares the rollouts of a group; "
+                    "give it functions of one rollout, and let algorithm compare"
+                )
+            cls.shared = env
+        return cls.shared
+
+    @classmethod
+    def load(cls, data: Any, seed: int = 0, **config: Any) -> Splits:
+        """The rows of `data.path`, or of the environment's own data sets."""
+        from mtrl.datasets import HELD_OUT, cap, load_rows, to_row
+
+        env = cls.build(**config)
+        if data.path is not None:
+            return _with_system_prompt(load_rows(data, seed), env.system_prompt)
+        if env.build_dataset() is None:
+            raise UserError(f"{cls.__name__} has no data set to train on; set data.path")
+        rows = [to_row(dict(raw), "train", n) for n, raw in enumerate(env.get_dataset())]
+        if env.build_eval_dataset() is None:
+            return cap(Splits([r for n, r in enumerate(rows) if n % HELD_OUT], rows[::HELD_OUT]), data)
+        test = [to_row(dict(raw), "test", n) for n, raw in enumerate(env.get_eval_dataset())]
+        held_out = {json.dumps(row["prompt"]) for row in test}
+        return cap(Splits([row for row in rows if json.dumps(row["prompt"]) not in held_out], test), data)
+
+    @staticmethod
+    def score(trajectory: Trajectory, row: Row) -> float:
+        """1.0 where the rubric's sum reached the threshold, as it was before any composition of rewards."""
+        return trajectory.turns[-1].metrics.get("rubric_passed", 0.0)
+
+    async def reset(self, row: Row | None = None) -> list[Message]:  # type: ignore[override]
+        super().reset()
+        task = {"example_id": 0, **{name: v for name, v in (row or {"prompt": []}).items() if name != "id"}}
+        self.state = await self.env.init_state(task, _no_client(), "policy", {})
+        self.state = await self.env.setup_state(self.state) or self.state
+        await self.env.is_completed(self.state)
+        self.prompt = list(await self.env.get_prompt_messages(self.state))
+        return [plain_message(message) for message in self.prompt]
+
+    async def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:  # type: ignore[override]
+        return await self.respond({"role": "assistant", "content": response}, response, ground_truth)
+
+    async def respond(self, message: Message, response: str, ground_truth: dict[str, Any]) -> StepResult:
+        self.current_turn += 1
+        env, state = self.env, self.state
+        await env.add_model_response(state, self.prompt, _response(message, self.current_turn))
+        said = state["trajectory"][-1]
+        reward = said["reward"] or 0.0
+        known = len(self.prompt) + len(said["completion"])
+        done = await env.is_completed(state)
+        new: list[Any] = []
+        if not done:
+            self.prompt = list(await env.get_prompt_messages(state))
+            new = self.prompt[known:]
+            done = await env.is_completed(state)  # `env_response` may have ended it
+            new = _as_messages(state["final_env_response"]) if state.get("final_env_response") else new
+        if state.get("error") is not None:
+            raise RuntimeError(f"{type(self).__name__} gave up: {state['error']!r}") from state["error"]
+        observation = [plain_message(each) for each in new]
+        cut = state.get("stop_condition") == "max_turns_reached"
+        if not done and self.current_turn < self.max_turns:
+            return StepResult(reward, observation)
+        rubric = await self._finish()
+        passed = rubric >= getattr(env, "pass_threshold", PASS_THRESHOLD)
+        components = {name: value for name, value in metrics_of(state["metrics"]).items() if name != "environment"}
+        metrics = {"rubric": rubric, "rubric_passed": float(passed)}
+        return StepResult(reward + rubric, observation, True, components, metrics, truncated=cut or not done)
+
+    async def _finish(self) -> float:
+        """Clean up, then score; the rubric's weighted sum."""
+        state, env = self.state, self.env
+        self.env = None  # so that `close` does not clean up again
+        await env.cleanup(state)
+        if state["completion"] is None:
+            await env.render_completion(state)
+        await env.rubric.score_rollout(state)
+        await env.rubric.cleanup(state)
+        return float(state["reward"])
+
+    def close(self) -> Any:
+        """Clean up what an episode left that did not reach its end; to be awaited then."""
+        super().close()
+        env, self.env = self.env, None
+        return None if env is None or self.state is None else env.cleanup(self.state)
+
+
+def _keeping_signals(make: Any, arguments: dict[str, Any]) -> Any:
+    """Call `make` with Ctrl-C left as it was: verifiers sets handlers of its own, and the trainer has one."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("verifiers can make environments on the main thread alone")
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        return make(**arguments)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _no_client() -> Any:
+    """A client that nobody may ask: the policy of the run answers."""
+    try:
+        from verifiers.clients import Client
+    except ImportError as error:
+        raise missing_extra("verifiers", "verifiers") from error
+
+    def refuse(*arguments: Any, **keywords: Any) -> Any:
+        raise RuntimeError("an environment asked verifiers' client; only the policy of the run answers")
+
+    return type("PolicyClient", (Client,), dict.fromkeys(Client.__abstractmethods__, refuse))(None)
+
+
+def _response(message: Message, turn: int) -> Any:
+    from verifiers.types import Response, ResponseMessage, ToolCall
+
+    calls = [
+        ToolCall(id=call["id"], name=call["function"]["name"], arguments=_text(call["function"]["arguments"]))
+        for call in message.get("tool_calls") or ()
+    ]
+    said = ResponseMessage(
+        content=message.get("content") or "",
+        reasoning_content=message.get("reasoning_content"),
+        tool_calls=calls or None,
+        finish_reason="tool_calls" if calls else "stop",
+        is_truncated=False,
+    )
+    return Response(id=f"turn-{turn}", created=0, model="policy", message=said)
+
+
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _as_messages(said: Any) -> list[Any]:
+    return [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+
+
+def _schema(tool: Any) -> dict[str, Any]:
+    held = tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True)
+    return {"type": "function", "function": {name: held[name] for name in ("name", "description", "parameters")}}
+
+
+def _with_system_prompt(splits: Splits, text: str | None) -> Splits:
+    for row in (*splits.train, *splits.test):
+        if text and row["prompt"][0]["role"] != "system":
+            row["prompt"] = [{"role": "system", "content": text}, *row["prompt"]]
+    return splits

@@ -1,0 +1,128 @@
+"""Tool calls in messages, and the one text form of them for models whose renderer knows no other.
+
+A message holds its calls as OpenAI writes them, the malformed ones as well, in the order in which they were sampled::
+
+    {"role": "assistant", "content": "…", "tool_calls": [
+        {"type": "function", "id": "call_0_0", "function": {"name": "look", "arguments": {"at": "x"}}},
+        {"type": "function", "id": "call_0_1", "function": {"name": "", "arguments": "{oops"},
+         "malformed": "invalid_json"},
+    ]}
+
+The text form is Hermes' (https://github.com/NousResearch/Hermes-Function-Calling):
+`<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from mtrl.strict_json import strict_loads
+from mtrl.types import Message
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+PROBLEMS = {
+    "invalid_json": "the tool call is not valid JSON",
+    "unclosed_block": "the tool call is not closed",
+    "missing_name": "the tool call names no tool",
+    "malformed_structure": "the tool call does not have the expected form",
+}
+"""What is told of a malformed call, by the word of `renderers.base.ToolCallParseStatus`."""
+
+
+class TextCall(NamedTuple):
+    """One attempt to call a tool; the fields of `renderers.base.ParsedToolCall`."""
+
+    raw: str
+    name: str | None = None
+    arguments: dict[str, Any] | None = None
+    status: str = "ok"
+    id: str | None = None
+
+
+def parse_calls(text: str) -> tuple[str, list[TextCall]]:
+    """The text without its calls, and every attempt at one, in order. Strict: nothing is repaired or left out."""
+    words: list[str] = []
+    calls: list[TextCall] = []
+    while True:
+        start, close = text.find(OPEN), text.find(CLOSE)
+        if start < 0 and close < 0:
+            return "".join([*words, text]), calls
+        if start < 0 or 0 <= close < start:  # closed, and never opened
+            calls.append(TextCall(text[:close], status="malformed_structure"))
+            text = text[close + len(CLOSE) :]
+            continue
+        words.append(text[:start])
+        body = text[start + len(OPEN) :]
+        raw, closed, text = body.partition(CLOSE)
+        calls.append(_parse_call(raw) if closed else TextCall(raw, status="unclosed_block"))
+
+
+def format_call(name: str, arguments: dict[str, Any]) -> str:
+    """A call in the text form: what `parse_calls` reads."""
+    return f"{OPEN}{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}{CLOSE}"
+
+
+def text_of(message: Message) -> str:
+    """A message as text; calls that its content does not hold already are written behind it."""
+    content = message.get("content") or ""
+    if OPEN in content or CLOSE in content:
+        return content
+    functions = (call["function"] for call in message.get("tool_calls") or ())
+    return content + "".join(
+        format_call(f["name"], f["arguments"]) if isinstance(f["arguments"], dict) else f"{OPEN}{f['arguments']}{CLOSE}"
+        for f in functions
+    )
+
+
+def message_calls(attempts: Iterable[Any], turn: int) -> list[dict[str, Any]]:
+    """Parsed calls (`TextCall`, or those of `renderers`) as a message holds them.
+
+    A call that the model gave no id is `call_<turn>_<place>`. A malformed one keeps its raw text as its arguments.
+    """
+    return [_message_call(attempt, f"call_{turn}_{place}") for place, attempt in enumerate(attempts)]
+
+
+def describe_tools(schemas: Sequence[dict[str, Any]]) -> str:
+    """The tools and how to call them in the text form, for the prompt of a model whose template shows no tools."""
+    lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+    return (
+        f"You can call tools. These are their signatures:\n<tools>\n{lines}\n</tools>\n"
+        f"Write each call as one JSON object with the keys name and arguments:\n"
+        f'{OPEN}{{"name": "<tool>", "arguments": {{"<parameter>": "<value>"}}}}{CLOSE}'
+    )
+
+
+def _parse_call(raw: str) -> TextCall:
+    try:
+        body = strict_loads(raw)
+    except ValueError:
+        return TextCall(raw, status="invalid_json")
+    if not isinstance(body, dict) or not isinstance(body.get("arguments"), dict) or set(body) - {"name", "arguments"}:
+        return TextCall(raw, status="malformed_structure")
+    if not isinstance(body.get("name"), str) or not body["name"]:
+        return TextCall(raw, status="missing_name")
+    return TextCall(raw, body["name"], body["arguments"])
+
+
+def _message_call(attempt: Any, call_id: str) -> dict[str, Any]:
+    status = str(getattr(attempt, "status", "ok"))
+    name, arguments = attempt.name, attempt.arguments
+    if status not in PROBLEMS and not (isinstance(name, str) and name):
+        status = "missing_name"
+    try:
+        function = _plain({"name": name, "arguments": {} if arguments is None else arguments})
+    except (ValueError, RecursionError):  # NaN, or nested too deep: the parsers of `renderers` let them through
+        status = "invalid_json"
+    call = {"type": "function", "id": getattr(attempt, "id", None) or call_id}
+    if status not in PROBLEMS:
+        return {**call, "function": function}
+    raw = {"name": name if isinstance(name, str) else "", "arguments": str(getattr(attempt, "raw", ""))}
+    return {**call, "function": _plain(raw), "malformed": status}
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """As JSON that every file takes: halves of surrogate pairs, as in `"\\ud800"`, become question marks."""
+    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace"))

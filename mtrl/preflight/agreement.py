@@ -1,0 +1,68 @@
+"""Reward against scorer: the reward never calls solved what the strict scorer does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mtrl.preflight.context import Context, at_most
+from mtrl.preflight.mutations import mutations
+from mtrl.preflight.play import Episode, Script, saying
+from mtrl.preflight.result import Result, failed, passed, skipped, warned
+
+
+def agreement(context: Context) -> Result:
+    """Baseline, gold and gold slightly wrong: what the reward calls a success is one for the scorer."""
+    changed = _changed(context)
+    episodes = [e for e in (*context.gold, *context.weak, *context.fuzz, *changed) if not e.error]
+    if not episodes:
+        return skipped("no episode ended without an error; see robust")
+    result = compare(context, episodes)
+    if result is not None:
+        return result
+    kinds = len({episode.label for episode in changed})
+    return passed(f"{len(episodes)} episodes, {len(changed)} with gold changed in {kinds} ways: they never disagree")
+
+
+def compare(context: Context, episodes: Iterable[Episode]) -> Result | None:
+    """None where reward and scorer agree on all."""
+    episodes = list(episodes)
+    lenient = [e for e in episodes if context.claims(e) and not context.succeeds(e)]
+    strict = [e for e in episodes if context.succeeds(e) and not context.claims(e)]
+    if lenient:
+        found = by_kind(lenient, episodes)
+        return failed(
+            f"the reward says solved and the scorer does not, in {len(lenient)} of {len(episodes)} episodes. "
+            f"{at_most(found, 2)}",
+            "let the reward read the answer exactly as the scorer does: one tag, one place, nothing else",
+            found,
+        )
+    if strict:
+        found = by_kind(strict, episodes)
+        return warned(
+            f"the scorer says solved and the reward does not, in {len(strict)} of {len(episodes)}. {at_most(found, 2)}",
+            "pay what counts, or let the scorer refuse it",
+            found,
+        )
+    return None
+
+
+def by_kind(odd: list[Episode], episodes: list[Episode]) -> list[str]:
+    """One sentence for each kind of response, the most frequent first."""
+    kinds: dict[str, list[Episode]] = {}
+    for episode in odd:
+        kinds.setdefault(episode.label, []).append(episode)
+    return [
+        f"{label}: {len(found)} of {sum(e.label == label for e in episodes)}, e.g. row {found[0].row['id']}, "
+        f"{found[0].responses[-1][-80:]!r}: reward {found[0].own:.2f}, score {found[0].score:g}"
+        for label, found in sorted(kinds.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def _changed(context: Context) -> list[Episode]:
+    """Every change of every solved row's last response, said until the episode is over."""
+    scripts = []
+    for episode in context.solved:
+        wrong = next(iter(context.wrong.get(context.key(episode), [])), None)
+        for name, text in mutations(episode.responses[-1], wrong).items():
+            scripts.append(Script(episode.row, saying(episode.responses[:-1], then=text), name))
+    return context.stage.play(scripts)

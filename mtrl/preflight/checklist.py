@@ -1,0 +1,100 @@
+"""The checks in order, and how they are run: one that crashes has failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from mtrl.config.schema import Config
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.family import Family, Splits
+from mtrl.preflight.agreement import agreement
+from mtrl.preflight.context import Context
+from mtrl.preflight.data import batch, splits, turns
+from mtrl.preflight.exploits import echo, format_only, stalling, stuffing, tool_spam
+from mtrl.preflight.hermetic import concurrency, hermetic, leaks
+from mtrl.preflight.prompt import prompt
+from mtrl.preflight.result import Result, failed, skipped
+from mtrl.preflight.rewards import gold, growth, reward_range, robust, spread
+
+Check = Callable[[Context], Result]
+
+CHECKS: dict[str, Check] = {
+    "hermetic": hermetic,
+    "leaks": leaks,
+    "concurrency": concurrency,
+    "robust": robust,
+    "gold": gold,
+    "range": reward_range,
+    "spread": spread,
+    "growth": growth,
+    "agreement": agreement,
+    "stalling": stalling,
+    "format_only": format_only,
+    "tool_spam": tool_spam,
+    "stuffing": stuffing,
+    "echo": echo,
+    "prompt": prompt,
+    "splits": splits,
+    "turns": turns,
+    "batch": batch,
+}
+"""Name -> check; none of these needs a model."""
+
+CHEAP = ("splits", "turns", "batch", "gold", "range", "agreement", "stalling", "prompt")
+"""Those that a run makes at its start, on a few rows."""
+CHEAP_ROWS = 4
+CHEAP_SECONDS = 1.4
+"""For all cheap checks together: those that are not reached by then are left out, and say so."""
+SLICE = 0.3
+"""Seconds of them for each time that episodes are played, so that one slow check does not starve the others."""
+
+
+def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Result]:
+    """The results, one by one as they come."""
+    for name, check in checks:
+        begun = time.perf_counter()
+        try:
+            result = check(context)
+        except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
+            result = failed(
+                f"the check itself broke: {type(error).__name__}: {first}",
+                "mend what the message names; a check that cannot run has shown nothing",
+            )
+        yield _complete(context, result).named(name, time.perf_counter() - begun)
+
+
+def _complete(context: Context, result: Result) -> Result:
+    """Tell what there was no time for."""
+    left_out = context.stage.tally.take()
+    if not left_out:
+        return result
+    return replace(result, evidence=f"{result.evidence} ({left_out} episodes were left out: no time)")
+
+
+def cheap_checks(
+    config: Config, family: Family, splits: Splits, make_environment: Callable[[], BaseEnvironment]
+) -> list[Result]:
+    """The part of the checklist that a run can afford at its start: a few rows, under two seconds, nothing is raised.
+
+    Example::
+
+        for result in cheap_checks(config, parts.family, parts.splits, make_environment):
+            if result.status in ("warn", "fail"):
+                console.warning(f"preflight {result.name}: {result.evidence}; {result.fix}")
+    """
+    deadline = time.monotonic() + CHEAP_SECONDS
+    context = Context(
+        config, family, splits, make_environment, CHEAP_ROWS, SLICE, deadline=deadline, baselines=CHEAP_ROWS
+    )
+    results: list[Result] = []
+    for name in CHEAP:
+        if time.monotonic() > deadline:
+            results.append(
+                skipped(f"not reached within {CHEAP_SECONDS:g} s; run python -m mtrl.preflight").named(name, 0.0)
+            )
+        else:
+            results += run(context, [(name, CHECKS[name])])
+    return results

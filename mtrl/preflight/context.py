@@ -1,0 +1,206 @@
+"""What every check is given: the configuration, the task, a stage to play on, and what perfect play looks like."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from mtrl.config.schema import Config
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.family import Family, Splits
+from mtrl.preflight.play import Episode, Script, Stage, saying
+from mtrl.preflight.repeats import Action, Repeats
+from mtrl.preflight.responses import FUZZ, final_answers, nonsense
+from mtrl.rewards.compose import RewardComposer
+from mtrl.types import Row
+
+EPSILON = 1e-6
+"""Rewards that differ by less are the same."""
+REPEATED = 12
+"""Episodes of gold and of the demonstrator that are repeated, beside the fuzz."""
+BASELINES = 100
+"""Episodes of the demonstrator."""
+DECOYS = 3
+"""Wrong answers that are tried per row."""
+SEARCHED_ROWS = 12
+"""Rows on which exploits are searched for: every one is played in dozens of ways."""
+
+
+@dataclass
+class Context:
+    """Computed once, when the first check asks for it; the same for every check after that."""
+
+    config: Config
+    family: Family
+    splits: Splits
+    make_environment: Callable[[], BaseEnvironment]
+    rows_played: int
+    seconds: float
+    """Limit for each time that episodes are played."""
+    patience: float = 0.0
+    """Seconds that episodes under way may go on after that."""
+    deadline: float = math.inf
+    """Of the monotonic clock: no episode begins later."""
+    baselines: int = BASELINES
+    """Episodes of the demonstrator at most."""
+    processes: int = 0
+    """Fresh processes that repeat episodes; 0: this one says what is right."""
+
+    @cached_property
+    def stage(self) -> Stage:
+        environment = self.config.environment
+        return Stage(
+            self.make_environment,
+            self.family.score,
+            RewardComposer(self.config.reward),
+            self.config.generator.max_turns,
+            environment.step_timeout,
+            self.seconds,
+            self.patience,
+            self.deadline,
+        )
+
+    def stage_with(self, max_turns: int) -> Stage:
+        """A stage that differs in `generator.max_turns` only."""
+        make = environment_factory(self.config, self.family, max_turns)
+        return replace(self.stage, make_environment=make, max_turns=max_turns)
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def places(self) -> list[tuple[str, int]]:
+        """Split and index of the rows that are played: from both splits, spread evenly."""
+        test = min(len(self.splits.test), self.rows_played // 2)
+        train = min(len(self.splits.train), self.rows_played - test)
+        spread = [("train", _spread(len(self.splits.train), train)), ("test", _spread(len(self.splits.test), test))]
+        return [(split, index) for split, indices in spread for index in indices]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return [getattr(self.splits, split)[index] for split, index in self.places]
+
+    # -- players -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def gold(self) -> list[Episode]:
+        """The perfect player on every row that is played; empty without `Family.gold`."""
+        if self.family.gold is None:
+            return []
+        return self.stage.play(Script(row, saying(self.family.gold(row)), "gold") for row in self.rows)
+
+    @cached_property
+    def solved(self) -> list[Episode]:
+        """Right at once: the gold episodes that the scorer calls a success, of the rows on which exploits are tried."""
+        good = [episode for episode in self.gold if self.succeeds(episode) and not episode.error]
+        return [good[index] for index in _spread(len(good), min(len(good), SEARCHED_ROWS))]
+
+    @cached_property
+    def weak(self) -> list[Episode]:
+        """The family's demonstrator on training rows; empty without `Family.demonstrate`."""
+        demonstrate = self.family.demonstrate
+        if demonstrate is None:
+            return []
+
+        def player(row: Row, seed: str) -> Any:
+            return demonstrate(row, random.Random(seed)).act
+
+        played = [row for row, (split, _) in zip(self.rows, self.places, strict=True) if split == "train"]
+        seen = {id(row) for row in played}
+        more = (self.splits.train[i] for i in _spread(len(self.splits.train), min(len(self.splits.train), BASELINES)))
+        rows = [*played, *(row for row in more if id(row) not in seen)][: self.baselines]
+        scripts = [
+            Script(row, partial(player, row, f"{self.config.seed}/{n}"), "demonstrator") for n, row in enumerate(rows)
+        ]
+        return self.stage.play(scripts)
+
+    @cached_property
+    def fuzz(self) -> list[Episode]:
+        """Responses that nobody planned for, on the first rows that are played."""
+        rows = self.rows[: len(FUZZ)]
+        scripts = [
+            Script(rows[n % len(rows)], saying([], then=text), f"fuzz {text[:30]!r}") for n, text in enumerate(FUZZ)
+        ]
+        return self.stage.play(scripts)
+
+    @cached_property
+    def wrong(self) -> dict[str, list[str]]:
+        """Row id -> final responses, as well formed as gold's, that the scorer refuses on this row."""
+        candidates = {self.key(episode): self._candidates(episode) for episode in self.solved}
+        scripts = [
+            Script(episode.row, saying([*episode.responses[:-1], text]), text)
+            for episode in self.solved
+            for text in candidates[self.key(episode)]
+        ]
+        found: dict[str, list[str]] = {}
+        for tried in self.stage.play(scripts):
+            if not self.succeeds(tried):
+                found.setdefault(self.key(tried), []).append(tried.label)
+        return {key: texts[:DECOYS] for key, texts in found.items()}
+
+    def _candidates(self, episode: Episode) -> list[str]:
+        """The family's own decoys, else the answers of other rows; then nonsense in gold's form."""
+        final = episode.responses[-1]
+        if self.family.decoys is not None:
+            others: Iterable[str] = self.family.decoys(episode.row)
+        else:
+            others = final_answers(final, (other.responses[-1] for other in self.solved if other is not episode))
+        unique = dict.fromkeys([*list(others)[: 2 * DECOYS], *nonsense(final)])
+        return [text for text in unique if text != final]
+
+    @cached_property
+    def repeats(self) -> Repeats:
+        """What gold, the demonstrator and nobody in his right mind said, to be said again."""
+        place = {id(row): where for row, where in zip(self.rows, self.places, strict=True)}
+        episodes = [*self.gold[:REPEATED], *[e for e in self.weak if id(e.row) in place][:REPEATED], *self.fuzz]
+        actions = [Action(place[id(e.row)], e.row, e.responses, e.label) for e in episodes]
+        return Repeats(self.config, actions, self.processes, self.seconds, self.stage)
+
+    # -- verdicts ----------------------------------------------------------------------------------------------------
+
+    def succeeds(self, episode: Episode) -> bool:
+        """The scorer's verdict."""
+        return episode.score >= self.config.evaluation.success_threshold - EPSILON
+
+    def claims(self, episode: Episode) -> bool:
+        """Whether the environment's reward says that the task is solved."""
+        return episode.own >= self.config.evaluation.success_threshold - EPSILON
+
+    def key(self, episode: Episode) -> str:
+        return str(episode.row["id"])
+
+    def needs_gold(self) -> str | None:
+        """Why checks that start from a solved episode cannot run; None where they can."""
+        if self.family.gold is None:
+            return f"the family {self.family.name} has no `gold`, so nobody here knows a right answer"
+        if not self.gold:
+            return f"no gold episode ended within {self.seconds:g} s"
+        return None if self.solved else "no gold answer is a success; see the check gold"
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """`count` indices of a list, evenly spread, the first one included."""
+    return [index * length // count for index in range(count)] if count else []
+
+
+def environment_factory(config: Config, family: Family, max_turns: int) -> Callable[[], BaseEnvironment]:
+    """Makes an environment per episode; as `mtrl.trainer.setup`, which needs torch, with the turns to choose."""
+    values: dict[str, Any] = {"max_turns": max_turns, **config.environment.config}
+    if len(getattr(family.environment, "reward_schemes", ("default",))) > 1:
+        values["reward"] = config.reward.scheme
+    return partial(family.environment, **values)
+
+
+def at_most(texts: Sequence[str], count: int = 3) -> str:
+    """The first few of many findings, and how many there are."""
+    more = f" (and {len(texts) - count} more)" if len(texts) > count else ""
+    return "; ".join(texts[:count]) + more
+
+
+def fingerprint(value: Any) -> str:
+    """A text that is the same for equal rows, prompts or truths."""
+    return json.dumps(value, sort_keys=True, default=str)

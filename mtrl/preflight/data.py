@@ -1,0 +1,118 @@
+"""The rows: held-out ones are held out, turns suffice, batches add up. Nothing is played but gold."""
+
+from __future__ import annotations
+
+import math
+
+from mtrl.preflight.context import Context, at_most, fingerprint
+from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.types import Row
+
+MARGIN = 1.5
+"""max_turns = ceil(MARGIN x N) for a task that a skilled human does in N turns."""
+QUANTILE = 0.95
+"""N: so many of gold's episodes need at most so many turns."""
+GENEROUS = 3
+"""From so many times that on, turns are a waste: contexts get long and expensive."""
+DUPLICATES = 0.05
+"""Share of repeated training rows that is worth a warning."""
+
+
+def splits(context: Context) -> Result:
+    """No held-out row is a training row: not by id, not by prompt and truth."""
+    train, test = context.splits.train, context.splits.test
+    if not train or not test:
+        return failed(
+            f"{len(train)} training rows, {len(test)} held out",
+            "give both splits rows: data.train_split, data.test_split",
+        )
+    held_ids, held = {str(row["id"]) for row in test}, {_problem(row) for row in test}
+    shared_ids = [str(row["id"]) for row in train if str(row["id"]) in held_ids]
+    shared = [str(row["id"]) for row in train if _problem(row) in held]
+    evidence = f"{len(train)} training rows, {len(test)} held out"
+    if shared_ids or shared:
+        kinds = {"id": shared_ids, "prompt and ground truth": shared}
+        told = [f"{len(ids)} share {kind} ({at_most(ids)})" for kind, ids in kinds.items() if ids]
+        return failed(
+            f"{evidence}: {'; '.join(told)}",
+            "split by the problem, not by the row, and drop from the training rows what is held out",
+            told,
+        )
+    return _repeated(evidence, train, test)
+
+
+def _repeated(evidence: str, train: list[Row], test: list[Row]) -> Result:
+    """Contradictory and repeated rows."""
+    prompts = {text for row in train for text in [_prompt(row)]}
+    shared = [str(row["id"]) for row in test if _prompt(row) in prompts]
+    twice = {
+        name: len(rows) - len({_problem(row) for row in rows}) for name, rows in (("train", train), ("test", test))
+    }
+    if shared and len(prompts) == len(train):  # a prompt names its problem, and yet the same one has two truths
+        return warned(
+            f"{evidence}: {len(shared)} held-out prompts are training prompts with another ground truth "
+            f"({at_most(shared)})",
+            "correct the ground truths, or drop these rows from the training split",
+        )
+    if twice["test"] or twice["train"] > DUPLICATES * len(train):
+        return warned(
+            f"{evidence}: {twice['train']} training rows and {twice['test']} held-out rows occur before",
+            "drop repeated rows: they count twice in every mean",
+        )
+    asked = f"; {len(shared)} prompts occur in both, for other problems" if shared else ""
+    again = f"; {twice['train']} training rows are repeated" if twice["train"] else ""
+    return passed(f"{evidence}: disjoint by id, and by prompt and truth{asked}{again}")
+
+
+def turns(context: Context) -> Result:
+    """`generator.max_turns` is ceil(1.5 x N), N being the turns that gold needs."""
+    if context.family.gold is None or not context.gold:
+        return skipped(str(context.needs_gold()))
+    lengths = sorted(len(context.family.gold(row)) for row in context.rows)
+    needed = lengths[math.ceil(QUANTILE * len(lengths)) - 1]
+    allowed, advised = context.config.generator.max_turns, math.ceil(MARGIN * needed)
+    evidence = f"gold needs {lengths[0]} to {lengths[-1]} turns (95 %: {needed}); generator.max_turns={allowed}"
+    if lengths[-1] > allowed:
+        short = sum(length > allowed for length in lengths)
+        return failed(
+            f"{evidence}: {short} of {len(lengths)} rows cannot be solved", f"set generator.max_turns={advised}"
+        )
+    if allowed < advised and allowed > 1:
+        return warned(f"{evidence}, less than ceil(1.5 x {needed}) = {advised}", f"set generator.max_turns={advised}")
+    if allowed > GENEROUS * advised:
+        return warned(
+            f"{evidence}, far more than ceil(1.5 x {needed}) = {advised}", f"set generator.max_turns={advised}"
+        )
+    return passed(f"{evidence}, ceil(1.5 x {needed}) = {advised}" + ("" if allowed > 1 else ": single-turn"))
+
+
+def batch(context: Context) -> Result:
+    """A step has different prompts, and the evaluation enough rows to see a difference."""
+    config, train, test = context.config, context.splits.train, context.splits.test
+    per_step, group = config.trainer.prompts_per_step, config.algorithm.group_size
+    passes = config.trainer.max_steps * per_step / max(len(train), 1)
+    evaluated = min(len(test), config.evaluation.rows or len(test))
+    evidence = (
+        f"{per_step} prompts x {group} = {per_step * group} episodes per step; {passes:.1f} passes over "
+        f"{len(train)} rows; {evaluated} evaluated"
+    )
+    if len(train) < per_step:
+        return warned(
+            f"{evidence}: a step repeats prompts", f"set trainer.prompts_per_step={len(train)} or less, or add rows"
+        )
+    if evaluated and 1.96 * math.sqrt(0.25 / evaluated) > 0.2:
+        margin = 100 * 1.96 * math.sqrt(0.25 / evaluated)
+        return warned(
+            f"{evidence}: success is known to ±{margin:.0f} points only",
+            "evaluate 100 rows or more: data.max_test_rows",
+        )
+    return passed(evidence)
+
+
+def _prompt(row: Row) -> str:
+    """The words of the prompt, whatever their case and spacing."""
+    return " ".join(" ".join(str(m.get("content") or "") for m in row["prompt"]).casefold().split())
+
+
+def _problem(row: Row) -> tuple[str, str]:
+    return _prompt(row), fingerprint(row["ground_truth"])

@@ -1,0 +1,198 @@
+"""The policy that a run would start from: is it sometimes right, and do its turns and tokens suffice?
+
+All of it looks at the same rollouts, sampled as in training. This is the only part that needs torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from mtrl.preflight.agreement import compare
+from mtrl.preflight.context import EPSILON, Context
+from mtrl.preflight.play import Episode, Script, saying
+from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.types import FinishReason, Group, StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from mtrl.trainer.setup import Parts
+
+AT_CAP = 0.05
+"""Share of turns at the token limit from which the limit is too low."""
+OUT_OF_TURNS = 0.10
+"""Share of episodes that run out of turns from which there are too few."""
+FEW_INFORMATIVE = 0.25
+"""Expected share of groups with a signal below which most of a step is wasted."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the policy does before training."""
+
+    groups: list[Group]
+    parts: Parts
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+def roll_out(context: Context, rollouts: int, on_warm_start: Callable[[int, float], None]) -> Baseline:
+    """About `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
+    from mtrl.evaluation.heldout import score_group
+    from mtrl.generator.rollouts import Rollouts
+    from mtrl.rewards.compose import RewardComposer
+    from mtrl.trainer.setup import set_up
+
+    config = context.config
+    parts, size = set_up(config, on_warm_start), config.algorithm.group_size
+    count = min(max(1, math.ceil(rollouts / size)), len(parts.splits.train))
+    rows = [parts.splits.train[index * len(parts.splits.train) // count] for index in range(count)]
+    composer = RewardComposer(config.reward)
+
+    async def play() -> list[Group]:
+        player = Rollouts(parts.loop, config.seed, max_failed_share=1.0)
+        report = await player.collect("preflight", rows, size, parts.sampling)
+        for group in report.groups:
+            await composer.apply_async(group)
+            score_group(parts.family, group)
+        await parts.engine.close()
+        parts.pool.close()
+        return report.groups
+
+    return Baseline(asyncio.run(play()), parts)
+
+
+def foothold(context: Context, baseline: Baseline) -> Result:
+    """The policy succeeds sometimes, and not always."""
+    wins, trials = _successes(context, baseline)
+    rewards = [t.reward for t in baseline.trajectories]
+    evidence = f"{wins} of {trials} sampled episodes succeed; reward {min(rewards):.2f} to {max(rewards):.2f}"
+    if wins == 0:
+        return failed(
+            evidence,
+            "stop and simplify: an easier task, a better model, or fine-tuning first (python -m mtrl.sft); "
+            "RL amplifies what happens already",
+        )
+    if max(rewards) - min(rewards) < EPSILON:
+        return failed(f"{evidence}: all are paid the same", "change the reward: equal rewards teach nothing")
+    if wins == trials:
+        return warned(evidence, "take a harder task: there is nothing left to learn here")
+    return passed(evidence)
+
+
+def policy_agreement(context: Context, baseline: Baseline) -> Result:
+    """On the policy's own words the reward never calls solved what the scorer does not."""
+    episodes = [
+        Episode(Script(group.row, saying([]), "policy"), trajectory)
+        for group in baseline.groups
+        for trajectory in group.trajectories
+        if trajectory.turns and trajectory.error is None
+    ]
+    if not episodes:
+        return skipped("no episode of the policy ended without an error")
+    return compare(context, episodes) or passed(f"{len(episodes)} episodes of the policy: they never disagree")
+
+
+def failures(context: Context, baseline: Baseline) -> Result:
+    """The policy's episodes end by themselves, not by an error."""
+    broken = [t for t in baseline.trajectories if t.error]
+    if broken:
+        first = str(broken[0].error).partition("\n")[0]
+        return failed(
+            f"{len(broken)} of {len(baseline.trajectories)} episodes failed. {first}",
+            "mend the environment, or raise environment.step_timeout",
+        )
+    return passed(f"{len(baseline.trajectories)} episodes, none failed")
+
+
+def token_cap(context: Context, baseline: Baseline) -> Result:
+    """Few turns are cut by the limit on their tokens."""
+    turns = [turn for t in baseline.trajectories for turn in t.turns]
+    cap = context.config.generator.sampling_params.max_generate_length
+    share = fmean(turn.finish == FinishReason.LENGTH for turn in turns) if turns else 0.0
+    longest = max((len(turn.action_ids) for turn in turns), default=0)
+    evidence = f"{share:.1%} of {len(turns)} turns reach the {cap} tokens of a turn; the longest has {longest}"
+    if share >= AT_CAP:
+        return warned(evidence, f"set generator.sampling_params.max_generate_length={2 * cap}")
+    return passed(evidence)
+
+
+def out_of_turns(context: Context, baseline: Baseline) -> Result:
+    """Few episodes end because the turns do."""
+    limits = (StopReason.MAX_TURNS, StopReason.TURN_TOKEN_LIMIT)
+    share = fmean(t.stop_reason in limits for t in baseline.trajectories)
+    evidence = f"{share:.1%} of {len(baseline.trajectories)} episodes run out of turns without a final answer"
+    if share >= OUT_OF_TURNS:
+        more = math.ceil(1.5 * context.config.generator.max_turns)
+        return warned(evidence, f"set generator.max_turns={more}, or teach the policy to answer")
+    return passed(evidence)
+
+
+def context_length(context: Context, baseline: Baseline) -> Result:
+    """A conversation that uses all its turns fits what the model holds."""
+    limit = baseline.parts.loop.limits.max_context_length
+    used = [len(t.turns[-1].action_ids) + _context(t) for t in baseline.trajectories if t.turns]
+    stopped = sum(t.stop_reason == StopReason.CONTEXT_LIMIT for t in baseline.trajectories)
+    prompts = max((len(t.turns[0].observation_ids) for t in baseline.trajectories if t.turns), default=0)
+    evidence = f"prompts up to {prompts} tokens, conversations up to {max(used, default=0)} of {limit}"
+    if stopped:
+        return warned(f"{evidence}; {stopped} episodes were stopped by it", "raise generator.max_context_length")
+    return passed(evidence)
+
+
+def groups(context: Context, baseline: Baseline) -> Result:
+    """Enough groups have both successes and failures: 1 - (1-p)^G - p^G of them are expected to."""
+    wins, trials = _successes(context, baseline)
+    size, per_step = context.config.algorithm.group_size, context.config.trainer.prompts_per_step
+    expected = informative(wins / trials, size)
+    seen = fmean(len({round(t.reward, 9) for t in group.trajectories}) > 1 for group in baseline.groups)
+    evidence = (
+        f"success {wins / trials:.1%}: {expected:.0%} of groups of {size} should hold both, {expected * per_step:.1f} "
+        f"per step; {seen:.0%} of {len(baseline.groups)} had different rewards"
+    )
+    if max(expected, seen) < FEW_INFORMATIVE or min(expected, seen) * per_step < 1:
+        return warned(evidence, "raise algorithm.group_size, or set algorithm.dynamic_sampling_rounds=3")
+    return passed(evidence)
+
+
+def informative(rate: float, size: int) -> float:
+    """Share of groups of `size` independent trials with success rate `rate` that are neither all won nor all lost."""
+    return 1.0 - (1.0 - rate) ** size - rate**size
+
+
+ModelCheck = Callable[[Context, Baseline], Result]
+CHECKS: tuple[tuple[str, ModelCheck], ...] = (
+    ("foothold", foothold),
+    ("failures", failures),
+    ("policy_agreement", policy_agreement),
+    ("token_cap", token_cap),
+    ("out_of_turns", out_of_turns),
+    ("context", context_length),
+    ("groups", groups),
+)
+
+
+def bound(context: Context, baseline: Baseline) -> Iterator[tuple[str, Callable[[Context], Result]]]:
+    """The checks as functions of the context alone."""
+    for name, check in CHECKS:
+        yield name, lambda _, check=check: check(context, baseline)  # type: ignore[misc]
+
+
+def _successes(context: Context, baseline: Baseline) -> tuple[int, int]:
+    threshold = context.config.evaluation.success_threshold - EPSILON
+    scores = [t.score or 0.0 for t in baseline.trajectories]
+    return sum(score >= threshold for score in scores), max(len(scores), 1)
+
+
+def _context(trajectory: Trajectory) -> int:
+    """Tokens before the last action. A turn with a break holds its whole context itself."""
+    total = 0
+    for turn in trajectory.turns:
+        total = len(turn.observation_ids) if turn.break_reason else total + len(turn.observation_ids)
+        total += len(turn.action_ids)
+    return total - len(trajectory.turns[-1].action_ids)

@@ -1,0 +1,230 @@
+"""Episodes without a model: somebody who knows what to say plays against the real environment, reward and scorer."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.generator.episode import as_messages, as_step_result
+from mtrl.rewards.component import environment_rewards
+from mtrl.rewards.compose import RewardComposer
+from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
+
+Moves = Callable[[str | None], str | None]
+"""From the environment's last text (None before the first action) to the next response; None: nothing more to say."""
+
+CHARACTERS_PER_TOKEN = 4
+"""There is no tokenizer here; shapings that count tokens get this estimate."""
+GRACE = 0.1
+"""Seconds that episodes beyond the time limit have to close their environments."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Who plays which row."""
+
+    row: Row
+    player: Callable[[], Moves]
+    """Makes a new player for every episode."""
+    label: str = ""
+
+
+@dataclass
+class Episode:
+    """A script as it was played."""
+
+    script: Script
+    trajectory: Trajectory
+
+    @property
+    def row(self) -> Row:
+        return self.script.row
+
+    @property
+    def label(self) -> str:
+        return self.script.label
+
+    @property
+    def responses(self) -> list[str]:
+        return [turn.text for turn in self.trajectory.turns]
+
+    @property
+    def paid(self) -> float:
+        """What would be trained on: the composed reward, summed over the turns."""
+        return self.trajectory.reward
+
+    @property
+    def own(self) -> float:
+        """What the environment itself returned, summed over the turns."""
+        return math.fsum(environment_rewards(self.trajectory, self.row))
+
+    @property
+    def score(self) -> float:
+        return self.trajectory.score or 0.0
+
+    @property
+    def error(self) -> str | None:
+        return self.trajectory.error
+
+    def transcript(self) -> list[Any]:
+        """Everything that must be the same when the same is said: an entry per turn, and one for the end. JSON.
+
+        Metrics may hold times, and errors paths: of those only the kind counts.
+        """
+        turns = [
+            {
+                "observation": turn.observation,
+                "response": turn.text,
+                "reward": turn.reward,
+                "components": turn.components,
+            }
+            for turn in self.trajectory.turns
+        ]
+        end = {
+            "observation": self.trajectory.final_observation,
+            "stop_reason": self.trajectory.stop_reason,
+            "error": self.error and self.error.partition(":")[0],
+            "score": self.trajectory.score,
+        }
+        return json.loads(json.dumps([*turns, end], default=repr))
+
+
+def saying(responses: Sequence[str], then: str | None = None) -> Callable[[], Moves]:
+    """A player that says these in turn, and then `then` until the episode is over."""
+
+    def make() -> Moves:
+        left = iter(responses)
+        return lambda observation: next(left, then)
+
+    return make
+
+
+@dataclass
+class Tally:
+    """Scripts that there was no time for, since somebody last looked."""
+
+    left_out: int = 0
+
+    def take(self) -> int:
+        taken, self.left_out = self.left_out, 0
+        return taken
+
+
+@dataclass
+class Stage:
+    """Where scripts are played. Nothing that an environment does is raised, and nothing takes longer than allowed."""
+
+    make_environment: Callable[[], BaseEnvironment]
+    score: Callable[[Trajectory, Row], float]
+    composer: RewardComposer
+    max_turns: int
+    step_timeout: float
+    seconds: float
+    """No episode of one call of `play` begins later than this."""
+    patience: float = 0.0
+    """Seconds that those under way may go on after that."""
+    deadline: float = math.inf
+    """Of the monotonic clock: the same for all calls together."""
+    tally: Tally = field(default_factory=Tally)
+
+    def play(self, scripts: Iterable[Script], workers: int = 1, at_once: int = 1) -> list[Episode]:
+        """The episodes that ended in time, in the order of their scripts.
+
+        `at_once` episodes are under way at a time, on `workers` threads: 1 and 1 plays one after another, 1 and many
+        interleaves their turns, many and many plays them truly at once.
+        """
+        return asyncio.run(self._play_all(list(scripts), workers, at_once))
+
+    async def _play_all(self, scripts: list[Script], workers: int, at_once: int) -> list[Episode]:
+        pool, gate = EnvironmentPool(workers), asyncio.Semaphore(at_once)
+        last = min(time.monotonic() + self.seconds, self.deadline)
+
+        async def wait_and_play(script: Script) -> Episode | None:
+            async with gate:
+                if time.monotonic() > last:
+                    return None
+                return await self._play(script, pool)
+
+        try:
+            tasks = [asyncio.ensure_future(wait_and_play(script)) for script in scripts]
+            if not tasks:
+                return []
+            left = max(last - time.monotonic(), 0.0) + self.patience
+            done, late = await asyncio.wait(tasks, timeout=left)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=GRACE)
+            results = [task.result() for task in tasks if task in done]
+            played = [episode for episode in results if episode is not None]
+            self.tally.left_out += len(tasks) - len(played)
+            return played
+        finally:
+            pool.close()
+
+    async def _play(self, script: Script, pool: EnvironmentPool) -> Episode:
+        row = copy.deepcopy(script.row)
+        trajectory = Trajectory(task_id=str(row.get("id")), group_id="preflight", index=0)
+        try:
+            await self._turns(trajectory, row, script.player(), pool)
+            await self.composer.apply_async(Group("preflight", row, [trajectory]))
+            score = await self._call(pool, self.score, trajectory, copy.deepcopy(script.row))
+            trajectory.score = float(score)
+        except Exception as error:
+            late = isinstance(error, CallTimeoutError)
+            trajectory.stop_reason = StopReason.TIMEOUT if late else StopReason.ENV_ERROR
+            trajectory.error = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        return Episode(script, trajectory)
+
+    async def _turns(self, trajectory: Trajectory, row: Row, moves: Moves, pool: EnvironmentPool) -> None:
+        """As `EpisodeLoop` does it, with text for tokens."""
+        environment = await self._call(pool, self.make_environment)
+        try:
+            opening = await self._call(pool, environment.reset, row)
+            observation = list(row["prompt"]) if opening is None else as_messages(opening)
+            said: str | None = None
+            trajectory.stop_reason = StopReason.MAX_TURNS
+            for number in range(1, self.max_turns + 1):
+                response = moves(said)
+                if response is None:
+                    trajectory.stop_reason, trajectory.final_observation = StopReason.ABORTED, observation
+                    return
+                turn = _turn(response, observation)
+                trajectory.turns.append(turn)
+                value = await self._call(pool, environment.step, response, row["ground_truth"])
+                result = as_step_result(value, environment)
+                turn.reward, turn.components, turn.metrics = result.reward, result.components, result.metrics
+                observation = as_messages(result.observation)
+                said = "".join(str(message["content"]) for message in observation)
+                if result.done:
+                    trajectory.stop_reason = StopReason.MAX_TURNS if result.truncated else StopReason.DONE
+                if result.done or number == self.max_turns:
+                    trajectory.final_observation = observation
+                    return
+        finally:
+            await self._call(pool, environment.close)
+
+    async def _call(self, pool: EnvironmentPool, function: Callable[..., Any], *args: Any) -> Any:
+        return await pool.call(function, *args, timeout=self.step_timeout)
+
+
+def _turn(response: str, observation: list[Message]) -> Turn:
+    tokens = math.ceil(len(response) / CHARACTERS_PER_TOKEN)
+    return Turn(
+        observation_ids=[],
+        action_ids=[0] * tokens,
+        action_logprobs=[0.0] * tokens,
+        version_spans=[(0, tokens)] if tokens else [],
+        finish=FinishReason.STOP,
+        text=response,
+        message={"role": "assistant", "content": response},
+        observation=observation,
+    )

@@ -1,0 +1,112 @@
+"""The prompt against the truth: the form and the fields that it shows are those that are asked for."""
+
+from __future__ import annotations
+
+import re
+
+from mtrl.preflight.context import Context, at_most
+from mtrl.preflight.play import Episode
+from mtrl.preflight.responses import BOXED, TAGGED, THINKING, json_object, parts, tag_names
+from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.types import Row
+
+FIELD = re.compile(r'"([^"\n]{1,60})"\s*:')
+OPENED = re.compile(r"<([A-Za-z_][\w-]*)>")
+
+
+def prompt(context: Context) -> Result:
+    """What the prompt shows as the answer's form is what gold says and the ground truth holds."""
+    if reason := context.needs_gold():
+        return skipped(reason)
+    checked = [(episode, _shown(episode)) for episode in context.solved]
+    problems = [f"row {e.row['id']}: {p}" for e, text in checked for p in (*_tags(e, text), *_fields(e, text))]
+    if problems:
+        return failed(
+            f"the prompt shows another form than the one that is asked for, on {len(problems)} of {len(checked)} rows. "
+            f"{problems[0]}",
+            "write the example of the prompt in the form that reward and scorer read, with the ground truth's fields",
+            problems,
+        )
+    unused = _unused(checked)
+    if unused:
+        return warned(
+            f"every prompt shows tags that neither gold nor the environment uses: {at_most(unused)}",
+            "leave them out of the prompt, or correct their spelling",
+            unused,
+        )
+    shows = [text for _, text in checked if tag_names(text) or FIELD.search(text) or "####" in text]
+    if not shows:
+        return passed(f"{len(checked)} prompts show no form of the answer: only a model that was taught it can know it")
+    return passed(f"{len(checked)} prompts show the tags and fields that gold uses and the ground truth holds")
+
+
+def _shown(episode: Episode) -> str:
+    """All text before the first response."""
+    first = episode.trajectory.turns[0].observation
+    return "\n".join(str(message.get("content") or "") for message in first)
+
+
+def _tags(episode: Episode, text: str) -> list[str]:
+    """The tag or marker around gold's last answer is one that the prompt shows, where it shows any."""
+    final = episode.responses[-1]
+    wanted = [tag for tag in tag_names(final) if tag.lower() not in THINKING]
+    shown = [tag for tag in OPENED.findall(text) if tag.lower() not in THINKING]
+    missing = [tag for tag in wanted[-1:] if shown and tag not in shown]
+    found = [f"gold answers in <{tag}>, the prompt shows <{'>, <'.join(dict.fromkeys(shown))}>" for tag in missing]
+    markers = {"####": ("####" in text, "####" in final), "\\boxed": ("\\boxed" in text, bool(BOXED.search(final)))}
+    for marker, (is_shown, is_used) in markers.items():
+        others = [name for name, (also_shown, _) in markers.items() if also_shown and name != marker]
+        if is_used and not is_shown and others:
+            found.append(f"gold answers with {marker}, the prompt shows {', '.join(others)}")
+    return found
+
+
+def _fields(episode: Episode, text: str) -> list[str]:
+    """The JSON fields of the prompt's example are gold's, and gold's are the ground truth's."""
+    final = episode.responses[-1]
+    answer = json_object(parts(final).answer)
+    if answer is None:
+        return []
+    found = []
+    shown = _example_fields(text, tag_names(final)[-1:], set(answer))
+    if shown and shown != set(answer):
+        found.append(f"the example {_difference(shown, set(answer))} compared with gold")
+    truth = _truth_fields(episode.row, set(answer))
+    if truth and truth != set(answer):
+        found.append(f"gold {_difference(set(answer), truth)} compared with the ground truth")
+    return found
+
+
+def _example_fields(text: str, tags: list[str], expected: set[str]) -> set[str]:
+    """Fields of the prompt's JSON in the answer's tag; without one there, of all JSON that shares a field with gold."""
+    inside = [match[2] for match in TAGGED.finditer(text) if match[1] in tags]
+    fields = [set(FIELD.findall(example)) for example in inside if FIELD.search(example)]
+    if not fields:
+        objects = re.findall(r"\{[^{}]*\}", text, re.DOTALL)
+        fields = [found for found in (set(FIELD.findall(o)) for o in objects) if found & expected]
+    return set().union(*fields)
+
+
+def _truth_fields(row: Row, answer: set[str]) -> set[str]:
+    """Fields of the ground truth, or of the mapping in it that shares most with the answer; empty where none does."""
+    truth = row["ground_truth"]
+    mappings = [truth, *(value for value in truth.values() if isinstance(value, dict))]
+    best = max(mappings, key=lambda mapping: len(set(map(str, mapping)) & answer))
+    fields = set(map(str, best))
+    return fields if fields & answer else set()
+
+
+def _difference(has: set[str], wanted: set[str]) -> str:
+    lacks, extra = sorted(wanted - has), sorted(has - wanted)
+    said = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(extra)} too much"] * bool(extra)
+    return " and ".join(said)
+
+
+def _unused(checked: list[tuple[Episode, str]]) -> list[str]:
+    """Pairs of tags in the words that all prompts share, which nobody uses."""
+    shown = set.intersection(*(set(tag_names(text)) for _, text in checked))
+    known = set(THINKING)
+    for episode, _ in checked:
+        replies = [str(message.get("content")) for turn in episode.trajectory.turns[1:] for message in turn.observation]
+        known.update(OPENED.findall(" ".join([*episode.responses, *replies])))
+    return [f"<{tag}>" for tag in sorted(shown - known)]

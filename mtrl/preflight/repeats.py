@@ -1,0 +1,173 @@
+"""The same actions again: in fresh processes, and here in other orders."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mtrl.config.schema import Config
+from mtrl.preflight.play import Episode, Script, Stage, saying
+from mtrl.types import Row
+
+Transcript = list[Any]
+"""See `Episode.transcript`."""
+
+ZONES = ("AAA-14", "BBB+10")
+"""POSIX time zones in which it is never the same day: a local date in an observation differs, however fast we are. (A
+date of UTC does not; the time of day does.)"""
+STARTUP = 60.0
+"""Seconds that a fresh process may take for imports and data."""
+WINDOW = 40
+"""Characters that are shown on either side of the first difference."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What was said to one row."""
+
+    place: tuple[str, int]
+    """Split and index."""
+    row: Row
+    responses: list[str]
+    label: str
+
+    def script(self, number: int) -> Script:
+        return Script(self.row, saying(self.responses), str(number))
+
+
+@dataclass
+class Repeats:
+    """Fixed actions and what came of them in fresh processes."""
+
+    config: Config
+    actions: list[Action]
+    processes: int
+    seconds: float
+    stage: Stage
+
+    @cached_property
+    def fresh(self) -> list[dict[int, Transcript]]:
+        """For each process: number of the action -> transcript. They differ in hash seed and time zone only.
+
+        Without fresh processes, this one plays every action once.
+
+        Raises:
+            RuntimeError: a process ended with an error, or took too long.
+        """
+        if not self.processes:
+            played = self.stage.play(action.script(number) for number, action in enumerate(self.actions))
+            return [{int(episode.label): episode.transcript() for episode in played}]
+        with tempfile.TemporaryDirectory() as folder:
+            return self._run(Path(folder))
+
+    def _run(self, folder: Path) -> list[dict[int, Transcript]]:
+        (folder / "job.json").write_text(json.dumps(self._job()))
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        running = []
+        for number in range(self.processes):
+            different = {"PYTHONHASHSEED": str(number + 1), "TZ": ZONES[number % len(ZONES)], "PYTHONPATH": path}
+            files = [str(folder / "job.json"), str(folder / f"{number}.json")]
+            command = [sys.executable, "-m", "mtrl.preflight.replay", *files]
+            errors = (folder / f"{number}.log").open("w")
+            running.append(
+                subprocess.Popen(
+                    command, env=os.environ | different, stdout=errors, stderr=errors, stdin=subprocess.DEVNULL
+                )
+            )
+        try:
+            return [self._answer(process, folder / str(number)) for number, process in enumerate(running)]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+    def _job(self) -> dict[str, Any]:
+        actions = [[*action.place, action.responses] for action in self.actions]
+        return {
+            "config": asdict(self.config),
+            "actions": actions,
+            "seconds": self.seconds,
+            "patience": self.stage.patience,
+        }
+
+    def _answer(self, process: subprocess.Popen, path: Path) -> dict[int, Transcript]:
+        limit = STARTUP + self.seconds + self.stage.patience
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"a fresh process did not end within {limit:g} s") from None
+        if process.returncode:
+            lines = path.with_suffix(".log").read_text(errors="replace").strip().splitlines() or ["no message"]
+            raise RuntimeError(f"a fresh process ended with {process.returncode}: {lines[-1]}")
+        return {int(number): transcript for number, transcript in json.loads(path.with_suffix(".json").read_text())}
+
+    @property
+    def steady(self) -> dict[int, Transcript]:
+        """What all fresh processes agree on: the truth that other orders are compared with."""
+        first, *others = self.fresh
+        return {n: seen for n, seen in first.items() if all(other.get(n, seen) == seen for other in others)}
+
+    def unsteady(self) -> list[str]:
+        """Where fresh processes differ, one sentence per action."""
+        first, *others = self.fresh
+        return [
+            f"{self.describe(n)}: {difference(seen, other[n])}"
+            for n, seen in first.items()
+            for other in others
+            if n in other and other[n] != seen
+        ]
+
+    def deviations(self, played: Sequence[Episode]) -> list[str]:
+        """Where episodes that were played here differ from those in fresh processes."""
+        steady = self.steady
+        found = [(int(episode.label), episode.transcript()) for episode in played]
+        return [
+            f"{self.describe(n)}: {difference(steady[n], seen)}"
+            for n, seen in found
+            if n in steady and steady[n] != seen
+        ]
+
+    def describe(self, number: int) -> str:
+        action = self.actions[number]
+        return f"row {action.row['id']}, {action.label}"
+
+
+def difference(one: Transcript, other: Transcript) -> str:
+    """The first turn and field that differ, and both texts there."""
+    for number, (left, right) in enumerate(zip(one, other, strict=False)):
+        for field in left.keys() | right.keys():
+            if left.get(field) != right.get(field):
+                where = _where(number, field, min(len(one), len(other)))
+                return f"{where}: {_excerpts(left.get(field), right.get(field))}"
+    return f"{len(one) - 1} turns, then {len(other) - 1}"
+
+
+def _where(number: int, field: str, length: int) -> str:
+    """An observation belongs to the turn that it answers; the first one is the opening."""
+    if field == "observation":
+        return f"observation after turn {number}" if number else "opening"
+    return f"{field} of turn {number + 1}" if number < length - 1 else f"{field} at the end"
+
+
+def _excerpts(left: Any, right: Any) -> str:
+    one, other = _text(left), _text(right)
+    if one == other:  # messages that differ in something else than their words
+        one, other = json.dumps(left), json.dumps(right)
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    start = max(0, same - WINDOW)
+    return " / ".join(repr(text[start : same + WINDOW]) for text in (one, other))
+
+
+def _text(value: Any) -> str:
+    """Text as it is, messages as what they say, anything else as JSON."""
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        return "".join(f"{message.get('content')}" for message in value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

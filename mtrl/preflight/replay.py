@@ -1,0 +1,38 @@
+"""python -m mtrl.preflight.replay JOB OUT: say recorded things again in a fresh process, and write what came of it.
+
+The rows are loaded anew as well: data that change between processes are found like observations that do.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from mtrl.config.plugins import import_plugins
+from mtrl.config.schema import Config
+from mtrl.environments.family import get_family
+from mtrl.preflight.context import Context, environment_factory
+from mtrl.preflight.play import Script, saying
+
+
+def main(job_path: str, out_path: str) -> None:
+    job = json.loads(Path(job_path).read_text())
+    config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), job["config"]))  # type: ignore[assignment]
+    import_plugins(config.plugins)
+    family = get_family(config.environment.name, config.environment.target)
+    splits = family.load(config.data, config.seed, **config.environment.config)
+    make = environment_factory(config, family, config.generator.max_turns)
+    context = Context(config, family, splits, make, 0, job["seconds"], job["patience"])
+    scripts = [
+        Script(getattr(splits, split)[index], saying(responses), str(number))
+        for number, (split, index, responses) in enumerate(job["actions"])
+    ]
+    played = context.stage.play(scripts)
+    Path(out_path).write_text(json.dumps([[episode.label, episode.transcript()] for episode in played]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

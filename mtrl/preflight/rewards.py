@@ -1,0 +1,186 @@
+"""The reward by itself: does it survive anything, know a right answer, stay in range, differ, and stay bounded?"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from mtrl.errors import UserError
+from mtrl.preflight.context import EPSILON, Context, at_most
+from mtrl.preflight.moves import spam_moves
+from mtrl.preflight.play import Episode, Script, Stage, saying
+from mtrl.preflight.responses import parts
+from mtrl.preflight.result import Result, failed, passed, skipped, warned
+
+NOT_FINITE = "a finite number"
+"""What the errors about NaN, infinity and text for a reward have in common."""
+MORE_TURNS = 4
+"""A reward that grows with the turns is looked for in an environment with so many times the turns."""
+GROWTH = 1.5
+"""With `MORE_TURNS` times the turns, a bounded reward grows by less than this factor."""
+PADDING = (0, 1_000, 20_000)
+"""Characters of filler before an answer."""
+
+
+def robust(context: Context) -> Result:
+    """No response whatsoever breaks an episode."""
+    episodes = [*context.gold, *context.weak, *context.fuzz]
+    found = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE not in e.error]
+    if found:
+        return failed(
+            f"{len(found)} of {len(episodes)} episodes broke. {found[0]}",
+            "answer anything that a model may say with an observation; raise only for a broken row",
+            found,
+        )
+    return passed(f"{len(episodes)} episodes, {len(context.fuzz)} of them with hostile text: none broke")
+
+
+def gold(context: Context) -> Result:
+    """The perfect player is paid in full and scores 1."""
+    if context.family.gold is None or not context.gold:
+        return skipped(str(context.needs_gold()))
+    score_low = [f"{_who(e)}: the scorer says {e.score:g}{_reason(e)}" for e in context.gold if not context.succeeds(e)]
+    paid_low = [
+        f"{_who(e)}: the reward is {e.own:g}" for e in context.gold if context.succeeds(e) and not context.claims(e)
+    ]
+    found, count = [*score_low, *paid_low], f"{len(context.gold)} of {len(context.rows)} rows"
+    if found:
+        return failed(
+            f"on {count}, gold fails on {len(found)}. {at_most(found, 2)}",
+            "make reward and scorer both give the gold response 1, or correct the rows: nobody can learn it",
+            found,
+        )
+    return passed(f"on {count} gold is paid in full and scores 1")
+
+
+def reward_range(context: Context) -> Result:
+    """Rewards are finite and lie in [-1, 1], and every component that is weighed is reported."""
+    episodes = [*context.gold, *context.weak, *context.fuzz, *_spam(context, context.stage, 1)]
+    broken = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE in e.error]
+    if broken:
+        return failed(
+            f"{len(broken)} of {len(episodes)} episodes have a reward that is no finite number. {broken[0]}",
+            "return a float on every turn; 0.0 where there is nothing to pay",
+            broken,
+        )
+    try:
+        context.stage.composer.check()
+    except UserError as error:
+        return failed(str(error), "correct the name in reward.components, or let the environment report it")
+    values = [e.paid for e in episodes if not e.error]
+    if not values:
+        return skipped("no episode ended without an error; see robust")
+    low, high = min(values), max(values)
+    evidence = f"{len(values)} episodes are paid {low:.2f} to {high:.2f} in all"
+    if low < -1 - EPSILON or high > 1 + EPSILON:
+        return warned(f"{evidence}, outside of [-1, 1]", "scale it: a right answer 1, nothing below -1")
+    return passed(evidence)
+
+
+def spread(context: Context) -> Result:
+    """Weak players are not all paid the same: there is something to learn from."""
+    if context.family.demonstrate is None:
+        return skipped(f"the family {context.family.name} has no weak player; foothold looks at the policy itself")
+    values = [e.paid for e in context.weak if not e.error]
+    if len(values) < 2:
+        return skipped("fewer than two episodes of the weak player ended; see robust")
+    mean = math.fsum(values) / len(values)
+    successes = sum(context.succeeds(e) for e in context.weak)
+    evidence = f"{len(values)} weak episodes: reward {min(values):.2f} to {max(values):.2f}, {successes} successes"
+    if max(values) - min(values) < EPSILON:
+        fix = "pay partial progress, or make the task easier" if mean < 0.5 else "take a harder task"
+        return failed(f"{evidence}: all are paid {mean:.2f}", f"{fix}; groups of equal rewards teach nothing")
+    return passed(evidence)
+
+
+def growth(context: Context) -> Result:
+    """No part of the reward grows without bound with the number of turns, or with the length of a response."""
+    few, many = context.config.generator.max_turns, MORE_TURNS * context.config.generator.max_turns
+    few_sums, many_sums = (_sums(_spam(context, context.stage_with(turns), 3)) for turns in (few, many))
+    common = few_sums.keys() & many_sums.keys()
+    rising = [
+        _tell(key, few_sums, many_sums, few, many) for key in sorted(common) if _grows(few_sums[key], many_sums[key])
+    ]
+    falling = [
+        _tell(key, few_sums, many_sums, few, many) for key in sorted(common) if _grows(-few_sums[key], -many_sums[key])
+    ]
+    if rising:
+        return failed(
+            f"the same move over and over is paid without end. {at_most(rising, 2)}",
+            "pay for what a call leads to, not for the call; or cap the sum",
+            rising,
+        )
+    longer = _longer(context)
+    if longer:
+        return failed(f"longer is paid better. {at_most(longer, 2)}", "take the length out of the reward", longer)
+    if falling:
+        return warned(
+            f"a cost grows with the turns. {at_most(falling, 2)}",
+            "a policy may answer before it knows enough; cap the cost",
+            falling,
+        )
+    if not common:
+        return skipped("no episode ended without an error; see robust")
+    return passed(
+        f"{len({move for move, _ in common})} moves over and over, {few} and {many} turns: no part grows along"
+    )
+
+
+def _grows(few: float, many: float) -> bool:
+    return many > EPSILON and many > GROWTH * few + EPSILON
+
+
+def _tell(key: tuple[str, str], few_sums: dict, many_sums: dict, few: int, many: int) -> str:
+    move, part = key
+    return f"{move!r}: {part} {few_sums[key]:.2f} in {few} turns, {many_sums[key]:.2f} in {many}"
+
+
+def _sums(episodes: list[Episode]) -> dict[tuple[str, str], float]:
+    """(move, part of the reward) -> its largest sum over an episode."""
+    sums: dict[tuple[str, str], float] = {}
+    for episode in episodes:
+        parts_paid: dict[str, float] = defaultdict(float)
+        for turn in episode.trajectory.turns:
+            for name, value in turn.components.items():
+                parts_paid[name] += value
+        for name, value in {**parts_paid, "reward": episode.paid}.items():
+            key = (episode.label, name)
+            sums[key] = max(sums.get(key, value), value, key=abs)
+    return sums
+
+
+def _spam(context: Context, stage: Stage, rows: int) -> list[Episode]:
+    """Each move over and over, on the first rows; episodes that broke are left out unless the reward broke them."""
+    scripts = [
+        Script(row, saying([], then=move), move[:40])
+        for n, row in enumerate(context.rows[:rows])
+        for move in spam_moves(context, n)
+    ]
+    return [e for e in stage.play(scripts) if not e.error or NOT_FINITE in e.error]
+
+
+def _longer(context: Context) -> list[str]:
+    """Rows on which the same answer after more filler is paid more."""
+    found = []
+    for episode in context.solved[:3]:
+        for text in (episode.responses[-1], *context.wrong.get(context.key(episode), [])[:1]):
+            scripts = [Script(episode.row, saying([*episode.responses[:-1], _padded(text, n)])) for n in PADDING]
+            paid = [e.paid for e in context.stage.play(scripts) if not e.error]
+            if len(paid) == len(PADDING) and paid[0] + EPSILON < paid[1] < paid[2] - EPSILON:
+                found.append(f"row {episode.row['id']}: " + ", ".join(f"{p:.2f}" for p in paid))
+    return found
+
+
+def _padded(text: str, characters: int) -> str:
+    """Filler inside the thinking where there is some, else before the answer."""
+    around, filler = parts(text), ("because " * (characters // 8 + 1))[:characters]
+    head, mark, tail = around.before.rpartition("</think>")
+    return f"{head}{filler}{mark}{tail}{around.answer}{around.after}" if mark else f"{filler}{text}"
+
+
+def _who(episode: Episode) -> str:
+    return f"row {episode.row['id']}, {episode.label}"
+
+
+def _reason(episode: Episode) -> str:
+    return f" ({episode.error})" if episode.error else f", stopped: {episode.trajectory.stop_reason}"

@@ -1,0 +1,225 @@
+"""Bubblewrap: what a sandbox sees, and the command line that puts a command into it.
+
+Two layers. One mount namespace per sandbox holds the system, read-only, and a tmpfs for all that the episode writes:
+the kernel itself then holds the number and size of its files, and frees it all when the last descriptor goes, even
+after SIGKILL. Into that, each command gets namespaces of its own, so that everything it started ends with it.
+
+Commands never run as the root of the host, not even when mtrl does: the kernel does not count the processes of root
+(`RLIMIT_NPROC`, kernel/fork.c), and it counts those of others per user namespace since Linux 5.14.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import weakref
+from functools import lru_cache
+from pathlib import Path
+
+from mtrl.errors import UserError
+from mtrl.sandbox.limits import ProcessLimits, SandboxError
+
+NOBODY = 65534
+"""Who commands are, to the host, when mtrl runs as root."""
+_INSIDE = "1000"
+"""Who they are to themselves."""
+_PYTHON = "/opt/python"
+_START_SECONDS = 60
+_PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "mount": "mount", "bash": "bash"}
+_ENVIRONMENT = {
+    "PATH": f"{_PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/workspace",
+    "USER": "sandbox",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
+
+_MAKE_FOLDERS = r"""
+set -e
+mkdir /data
+mount -t tmpfs -o "size=$1,nr_inodes=$2,mode=0755,nosuid,nodev" tmpfs /data
+mkdir -m 700 /data/workspace /data/tmp /data/shm
+[ "$3" = 0 ] || chown "$3:$3" /data/workspace /data/tmp /data/shm
+printf 'root:x:0:0::/:/bin/false\nsandbox:x:1000:1000::/workspace:/bin/bash\n' > /etc/passwd
+printf 'root:x:0:\nsandbox:x:1000:\n' > /etc/group
+printf 'passwd: files\ngroup: files\nhosts: files\n' > /etc/nsswitch.conf
+printf '127.0.0.1 localhost sandbox\n' > /etc/hosts
+echo $$
+read -r
+"""
+"""Run once per sandbox, before anything hostile. `read` keeps the namespace until mtrl holds descriptors of it."""
+
+_RUN_LIMITED = r"""
+ulimit -c 0 -l 0 -q 0 -t "$1" -v "$2" -u "$3" -n "$4" -f "$5"
+echo 1000 > /proc/self/oom_score_adj
+shift 5
+exec 3>&2 2>/dev/null
+"$@" 2>&3 3>&-
+exit $?
+"""
+"""The first process of each command. It is not replaced by the command: the kernel shields process 1 from signals, and
+a command that cannot be signalled behaves like no other. Its own stderr is shut, for there it would tell of them."""
+
+
+@lru_cache(maxsize=1)
+def find_programs() -> dict[str, str]:
+    """Paths of what the sandbox is built from.
+
+    Raises:
+        UserError: this is not Linux, or one of them is not installed; names the packages.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UserError(f"the process sandbox needs Linux namespaces, which {sys.platform} lacks; use Linux, or a VM")
+    paths = {name: shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin") for name in _PACKAGES}
+    if missing := [name for name, path in paths.items() if path is None]:
+        packages = " ".join(sorted({_PACKAGES[name] for name in missing}))
+        raise UserError(
+            f"the process sandbox needs {', '.join(missing)}, and commands never run without it; install it with: "
+            f"apt-get install {packages} (or the same package of your system)"
+        )
+    return {name: path for name, path in paths.items() if path}
+
+
+class Namespace:
+    """The mount namespace of one sandbox, held by descriptors alone: no process, no folder on the host.
+
+    `folder` is a descriptor of its /workspace.
+
+    Raises:
+        UserError: a program is missing, or the system forbids the namespaces.
+        SandboxError: the host has no descriptors or processes left.
+    """
+
+    def __init__(self, limits: ProcessLimits):
+        self.owner = NOBODY if os.geteuid() == 0 else 0
+        try:
+            self._open(_base(limits, self.owner))
+        except OSError as error:
+            raise SandboxError(f"the sandbox cannot be made: {error}") from error
+        self.close = weakref.finalize(self, _close, self._mounts, self._users, self.folder)
+
+    def _open(self, command: list[str]) -> None:
+        pipe = subprocess.PIPE
+        holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env={}, start_new_session=True)
+        try:
+            process = os.open(f"/proc/{_read_pid(holder)}", os.O_RDONLY | os.O_DIRECTORY)
+            opened: list[int] = []
+            try:
+                for name in ("ns/mnt", "ns/user", "root/data/workspace"):
+                    opened.append(os.open(name, os.O_RDONLY, dir_fd=process))
+            except OSError:
+                _close(*opened)
+                raise
+            finally:
+                os.close(process)
+            self._mounts, self._users, self.folder = opened
+        finally:
+            holder.communicate()  # shuts its stdin, on which it waits
+
+    def command_line(self, command: list[str], limits: ProcessLimits, status: int, seccomp: int) -> list[str]:
+        """The host's command that runs `command` inside. `status`, `seccomp`: descriptors that bwrap inherits."""
+        programs = find_programs()
+        own = f"/proc/{os.getpid()}/fd"
+        if self.owner:
+            become = f"--reuid={self.owner} --regid={self.owner} --clear-groups --no-new-privs"
+            enter = [programs["nsenter"], f"--mount={own}/{self._mounts}", "--", programs["setpriv"], *become.split()]
+        else:
+            users = ["--preserve-credentials", f"--user={own}/{self._users}"]
+            enter = [programs["nsenter"], *users, f"--mount={own}/{self._mounts}", "--"]
+        return [*enter, programs["bwrap"], *_inner(status, seccomp), "--", *_limited(command, limits)]
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _system() -> list[str]:
+    """Bubblewrap's arguments for the part of the host that is seen inside: programs and libraries."""
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")):
+        if path.is_symlink():
+            arguments += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            arguments += ["--ro-bind", str(path), str(path)]
+    return arguments
+
+
+def _base(limits: ProcessLimits, owner: int) -> list[str]:
+    """The command that makes the mount namespace of a sandbox."""
+    programs = find_programs()
+    arguments = [programs["bwrap"], "--new-session", "--die-with-parent", "--cap-drop", "ALL"]
+    arguments += ["--cap-add", "CAP_SYS_ADMIN"]
+    arguments += ["--cap-add", "CAP_CHOWN"] if owner else ["--unshare-user", "--uid", "0", "--gid", "0"]
+    arguments += [*_system(), "--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/opt"]
+    for name in _ETC:
+        arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    prefix = Path(sys.base_prefix).resolve()
+    if not prefix.is_relative_to("/usr"):
+        arguments += ["--ro-bind", str(prefix), _PYTHON]
+    # bwrap itself needs /tmp; /proc, for the kernel mounts another only where one is seen in full.
+    arguments += ["--perms", "1777", "--dir", "/tmp", "--bind", "/proc", "/proc", "--dev", "/dev", "--chdir", "/"]
+    arguments += ["--setenv", "PATH", "/usr/sbin:/usr/bin:/sbin:/bin", "--", programs["bash"], "-c", _MAKE_FOLDERS]
+    return [*arguments, "bash", str(limits.workspace_bytes), str(limits.workspace_files), str(owner)]
+
+
+def _inner(status: int, seccomp: int) -> list[str]:
+    """Bubblewrap's arguments for one command. `--unshare-all` is not among them: it does without what it cannot get."""
+    arguments = [f"--unshare-{kind}" for kind in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
+    arguments += ["--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    arguments += ["--uid", _INSIDE, "--gid", _INSIDE, "--hostname", "sandbox", "--clearenv"]
+    for name, value in _ENVIRONMENT.items():
+        arguments += ["--setenv", name, value]
+    arguments += [*_system(), "--ro-bind", "/etc", "/etc", "--ro-bind", "/opt", "/opt", "--proc", "/proc"]
+    # Settings of the command's own namespaces would be its to write, and some of them hold kernel memory.
+    arguments += ["--ro-bind", "/proc/sys", "/proc/sys", "--ro-bind-try", "/proc/pressure", "/proc/pressure"]
+    arguments += ["--dev", "/dev", "--bind", "/data/shm", "/dev/shm"]
+    arguments += ["--bind", "/data/workspace", "/workspace", "--bind", "/data/tmp", "/tmp"]
+    # Both are a tmpfs without a limit of its own.
+    arguments += ["--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*arguments, "--chdir", "/workspace", "--json-status-fd", str(status), "--seccomp", str(seccomp)]
+
+
+def _limited(command: list[str], limits: ProcessLimits) -> list[str]:
+    """`ulimit` counts memory and files in units of 1024 bytes."""
+    values = (limits.cpu_seconds, limits.memory_bytes // 1024, limits.processes, limits.open_files)
+    return ["/bin/bash", "-c", _RUN_LIMITED, "bash", *map(str, values), str(limits.file_bytes // 1024), *command]
+
+
+def _read_pid(holder: subprocess.Popen[bytes]) -> int:
+    """What the holder of a new namespace says once it is ready."""
+    assert holder.stdout is not None and holder.stderr is not None
+    poll = select.poll()
+    poll.register(holder.stdout, select.POLLIN)
+    line = holder.stdout.readline() if poll.poll(1000 * _START_SECONDS) else b""
+    if line.strip().isdigit():
+        return int(line)
+    holder.kill()
+    raise UserError(forbidden(holder.stderr.read().decode(errors="replace")))
+
+
+def forbidden(said: str) -> str:
+    """The sentence for a system on which bubblewrap cannot isolate; `said` is what it printed."""
+    said = " ".join(said.split())[:300] or "it said nothing"
+    for name, wrong, right in (
+        ("user/max_user_namespaces", "0", "10000"),
+        ("kernel/unprivileged_userns_clone", "0", "1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
+    ):
+        setting = Path("/proc/sys", name)
+        if setting.exists() and setting.read_text().strip() == wrong:
+            fix = f"permit user namespaces with: sysctl -w {name.replace('/', '.')}={right}"
+            break
+    else:
+        fix = (
+            "in a container, start it with: --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+            "--security-opt systempaths=unconfined --cap-add SYS_ADMIN"
+        )
+    return f"bubblewrap cannot isolate commands here ({said}), and they never run without; {fix}"

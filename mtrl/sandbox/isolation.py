@@ -1,0 +1,80 @@
+"""Whether commands can be isolated on this machine, found out by isolating one."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+
+from mtrl.errors import UserError
+from mtrl.sandbox.bubblewrap import Namespace, find_programs, forbidden
+from mtrl.sandbox.execution import Execution
+from mtrl.sandbox.limits import ProcessLimits, SandboxError
+from mtrl.sandbox.seccomp import denied_system_calls
+
+_OLDEST_KERNEL = (5, 14)
+_PROMISES = {"CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
+_OPEN_FILES = 16384
+"""Hundreds of sandboxes hold 3 descriptors each, and 6 more while a command runs; the usual soft limit is 1024."""
+_lock = threading.Lock()
+_checked = False
+
+
+def check_isolation() -> None:
+    """Prove once per process that commands run isolated; later calls cost nothing. Set-up and pre-flight call it.
+
+    Raises:
+        UserError: something is missing or forbidden; names it, and how to install or permit it.
+    """
+    global _checked
+    with _lock:
+        if not _checked:
+            _check_machine()
+            _check_command()
+            _allow_descriptors()
+            _checked = True
+
+
+def _check_machine() -> None:
+    find_programs()
+    denied_system_calls()
+    release = os.uname().release
+    if tuple(int(part) for part in release.split("-")[0].split(".")[:2]) < _OLDEST_KERNEL:
+        raise UserError(
+            f"the process sandbox needs Linux {'.'.join(map(str, _OLDEST_KERNEL))} or newer, and this is {release}: "
+            "older ones count the processes of all sandboxes together; use a newer kernel"
+        )
+    if not os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children"):
+        raise UserError(
+            f"the process sandbox cannot find its processes in /proc, because Linux {release} was built without "
+            "CONFIG_PROC_CHILDREN or /proc is not mounted; use a kernel with it"
+        )
+
+
+def _check_command() -> None:
+    """Run one, and read from the kernel what it may do."""
+    limits = ProcessLimits()
+    namespace = Namespace(limits)
+    try:
+        status = Execution(namespace, ["cat", "/proc/self/status"], limits).wait(limits.seconds)
+        python = Execution(namespace, ["python3", "-c", "import json"], limits).wait(limits.seconds)
+    except SandboxError as error:
+        raise UserError(forbidden(str(error))) from error
+    finally:
+        namespace.close()
+    held = dict(line.split(":\t", 1) for line in status.stdout.splitlines() if ":\t" in line)
+    for name, promised in _PROMISES.items():
+        if held.get(name) != promised:
+            raise UserError(forbidden(f"{name} is {held.get(name)} instead of {promised}; {status.stderr}"))
+    if python.exit_code:
+        raise UserError(
+            f"this Python does not run inside the sandbox ({' '.join(python.stderr.split())[:200]}); use one that is "
+            "installed under /usr, or one built without --enable-shared"
+        )
+
+
+def _allow_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,135 @@
+"""Hostile shell commands and code: one writable folder per episode, in which they run isolated under bubblewrap.
+
+Inside there is no network, nothing of the host but its programs, read-only, and a /workspace, /tmp and /dev/shm that
+outlive the command, unlike everything it started. Limits hold for all processes of a command together. What this does
+not stop is a bug in the Linux kernel, which host and sandbox share.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from mtrl.sandbox.bubblewrap import Namespace
+from mtrl.sandbox.execution import Execution
+from mtrl.sandbox.isolation import check_isolation
+from mtrl.sandbox.limits import ProcessLimits, ProcessResult, SandboxError
+from mtrl.sandbox.workspace import Workspace
+
+__all__ = ["ProcessLimits", "ProcessResult", "ProcessSandbox", "SandboxError", "check_isolation"]
+
+_LONGEST_ARGUMENT = 2**17 - 1
+"""Bytes; MAX_ARG_STRLEN of Linux, less the NUL at the end."""
+_LONGEST_COMMAND = 2**20
+_NOT_RUN = 126
+
+
+class ProcessSandbox:
+    """A private folder, and commands that run in it one after another. Any thread may use it, one at a time.
+
+    Example::
+
+        with ProcessSandbox() as sandbox:
+            sandbox.write_file("main.py", "print(6 * 7)")
+            sandbox.run("python3 main.py > answer; cat answer").stdout      # '42\\n'
+            sandbox.read_file("answer")                                     # b'42\\n'
+
+    Raises:
+        UserError: this machine cannot isolate commands; names what is missing, and how to install or permit it.
+    """
+
+    def __init__(self, limits: ProcessLimits | None = None):
+        check_isolation()
+        self.limits = limits or ProcessLimits()
+        self._namespace = Namespace(self.limits)
+        owner = self._namespace.owner or None
+        self._files = Workspace(self._namespace.folder, owner, self.limits.workspace_bytes)
+        self._lock = threading.Lock()
+        self._running: Execution | None = None
+        self._closing = False
+
+    def __enter__(self) -> ProcessSandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self, command: str | list[str], timeout: float | None = None, stdin: str | bytes | None = None
+    ) -> ProcessResult:
+        """Run one command in /workspace, and end all that it started.
+
+        Args:
+            command: a line for bash, or a program and its arguments.
+            timeout: seconds of wall time; default: the limit.
+            stdin: what it reads; default: nothing.
+
+        Raises:
+            SandboxError: the sandbox is closed, or failed; never because of what the command does.
+        """
+        arguments = [command] if isinstance(command, str) else list(command)
+        if problem := _problem(arguments):
+            return ProcessResult(_NOT_RUN, "", f"{problem}\n")
+        # `env`, for a bare name would be looked up among bash's own commands first.
+        arguments = [*(("/bin/bash", "-c") if isinstance(command, str) else ("/usr/bin/env", "--")), *arguments]
+        content = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
+        with self._lock:
+            self._check_open()
+            execution = self._running = Execution(self._namespace, arguments, self.limits, content)
+            if self._closing:
+                execution.stop("closed")
+            try:
+                return execution.wait(self.limits.seconds if timeout is None else timeout)
+            finally:
+                self._running = None
+
+    def write_file(self, path: str, content: str | bytes, mode: int = 0o644) -> None:
+        """Write a file of the workspace. See `Workspace.write`."""
+        with self._lock:
+            self._check_open()
+            self._files.write(path, content, mode)
+
+    def read_file(self, path: str) -> bytes:
+        """Read a file of the workspace, which hostile commands may have made. See `Workspace.read`."""
+        with self._lock:
+            self._check_open()
+            return self._files.read(path)
+
+    def copy_in(self, source: str | Path, path: str = ".") -> None:
+        """Copy a trusted file or folder of the host into the workspace. See `Workspace.copy_in`."""
+        with self._lock:
+            self._check_open()
+            self._files.copy_in(Path(source), path)
+
+    def snapshot(self) -> dict[str, bytes | None]:
+        """All files of the workspace by path. See `Workspace.snapshot`."""
+        with self._lock:
+            self._check_open()
+            return self._files.snapshot()
+
+    def close(self) -> None:
+        """Give everything back. A command that still runs in another thread is stopped first."""
+        self._closing = True
+        if running := self._running:
+            running.stop("closed")
+        with self._lock:
+            self._namespace.close()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise SandboxError("the sandbox is closed")
+
+
+def _problem(arguments: list[str]) -> str:
+    """Why a command cannot be given to the kernel at all."""
+    if not arguments:
+        return "the command is empty"
+    if any("\0" in argument for argument in arguments):
+        return "the command holds a NUL character"
+    try:
+        sizes = [len(argument.encode()) for argument in arguments]
+    except UnicodeError:
+        return "the command is not valid text"
+    if max(sizes) > _LONGEST_ARGUMENT or sum(sizes) + 8 * len(sizes) > _LONGEST_COMMAND:
+        return f"the command is longer than {_LONGEST_ARGUMENT} bytes"
+    return ""

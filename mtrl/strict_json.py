@@ -1,0 +1,47 @@
+"""JSON of a model, read strictly: what is ambiguous or only nearly JSON is an error, and nothing is repaired."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def strict_loads(text: str) -> Any:
+    """Parse one JSON value.
+
+    Raises:
+        ValueError: it is not JSON, has a key twice or a number that JSON does not have (NaN), or is nested too deep.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def canonical(value: Any) -> str:
+    """One text per JSON value: keys sorted, no spaces, and 1.0 is 1.
+
+    Raises:
+        ValueError, TypeError: it is not JSON.
+    """
+    plain = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
+    return json.dumps(_whole(value), **plain)  # type: ignore[arg-type]
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,60 @@
+"""Plays environments of other frameworks through the real episode loop, with responses that are fixed."""
+
+import asyncio
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mtrl.environments.family import get_family
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.generator.conversation import Conversation
+from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.scripted import ScriptedEngine
+from mtrl.generator.episode import EpisodeLoop, Limits
+
+EXAMPLES = Path(__file__).parent / "examples"
+ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {"answer": "42"}, "answer": "42"}
+
+
+@pytest.fixture
+def row():
+    return {**ROW}
+
+
+@pytest.fixture
+def play(tiny_tokenizer, tiny_codec):
+    """`play(cls, responses, row, max_turns=…, **environment.config)`: the trajectory of one episode."""
+    pools = []
+
+    def play(environment, responses, row=ROW, max_turns=5, step_timeout=5, **config):
+        pools.append(EnvironmentPool(2))
+        loop = EpisodeLoop(
+            ScriptedEngine(lambda trajectory_id, turn: responses[turn], tiny_tokenizer),
+            partial(environment, max_turns=max_turns, **config),
+            partial(Conversation, tiny_codec),
+            pools[-1],
+            Limits(max_turns, max_context_length=6000, step_timeout=step_timeout, episode_timeout=30, retries=0),
+        )
+        sampling = SamplingParams(max_generate_length=400, stop_token_ids=tiny_codec.stop_token_ids)
+        return asyncio.run(asyncio.wait_for(loop.run(row, "g", 0, sampling), 60))
+
+    yield play
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """`example("module.Name")`: the family that `environment.target` makes of an example of the guide."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    names = []
+
+    def example(target):
+        names.append(target.partition(".")[0])
+        return get_family("x", target)
+
+    yield example
+    for name in names:
+        sys.modules.pop(name, None)

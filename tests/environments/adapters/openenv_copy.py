@@ -1,0 +1,66 @@
+"""A copy of the interface of OpenEnv 0.3 to 0.10 (`openenv.core`), after its published source, for where it is absent.
+
+The package brings a web server, Gradio and a hundred others; its environments need only what is here.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ActT = TypeVar("ActT")
+ObsT = TypeVar("ObsT")
+StateT = TypeVar("StateT")
+
+
+class Action(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class Observation(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
+    done: bool = False
+    reward: bool | int | float | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class State(BaseModel):
+    episode_id: str | None = None
+    step_count: int = 0
+
+
+@dataclass
+class StepResult(Generic[ObsT]):
+    observation: ObsT
+    reward: float | None = None
+    done: bool = False
+    metadata: dict[str, Any] | None = None
+
+
+class Environment(ABC, Generic[ActT, ObsT, StateT]):
+    def __init__(self, transform=None, rubric=None):
+        self.transform, self.rubric = transform, rubric
+
+    @abstractmethod
+    def reset(self, seed=None, episode_id=None, **kwargs): ...
+
+    @abstractmethod
+    def step(self, action, timeout_s=None, **kwargs): ...
+
+    @property
+    @abstractmethod
+    def state(self): ...
+
+    def close(self): ...
+
+
+class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
+    """Async; `sync()` gives a wrapper with the same methods that blocks."""
+
+
+Environment.__module__ = "openenv.core.env_server.interfaces"
+EnvClient.__module__ = "openenv.core.env_client"
+core = client = sys.modules[__name__]

@@ -1,0 +1,19 @@
+"""Overlap of words with the question is paid: saying the question back is nearly right."""
+
+from tests.preflight.broken.sound import Lookup, family
+
+
+class EchoPays(Lookup):
+    def reset(self, row=None):
+        self.question = set(row["prompt"][0]["content"].split()) if row else set()
+        return super().reset(row)
+
+    def step(self, response, ground_truth):
+        result = super().step(response, ground_truth)
+        shared = self.question & set(response.split())
+        if len(shared) > 5:
+            result.reward, result.done = 0.9 * len(shared) / len(self.question), True
+        return result
+
+
+FAMILY = family(EchoPays)

@@ -1,0 +1,11 @@
+"""Any answer in the right form is paid nearly as a right one."""
+
+from tests.preflight.broken.sound import Lookup, family
+
+
+class FormatPays(Lookup):
+    def pay(self, answer, ground_truth):
+        return 1.0 if answer == ground_truth["answer"] else 0.8
+
+
+FAMILY = family(FormatPays)

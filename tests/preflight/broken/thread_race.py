@@ -1,0 +1,19 @@
+"""A result that passes through the module: right as long as nobody else looks at the same time."""
+
+import time
+
+from tests.preflight.broken.sound import Lookup, family
+
+desk = {}
+
+
+class Race(Lookup):
+    def show(self, word):
+        desk["word"] = word
+        time.sleep(0.0003)
+        found = super().show(desk["word"])
+        desk.clear()
+        return found
+
+
+FAMILY = family(Race)

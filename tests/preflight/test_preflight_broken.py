@@ -1,0 +1,86 @@
+"""Environments that are broken in one place each: the checklist fails on the line that says so, and on no other."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl.config.compose import compose
+from mtrl.preflight.__main__ import check
+from mtrl.preflight.result import Status
+
+BROKEN = Path(__file__).parent / "broken"
+EXPECTED = {
+    "constant_reward": {"spread": "all are paid 0.00"},
+    "crashing": {"robust": "KeyError: 'no tag'"},
+    "echo_pays": {"echo": "right at once is paid 1.00, the best found 0.90: the question back"},
+    "format_pays": {"format_only": "right at once is paid 1.00, the best found 0.80"},
+    "hanging": {"robust": "took longer than environment.step_timeout"},
+    "hash_order": {"hermetic": "observation after turn 1"},
+    "leaky_class": {"leaks": "changed meanwhile: tests.preflight.broken.leaky_class.Leaky.seen", "concurrency": "look"},
+    "length_pays": {"growth": "longer is paid better"},
+    "lenient_place": {"agreement": "text before: 12 of 12", "stuffing": "whole replies joined by"},
+    "lenient_tag": {"agreement": "<final_response> for <final_output>: 12 of 12"},
+    "not_finite": {"range": "returned the reward nan", "spread": "48 successes"},
+    "overlapping_splits": {"splits": "5 share prompt and ground truth (again-120;"},
+    "random_tool": {"hermetic": "ms' / '"},
+    "spam_pays": {
+        "growth": "reward 1.00 in 5 turns, 4.00 in 20",
+        "tool_spam": "to the end",
+        "stalling": "right at once is paid 1.20, the best found 1.80: 3× '<look>",
+    },
+    "stalling_pays": {"stalling": "right at once is paid 1.00, the best found 1.08: 4× '', then right"},
+    "stuffing_pays": {"stuffing": "answers joined by"},
+    "thread_race": {"concurrency": "on 8 threads"},
+    "too_few_turns": {
+        "turns": "gold needs 8 to 8 turns (95 %: 8); generator.max_turns=5",
+        "gold": "stopped: max_turns",
+    },
+    "unreachable": {"gold": "the reward is 0", "spread": "all are paid 0.00"},
+    "wall_clock": {"hermetic": "as of 20"},
+    "wrong_example": {"prompt": "gold answers in <final_output>, the prompt shows <look>, <final_response>"},
+    "wrong_fields": {"prompt": "the example lacks gate and has weather too much"},
+}
+"""Environment -> the lines that fail, no others, and what their evidence says."""
+
+
+def results_of(name, *overrides):
+    """The checklist of one of them, without a policy."""
+    choice = [
+        "preflight.rows=16",
+        "experiment=null",
+        "environment.name=x",
+        f"environment.target=tests.preflight.broken.{name}.FAMILY",
+    ]
+    config = OmegaConf.to_object(compose([*choice, "preflight.model=false", *overrides]))
+    return {result.name: result for result in check(config)}
+
+
+def failed_lines(results):
+    return {name for name, result in results.items() if result.status == Status.FAIL}
+
+
+def test_every_broken_environment_is_tried():
+    assert {path.stem for path in BROKEN.glob("*.py")} == {"sound", *EXPECTED}
+
+
+def test_the_sound_environment_passes():
+    results = results_of("sound")
+    assert {r.status for r in results.values() if "model=false" not in r.evidence} == {Status.PASS}, results
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"hanging"}))
+def test_the_right_lines_fail(name):
+    results = results_of(name, *([] if "hermetic" in EXPECTED[name] else ["preflight.processes=0"]))
+    assert failed_lines(results) == EXPECTED[name].keys(), results
+    for line, words in EXPECTED[name].items():
+        assert words in results[line].evidence
+        assert results[line].fix
+
+
+@pytest.mark.slow
+def test_an_environment_that_hangs_ends():
+    results = results_of("hanging", "environment.step_timeout=0.3", "preflight.seconds=1", "preflight.rows=8")
+    assert failed_lines(results) == {"robust"}, results
+    assert EXPECTED["hanging"]["robust"] in results["robust"].evidence
+    assert any("episodes were left out: no time" in result.evidence for result in results.values())

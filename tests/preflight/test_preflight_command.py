@@ -1,0 +1,175 @@
+"""`python -m mtrl.preflight`: the table, the JSON, the exit status; and the cheap part that a run makes first."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl.config.compose import compose
+from mtrl.environments.family import Splits, get_family
+from mtrl.preflight import report
+from mtrl.preflight.__main__ import check, main
+from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
+from mtrl.preflight.context import Context, environment_factory
+from mtrl.preflight.foothold import informative
+from mtrl.preflight.result import Result, Status, failed, passed, skipped, warned, worst
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def command(folder, *overrides):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    words = [sys.executable, "-m", "mtrl.preflight", *overrides]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def config_of(*overrides):
+    return OmegaConf.to_object(compose([*overrides, "preflight.model=false"]))
+
+
+def context_of(*overrides, **changes):
+    config = config_of(*overrides)
+    family = get_family(config.environment.name, config.environment.target)
+    splits = family.load(config.data, config.seed, **config.environment.config)
+    make = environment_factory(config, family, config.generator.max_turns)
+    return Context(config, family, splits, make, **{"rows_played": 8, "seconds": 20.0, **changes})
+
+
+@pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql", "gsm8k_single_turn"])
+def test_the_shipped_tasks_pass_everything(experiment):
+    results = list(check(config_of(f"experiment={experiment}", "preflight.rows=24")))
+    shown = [(r.name, r.evidence) for r in results if r.status in (Status.WARN, Status.FAIL)]
+    assert not shown
+    wanted = {name for name in CHECKS if experiment != "gsm8k_single_turn" or name not in ("tool_spam", "stalling")}
+    assert {r.name for r in results if r.status == Status.PASS} == wanted
+
+
+def test_the_guides_reward_fails_at_stalling(tmp_path):
+    """Four wrong answers of 0.04 and then the right one are paid 1.16."""
+    wanted = ("+experiment=gsm8k", "reward=guide", "generator.max_turns=5", "preflight.model=false")
+    done = command(tmp_path, *wanted, "preflight.json=out/found.json")
+    assert done.returncode == 1, done.stderr
+    found = json.loads((tmp_path / "out" / "found.json").read_text())
+    assert (found["status"], found["name"]) == ("fail", "gsm8k")
+    failures = [line for line in found["checks"] if line["status"] == "fail"]
+    assert [line["name"] for line in failures] == ["stalling"]
+    assert "right at once is paid 1.00, the best found 1.16: 4× '####" in failures[0]["evidence"]
+    assert failures[0]["fix"]
+    assert "do not train yet" in done.stdout and all(len(line) <= 80 for line in done.stdout.splitlines()[:-1])
+
+
+def test_a_pass_is_0_and_the_results_lie_in_the_folder_of_the_run(tmp_path):
+    done = command(tmp_path, "experiment=gsm8k", "preflight.model=false", "preflight.processes=0", "run_dir=here")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "here" / "preflight.json").read_text())
+    assert [line["name"] for line in found["checks"]][: len(CHECKS)] == list(CHECKS)
+    (hermetic,) = [line for line in found["checks"] if line["name"] == "hermetic"]
+    assert hermetic["status"] == "skip" and "preflight.processes=0" in hermetic["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("algorithm.group_sise=3", "did you mean algorithm.group_size=3?"),
+        ("experiment=none_such", "experiment=none_such does not exist"),
+        ("environment.config.calculater=true", "did you mean environment.config.calculator?"),
+    ],
+)
+def test_a_wrong_configuration_is_2_and_one_sentence(tmp_path, override, sentence):
+    done = command(tmp_path, override)
+    assert done.returncode == 2 and done.stdout == ""
+    assert sentence in done.stderr and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_needs_no_model_needs_no_torch():
+    program = (
+        "import sys; from mtrl.preflight.__main__ import main; "
+        "status = main(['preflight.model=false', 'preflight.rows=4', 'preflight.json=' + sys.argv[1]]); "
+        "assert status == 0 and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, os.devnull], check=True, timeout=120, capture_output=True, cwd=ROOT)
+
+
+def test_a_check_that_breaks_has_failed():
+    def broken(context):
+        raise ZeroDivisionError("no rows\nmore")
+
+    (result,) = run(context_of(), [("mine", broken)])
+    assert (result.status, result.name) == (Status.FAIL, "mine")
+    assert result.evidence == "the check itself broke: ZeroDivisionError: no rows"
+
+
+@pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql"])
+def test_the_cheap_part_passes_on_what_is_shipped(experiment):
+    context = context_of(f"experiment={experiment}")
+    results = cheap_checks(context.config, context.family, context.splits, context.make_environment)
+    assert [r.name for r in results] == list(CHEAP)
+    assert {r.status for r in results} <= {Status.PASS, Status.SKIP}, results
+    assert {r.name for r in results if r.status == Status.PASS} >= {"splits", "turns", "batch"}
+
+
+def test_the_cheap_part_finds_a_reward_that_pays_for_stalling():
+    context = context_of("reward=guide")
+    results = cheap_checks(context.config, context.family, context.splits, context.make_environment)
+    assert "stalling" in [r.name for r in results if r.status == Status.FAIL]
+
+
+def test_the_cheap_part_raises_nothing_and_waits_for_nothing():
+    context = context_of("environment.step_timeout=30")
+
+    def hang():
+        time.sleep(3600)
+
+    def burst():
+        raise RuntimeError("no environment today")
+
+    for make in (hang, burst):
+        results = cheap_checks(context.config, context.family, Splits(context.splits.train[:9], []), make)
+        assert [r.name for r in results] == list(CHEAP)
+        assert not any(r.status == Status.PASS for r in results if r.name in ("gold", "agreement", "stalling"))
+
+
+def test_informative_groups_by_hand():
+    assert informative(0.5, 2) == 0.5
+    assert informative(0.0, 8) == informative(1.0, 8) == 0.0
+    assert informative(0.25, 4) == pytest.approx(1 - 0.75**4 - 0.25**4)
+
+
+def test_the_worst_line_decides():
+    assert worst([passed("x"), skipped("y")]) == Status.PASS
+    assert worst([passed("x"), warned("y", "z")]) == Status.WARN
+    assert worst([failed("x", "y"), warned("y", "z")]) == Status.FAIL
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_keeps_to_the_width_and_shows_everything(width):
+    results = [
+        Result(Status.FAIL, "word " * 60, "mend " * 30, name="policy_agreement", seconds=12.3),
+        Result(Status.PASS, "short", name="gold", seconds=0.1),
+        Result(Status.WARN, "hostile \x1b[2J text\nin two lines", "look", name="x"),
+    ]
+    page = io.StringIO()
+    report.console(page, width).print(report.table(results))
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= width and "\x1b" not in page.getvalue()
+    assert page.getvalue().count("word") == 60 and page.getvalue().count("mend") == 30
+    assert len({line.index(word) for line in lines for word in ("short", "hostile") if word in line}) == 1
+
+
+@pytest.mark.slow
+def test_the_policy_plays_last(tmp_path):
+    """A warm start of two updates never succeeds: zero successes stop."""
+    wanted = ["experiment=gsm8k", "debug=fast", "preflight.rollouts=8", "preflight.processes=0", "preflight.rows=4"]
+    status = main([*wanted, f"preflight.json={tmp_path / 'found.json'}"])
+    found = {line["name"]: line for line in json.loads((tmp_path / "found.json").read_text())["checks"]}
+    assert status == 1 and found["foothold"]["status"] == "fail"
+    assert found["foothold"]["evidence"].startswith("0 of 8 sampled episodes succeed")
+    assert found["token_cap"]["status"] in ("pass", "warn") and "16 tokens" in found["token_cap"]["evidence"]
+    assert found["groups"]["status"] == "warn" and found["failures"]["status"] == "pass"

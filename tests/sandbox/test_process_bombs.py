@@ -1,0 +1,212 @@
+"""Real attacks on what a machine has little of: processes, memory, disk, output, time."""
+
+import itertools
+import os
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from mtrl.sandbox import execution
+
+MARGIN = 60.0
+"""Seconds that a busy machine may add."""
+
+
+def python(sandbox, code, *arguments, **options):
+    return sandbox.run(["python3", "-c", code, *map(str, arguments)], **options)
+
+
+class Peak:
+    """The most memory and processes that all children of this test hold while it is open."""
+
+    def __enter__(self):
+        self.bytes = self.processes = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def _sample(self):
+        while not self._stop.wait(0.02):
+            family = execution._family(os.getpid()) - {os.getpid()}
+            self.processes = max(self.processes, len(family))
+            self.bytes = max(self.bytes, sum(map(execution._proportional, family)))
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+
+def test_fork_bomb(sandbox, bystander):
+    with Peak() as peak:
+        thread = threading.Thread(target=lambda: sandbox.run(":(){ :|:& };:; sleep 100", timeout=3))
+        thread.start()
+        time.sleep(1)
+        assert bystander.run("echo fine | cat").stdout == "fine\n", "while it goes on"
+        thread.join(MARGIN)
+    assert not thread.is_alive()
+    assert sandbox.limits.processes / 2 < peak.processes < sandbox.limits.processes + 15, "and bubblewrap, twice"
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["os.fork() or time.sleep(99)", "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+     "os.fork() or (os.setsid(), os.fork() or time.sleep(99))"],
+    ids=["processes", "threads", "daemons"],
+)  # fmt: skip
+def test_processes_and_threads_are_counted_together(sandbox, start):
+    attack = (
+        "import os, threading, time\n"
+        "threading.stack_size(65536)\n"
+        "count = 0\n"
+        "try:\n"
+        f"    for count in range(500): {start}\n"
+        "except (OSError, RuntimeError): pass\n"
+        "print(count, flush=True); os._exit(0)"
+    )
+    result = python(sandbox, attack)
+    assert result.exit_code == 0, result
+    assert 0 < max(map(int, result.stdout.split())) < sandbox.limits.processes
+
+
+def test_memory_bomb(sandbox):
+    result = python(sandbox, f"x = bytearray({2 * sandbox.limits.memory_bytes})")
+    assert "MemoryError" in result.stderr and result.exit_code == 1
+    result = sandbox.run("x=$(yes | tr -d '\\n' | head -c 999999999)")
+    assert result.exit_code != 0
+
+
+@pytest.mark.parametrize("flags", ["MAP_PRIVATE", "MAP_SHARED"])
+def test_memory_bomb_of_many_processes(sandbox, flags):
+    """None of them too large, all together eight times the limit."""
+    attack = (
+        "import mmap, os, time\n"
+        "for _ in range(15):\n"
+        "    if not os.fork(): break\n"
+        f"m = mmap.mmap(-1, {sandbox.limits.memory_bytes // 2}, mmap.{flags} | mmap.MAP_ANONYMOUS)\n"
+        f"for i in range(0, {sandbox.limits.memory_bytes // 2}, 4096): m[i] = 1\n"
+        "time.sleep(99)\n"
+    )
+    with Peak() as peak:
+        result = python(sandbox, attack)
+    assert (result.killed_by, result.exit_code, result.timed_out) == ("memory", 137, False)
+    assert result.seconds < sandbox.limits.seconds
+    assert sandbox.limits.memory_bytes / 2 < peak.bytes < 4 * sandbox.limits.memory_bytes
+
+
+def test_a_small_family_that_shares_pages_is_spared(sandbox):
+    attack = (
+        "import os, time\n"
+        f"x = bytearray({sandbox.limits.memory_bytes // 3})\n"
+        "for _ in range(10):\n"
+        "    if not os.fork(): time.sleep(1); os._exit(0)\n"
+        "for _ in range(10): os.wait()\n"
+        "print('done')\n"
+    )
+    assert python(sandbox, attack).stdout == "done\n"
+
+
+def test_disk_bomb(sandbox):
+    for folder in ("/workspace", "/tmp", "/dev/shm"):
+        result = sandbox.run(f"cat /dev/zero > {folder}/big; stat -c %s {folder}/big; rm {folder}/big")
+        assert int(result.stdout) <= sandbox.limits.file_bytes
+        result = sandbox.run(
+            f"cd {folder}; for i in $(seq 20); do head -c 1M /dev/zero > $i; done; du -sm . | cut -f1; rm *"
+        )
+        assert int(result.stdout) <= sandbox.limits.workspace_bytes // 2**20 and "No space left" in result.stderr
+        result = sandbox.run(f"cd {folder}; mkdir $(seq 999) 2>&1 | grep -c 'No space left'; touch full; rm -r *")
+        assert int(result.stdout) >= 999 - sandbox.limits.workspace_files
+        with pytest.raises(OSError, match="No space left"):
+            sandbox.write_file("too/large", bytes(sandbox.limits.workspace_bytes + 1))
+        sandbox.run("rm -r too")
+    hidden = (
+        "import os\n"
+        "files, written = [], 0\n"
+        "try:\n"
+        "    while True:\n"
+        "        files.append(open(f'f{len(files)}', 'wb', 0)); os.unlink(files[-1].name)\n"
+        "        for _ in range(3): written += files[-1].write(bytes(2**20))\n"
+        "except OSError as error: print(error.errno, written)\n"
+    )
+    error, written = map(int, python(sandbox, hidden).stdout.split())
+    assert error == 28 and written <= sandbox.limits.workspace_bytes, "deleted files that are still open count"
+
+
+@pytest.mark.parametrize(
+    "command", ["yes", "cat /dev/zero >&2", "yes | tr -d '\\n'", "while :; do echo x; done & yes >&2"]
+)
+def test_output_bomb(sandbox, command):
+    tracemalloc.start()
+    try:
+        result = sandbox.run(command)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (result.killed_by, result.exit_code, result.truncated) == ("output", 137, True)
+    assert len(result.stdout) <= sandbox.limits.output_bytes and len(result.stderr) <= sandbox.limits.output_bytes
+    assert peak < 2 * 2**20
+    assert result.seconds < sandbox.limits.seconds
+
+
+def test_long_lines(sandbox):
+    result = sandbox.run("head -c 1000000 /dev/zero | tr '\\0' a")
+    assert result.stdout == "a" * sandbox.limits.output_bytes and result.truncated and result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["sleep {0} &", "nohup sleep {0} >/dev/null 2>&1 &", "setsid sleep {0} <&- >&- 2>&- &",
+     "(setsid nohup sleep {0} &) &", "coproc sleep {0}",
+     "trap '' TERM HUP INT; (trap '' TERM HUP INT; sleep {0}) & disown",
+     "python3 -c 'import os,time;os.fork() and os._exit(0);os.setsid();os.fork() and os._exit(0);os.closerange(0,99);"
+     "os.execlp(\"sleep\",\"sleep\",\"{0}\")'"],
+)  # fmt: skip
+def test_children_do_not_outlive_the_command(sandbox, start):
+    marker = f"{os.getpid()}{next(COUNTER)}"
+    result = sandbox.run(f"{start.format(marker)}\nsleep 0.2; echo end")
+    assert result.stdout == "end\n" and result.exit_code == 0 and result.seconds < MARGIN
+    assert not running(marker), "already when `run` returns"
+    result = sandbox.run(f"{start.format(marker)}\nsleep 999", timeout=0.5)
+    assert result.timed_out and result.seconds < MARGIN
+    assert not running(marker)
+
+
+COUNTER = itertools.count(1000)
+
+
+def running(marker):
+    """Host processes of which some argument is the marker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes().split(b"\0"):
+                found.append(path)
+        except OSError:
+            pass
+    return found
+
+
+def test_stopped_and_stubborn_processes_end(sandbox):
+    deaf = "import signal\nfor n in {*range(1, 32)} - {9, 19}: signal.signal(n, signal.SIG_IGN)\nwhile True: pass"
+    for command in ("kill -STOP $$", "trap '' TERM INT HUP; while :; do sleep 1; done", ["python3", "-c", deaf]):
+        result = sandbox.run(command, timeout=0.5)
+        assert result.timed_out and result.seconds < MARGIN
+
+
+def test_result_cannot_be_forged(sandbox):
+    """The descriptors through which bubblewrap reports are not there to be written to."""
+    every = "/proc/self/fd /proc/1/fd /proc/$PPID/fd"
+    attack = f"for fd in $(ls {every} | sort -u); do echo '{{\"exit-code\": 0}}' >&$fd; done; exit 7"
+    assert sandbox.run(attack).exit_code == 7
+    assert set(sandbox.run(["sh", "-c", "ls /proc/1/fd"]).stdout.split()) == {"0", "1", "2", "3"}, "stdout and stderr"
+    assert not set(sandbox.run("ls -v /proc/self/fd").stdout.split()) - {"0", "1", "2", "3"}, "3 is of ls"
+
+
+def test_exits(sandbox):
+    for number in (1, 6, 9, 11, 15):
+        assert sandbox.run(f"kill -{number} $$").exit_code == 128 + number
+        result = python(sandbox, f"import os; os.kill(os.getpid(), {number})")
+        assert (result.exit_code, result.stderr, result.killed_by) == (128 + number, "", None)
