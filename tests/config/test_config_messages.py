@@ -264,7 +264,7 @@ def test_wrong_types(override, said):
         (
             "experiment=text2sql",
             "experiment=text2sql does not exist; did you mean experiment=text_to_sql? "
-            "There is games, games_7b, gsm8k, gsm8k_multi_turn, gsm8k_single_turn, text_to_sql",
+            "There is games, games_hf, gsm8k, gsm8k_multi_turn, gsm8k_single_turn, text_to_sql",
         ),
         ("model=tiney", "model=tiney does not exist; did you mean model=tiny? There is hf, tiny"),
         ("debug=quick", "debug=quick does not exist; there is fast"),
