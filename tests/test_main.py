@@ -181,5 +181,5 @@ def test_program_helps(tmp_path):
     done = program("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "python -m mtrl.main experiment=text_to_sql" in done.stdout
-    assert "experiment: gsm8k, gsm8k_multi_turn, gsm8k_single_turn, text_to_sql" in done.stdout
+    assert "experiment: games, games_hf, gsm8k, gsm8k_multi_turn, gsm8k_single_turn, text_to_sql" in done.stdout
     assert list(tmp_path.iterdir()) == []
