@@ -24,6 +24,7 @@ REQUIRES = [
     "rich>=13.7,<16",
     "matplotlib>=3.9,<4",
     "sqlglot>=27,<31",
+    "bm25s>=0.3,<1",
 ]
 
 DATA = ["datasets>=4,<6", "pyarrow>=18,<27"]
@@ -31,6 +32,9 @@ DATA = ["datasets>=4,<6", "pyarrow>=18,<27"]
 # Frameworks whose environments run through mtrl/environments/adapters. Light ones come with the tests.
 GYMNASIUM = ["gymnasium>=1,<2"]
 SKYRL_GYM = ["skyrl-gym>=0.4,<0.5"]
+SEARCH = ["faiss-cpu>=1.8,<2", "fastapi>=0.115,<1", "uvicorn>=0.30,<1"]  # dense retrieval, the retriever's server
+AWS = ["boto3>=1.40,<2", "botocore>=1.40,<2"]
+SWE = ["mini-swe-agent>=2.4,<3"]  # Docker and Podman containers; the sandbox of its own needs no extra
 
 EXTRAS = {
     "data": DATA,  # parquet files and the Hugging Face Hub
@@ -38,9 +42,9 @@ EXTRAS = {
     "sglang": ["sglang>=0.5.23,<0.6"],
     "wandb": ["wandb>=0.19,<1"],
     "mlflow": ["mlflow>=3,<4"],
-    "search": ["faiss-cpu>=1.8,<2", "bm25s>=0.2,<1"],
-    "swe": ["mini-swe-agent>=2,<3"],
-    "sagemaker": ["sagemaker>=3,<4", "boto3>=1.40,<2"],
+    "search": SEARCH,
+    "swe": SWE,
+    "sagemaker": ["sagemaker>=3,<4", *AWS],
     "gymnasium": GYMNASIUM,
     "skyrl-gym": SKYRL_GYM,
     "openenv": ["openenv>=0.10,<0.11"],
@@ -50,6 +54,9 @@ EXTRAS = {
         *DATA,
         *GYMNASIUM,
         *SKYRL_GYM,
+        *SEARCH,
+        *SWE,
+        *AWS,
         "pytest>=9,<10",
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.100,<7",
@@ -70,7 +77,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["mtrl", "mtrl.*", "envs", "envs.*", "conf"]),
-    package_data={"conf": ["**/*.yaml"], "envs": ["**/*.md"]},
+    package_data={"conf": ["**/*.yaml"], "envs": ["**/*.md", "**/*.json"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
 )

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +16,11 @@ from omegaconf import OmegaConf
 from mtrl.config.compose import compose
 from mtrl.config.keys import find
 from mtrl.config.schema import Config
+from mtrl.errors import UserError
 from mtrl.main import prepare
+from mtrl.play import __main__ as play
+from mtrl.rescore import __main__ as rescore
+from mtrl.rescore.settings import check_read
 from mtrl.tracking.run_dir import RunDir
 
 ROOT = Path(__file__).parent.parent
@@ -95,14 +100,52 @@ def test_training_commands_compose(words, snippets):
 OTHERS = {name: words for name, words in ALL_COMMANDS.items() if not is_training(words)}
 
 
+def play_composes(words):
+    own, overrides = play.split_words(words)
+    play.choices_of(own)
+    compose(overrides)
+
+
+def rescore_composes(words):
+    """The run is the reader's own; the settings are tried on the default experiment and on text_to_sql."""
+    source, *rest = words
+    _, overrides = rescore.split_out([word for word in rest if word != "--json"])
+    if source.endswith(".jsonl"):
+        compose(overrides)
+        return
+    assert all(map(check_read, overrides))
+    tried = []
+    for experiment in ("gsm8k", "text_to_sql"):
+        with suppress(UserError):
+            tried.append(compose([f"experiment={experiment}", *overrides]))
+    assert tried
+
+
+OTHER_OVERRIDES = {"mtrl.play": play_composes, "mtrl.rescore": rescore_composes}
+
+
+def test_commands_that_play_and_rescore_are_composed():
+    """Also where no document has one that is wrong."""
+    play_composes(["+experiment=text_to_sql", "row=3", "player=gold"])
+    rescore_composes(["outputs/RUN", "reward.scheme=skyrl", "--json"])
+    for composes, words in (
+        (play_composes, ["split=dev"]),
+        (play_composes, ["experiment=none_such"]),
+        (rescore_composes, ["outputs/RUN", "trainer.max_steps=3"]),
+    ):
+        with pytest.raises(UserError):
+            composes(words)
+
+
 @pytest.mark.parametrize("words", OTHERS.values(), ids=OTHERS.keys())
-def test_other_commands_are_of_a_kind_that_exists(words):
+def test_other_commands_are_of_a_kind_that_exists(words, snippets):
     program = Path(words[0]).name
     if program == "make":
         subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
     elif program == "python" and words[1] == "-m" and words[2].startswith("mtrl."):
         module = ROOT / words[2].replace(".", "/")
         assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+        OTHER_OVERRIDES.get(words[2], lambda rest: None)(words[3:])
     elif program == "python" and words[1:3] == ["-m", "pytest"]:
         assert all((ROOT / word.partition("::")[0]).exists() for word in words[3:] if not word.startswith("-"))
     elif program == "python":

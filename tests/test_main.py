@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtrl import main as main_module
-from mtrl.config.compose import compose
+from mtrl.config.compose import CONF, compose
 
 ROOT = Path(main_module.__file__).parent.parent
 
@@ -181,5 +181,6 @@ def test_program_helps(tmp_path):
     done = program("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "python -m mtrl.main experiment=text_to_sql" in done.stdout
-    assert "experiment: games, games_hf, gsm8k, gsm8k_multi_turn, gsm8k_single_turn, text_to_sql" in done.stdout
+    experiments = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+    assert f"experiment: {', '.join(experiments)}" in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,6 @@
 """GSM8K: word problems over several turns, with feedback and, if asked for, a calculator."""
 
-from envs.gsm8k.data import gold, load
+from envs.gsm8k.data import decoys, gold, load
 from envs.gsm8k.demonstrator import demonstrate
 from envs.gsm8k.environment import Gsm8kEnv
 from envs.gsm8k.scorer import score
@@ -13,6 +13,7 @@ FAMILY = Family(
     score=score,
     demonstrate=demonstrate,
     gold=gold,
+    decoys=decoys,
     config_keys=("calculator", "operations"),
     tokens=("<calc>", "</calc>", "####"),
 )

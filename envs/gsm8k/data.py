@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,13 @@ def gold(row: Row) -> list[str]:
         compute = [f"<calc>{row['expression']}</calc>"] if row["calculator"] else []
         return [*compute, f"#### {row['ground_truth']['answer']}"]
     return [row.get("solution") or f"#### {row['ground_truth']['answer']}"]
+
+
+def decoys(row: Row) -> list[str]:
+    """Well-formed answers that are wrong: off by one, ten times as much, the other sign."""
+    answer = Decimal(row["ground_truth"]["answer"])
+    others = (answer + 1, answer - 1, answer * 10 or answer + 10, -answer or answer + 2)
+    return [f"#### {other}" for other in dict.fromkeys(others)]
 
 
 def _synthetic(data: Any, seed: int, calculator: bool, operations: int) -> Splits:

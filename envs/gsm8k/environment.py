@@ -58,7 +58,8 @@ class Gsm8kEnv(BaseEnvironment):
         return self._grade(response, ground_truth)
 
     def _calculate(self, response: str) -> StepResult:
-        expressions = _CALC.findall(response)
+        # What comes after the last </calc> is left out: to look for another takes time by the square of many <calc>.
+        expressions = _CALC.findall(response[: response.rfind("</calc>") + len("</calc>")])
         failed = False
         try:
             if len(expressions) != 1:

@@ -1,7 +1,7 @@
 """Text-to-SQL: look into a database with queries, then submit the one that answers the question."""
 
 from envs.text_to_sql.data import load
-from envs.text_to_sql.demonstrator import demonstrate, gold
+from envs.text_to_sql.demonstrator import decoys, demonstrate, gold
 from envs.text_to_sql.environment import TextToSqlEnv
 from envs.text_to_sql.scorer import score
 from mtrl.environments.family import Family
@@ -13,6 +13,7 @@ FAMILY = Family(
     score=score,
     demonstrate=demonstrate,
     gold=gold,
+    decoys=decoys,
     config_keys=(
         "db_path",
         "full_prompt",

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import lru_cache, partial
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ LAYOUTS = {
     "bird": "bird/train/train_databases/{id}/{id}.sqlite",
 }
 """Column `data` of SkyRL's rows -> where `environment.config.db_path` holds the database `db_id`."""
-_SHOW_SCHEMA = "select sql from sqlite_master where sql is not null and name not like 'sqlite_%' order by rowid"
+_SHOW_SCHEMA = (
+    "select name, sql from sqlite_master where type in ('table', 'view') and name not like 'sqlite_%' order by rowid"
+)
 
 
 def load(data: Any, seed: int, db_path: str | None = None, full_prompt: bool = False, **config: Any) -> Splits:
@@ -128,9 +131,21 @@ def _simple_database(raw: dict[str, Any], row_id: str, db_path: str | None, besi
 
 @lru_cache(maxsize=256)
 def _schema(file: Path) -> str:
-    """The CREATE statements of a database."""
+    """The CREATE statements of a database's tables and views, as many as fit, and the names of the others."""
     with closing(SqlSandbox.from_path(file)) as sandbox:
         result = sandbox.run(_SHOW_SCHEMA)
     if result.error:
         raise UserError(f"database {file} cannot be read ({result.error}); repair it, or correct the row's path")
-    return ";\n".join(sql for (sql,) in result.rows)[:SCHEMA_CHARACTERS]
+    statements = {name: sql or name for name, sql in result.rows}
+    names = list(statements)
+    shown = names[: _fitting([len(sql) + 2 for sql in statements.values()], SCHEMA_CHARACTERS)]
+    text = ";\n".join(statements[name] for name in shown)
+    if left_out := names[len(shown) :]:
+        others = ", ".join(left_out[: _fitting([len(name) + 2 for name in left_out], SCHEMA_CHARACTERS)])
+        text += f";\n-- {len(left_out)} others: {others}. select sql from sqlite_master where name = '...' shows one"
+    return text
+
+
+def _fitting(sizes: list[int], most: int) -> int:
+    """How many of the first sizes are `most` together, at most."""
+    return sum(total <= most for total in accumulate(sizes))

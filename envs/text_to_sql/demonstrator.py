@@ -11,7 +11,6 @@ import random
 from dataclasses import replace
 
 from envs.text_to_sql.problem import MEASURES, NAMES, SPELLINGS, Problem
-from mtrl.errors import UserError
 from mtrl.types import Row
 
 GUESS_SHARE = 0.6
@@ -28,8 +27,8 @@ SHOW_TABLES = "<sql>select name from sqlite_master</sql>"
 class WeakPlayer:
     """Plays one episode of one training row; `responses` are all its moves."""
 
-    def __init__(self, problem: Problem, rng: random.Random):
-        self.responses = _weak_moves(problem, rng)
+    def __init__(self, responses: list[str]):
+        self.responses = responses
         self._next = 0
 
     def act(self, observation: str | None) -> str:
@@ -40,21 +39,33 @@ class WeakPlayer:
 
 
 def demonstrate(row: Row, rng: random.Random) -> WeakPlayer:
-    """A weak player of `row`, which must be a generated training row."""
+    """A weak player of `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
-    if "problem" not in row:
-        raise UserError(
-            f"row {row['id']} is not a generated one and has no demonstration; set data.path=null, or model=hf"
-        )
-    return WeakPlayer(Problem(**row["problem"]), rng)
+    if "problem" in row:
+        return WeakPlayer(_weak_moves(Problem(**row["problem"]), rng))
+    right, wrong = gold(row), decoys(row)[-1]
+    if rng.random() < GUESS_SHARE:
+        return WeakPlayer([wrong])
+    return WeakPlayer([*right[:-1], wrong if rng.random() < SLIP_SHARE else right[-1]])
 
 
 def gold(row: Row) -> list[str]:
     """The responses of a perfect player. It thinks before it acts, as the reward scheme `skyrl` demands."""
-    submit = f"<think>now the query is clear</think><solution>{row['ground_truth']['sql']}</solution>"
-    looks = _looks(Problem(**row["problem"])) if "problem" in row else []
-    return [*(f"<think>look first</think>{look}" for look in looks), submit]
+    looks = _looks(Problem(**row["problem"])) if "problem" in row else [SHOW_TABLES]
+    return [*(f"<think>look first</think>{look}" for look in looks), _considered(row["ground_truth"]["sql"])]
+
+
+def decoys(row: Row) -> list[str]:
+    """Well-formed solutions that are wrong: one thing of the right query mistaken, or its result changed."""
+    if "problem" in row:
+        problem = Problem(**row["problem"])
+        others = [replace(problem, spelling=spelling) for spelling in SPELLINGS if spelling != problem.spelling]
+        if problem.ask not in ("count", "items"):
+            others.append(replace(problem, measure=next(each for each in MEASURES if each != problem.measure)))
+        return [_considered(other.sql) for other in (*others, _guessed(problem, GUESSED_TABLE))]
+    right = f"({row['ground_truth']['sql'].rstrip().rstrip(';')}\n)"  # it may end with a comment
+    return [_considered(f"select * from {right} limit 0"), _considered(f"select count(*) || ' rows' from {right}")]
 
 
 def _weak_moves(problem: Problem, rng: random.Random) -> list[str]:
@@ -70,6 +81,10 @@ def _looks(problem: Problem) -> list[str]:
     """The queries after which everything is known."""
     show_row = f"<sql>select * from {problem.table} limit 1</sql>"
     return [show_row] if problem.named else [SHOW_TABLES, show_row]
+
+
+def _considered(sql: str) -> str:
+    return f"<think>now the query is clear</think><solution>{sql}</solution>"
 
 
 def _submit(problem: Problem) -> str:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from envs.text_to_sql.prompts import style_of
+from envs.text_to_sql.prompts import harmless, style_of
 from envs.text_to_sql.reward import SCHEMES, EpisodeReward, judge
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.errors import UserError
@@ -21,8 +21,10 @@ _FENCE = re.compile(r"```(?:(?:sqlite|sql)\s)?(.*)```", re.DOTALL | re.IGNORECAS
 def parse_action(response: str) -> tuple[str, str] | None:
     """`("sql" or "solution", query)` if the response, its thinking aside, holds exactly one of them; else None."""
     said = response.rpartition("</think>")[2]
+    if len(_TAG.findall(said)) != 2:  # first, for the search takes time by the square of many tags
+        return None
     action = _ACTION.search(said)
-    if action is None or len(_TAG.findall(said)) != 2:
+    if action is None:
         return None
     query = action[2].strip()
     fenced = _FENCE.fullmatch(query)
@@ -89,7 +91,7 @@ class TextToSqlEnv(BaseEnvironment):
     def _explore(self, response: str, query: str, ground_truth: dict[str, Any]) -> StepResult:
         result = self._database(ground_truth).run(query, rows=self.style.rows)
         text = f"error: {result.error}" if result.error else self.style.table(result)
-        return self._result(response, "sql", text, queries=1.0, query_errors=float(result.error is not None))
+        return self._result(response, "sql", harmless(text), queries=1.0, query_errors=float(result.error is not None))
 
     def _result(
         self, response: str, kind: str | None, text: str, correct: bool = False, **metrics: float

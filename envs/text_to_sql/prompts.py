@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ answer: just the columns asked for, without duplicates that were not asked for, 
 Only SELECT queries run. select name, sql from sqlite_master lists the tables."""
 SCHEMA_CHARACTERS = 8000
 CELL_CHARACTERS = 200
+_MARKUP = re.compile(r"<(?=\||/?(?:sql|solution|observation|reminder|think)>)")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Style:
 
     def table(self, result: SqlResult) -> str:
         """Column names, then rows, as far as they fit."""
-        lines = [self.separator.join(result.columns), *(self.separator.join(map(_cell, row)) for row in result.rows)]
+        lines = [self.separator.join(map(_cell, row)) for row in (result.columns, *result.rows)]
         if not result.rows:
             lines.append(self.no_rows)
         if result.truncated:
@@ -79,6 +81,11 @@ SHORT = Style(
 def style_of(row: Row | None) -> Style:
     """Generated rows are short unless `environment.config.full_prompt` asked otherwise."""
     return SHORT if row and row.get("style") == "short" else FULL
+
+
+def harmless(text: str) -> str:
+    """What a database says, in which no tag of this task or control token (`<|…|>`) stays whole."""
+    return _MARKUP.sub("< ", text)
 
 
 def full_prompt(question: str, schema: str = "", hint: str = "") -> list[Message]:

@@ -100,6 +100,6 @@ def is_well_formatted(history: str) -> bool:
     if history.count("<solution>") != 1 or history.count("</solution>") != 1:
         return False
     solution = history.partition("<solution>")[2].partition("</solution>")[0]
-    if _OTHER_TAGS.search(solution) or not re.search(r"<think>.*?</think>", history, re.DOTALL):
+    if _OTHER_TAGS.search(solution) or "</think>" not in history.partition("<think>")[2]:
         return False
     return all(rest.lstrip().startswith("<think>") for rest in history.split("</observation>")[1:])

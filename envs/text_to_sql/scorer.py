@@ -52,7 +52,8 @@ def _sorts(sql: str) -> bool:
     import sqlglot
 
     try:
-        return sqlglot.parse_one(sql, read="sqlite").args.get("order") is not None
+        statements = sqlglot.parse(sql, read="sqlite")  # a comment behind a semicolon counts as one
+        return any(statement is not None and statement.args.get("order") is not None for statement in statements)
     except sqlglot.errors.SqlglotError:
         return "order by" in " ".join(sql.lower().split())
 

@@ -5,11 +5,13 @@ Nothing here imports torch: a wrong configuration is told in a second.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mtrl.algorithms.registry import (
     CORRECTIONS,
@@ -33,13 +35,14 @@ from mtrl.errors import UserError
 def check(cfg: DictConfig) -> list[str]:
     """Refuse what cannot run; return warnings about settings that will not do what they seem to.
 
+    Keys of `environment.config` that are another task's (see `_replaced`) are taken out of `cfg`.
+
     Raises:
         UserError: one sentence with the key, the value and the fix.
         NotImplementedError: SGLang without `use_conversation_multi_turn`.
     """
-    for part in _PARTS:
-        part(cfg)
-    return hints(cfg)
+    warnings = [warning for part in _PARTS for warning in part(cfg) or ()]
+    return [*warnings, *hints(cfg)]
 
 
 def _backend(cfg: DictConfig) -> None:
@@ -240,6 +243,49 @@ def _evaluation(cfg: DictConfig) -> None:
             raise UserError(f"{said}; leave {k} out" + (f", or set evaluation.samples_per_row={k}" if k > 1 else ""))
 
 
+def _replaced(cfg: DictConfig) -> list[str]:
+    """With `environment.target`, leave out the keys of the task that it replaces, where it does not take them.
+
+    They are there because the default experiment, or the one that was named, is written for its own task.
+    """
+    from mtrl.environments.family import get_family
+
+    environment = cfg.environment
+    if not environment.target or OmegaConf.is_missing(environment, "name"):
+        return []
+    try:
+        replaced = get_family(environment.name)
+    except (UserError, ImportError):  # a name of the user's own, or a task whose extra is not installed
+        return []
+    theirs = {key: value for key, value in environment.config.items() if key in replaced.config_keys}
+    if not theirs or _fits(cfg, dict(environment.config)) or _fits(cfg, theirs):
+        return []
+    with open_dict(environment.config):
+        for key in theirs:
+            del environment.config[key]
+    told = ", ".join(f"environment.config.{key}" for key in theirs)
+    return [f"{told} is left out: {environment.target} does not take what environment.name={environment.name} does"]
+
+
+def _fits(cfg: DictConfig, keys_of_config: dict[Any, Any]) -> bool:
+    """Whether the task takes these keys of `environment.config`: one environment is made, and closed."""
+    from mtrl.environments.factory import check_loader, environment_factory, try_out
+    from mtrl.environments.family import get_family
+
+    config: Any = OmegaConf.to_object(cfg)
+    config.environment.config = keys_of_config
+    family = get_family(config.environment.name, config.environment.target)
+    foreign = getattr(family.environment, "foreign", None)
+    if foreign is not None and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(foreign).parameters.values()):
+        return False  # `gymnasium.make(id, **kwargs)` hands on what it does not know, and fails when it is played
+    try:
+        check_loader(config, family)
+        try_out(environment_factory(config, family), config, family)
+    except Exception:  # whatever it is, it is told later, in its own words
+        return False
+    return True
+
+
 def _environment(cfg: DictConfig) -> None:
     from mtrl.environments.family import get_family
 
@@ -267,7 +313,7 @@ def _reward(cfg: DictConfig) -> None:
     RewardComposer(cfg.reward)  # resolves every component and refuses what it cannot
 
 
-_PARTS = (
+_PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _backend,
     _no_missing,
     _plugins,
@@ -280,6 +326,7 @@ _PARTS = (
     _optimizers,
     _lengths,
     _evaluation,
+    _replaced,
     _environment,
     _reward,
     check_algorithm,

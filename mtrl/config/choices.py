@@ -28,6 +28,7 @@ CHOICES = {
     "model.name": ("tiny", "hf"),
     "model.dtype": ("float32", "bfloat16", "float16"),
     "model.attn_implementation": ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
+    "preflight.at_start": ("warn", "stop", "none"),
     "reward.level": ("turn", "trajectory"),
     "trainer.optimizer.schedule": ("constant", "linear", "cosine"),
 }

@@ -308,8 +308,11 @@ class TrackerConfig:
 
 @dataclass
 class PreflightConfig:
-    """The checklist before a run, `python -m mtrl.preflight`."""
+    """The checklist before a run, `python -m mtrl.preflight`, and the short one that a run makes at its start."""
 
+    at_start: str = "warn"
+    """Of a run: what its cheap checks find. warn: it is told, and the run goes on | stop: a failed check ends it |
+    none: they are left out"""
     rows: int = 64
     """Rows that are played, half of them held out."""
     seconds: float = 20.0
@@ -321,7 +324,8 @@ class PreflightConfig:
     rollouts: int = 100
     """Episodes of the policy."""
     json: str | None = None
-    """File of the results; null: preflight.json in the folder of the run."""
+    """File of the results; null: preflight.json in the folder of the run. A run keeps what is there of
+    the whole checklist."""
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -100,6 +102,13 @@ class BaseEnvironment:
 
     reward_schemes: ClassVar[tuple[str, ...]] = ("default",)
     """Names that `reward.scheme` may take; where there are several, `__init__` gets the chosen one as `reward`."""
+
+    def __init_subclass__(cls, **keywords: Any):
+        """`reset(self)`, without the row, is right as well: the Multi-Turn Training Guide writes it so."""
+        super().__init_subclass__(**keywords)
+        own = vars(cls).get("reset")
+        if inspect.isfunction(own) and len(inspect.signature(own).parameters) == 1:
+            cls.reset = functools.wraps(own)(lambda self, row=None: own(self))  # type: ignore[method-assign]
 
     def __init__(self, max_turns: int = 5, **config: Any):
         self.max_turns = max_turns

@@ -51,7 +51,7 @@ class Family:
     """Tags such as `<sql>` that the tiny policy's tokenizer keeps whole."""
 
 
-BUILT_IN = {"gsm8k": "envs.gsm8k", "text_to_sql": "envs.text_to_sql", "games": "envs.games"}
+BUILT_IN = {name: f"envs.{name}" for name in ("gsm8k", "text_to_sql", "games", "search", "triviaqa", "mini_swe", "sop")}
 """Family name -> module that holds its `FAMILY`."""
 
 _registered: dict[str, Family] = {}

@@ -78,7 +78,7 @@ class Recordings:
         """
         try:
             return json.loads(self._results[tool][canonical(dict(arguments))])
-        except (TypeError, ValueError):  # arguments that are not JSON were never recorded
+        except (TypeError, ValueError, RecursionError):  # arguments that are not JSON were never recorded
             raise KeyError(tool) from None
 
     def schema(self, tool: str, description: str = "") -> dict[str, Any]:

@@ -15,6 +15,7 @@ The text form is Hermes' (https://github.com/NousResearch/Hermes-Function-Callin
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from mtrl.strict_json import strict_loads
 from mtrl.types import Message
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_TAG = re.compile(f"{OPEN}|{CLOSE}")
 
 PROBLEMS = {
     "invalid_json": "the tool call is not valid JSON",
@@ -46,18 +48,22 @@ def parse_calls(text: str) -> tuple[str, list[TextCall]]:
     """The text without its calls, and every attempt at one, in order. Strict: nothing is repaired or left out."""
     words: list[str] = []
     calls: list[TextCall] = []
-    while True:
-        start, close = text.find(OPEN), text.find(CLOSE)
-        if start < 0 and close < 0:
-            return "".join([*words, text]), calls
-        if start < 0 or 0 <= close < start:  # closed, and never opened
-            calls.append(TextCall(text[:close], status="malformed_structure"))
-            text = text[close + len(CLOSE) :]
+    read = 0  # by places, for copies of what is left would take time by the square of many tags
+    for tag in _TAG.finditer(text):
+        if tag.start() < read:  # an opening within a call
             continue
-        words.append(text[:start])
-        body = text[start + len(OPEN) :]
-        raw, closed, text = body.partition(CLOSE)
-        calls.append(_parse_call(raw) if closed else TextCall(raw, status="unclosed_block"))
+        if tag[0] == CLOSE:  # closed, and never opened
+            calls.append(TextCall(text[read : tag.start()], status="malformed_structure"))
+            read = tag.end()
+            continue
+        words.append(text[read : tag.start()])
+        close = text.find(CLOSE, tag.end())
+        if close < 0:
+            calls.append(TextCall(text[tag.end() :], status="unclosed_block"))
+            return "".join(words), calls
+        calls.append(_parse_call(text[tag.end() : close]))
+        read = close + len(CLOSE)
+    return "".join([*words, text[read:]]), calls
 
 
 def format_call(name: str, arguments: dict[str, Any]) -> str:

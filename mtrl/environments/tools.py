@@ -29,6 +29,8 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MARK = "__mtrl_tool__"
 _LONGEST_ERROR = 300
 """Characters of an error: parts of it may be the model's own words."""
+_LONGEST_RESULT = 200_000
+"""Characters of a result: far more than a context holds, and little enough to be encoded at once."""
 
 
 class ToolError(Exception):
@@ -331,12 +333,24 @@ def _final(name: str, result: Any) -> StepResult | None:
 
 
 def _text(name: str, result: Any) -> str:
-    """The same text for the same result in every process, so sets are refused."""
-    if isinstance(result, str):
-        return result
+    """The same text for the same result in every process, so sets are refused.
+
+    Raises:
+        ToolError: the result is too long, or holds a number with thousands of digits; arguments can bring that about.
+        UserError: the result is no JSON, whatever the arguments.
+    """
+    text = result if isinstance(result, str) else _json(name, result)
+    if len(text) > _LONGEST_RESULT:
+        raise ToolError(f"the result of {name} is longer than {_LONGEST_RESULT} characters")
+    return text
+
+
+def _json(name: str, result: Any) -> str:
     try:
         return json.dumps(result, ensure_ascii=False, default=_dump)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, RecursionError) or "digits" in str(error):
+            raise ToolError(f"the result of {name} is nested too deep or too large to be told") from error
         raise UserError(f"tool {name} returned {type(result).__name__}, which is not JSON ({error})") from error
 
 

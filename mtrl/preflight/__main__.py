@@ -23,19 +23,19 @@ from omegaconf import OmegaConf
 from mtrl.config.compose import compose
 from mtrl.config.messages import one_sentence, refuse
 from mtrl.config.schema import Config
-from mtrl.environments.family import get_family
-from mtrl.errors import UserError
+from mtrl.environments.factory import load_task
 from mtrl.preflight import report
 from mtrl.preflight.checklist import CHECKS, run
-from mtrl.preflight.context import Context, environment_factory
+from mtrl.preflight.context import Context
 from mtrl.preflight.result import Result, Status, failed, skipped, to_json, worst
+from mtrl.tracking.run_dir import RunDir
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose, check, print, write. Returns the exit status."""
     args = parse(argv)
     config: Config = OmegaConf.to_object(compose(args.overrides, args.config_dir))  # type: ignore[assignment]
-    path = Path(config.preflight.json or Path(config.run_dir) / "preflight.json")
+    path = Path(config.preflight.json or RunDir(config.run_dir).preflight)
     screen, results = report.console(), []
     with screen.status("checking") if screen.is_terminal else nullcontext() as status:
         for result in check(config):
@@ -62,19 +62,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def check(config: Config) -> Iterator[Result]:
     """The whole checklist, line by line as it comes; what needs the model comes last."""
-    family = get_family(config.environment.name, config.environment.target)
-    splits = family.load(config.data, config.seed, **config.environment.config)
-    make = environment_factory(config, family, config.generator.max_turns)
-    try:
-        make().close()
-    except TypeError as error:
-        raise UserError(
-            f"environment.config={dict(config.environment.config)} does not fit {family.name}: {error}"
-        ) from error
+    task = load_task(config)
     settings = config.preflight
     patience = config.environment.step_timeout + 1.0  # so that a step that hangs is told by its own time limit
     context = Context(
-        config, family, splits, make, settings.rows, settings.seconds, patience, processes=settings.processes
+        config,
+        task.family,
+        task.splits,
+        task.make_environment,
+        settings.rows,
+        settings.seconds,
+        patience,
+        processes=settings.processes,
     )
     yield from run(context, CHECKS.items())
     yield from of_the_policy(context)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from mtrl.config.schema import Config
 from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.factory import environment_factory
 from mtrl.environments.family import Family, Splits
+from mtrl.errors import UserError
 from mtrl.preflight.play import Episode, Script, Stage, saying
 from mtrl.preflight.repeats import Action, Repeats
 from mtrl.preflight.responses import FUZZ, final_answers, nonsense
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Row
+
+T = TypeVar("T")
 
 EPSILON = 1e-6
 """Rewards that differ by less are the same."""
@@ -88,10 +92,13 @@ class Context:
 
     @cached_property
     def gold(self) -> list[Episode]:
-        """The perfect player on every row that is played; empty without `Family.gold`."""
-        if self.family.gold is None:
-            return []
-        return self.stage.play(Script(row, saying(self.family.gold(row)), "gold") for row in self.rows)
+        """The perfect player on every row that is played and that it knows; empty without `Family.gold`."""
+        return self.stage.play(Script(row, saying(said), "gold") for row, said in self.gold_responses)
+
+    @cached_property
+    def gold_responses(self) -> list[tuple[Row, Sequence[str]]]:
+        """What the perfect player says, on the rows that are played."""
+        return [] if self.family.gold is None else list(_known(self.family.gold, self.rows))
 
     @cached_property
     def solved(self) -> list[Episode]:
@@ -112,7 +119,8 @@ class Context:
         played = [row for row, (split, _) in zip(self.rows, self.places, strict=True) if split == "train"]
         seen = {id(row) for row in played}
         more = (self.splits.train[i] for i in _spread(len(self.splits.train), min(len(self.splits.train), BASELINES)))
-        rows = [*played, *(row for row in more if id(row) not in seen)][: self.baselines]
+        wanted = [*played, *(row for row in more if id(row) not in seen)][: self.baselines]
+        rows = [row for row, _ in _known(lambda row: demonstrate(row, random.Random(0)), wanted)]
         scripts = [
             Script(row, partial(player, row, f"{self.config.seed}/{n}"), "demonstrator") for n, row in enumerate(rows)
         ]
@@ -177,22 +185,25 @@ class Context:
         """Why checks that start from a solved episode cannot run; None where they can."""
         if self.family.gold is None:
             return f"the family {self.family.name} has no `gold`, so nobody here knows a right answer"
+        if not self.gold_responses:
+            return f"`gold` of the family {self.family.name} knows no right answer to these rows"
         if not self.gold:
             return f"no gold episode ended within {self.seconds:g} s"
         return None if self.solved else "no gold answer is a success; see the check gold"
 
 
+def _known(player: Callable[[Row], T], rows: Iterable[Row]) -> Iterator[tuple[Row, T]]:
+    """What a player of the family makes of each row; a row that it refuses (`UserError`) is left out."""
+    for row in rows:
+        try:
+            yield row, player(row)
+        except UserError:
+            continue
+
+
 def _spread(length: int, count: int) -> list[int]:
     """`count` indices of a list, evenly spread, the first one included."""
     return [index * length // count for index in range(count)] if count else []
-
-
-def environment_factory(config: Config, family: Family, max_turns: int) -> Callable[[], BaseEnvironment]:
-    """Makes an environment per episode; as `mtrl.trainer.setup`, which needs torch, with the turns to choose."""
-    values: dict[str, Any] = {"max_turns": max_turns, **config.environment.config}
-    if len(getattr(family.environment, "reward_schemes", ("default",))) > 1:
-        values["reward"] = config.reward.scheme
-    return partial(family.environment, **values)
 
 
 def at_most(texts: Sequence[str], count: int = 3) -> str:

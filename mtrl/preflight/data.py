@@ -68,7 +68,7 @@ def turns(context: Context) -> Result:
     """`generator.max_turns` is ceil(1.5 x N), N being the turns that gold needs."""
     if context.family.gold is None or not context.gold:
         return skipped(str(context.needs_gold()))
-    lengths = sorted(len(context.family.gold(row)) for row in context.rows)
+    lengths = sorted(len(said) for _, said in context.gold_responses)
     needed = lengths[math.ceil(QUANTILE * len(lengths)) - 1]
     allowed, advised = context.config.generator.max_turns, math.ceil(MARGIN * needed)
     evidence = f"gold needs {lengths[0]} to {lengths[-1]} turns (95 %: {needed}); generator.max_turns={allowed}"

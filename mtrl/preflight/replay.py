@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from mtrl.config.plugins import import_plugins
 from mtrl.config.schema import Config
-from mtrl.environments.family import get_family
-from mtrl.preflight.context import Context, environment_factory
+from mtrl.environments.factory import load_task
+from mtrl.preflight.context import Context
 from mtrl.preflight.play import Script, saying
 
 
@@ -22,10 +22,9 @@ def main(job_path: str, out_path: str) -> None:
     job = json.loads(Path(job_path).read_text())
     config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), job["config"]))  # type: ignore[assignment]
     import_plugins(config.plugins)
-    family = get_family(config.environment.name, config.environment.target)
-    splits = family.load(config.data, config.seed, **config.environment.config)
-    make = environment_factory(config, family, config.generator.max_turns)
-    context = Context(config, family, splits, make, 0, job["seconds"], job["patience"])
+    task = load_task(config)
+    splits = task.splits
+    context = Context(config, task.family, splits, task.make_environment, 0, job["seconds"], job["patience"])
     scripts = [
         Script(getattr(splits, split)[index], saying(responses), str(number))
         for number, (split, index, responses) in enumerate(job["actions"])

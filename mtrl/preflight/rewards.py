@@ -81,6 +81,8 @@ def spread(context: Context) -> Result:
     """Weak players are not all paid the same: there is something to learn from."""
     if context.family.demonstrate is None:
         return skipped(f"the family {context.family.name} has no weak player; foothold looks at the policy itself")
+    if not context.weak:
+        return skipped("the weak player knows none of these rows; foothold looks at the policy itself")
     values = [e.paid for e in context.weak if not e.error]
     if len(values) < 2:
         return skipped("fewer than two episodes of the weak player ended; see robust")

@@ -3,7 +3,10 @@
 What a query may cost is counted in SQLite's own instructions, so the verdict on a slow query is the same on a loaded
 machine as on an idle one; wall time is only a backstop. Memory is bounded by the length limit on every value, by the
 bounds on the result, and by SQLite's own spilling: sorts and temporary tables move to an unnamed file after about 2 MB.
-(`PRAGMA hard_heap_limit` would be process-wide: one greedy query would fail the other episodes' queries.)
+
+What a query takes while it is compiled is not counted, and a kilobyte of nested `with` compiles to gigabytes. Only
+`PRAGMA hard_heap_limit` stops that, for all sandboxes of the process together. So a query that runs out of memory soon
+is tried again, for that may be another's fault, and files are copied into memory only while there is room for queries.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +24,17 @@ from typing import Any
 from urllib.parse import quote
 
 from mtrl.errors import UserError
+from mtrl.sandbox.printf import FormatError, bounded_printf
 
 COPY_LIMIT = 8 * 2**20
 """Files up to this many bytes are copied into memory; larger ones are read in place, where nothing can be written
 either, because a copy for each of hundreds of episodes would not fit."""
+HEAP_LIMIT = 2**29
+"""Bytes that SQLite may hold in this process. It can be lowered, never raised."""
+COPIES_LIMIT = 2**28
+"""Bytes of it that copies of database files may hold; further files are read in place."""
 
-_OPERATIONS_PER_CHECK = 200
+_OPERATIONS_PER_CHECK = 50
 """Few, for one instruction can be slow: `instr` of two long texts takes a tenth of a second."""
 _READABLE_PRAGMAS = frozenset(
     ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list")
@@ -32,14 +42,18 @@ _READABLE_PRAGMAS = frozenset(
 _UNREPEATABLE = frozenset(("random", "randomblob"))
 _REFUSED_FUNCTIONS = _UNREPEATABLE | {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 _ENGINE_LIMITS = {
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 100,
     sqlite3.SQLITE_LIMIT_VDBE_OP: 100_000,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+    sqlite3.SQLITE_LIMIT_COLUMN: 256,  # a row of 2000 long values is 400 MB
 }
+_NO_MEMORY = "the query takes too much memory"
+_PATIENCE_SECONDS = 2.0
+"""How long a query tries again: one that takes half a gigabyte for itself needs longer than this for its first try."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +61,12 @@ class Limits:
     """What one query may take."""
 
     operations: int = 100_000_000
-    """SQLite instructions, counted in steps of 200; about two seconds of one core."""
+    """SQLite instructions, counted in steps of 50; about two seconds of one core."""
     seconds: float = 10.0
     """Wall time: the backstop for instructions that are slow by themselves."""
     rows: int = 100_000
     result_bytes: int = 16_000_000
-    value_bytes: int = 200_000
+    value_bytes: int = 100_000
     """Length of any text or blob, stored, computed or in between."""
 
 
@@ -85,6 +99,7 @@ class SqlSandbox:
         self._connection = connection
         self._lock = threading.Lock()
         self._closing = False
+        self._give_back = lambda: None
         self._start()
         self._harden()
 
@@ -107,39 +122,60 @@ class SqlSandbox:
         with file.open("rb") as stream:
             if stream.read(16) != b"SQLite format 3\0":
                 raise UserError(f"database {file} is not an SQLite 3 file; convert it, or correct the row's path")
-        if stat.st_size > COPY_LIMIT:
+        if stat.st_size > COPY_LIMIT or not _copies.take(stat.st_size):
             return cls(_in_place(file), limits)
-        return cls(_in_memory(_image_of_file(file, stat.st_size, stat.st_mtime_ns)), limits)
+        try:
+            sandbox = cls(_in_memory(_image_of_file(file, stat.st_size, stat.st_mtime_ns)), limits)
+        except BaseException:
+            _copies.give_back(stat.st_size)
+            raise
+        sandbox._give_back = weakref.finalize(sandbox, _copies.give_back, stat.st_size)
+        return sandbox
 
     def run(self, sql: str, rows: int | None = None) -> SqlResult:
         """Execute one SELECT and keep at most `rows` of its rows (default: the limit), in SQLite's order."""
+        most = min(rows or self.limits.rows, self.limits.rows)
         with self._lock:
-            self._start()
-            try:
-                cursor = self._connection.execute(sql)
-                try:
-                    return self._collect(cursor, min(rows or self.limits.rows, self.limits.rows))
-                finally:
-                    cursor.close()
-            except (sqlite3.Error, sqlite3.Warning, UnicodeError, MemoryError) as error:
-                return SqlResult(error=self._explain(error))
+            patience = time.monotonic() + _PATIENCE_SECONDS
+            result = self._attempt(sql, most)
+            while result.error == _NO_MEMORY and time.monotonic() < patience and not self._closing:
+                time.sleep(0.05)
+                result = self._attempt(sql, most)
+            return result
 
     def close(self) -> None:
         """Give the memory back. A query that still runs in another thread is stopped first."""
         self._closing = True
         with self._lock:
             self._connection.close()
+        self._give_back()
 
     def _harden(self) -> None:
         connection = self._connection
         connection.text_factory = _text
         connection.execute("pragma temp_store = file")
         connection.execute("pragma query_only = on")
+        connection.execute(f"pragma hard_heap_limit = {HEAP_LIMIT}")
+        with suppress(sqlite3.Error):  # tables may be wider than results; a broken schema is told to the first query
+            connection.execute("select 1 from sqlite_master limit 0")
+        for name in ("printf", "format"):
+            connection.create_function(name, -1, self._printf, deterministic=True)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self.limits.value_bytes)
         for category, value in _ENGINE_LIMITS.items():
             connection.setlimit(category, value)
         connection.set_authorizer(self._authorize)
         connection.set_progress_handler(self._check, _OPERATIONS_PER_CHECK)
+
+    def _attempt(self, sql: str, most_rows: int) -> SqlResult:
+        self._start()
+        try:
+            cursor = self._connection.execute(sql)
+            try:
+                return self._collect(cursor, most_rows)
+            finally:
+                cursor.close()
+        except (sqlite3.Error, sqlite3.Warning, UnicodeError, MemoryError) as error:
+            return SqlResult(error=self._explain(error))
 
     def _start(self) -> None:
         self._operations = 0
@@ -159,6 +195,14 @@ class SqlSandbox:
         elif action not in _READING and (action, first) != _DECLARES_TABLE_FUNCTION:
             self._refused = "only SELECT queries are allowed"
         return sqlite3.SQLITE_DENY if self._refused else sqlite3.SQLITE_OK
+
+    def _printf(self, *arguments: Any) -> Any:
+        """SQLite tells of an error in a function only that there was one."""
+        try:
+            return bounded_printf(self.limits.value_bytes, *arguments)
+        except FormatError as error:
+            self._refused = str(error)
+            raise
 
     def _check(self) -> bool:
         """Called by SQLite between instructions; true stops the query."""
@@ -190,7 +234,7 @@ class SqlSandbox:
         if self._stopped or self._refused:
             return self._stopped or self._refused
         if isinstance(error, MemoryError):
-            return "the query takes too much memory"
+            return _NO_MEMORY
         if isinstance(error, UnicodeError):
             return "the query is not valid text"
         if "one statement at a time" in str(error):
@@ -198,6 +242,26 @@ class SqlSandbox:
         return str(error)[:300]
 
 
+class _Copies:
+    """How many bytes of memory copies of database files hold."""
+
+    def __init__(self) -> None:
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for that much; then it is taken."""
+        with self._lock:
+            fits = self._held + size <= COPIES_LIMIT
+            self._held += size * fits
+            return fits
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._held -= size
+
+
+_copies = _Copies()
 _READING = frozenset(
     (
         sqlite3.SQLITE_SELECT,

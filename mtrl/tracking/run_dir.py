@@ -35,6 +35,7 @@ class RunDir:
     metrics.jsonl    a row per step                export/        the final Hugging Face folder
     trajectories/    what the agent did, JSONL     curves.png     the run at a glance
     run.log          what the console said         summary.json   the numbers at the end
+    preflight.json   what the checks at its start found
     """
 
     def __init__(self, path: str | Path):
@@ -77,6 +78,10 @@ class RunDir:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def preflight(self) -> Path:
+        return self.path / "preflight.json"
 
     def create(self, resume: bool = False) -> RunDir:
         """Make the folder. `export/` comes with the export, so that an empty one never passes for a model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -243,14 +243,21 @@ class Trainer:
 
 
 def rollout_metrics(report: RolloutReport) -> dict[str, float]:
-    """What the episodes of a step looked like: `rollout/…`."""
+    """What the episodes of a step looked like: `rollout/…`.
+
+    `rollout/components/` are means over episodes of the sums of their turns, `rollout/metrics/` means over the turns
+    that reported the metric.
+    """
     trajectories = [t for group in report.groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     responses = [len(turn.action_ids) for turn in turns]
     stops = Counter(t.stop_reason for t in trajectories)
     parts: Counter[str] = Counter()
+    reported: defaultdict[str, list[float]] = defaultdict(list)
     for turn in turns:
         parts.update(turn.components)
+        for name, value in turn.metrics.items():
+            reported[name].append(value)
     return {
         "rollout/success/mean": fmean(t.score or 0.0 for t in trajectories),
         "rollout/turns/mean": fmean(len(t.turns) for t in trajectories),
@@ -263,4 +270,5 @@ def rollout_metrics(report: RolloutReport) -> dict[str, float]:
         "rollout/breaks": float(sum(turn.break_reason is not None for turn in turns)),
         **{f"rollout/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},
         **{f"rollout/components/{name}": total / len(trajectories) for name, total in sorted(parts.items())},
+        **{f"rollout/metrics/{name}": fmean(values) for name, values in sorted(reported.items())},
     }

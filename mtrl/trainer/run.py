@@ -12,6 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.schema import Config
+from mtrl.environments.factory import load_task
+from mtrl.preflight.at_start import check_at_start
 from mtrl.tracking.console import Console
 from mtrl.tracking.facts import run_facts
 from mtrl.tracking.plots import draw_curves
@@ -39,8 +41,11 @@ def _train(config: Config, run: RunDir, console: Console) -> dict[str, Any]:
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup import set_up
 
+    task = load_task(config)
+    if checkpoint_to_resume(config, run) is None:
+        check_at_start(config, task, run.path, console.note, console.warning)
     with console.progress("warm start", config.model.tiny.get("sft_steps")) as bar:
-        parts = set_up(config, on_warm_start=lambda step, loss: bar.advance())
+        parts = set_up(config, on_warm_start=lambda step, loss: bar.advance(), task=task)
     console.banner(facts(config, parts))
     trainer = Trainer(config, parts, run, console)
     if (path := checkpoint_to_resume(config, run)) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ import torch
 
 from mtrl.config.schema import Config, SamplingConfig
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import Family, Splits, get_family
+from mtrl.environments.factory import Task, load_task
+from mtrl.environments.family import Family, Splits
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
 from mtrl.generator.conversation import Codec, Conversation, SingleMessageConversation
@@ -49,11 +49,23 @@ class Parts:
     eval_sampling: SamplingParams
 
 
-def set_up(config: Config, on_warm_start: Callable[[int, float], None] = lambda step, loss: None) -> Parts:
-    """Load the data and the model, and connect engine and environments."""
-    family = get_family(config.environment.name, config.environment.target)
-    splits = family.load(config.data, config.seed, **config.environment.config)
-    make = environment_factory(config, family)
+def set_up(
+    config: Config,
+    on_warm_start: Callable[[int, float], None] = lambda step, loss: None,
+    task: Task | None = None,
+) -> Parts:
+    """Load the model, and the task unless it is given, and connect engine and environments.
+
+    Raises:
+        UserError: what the configuration names cannot be had, or does not fit together.
+    """
+    task = task or load_task(config)
+    if not task.splits.train and (config.trainer.max_steps or config.model.name == "tiny"):
+        raise UserError(
+            "there are no training rows: check data.path and data.train_split, or evaluate only, with "
+            "trainer.max_steps=0 and model=hf"
+        )
+    family, splits, make = task.family, task.splits, task.make_environment
     # The warm start decides nothing that a later number of threads could change: small models use one from the start.
     torch.set_num_threads(config.trainer.threads or (1 if config.model.name == "tiny" else os.cpu_count() or 1))
     model, tokenizer = load_model(config, family, splits, make, on_warm_start)
@@ -82,23 +94,6 @@ def set_up(config: Config, on_warm_start: Callable[[int, float], None] = lambda 
     eval_sampling = sampling if evaluation is None else sampling_params(evaluation, codec)
     reference = load_reference(config, policy)
     return Parts(family, splits, policy, reference, codec, engine, loop, pool, sampling, eval_sampling)
-
-
-def environment_factory(config: Config, family: Family) -> Callable[[], BaseEnvironment]:
-    """Makes one environment per episode, and one now, so that wrong keys are found before any work."""
-    values: dict[str, Any] = {"max_turns": config.generator.max_turns, **config.environment.config}
-    schemes = getattr(family.environment, "reward_schemes", ("default",))
-    if len(schemes) > 1:
-        values["reward"] = config.reward.scheme
-    accepted = inspect.signature(family.environment).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()) and (unknown := set(values) - set(accepted)):
-        name = getattr(family.environment, "__name__", family.name)
-        raise UserError(
-            f"environment.config.{min(unknown)} is not a key of {name}; it takes {', '.join(accepted) or 'none'}"
-        )
-    factory = partial(family.environment, **values)
-    factory().close()
-    return factory
 
 
 def load_model(

@@ -8,7 +8,7 @@ import pytest
 from mtrl.config.compose import compose
 from mtrl.config.dialects import FRAMEWORKS, SECTIONS, VALUES
 from mtrl.config.keys import find
-from mtrl.config.overrides import dashed
+from mtrl.config.overrides import CONF, dashed
 from mtrl.errors import UserError
 
 
@@ -264,7 +264,7 @@ def test_wrong_types(override, said):
         (
             "experiment=text2sql",
             "experiment=text2sql does not exist; did you mean experiment=text_to_sql? "
-            "There is games, games_hf, gsm8k, gsm8k_multi_turn, gsm8k_single_turn, text_to_sql",
+            f"There is {', '.join(sorted(path.stem for path in (CONF / 'experiment').glob('*.yaml')))}",
         ),
         ("model=tiney", "model=tiney does not exist; did you mean model=tiny? There is hf, tiny"),
         ("debug=quick", "debug=quick does not exist; there is fast"),

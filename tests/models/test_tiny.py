@@ -146,7 +146,8 @@ def family_folder(name, recipe, family=None):
     from omegaconf import OmegaConf
 
     from mtrl.config.schema import Config
-    from mtrl.trainer.setup import environment_factory, tiny_folder
+    from mtrl.environments.factory import environment_factory
+    from mtrl.trainer.setup import tiny_folder
 
     chosen = {"run_dir": "unused", "environment": {"name": name}}
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), chosen))

@@ -42,6 +42,8 @@ EXPECTED = {
     "wrong_fields": {"prompt": "the example lacks gate and has weather too much"},
 }
 """Environment -> the lines that fail, no others, and what their evidence says."""
+WARNED = {"turn_penalty": {"growth": "reward -0.15 in 5 turns, -0.90 in 20"}}
+"""Environment -> the lines that only warn."""
 
 
 def results_of(name, *overrides):
@@ -61,7 +63,7 @@ def failed_lines(results):
 
 
 def test_every_broken_environment_is_tried():
-    assert {path.stem for path in BROKEN.glob("*.py")} == {"sound", *EXPECTED}
+    assert {path.stem for path in BROKEN.glob("*.py")} == {"sound", *EXPECTED, *WARNED}
 
 
 def test_the_sound_environment_passes():
@@ -76,6 +78,16 @@ def test_the_right_lines_fail(name):
     for line, words in EXPECTED[name].items():
         assert words in results[line].evidence
         assert results[line].fix
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_the_right_lines_warn(name):
+    results = results_of(name, "preflight.processes=0")
+    assert {line for line, result in results.items() if result.status == Status.WARN} == WARNED[name].keys(), results
+    for line, words in WARNED[name].items():
+        assert words in results[line].evidence
+    assert results["growth"].fix == "a policy may answer before it knows enough; cap the cost"
+    assert not failed_lines(results)
 
 
 @pytest.mark.slow

@@ -275,3 +275,26 @@ def test_any_text_gives_a_result_and_changes_nothing(text):
     assert (result.error is None) or not result.rows
     assert sandbox.run("select count(*) from t").rows == [(4,)]
     sandbox.close()
+
+
+def test_copies_of_files_are_bounded_together(file, monkeypatch):
+    """Where there is no room for another copy, the file is read in place: the same rows, and nothing is written."""
+    size = file.stat().st_size
+    monkeypatch.setattr(module, "COPIES_LIMIT", module._copies._held + 2 * size)
+    held = module._copies._held
+    sandboxes = [SqlSandbox.from_path(file) for _ in range(4)]
+    assert module._copies._held == held + 2 * size
+    assert [sandbox.run("select sum(a) from t").rows for sandbox in sandboxes] == [[(7,)]] * 4
+    assert all(sandbox.run("delete from t").error for sandbox in sandboxes)
+    for sandbox in sandboxes:
+        sandbox.close()
+        sandbox.close()
+    assert module._copies._held == held
+
+
+def test_tables_may_be_wider_than_results():
+    columns = [f"c{n}" for n in range(300)]
+    sandbox = SqlSandbox.from_script(f"create table w({','.join(columns)}); insert into w(c299) values (7)")
+    assert sandbox.run("select c299 from w").rows == [(7,)]
+    assert sandbox.run("select * from w").error == "too many columns in result set"
+    sandbox.close()

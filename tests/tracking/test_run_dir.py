@@ -16,9 +16,10 @@ from mtrl.tracking.run_dir import SUMMARY_KEYS, RunDir
 
 def test_names_are_the_contract(tmp_path):
     run = RunDir(tmp_path)
-    files = (run.config, run.metrics, run.curves, run.log, run.summary)
+    files = (run.config, run.metrics, run.curves, run.log, run.summary, run.preflight)
     folders = (run.trajectories, run.checkpoints, run.export)
-    assert [path.name for path in files] == ["config.yaml", "metrics.jsonl", "curves.png", "run.log", "summary.json"]
+    names = ["config.yaml", "metrics.jsonl", "curves.png", "run.log", "summary.json", "preflight.json"]
+    assert [path.name for path in files] == names
     assert [path.name for path in folders] == ["trajectories", "checkpoints", "export"]
     paths = files + folders
     assert all(path.parent == tmp_path for path in paths)

@@ -24,7 +24,8 @@ def undisturbed(tmp_path_factory):
 
 def test_the_run_directory_holds_what_the_contract_says(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "trajectories", "checkpoints", "export", "run.log", "summary.json"}
+    files = {"config.yaml", "metrics.jsonl", "preflight.json", "run.log", "summary.json"}
+    assert names == {*files, "trajectories", "checkpoints", "export"}
     summary = json.loads((undisturbed / "summary.json").read_text())
     moments = [f"{name}_{when}" for name in ("success", "success_sampled", "reward") for when in ("before", "after")]
     assert all(isinstance(summary[key], float) for key in moments)

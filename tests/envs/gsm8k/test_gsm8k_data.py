@@ -147,3 +147,14 @@ def test_an_answer_without_a_number_names_the_row(tmp_path):
     write_jsonl(tmp_path / "test.jsonl", [{"question": "c?", "answer": "#### 1"}])
     with pytest.raises(UserError, match=r"row train-1 of data.path has the answer 'two'"):
         FAMILY.load(DataConfig(path=str(tmp_path)), seed=0)
+
+
+def test_decoys_are_wrong_and_well_formed(play_responses):
+    rows = FAMILY.load(DataConfig(synthetic_train_rows=200), seed=0).train
+    rows += [{"id": "r", "ground_truth": {"answer": answer}} for answer in ("0", "-3", "2.5", "1")]
+    for row in rows:
+        decoys = FAMILY.decoys(row)
+        assert len(set(decoys)) >= 3
+        for decoy in decoys:
+            trajectory = play_responses(row, [decoy], max_turns=1)
+            assert (trajectory.reward, FAMILY.score(trajectory, row)) == (0.2, 0.0), "paid as a wrong answer in form"

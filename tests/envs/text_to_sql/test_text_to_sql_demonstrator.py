@@ -47,3 +47,11 @@ def test_act_follows_the_episode_and_repeats_with_the_seed(splits):
 def test_held_out_rows_are_not_demonstrated(splits):
     with pytest.raises(ValueError, match="held out"):
         FAMILY.demonstrate(splits.test[0], random.Random(0))
+
+
+def test_decoys_are_wrong_and_well_formed(splits, play, reward_of):
+    for row in splits.train[:200]:
+        for decoy in FAMILY.decoys(row):
+            assert reward_of(row, [decoy]) == 0.0 and play(row, [decoy])[0].metrics["malformed"] == 0.0, decoy
+            assert reward_of(row, [decoy], reward="skyrl") == 0.0, "in the right format"
+        assert len(set(FAMILY.decoys(row))) >= 3

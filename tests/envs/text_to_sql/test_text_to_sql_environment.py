@@ -63,7 +63,7 @@ def test_observations_are_bounded_and_say_so(make_row, play):
     text = play(make_row(), [f"<sql>{many}</sql>"], observation_rows=2)[0].observation
     assert text == "<observation> n ; 1 ; 2 ; more ; 4 left</observation>"
     wide = (
-        "<sql>select hex(zeroblob(90000)) as a, hex(zeroblob(90000)) as b, x'00ff', 'two' || char(10) || 'lines'</sql>"
+        "<sql>select hex(zeroblob(40000)) as a, hex(zeroblob(40000)) as b, x'00ff', 'two' || char(10) || 'lines'</sql>"
     )
     text = play(make_row(style="full"), [wide])[0].observation
     assert len(text) < 700 and "000... | 000" in text and "x'00ff' | two\\nlines" in text

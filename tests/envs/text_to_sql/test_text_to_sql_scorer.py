@@ -99,6 +99,8 @@ def test_strict_comparison(gold, query, right, make_row, both):
         ('select a as "order by" from t -- order by a', False),
         ("select a /* order by */ from t where b in (select b from u order by b limit 1)", False),
         ("select '(' from t order by a", True),
+        ("select a from t order by a; -- the end", True),
+        ("/* first */ select a from t order by a;", True),
     ],
 )
 def test_reward_and_scorer_see_the_same_order(sql, ordered):

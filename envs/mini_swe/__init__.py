@@ -1,0 +1,29 @@
+"""Mini-SWE: repair a small repository by shell commands until its hidden tests pass."""
+
+from envs.mini_swe.data import load
+from envs.mini_swe.demonstrator import decoys, demonstrate, gold
+from envs.mini_swe.environment import MiniSweEnv
+from envs.mini_swe.prompts import SUBMIT
+from envs.mini_swe.scorer import score
+from mtrl.environments.family import Family
+
+FAMILY = Family(
+    name="mini_swe",
+    environment=MiniSweEnv,
+    load=load,
+    score=score,
+    demonstrate=demonstrate,
+    gold=gold,
+    decoys=decoys,
+    config_keys=(
+        "backend",
+        "command_seconds",
+        "grading_seconds",
+        "observation_characters",
+        "container_memory",
+        "container_processes",
+        "functions",
+        "full_prompt",
+    ),
+    tokens=("```bash\n", "\n```", "cat f.py", "sed -i 's|", "|' f.py", f" && echo {SUBMIT}"),
+)

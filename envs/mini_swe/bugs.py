@@ -1,0 +1,90 @@
+"""Bugs: a function of the table, one mutation that its hidden calls notice, and the edit that undoes it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+from envs.mini_swe.functions import EXPRESSIONS, NAMINGS, Function, arguments, make, outcomes, place
+from envs.mini_swe.mutations import mutants
+
+HELD_OUT = 8
+"""One pair of function and mutation of this many is held out."""
+_TOKEN = re.compile(r"\s*(?:\w+|\*\*|//|[<>=!]=|\S)")
+"""With the space before it: so it is the same token in the file and in the edit."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A broken function as it stands in a file. JSON, so that a row can carry it."""
+
+    name: str
+    wrong: str
+    """The mutated expression, with the parameters of the table."""
+    naming: int
+    """Which of the namings its parameters have."""
+
+    @property
+    def key(self) -> str:
+        """Names function and mutation."""
+        return f"{self.name}: {self.wrong}"
+
+    @property
+    def broken(self) -> Function:
+        return make(self.name, self.wrong, NAMINGS[place(self.name)][self.naming])
+
+    @property
+    def fixed(self) -> Function:
+        return make(self.name, EXPRESSIONS[self.name], NAMINGS[place(self.name)][self.naming])
+
+    def example(self, number: int) -> tuple[tuple[Any, ...], str, str]:
+        """One of the hidden calls that go wrong: arguments, what comes (or the name of an exception), what should."""
+        wrong, right = outcomes(self.name, self.wrong), outcomes(self.name, EXPRESSIONS[self.name])
+        noticed = [n for n in range(len(right)) if wrong[n] != right[n]]
+        chosen = noticed[number % len(noticed)]
+        return arguments(self.name)[chosen], wrong[chosen], right[chosen]
+
+
+@lru_cache(maxsize=1)
+def pairs() -> tuple[tuple[str, str], ...]:
+    """Every function with every mutation that changes what one of its hidden calls gives."""
+    return tuple(
+        (name, wrong)
+        for name, right in EXPRESSIONS.items()
+        for wrong in mutants(right)
+        if outcomes(name, wrong) != outcomes(name, right)
+    )
+
+
+def is_held_out(key: str) -> bool:
+    """Whether the pair of function and mutation belongs to the test split, whatever the seed."""
+    return sha256(key.encode()).digest()[0] % HELD_OUT == 0
+
+
+def edit(broken: str, fixed: str) -> tuple[str, str]:
+    """The shortest run of tokens to replace in the line `broken`, and what makes it the line `fixed`.
+
+    It is extended to the left until its first occurrence in the line is the right one.
+    """
+    old, new = _TOKEN.findall(broken), _TOKEN.findall(fixed)
+    start = next(n for n, pair in enumerate(zip([*old, None], [*new, None], strict=False)) if pair[0] != pair[1])
+    after = 0
+    while after < min(len(old), len(new)) - start and old[-1 - after] == new[-1 - after]:
+        after += 1
+    if start + after == len(old) and after:  # a pure insertion: take the token after it along
+        after -= 1
+    ends = len(old) - after, len(new) - after
+    while True:
+        found = "".join(old[start : ends[0]])
+        if found and broken.index(found) == len("".join(old[:start])):
+            return found, "".join(new[start : ends[1]])
+        start -= 1
+
+
+def sed(old: str, new: str) -> str:
+    """The command of sed that replaces one text by another."""
+    pattern, replacement = re.sub(r"([.*^$[\\])", r"\\\1", old), re.sub(r"([&\\])", r"\\\1", new)
+    return f"s|{pattern}|{replacement}|"

@@ -1,0 +1,215 @@
+"""Rows: generated repositories with a bug, a user's own with hidden calls, and SWE-bench's for containers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import lru_cache, partial
+from itertools import count, islice
+from typing import Any
+
+from envs.mini_swe.bugs import Bug, is_held_out, pairs
+from envs.mini_swe.functions import EXPRESSIONS, FOLDER, NAMINGS, Function, make, place, results
+from envs.mini_swe.prompts import full_prompt as prompt_of
+from envs.mini_swe.swebench import is_swebench, swebench_row
+from mtrl.datasets import cap, load_splits, to_row
+from mtrl.environments.family import Splits
+from mtrl.errors import UserError
+from mtrl.types import Row
+
+FILE = "f.py"
+"""The whole repository of rows with one function."""
+
+
+def load(
+    data: Any,
+    seed: int,
+    backend: str = "sandbox",
+    functions: int = 1,
+    full_prompt: bool = False,
+    **config: Any,
+) -> Splits:
+    """The rows of `data.path`; without a path, generated repositories.
+
+    Args:
+        data: the `data` section of the config.
+        seed: of the generated repositories.
+        backend: where commands will run: rows that cannot run there are refused.
+        functions: of a generated repository. One is a line in a single file; more are a package.
+        full_prompt: generated rows with instructions and observations for a real language model.
+        config: the environment's own keys.
+
+    Raises:
+        UserError: a row lacks a column, or does not fit the backend.
+    """
+    _refuse_idle_settings(data.path, backend, functions, full_prompt, config)
+    if data.path is not None:
+        splits = load_splits(data, partial(_loaded_row, backend=backend, path=str(data.path)))
+        return _timed(splits, **config)
+    if backend != "sandbox":
+        raise UserError(
+            f"environment.config.backend={backend} needs rows with images, and generated ones have none; set data.path "
+            "to SWE-bench rows, or backend to sandbox"
+        )
+    if isinstance(functions, bool) or not isinstance(functions, int) or not 1 <= functions <= len(EXPRESSIONS):
+        raise UserError(f"environment.config.functions={functions!r} must be a number from 1 to {len(EXPRESSIONS)}")
+    return _timed(cap(_generated(data, seed, functions, full_prompt), data), **config)
+
+
+def _refuse_idle_settings(path: Any, backend: str, functions: int, full_prompt: bool, config: dict[str, Any]) -> None:
+    generated = {"functions": functions != 1, "full_prompt": bool(full_prompt)}
+    contained = {name: name in config for name in ("container_memory", "container_processes")}
+    for name, is_set in generated.items():
+        if is_set and path is not None:
+            raise UserError(f"environment.config.{name} is for generated rows, and data.path={path}; leave it out")
+    for name, is_set in contained.items():
+        if is_set and backend == "sandbox":
+            raise UserError(f"environment.config.{name} is for containers, and the backend is sandbox; leave it out")
+
+
+def _timed(splits: Splits, command_seconds: float = 30, grading_seconds: float = 30, **_: Any) -> Splits:
+    """With the limits of an episode in each row: the scorer, which has nothing but the row, grants the same."""
+    for row in (*splits.train, *splits.test):
+        row["ground_truth"]["seconds"] = [command_seconds, grading_seconds]
+    return splits
+
+
+def located(files: Mapping[str, str], bug: Bug) -> tuple[str, int]:
+    """Path and line number of the broken line."""
+    found = bug.broken
+    for path, text in files.items():
+        lines = text.splitlines()
+        for number, line in enumerate(lines):
+            if line.startswith(found.signature):
+                return path, number + (1 if line != found.signature else 2)
+    raise ValueError(f"{bug.name} is in none of the files")
+
+
+def _generated(data: Any, seed: int, functions: int, full: bool) -> Splits:
+    rows = {}
+    for split, wanted in (("train", data.synthetic_train_rows), ("test", data.synthetic_test_rows)):
+        rng = random.Random(f"mini_swe/{seed}/{split}")
+        bugs = islice(_bugs(split == "test", rng), wanted)
+        rows[split] = [
+            _generated_row(f"{split}-{index}", split, bug, functions, full, rng) for index, bug in enumerate(bugs)
+        ]
+    return Splits(**rows)
+
+
+def _bugs(held_out: bool, rng: random.Random) -> Iterator[Bug]:
+    """Every bug of a split once; then every bug again, with other names of the parameters; and so on."""
+    chosen = [
+        (name, wrong, rng.randrange(len(NAMINGS[place(name)])))
+        for name, wrong in pairs()
+        if is_held_out(f"{name}: {wrong}") == held_out
+    ]
+    for naming in count():
+        rng.shuffle(chosen)
+        for name, wrong, first in chosen:
+            yield Bug(name, wrong, (first + naming) % len(NAMINGS[place(name)]))
+
+
+def _generated_row(row_id: str, split: str, bug: Bug, functions: int, full: bool, rng: random.Random) -> Row:
+    others = rng.sample([name for name in EXPRESSIONS if name != bug.name], functions - 1)
+    whole = [make(name, EXPRESSIONS[name], rng.choice(NAMINGS[place(name)])) for name in others]
+    files = _package([bug.broken, *whole]) if functions > 1 else {FILE: _line(bug.broken)}
+    values, wrong, right = bug.example(rng.randrange(100))
+    calls = [call for name in (bug.name, *others) for call in _calls(name, functions > 1)]
+    return {
+        "id": row_id,
+        "prompt": prompt_of(_issue(bug, values, wrong, right)) if full else _short(bug.name, values, wrong, right),
+        "ground_truth": {"files": files, "calls": calls},
+        "source": "synthetic",
+        "split": split,
+        "key": bug.key,
+        "style": "full" if full else "short",
+        "bug": asdict(bug),
+    }
+
+
+def _line(function: Function) -> str:
+    return f"{function.signature} return {function.expression}\n"
+
+
+def _package(functions: list[Function]) -> dict[str, str]:
+    """A package of a module for each kind of function."""
+    modules: dict[str, list[Function]] = {}
+    for function in sorted(functions, key=lambda function: function.name):
+        modules.setdefault(place(function.name), []).append(function)
+    files = {f"{FOLDER}/__init__.py": '"""Small functions."""\n'}
+    for kind, members in sorted(modules.items()):
+        bodies = [f"{member.signature}\n    return {member.expression}\n" for member in members]
+        files[f"{FOLDER}/{kind}.py"] = "\n\n".join([f'"""Functions of {kind}."""\n', *bodies])
+    return files
+
+
+@lru_cache(maxsize=len(EXPRESSIONS) * 2)
+def _calls(name: str, package: bool) -> list[list[Any]]:
+    """The hidden calls of a function, with what it should give."""
+    module = f"{FOLDER}.{place(name)}" if package else FILE.removesuffix(".py")
+    return [[f"{module}.{name}", list(values), value] for values, value in results(name)]
+
+
+def _issue(bug: Bug, values: tuple[Any, ...], wrong: str, right: str) -> str:
+    call = f"{bug.name}({', '.join(map(repr, values))})"
+    what = f"raises {wrong}" if wrong.endswith("Error") else f"returns {wrong}"
+    return f"`{bug.name}` gives wrong results. For example, `{call}` {what}; it should return {right}."
+
+
+def _short(name: str, values: tuple[Any, ...], wrong: str, right: str) -> list[dict[str, str]]:
+    said = " ".join(map(repr, values))
+    return [{"role": "user", "content": f"{FILE} : {name} {said} gives {wrong} not {right}"}]
+
+
+# Rows of files
+
+
+def _loaded_row(raw: dict[str, Any], split: str, index: int, backend: str, path: str) -> Row:
+    if is_swebench(raw):
+        return swebench_row(raw, split, index, backend, path)
+    row = to_row({"prompt": raw.get("issue"), **raw}, split, index)
+    if backend != "sandbox":
+        raise UserError(
+            f"row {row['id']} has no instance_id, and environment.config.backend={backend} runs SWE-bench rows only; "
+            "set it to sandbox"
+        )
+    files, calls = (_parsed(raw.get(name), row["ground_truth"].get(name)) for name in ("files", "calls"))
+    row["ground_truth"] = {"files": _checked_files(files, row["id"]), "calls": _checked_calls(calls, row["id"])}
+    if isinstance(raw.get("issue"), str) and "prompt" not in raw:
+        row["prompt"] = prompt_of(raw["issue"])
+    return row
+
+
+def _parsed(*values: Any) -> Any:
+    """The first that is there; parquet and CSV may hold JSON text."""
+    value = next((value for value in values if value is not None), None)
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _checked_files(files: Any, row_id: str) -> dict[str, str]:
+    if not isinstance(files, dict) or not files or not all(isinstance(text, str) for text in files.values()):
+        raise UserError(
+            f"row {row_id} has no repository; it needs a column files (path to text) and calls, or SWE-bench's columns"
+        )
+    for path in files:
+        if path.startswith("/") or {"..", "", "."} & set(path.split("/")):
+            raise UserError(
+                f"row {row_id} has files[{path!r}]; write paths inside the repository, such as src/module.py"
+            )
+    return files
+
+
+def _checked_calls(calls: Any, row_id: str) -> list[list[Any]]:
+    """Hidden calls, in the form `["module.function", [arguments], expected]`."""
+    if not isinstance(calls, list) or not calls:
+        raise UserError(f'row {row_id} has no hidden calls; add a column calls: [["module.function", [2, 3], 5], ...]')
+    for call in calls:
+        whole = isinstance(call, list) and len(call) == 3 and isinstance(call[0], str) and isinstance(call[1], list)
+        if not whole or "." not in call[0]:
+            raise UserError(f'row {row_id} has the call {call!r:.80}; write ["module.function", [arguments], expected]')
+    return calls

@@ -1,0 +1,99 @@
+"""Players of a generated row: a weak one for the warm start of the tiny policy, and a perfect one.
+
+The weak player shows how every move is made, but its habit is to edit a file that it has not seen, and that is seldom
+right. What reinforcement learning adds is to look first, and to choose the edit by what is there.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from envs.mini_swe.bugs import Bug, edit, pairs, sed
+from envs.mini_swe.data import FILE, located
+from envs.mini_swe.prompts import SUBMIT
+from mtrl.errors import UserError
+from mtrl.types import Row
+
+BLIND_SHARE = 0.65
+"""Share of episodes that edit without a look, as if for another bug of the same function."""
+SLIP_SHARE = 0.1
+"""Share of the others that looked, and then edit for another bug all the same."""
+SUBMISSION = f"echo {SUBMIT}"
+
+
+class WeakPlayer:
+    """Plays one episode of one training row; `responses` are all its moves."""
+
+    def __init__(self, bug: Bug, rng: random.Random):
+        blind = rng.random() < BLIND_SHARE
+        slips = blind or rng.random() < SLIP_SHARE
+        repair = _submit_edit(_other(bug, rng) if slips else bug)
+        self.responses = [repair] if blind else [say(f"cat {FILE}"), repair]
+        self._next = 0
+
+    def act(self, observation: str | None) -> str:
+        """The next response."""
+        response = self.responses[min(self._next, len(self.responses) - 1)]
+        self._next += 1
+        return response
+
+
+def demonstrate(row: Row, rng: random.Random) -> WeakPlayer:
+    """A weak player of `row`, which must be a generated training row with a single file."""
+    if row.get("split") == "test":
+        raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
+    if list(row["ground_truth"].get("files", ())) != [FILE]:
+        raise UserError(
+            f"row {row['id']} is not a generated one with a single function and has no demonstration; set "
+            "data.path=null and environment.config.functions=1, or model=hf"
+        )
+    return WeakPlayer(Bug(**row["bug"]), rng)
+
+
+def gold(row: Row) -> list[str]:
+    """The responses of a perfect player: it looks, mends the line and submits; a row of a file brings its own patch."""
+    if "bug" not in row:
+        return _gold_patch(row)
+    bug = Bug(**row["bug"])
+    if list(row["ground_truth"]["files"]) == [FILE]:
+        return [say(f"cat {FILE}"), _submit_edit(bug)]
+    path, number = located(row["ground_truth"]["files"], bug)
+    mend = f"sed -i '{number}{sed(*edit(*_lines(bug)))}' {path}"
+    return [say(f"grep -rn 'def {bug.name}(' ."), say(f"cat {path}"), say(f"{mend} && {SUBMISSION}")]
+
+
+def decoys(row: Row) -> list[str]:
+    """Well-formed last responses that repair nothing: other edits, a comment, and no edit at all."""
+    if "bug" not in row:
+        return [say(SUBMISSION)]
+    bug = Bug(**row["bug"])
+    path, _ = located(row["ground_truth"]["files"], bug)
+    others = [_submit_edit(_other(bug, random.Random(f"decoy {n}")), path) for n in range(4)]
+    return list(dict.fromkeys([*others, say(f"echo '# done' >> {path} && {SUBMISSION}"), say(SUBMISSION)]))
+
+
+def say(command: str) -> str:
+    """The response that runs a command."""
+    return f"```bash\n{command}\n```"
+
+
+def _submit_edit(bug: Bug, path: str = FILE) -> str:
+    return say(f"sed -i '{sed(*edit(*_lines(bug)))}' {path} && {SUBMISSION}")
+
+
+def _lines(bug: Bug) -> tuple[str, str]:
+    """The line as it is and as it should be. The edit is the same with or without what stands before `return`."""
+    return tuple(f"{f.signature} return {f.expression}" for f in (bug.broken, bug.fixed))  # type: ignore[return-value]
+
+
+def _other(bug: Bug, rng: random.Random) -> Bug:
+    """The same function with another mutation; one that has no other is taken for another function."""
+    others = [pair for pair in pairs() if pair[0] == bug.name and pair[1] != bug.wrong]
+    return Bug(*rng.choice(others or [pair for pair in pairs() if pair[0] != bug.name]), bug.naming)
+
+
+def _gold_patch(row: dict[str, Any]) -> list[str]:
+    if not row.get("patch"):
+        raise UserError(f"row {row['id']} has no column patch, so nobody here knows how to resolve it; add one")
+    return [say(f"git apply <<'END_OF_PATCH'\n{row['patch'].rstrip()}\nEND_OF_PATCH"), say(SUBMISSION)]

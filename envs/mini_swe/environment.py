@@ -1,0 +1,151 @@
+"""One episode of repairing a repository."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, Protocol
+
+from envs.mini_swe.container_task import ContainerTask
+from envs.mini_swe.prompts import SUBMIT, style_of
+from envs.mini_swe.sandbox_task import SandboxTask
+from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.errors import UserError
+from mtrl.types import Message, Row
+
+BACKENDS = ("sandbox", "docker", "podman")
+_OPENING = re.compile(r"^```(?:bash|mswea_bash_command)[ \t\r]*$", re.MULTILINE)
+
+
+class Task(Protocol):
+    """A repository that commands run in, of either backend."""
+
+    def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]: ...
+    def solved(self) -> tuple[bool, str]: ...
+
+
+def parse_command(response: str) -> str | None:
+    """What stands in the only bash block of a response, its thinking aside; else None.
+
+    A block begins with a line ```` ```bash ```` (or mini-swe-agent's ```` ```mswea_bash_command ````) and ends before
+    the next line that begins with three backticks.
+    """
+    said = response.rpartition("</think>")[2]
+    openings = list(_OPENING.finditer(said))
+    if len(openings) != 1:
+        return None
+    command, closed, _ = said[openings[0].end() :].partition("\n```")
+    return (command.strip() or None) if closed else None
+
+
+def is_submission(result: dict[str, Any]) -> bool:
+    """mini-swe-agent's rule: the first line that a command prints is the word, and it succeeds."""
+    lines = result["output"].lstrip().splitlines()
+    return bool(lines) and lines[0].strip() == SUBMIT and result["returncode"] == 0
+
+
+class MiniSweEnv(BaseEnvironment):
+    """Each turn the model runs one shell command and sees what it printed, until it submits or the turns run out.
+
+    Then the changes that it made to source files are tested in a fresh sandbox, or container: 1.0 if all hidden tests
+    pass, else 0.0. A response that is not exactly one command costs the turn, and is always told the same.
+    """
+
+    def __init__(
+        self,
+        max_turns: int = 20,
+        backend: str = "sandbox",
+        command_seconds: float = 30,
+        grading_seconds: float = 30,
+        observation_characters: int | None = None,
+        container_memory: str = "4g",
+        container_processes: int = 512,
+        **config: Any,
+    ):
+        """
+        Args:
+            backend: where commands run: our own sandbox, or containers by docker or podman.
+            command_seconds: wall time of one command.
+            grading_seconds: wall time of the hidden tests. `environment.step_timeout` must hold it and a command.
+            observation_characters: of a command's output that are shown; default 10,000, and 300 of short rows.
+            container_memory: limit of a container, in docker's form.
+            container_processes: processes and threads at once in a container.
+        """
+        super().__init__(max_turns)  # the other keys of environment.config are the loader's
+        if max_turns < 1:
+            raise UserError(f"generator.max_turns={max_turns} leaves no turn to act; set it to 1 or more")
+        if backend not in BACKENDS:
+            raise UserError(f"environment.config.backend={backend} is not known; choose one of {', '.join(BACKENDS)}")
+        _check_positive("command_seconds", command_seconds, int | float)
+        _check_positive("grading_seconds", grading_seconds, int | float)
+        _check_positive("container_processes", container_processes, int)
+        if observation_characters is not None:
+            _check_positive("observation_characters", observation_characters, int)
+        self.backend = backend
+        self.seconds: dict[str, Any] = {"command_seconds": command_seconds, "grading_seconds": grading_seconds}
+        self.container: dict[str, Any] = {"memory": container_memory, "processes": container_processes}
+        self.characters = observation_characters
+        self._task: Task | None = None
+        self.style = style_of(None)
+
+    def reset(self, row: Row | None = None) -> list[Message] | None:
+        super().reset(row)
+        if self._task is not None:
+            raise RuntimeError("an episode of mini_swe is played once; make a new environment")
+        style = style_of(row)
+        self.style = style if self.characters is None else replace(style, characters=self.characters)
+        return None
+
+    def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
+        self.current_turn += 1
+        if self._task is None:
+            self._task = self._open(ground_truth)
+        command = parse_command(response)
+        result = None if command is None else self._task.execute({"command": command})
+        submitted = result is not None and is_submission(result)
+        if submitted or self.current_turn >= self.max_turns:
+            return self._graded(self._task, result, submitted)
+        left = self.max_turns - self.current_turn
+        said = self.style.complaint(left) if result is None else self.style.observation(result, left)
+        return StepResult(0.0, said, components={"resolved": 0.0}, metrics=_metrics(result, submitted))
+
+    def _open(self, truth: dict[str, Any]) -> Task:
+        if "image" in truth:
+            if self.backend == "sandbox":
+                raise UserError(
+                    f"ground_truth.image={truth['image']} needs containers; set environment.config.backend to docker "
+                    "or podman"
+                )
+            return ContainerTask(truth, self.resources, executable=self.backend, **self.container, **self.seconds)
+        if self.backend != "sandbox":
+            raise UserError(
+                f"environment.config.backend={self.backend} needs rows with images, and this one has files; set it to "
+                "sandbox"
+            )
+        return SandboxTask(truth, self.resources, **self.seconds)
+
+    def _graded(self, task: Task, result: dict[str, Any] | None, submitted: bool) -> StepResult:
+        """The last turn. What the tests said, if anything, is for the scorer: the model does not see it any more."""
+        solved, report = task.solved()
+        reward = float(solved)
+        return StepResult(
+            reward=reward,
+            observation=report or None,
+            done=True,
+            truncated=not submitted,
+            components={"resolved": reward},
+            metrics=_metrics(result, submitted),
+        )
+
+
+def _metrics(result: dict[str, Any] | None, submitted: bool) -> dict[str, float]:
+    return {
+        "malformed": float(result is None),
+        "failed_commands": float(result is not None and result["returncode"] != 0),
+        "submitted": float(submitted),
+    }
+
+
+def _check_positive(name: str, value: Any, kind: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or value <= 0:
+        raise UserError(f"environment.config.{name}={value!r} must be a positive number")

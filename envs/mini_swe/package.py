@@ -1,0 +1,42 @@
+"""mini-swe-agent, imported without its start-up effects."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import tempfile
+import threading
+from typing import Any
+
+from mtrl.errors import missing_extra
+
+_lock = threading.Lock()
+
+
+def mini_swe_agent(module: str) -> Any:
+    """`minisweagent.<module>`.
+
+    Importing the package prints a banner, makes a folder of settings in the user's home and loads the keys of a `.env`
+    there into this process; here the folder is an empty temporary one, and nothing is printed.
+
+    Raises:
+        UserError: the package is not installed; names the extra.
+    """
+    with _lock, tempfile.TemporaryDirectory() as folder:
+        settings = {"MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": folder}
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            found = importlib.import_module(f"minisweagent.{module}")
+        except ImportError as error:
+            raise missing_extra("mini-swe-agent", "swe") from error
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+    # Its logger prints to the terminal, in the middle of our progress bars.
+    logging.getLogger("minisweagent").handlers.clear()
+    return found

@@ -1,0 +1,93 @@
+"""Every text that the environment says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mtrl.types import Message, Row
+
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""mini-swe-agent's word: the first line that a command prints, if it succeeds, ends the task."""
+SYSTEM = f"""You repair software with shell commands. Each of your responses must hold exactly one command, in a block:
+
+THOUGHT: what you want to do, and why
+
+```bash
+your command
+```
+
+Every command runs in a new shell in the folder of the repository, and its exit code and output are shown to you. \
+Look at the code first, then edit it, for example with sed or by writing the file anew, and try what you did.
+Edit source files only: changes to tests and to configuration are dropped before the hidden tests run.
+When the issue is resolved, submit with the command `echo {SUBMIT}`. After it you cannot go on. \
+The number of responses is limited."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How observations are worded and laid out."""
+
+    output: str
+    cut: str
+    """In place of `output`, where it is too long."""
+    problem: str
+    turns: str
+    malformed: str
+    characters: int
+    """Of the output that is shown: half from its start, half from its end."""
+    strip: bool
+    """Without the white space around the output."""
+
+    def observation(self, result: dict[str, Any], turns_left: int) -> str:
+        """What the model reads after a command."""
+        text = result["output"].strip() if self.strip else result["output"]
+        half = self.characters // 2
+        parts = {"returncode": result["returncode"], "output": text, "elided": len(text) - 2 * half}
+        fits = len(text) <= self.characters
+        shown = (self.output if fits else self.cut).format(**parts, head=text[:half], tail=text[len(text) - half :])
+        problem = self.problem.format(result["exception_info"]) if result["exception_info"] else ""
+        return problem + shown + self._turns(turns_left)
+
+    def complaint(self, turns_left: int) -> str:
+        """What the model reads after a response that is not exactly one command."""
+        return self.malformed + self._turns(turns_left)
+
+    def _turns(self, left: int) -> str:
+        return self.turns.format(turns=left, s="" if left == 1 else "s")
+
+
+FULL = Style(
+    # As mini-swe-agent lays them out.
+    output="<returncode>{returncode}</returncode>\n<output>\n{output}</output>",
+    cut="<returncode>{returncode}</returncode>\n<warning>\nThe output of your last command was too long.\n</warning>\n"
+    "<output_head>\n{head}\n</output_head>\n<elided_chars>\n{elided} characters elided\n</elided_chars>\n"
+    "<output_tail>\n{tail}\n</output_tail>",
+    problem="<exception>{}</exception>\n",
+    turns="\nYou have {turns} response{s} left.",
+    malformed="Format error: a response must hold exactly one command, in one block that begins with a line ```bash "
+    "and ends with a line ```.",
+    characters=10_000,
+    strip=False,
+)
+SHORT = Style(
+    output="{returncode} ; {output}",
+    cut="{returncode} ; {head} ... {tail}",
+    problem="{} ; ",
+    turns=" ; {turns} left",
+    malformed="write one command",
+    characters=300,
+    strip=True,
+)
+"""For models that read a few dozen tokens."""
+
+
+def style_of(row: Row | None) -> Style:
+    """Generated rows are short unless `environment.config.full_prompt` asked otherwise."""
+    return SHORT if row and row.get("style") == "short" else FULL
+
+
+def full_prompt(issue: str) -> list[Message]:
+    """The prompt for a real language model."""
+    task = f"Resolve this issue of the repository in the current folder:\n\n<issue>\n{issue.strip()}\n</issue>"
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]

@@ -1,0 +1,172 @@
+"""Success, judged apart from the reward: nothing here is shared with the environment or `grading.py`.
+
+The commands that were said are run again in a new sandbox, and the hidden calls are made by a driver of its own. Of an
+episode in a container the log of its tests is read again, as the last message holds it: running it again would take
+as long as the episode did.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from mtrl.sandbox.process import ProcessLimits, ProcessSandbox
+from mtrl.types import Row, StopReason, Trajectory
+
+SUBMISSION = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+SECONDS = (30.0, 30.0)
+"""For one command, and for the hidden calls, where the row does not say."""
+PYTHON_SOURCE = re.compile(r"(?!.*(?:^|/)(?:\.|tests?/|testing/|__pycache__/))(?:.+/)?([^/]+\.py)", re.DOTALL)
+RUNS_UNASKED = re.compile(
+    r"test_.*|.*_test\.py|(?:conftest|sitecustomize|usercustomize|setup|noxfile)\.py", re.IGNORECASE | re.DOTALL
+)
+DRIVER = """
+import os, sys
+calls = eval(sys.stdin.read(), {})
+out = os.fdopen(os.dup(1), "w")
+os.close(1), os.close(2)
+for _ in (1, 2):
+    os.open("/dev/null", os.O_WRONLY)
+sys.path += ["/workspace"]
+import importlib
+def builtin(value):
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return list(map(builtin, value))
+    if kind is dict:
+        if any(type(name) is not str for name in value):
+            raise ValueError
+        return {name: builtin(value[name]) for name in sorted(value)}
+    if kind not in (int, str, float, bool, type(None)):
+        raise ValueError
+    return value
+for function, arguments in calls:
+    try:
+        *module, name = function.split(".")
+        value = builtin(vars(importlib.import_module(".".join(module)))[name](*arguments))
+        out.write("value " + ascii(value) + chr(10))
+    except BaseException:
+        out.write("nothing" + chr(10))
+out.flush()
+os._exit(0)
+"""
+
+
+def score(trajectory: Trajectory, row: Row) -> float:
+    """1.0 if what was said repairs the row's repository."""
+    truth = row["ground_truth"]
+    if "image" in truth:
+        return float(_log_says_resolved(trajectory, truth))
+    files = tuple(sorted(truth["files"].items()))
+    commands = tuple(filter(None, (_command(message) for message in trajectory.messages)))
+    for_command, for_calls = truth.get("seconds", SECONDS)
+    submitted, left = _replay(files, commands, for_command)
+    if not submitted and trajectory.stop_reason != StopReason.MAX_TURNS:
+        return 0.0  # cut off before the last turn: nothing was handed in
+    if left is None or sorted(left) == [(path, text.encode()) for path, text in files]:
+        return 0.0  # nothing was changed, or nothing that counts
+    return float(_passes(left, truth["calls"], for_calls))
+
+
+def _command(message: dict[str, Any]) -> str | None:
+    """The command of an assistant's message that holds exactly one block for bash."""
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str):
+        return None
+    lines = content.split("</think>")[-1].split("\n")
+    openings = [n for n, line in enumerate(lines) if line.rstrip(" \t\r") in ("```bash", "```mswea_bash_command")]
+    if len(openings) != 1:
+        return None
+    after = lines[openings[0] + 1 :]
+    closing = next((n for n, line in enumerate(after) if line.startswith("```")), None)
+    if closing is None:
+        return None
+    return "\n".join(after[:closing]).strip() or None
+
+
+@lru_cache(maxsize=512)
+def _replay(
+    files: tuple[tuple[str, str], ...], commands: tuple[str, ...], seconds: float
+) -> tuple[bool, tuple[tuple[str, bytes], ...] | None]:
+    """Whether the commands submit, and the files after them; None where these cannot be read."""
+    if not commands:
+        return False, tuple((path, text.encode()) for path, text in files)
+    submitted = False
+    limits = ProcessLimits(seconds=seconds, cpu_seconds=max(1, int(seconds)), output_bytes=2**20)
+    with ProcessSandbox(limits) as sandbox:
+        for path, text in files:
+            sandbox.write_file(path, text)
+        for command in commands:
+            done = sandbox.run(["bash", "-c", "exec 2>&1; " + command])
+            printed = (done.stdout + done.stderr).lstrip().splitlines() or [""]
+            if done.exit_code == 0 and not done.killed_by and printed[0].strip() == SUBMISSION:
+                submitted = True
+                break
+        try:
+            found = sandbox.snapshot()
+        except OSError:
+            return submitted, None
+    kept = [(path, text.encode()) for path, text in files if not _is_editable(path)]
+    kept += [(path, content) for path, content in found.items() if content is not None and _is_editable(path)]
+    if sum(len(content) for _, content in kept) - sum(len(text) for _, text in files) > 2**20:
+        return submitted, None
+    return submitted, tuple(kept)
+
+
+def _is_editable(path: str) -> bool:
+    named = PYTHON_SOURCE.fullmatch(path)
+    return named is not None and RUNS_UNASKED.fullmatch(named[1]) is None
+
+
+def _passes(files: tuple[tuple[str, bytes], ...], calls: list[Any], seconds: float) -> bool:
+    said = _drive(files, repr([(function, arguments) for function, arguments, _ in calls]), seconds)
+    wanted = [f"value {_ordered(expected)!a}" for _, _, expected in calls]
+    return bool(wanted) and said == tuple(wanted)
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _ordered(value[name]) for name in sorted(value)}
+    return [_ordered(item) for item in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=512)
+def _drive(files: tuple[tuple[str, bytes], ...], calls: str, seconds: float) -> tuple[str, ...]:
+    """What the driver writes, line by line."""
+    with ProcessSandbox(ProcessLimits(seconds=seconds, processes=32)) as sandbox:
+        try:
+            for path, content in files:
+                sandbox.write_file(path, content)
+        except OSError:
+            return ()
+        done = sandbox.run(["python3", "-S", "-I", "-c", DRIVER], stdin=calls)
+    return tuple(done.stdout.split("\n")[:-1]) if done.exit_code == 0 and not done.truncated else ()
+
+
+# Containers
+
+
+def _log_says_resolved(trajectory: Trajectory, truth: dict[str, Any]) -> bool:
+    """The last message holds what the tests printed, and their exit code."""
+    message = trajectory.final_observation[-1] if trajectory.final_observation else {}
+    content = message.get("content")
+    if message.get("role") != "user" or not isinstance(content, str) or not content.startswith("graded ; exit "):
+        return False
+    head, _, log = content.partition("\n")
+    wanted = {*truth["fail_to_pass"], *truth["pass_to_pass"]}
+    if not wanted:
+        return head == "graded ; exit 0"
+    if ">>>>> Start Test Output" in log:
+        log = log.split(">>>>> Start Test Output", 1)[1].rsplit(">>>>> End Test Output", 1)[0]
+    good: set[str] = set()
+    bad: set[str] = set()
+    for line in log.splitlines():
+        words = line.split(" - ")[0].strip()
+        for status, names in (("PASSED ", good), ("FAILED ", bad), ("ERROR ", bad)):
+            if words.startswith(status):
+                names.add(words[len(status) :].strip())
+        name, dots, rest = line.strip().rpartition(" ... ")
+        if dots:
+            (good if rest == "ok" else bad).add(name)
+    return wanted <= good - bad

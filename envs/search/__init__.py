@@ -1,0 +1,20 @@
+"""Search: look things up with queries, over several turns, then answer."""
+
+from envs.search.data import load
+from envs.search.demonstrator import decoys, demonstrate, gold
+from envs.search.environment import SearchEnv
+from envs.search.retrievers import OPTIONS
+from envs.search.scorer import score
+from mtrl.environments.family import Family
+
+FAMILY = Family(
+    name="search",
+    environment=SearchEnv,
+    load=load,
+    score=score,
+    demonstrate=demonstrate,
+    gold=gold,
+    decoys=decoys,
+    config_keys=("retriever", "url", "corpus", "topk", "observation_characters", "full_prompt", *OPTIONS),
+    tokens=("<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>"),
+)

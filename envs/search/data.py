@@ -1,0 +1,222 @@
+"""Rows: generated worlds, Search-R1's and SkyRL's rows, plain questions with answers, and SQuAD's files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from envs.search.prompts import full_prompt
+from envs.search.retrievers import RetrieverSettings
+from envs.search.world import Chain, World, draw, is_held_out
+from mtrl.datasets import cap, load_splits, to_row
+from mtrl.environments.family import Splits
+from mtrl.errors import UserError
+from mtrl.types import Row
+
+log = logging.getLogger(__name__)
+
+
+def load(
+    data: Any,
+    seed: int,
+    retriever: str = RetrieverSettings.retriever,
+    url: str | None = None,
+    corpus: str | None = None,
+    topk: int | None = None,
+    observation_characters: int | None = None,
+    full_prompt: bool = False,
+    **options: Any,
+) -> Splits:
+    """The rows of `data.path`; without a path, generated worlds.
+
+    The retriever is made here, so that what is wrong with it is told before the first episode, and no episode waits
+    for a corpus to be read.
+
+    Args:
+        data: the `data` section of the config.
+        seed: of the generated worlds.
+        retriever: bm25, dense or server.
+        url: of the server.
+        corpus: file of passages; null: those of the SQuAD file at `data.path`.
+        topk: the environment's own, as is `observation_characters`.
+        full_prompt: generated rows in sentences, with instructions, for a real language model.
+        options: others of the retriever.
+    """
+    settings = RetrieverSettings.of(retriever, url, corpus, options)
+    if data.path is None:
+        if settings != RetrieverSettings():
+            raise UserError(
+                "data.path=null: generated rows bring their own passages and search them with BM25; set data.path, or "
+                "leave environment.config.retriever, url, corpus and their options out"
+            )
+        return _generated(data, seed, full_prompt)
+    path = Path(str(data.path)).expanduser()
+    articles = _squad(path)
+    if articles is None:
+        settings.check()
+        return load_splits(data, _loaded_row)
+    own = str(path.resolve()) if corpus is None and retriever != "server" else None
+    (replace(settings, corpus=own) if own else settings).check()
+    return cap(_squad_splits(articles, own, path), data)
+
+
+# Generated
+
+
+def _generated(data: Any, seed: int, full: bool) -> Splits:
+    rng = random.Random(f"search/{seed}")
+    train = [_row(f"train-{n}", "train", *_drawn(rng, _trained), full) for n in range(data.synthetic_train_rows)]
+    test: list[Row] = []
+    seen: set[str] = set()
+    while len(test) < data.synthetic_test_rows:
+        world, chain = _drawn(rng, partial(_tested, seen=seen))
+        seen.add(chain.key)
+        test.append(_row(f"test-{len(test)}", "test", world, chain, full))
+    return cap(Splits(train, test), data)
+
+
+def _drawn(rng: random.Random, choose: Any) -> tuple[World, Chain]:
+    while True:
+        world = draw(rng)
+        if chains := choose(world.chains()):
+            return world, rng.choice(chains)
+
+
+def _trained(chains: list[Chain]) -> list[Chain]:
+    """All of a world in which no question is held out: a training world gives away nothing."""
+    return [] if any(is_held_out(chain.key) for chain in chains) else chains
+
+
+def _tested(chains: list[Chain], seen: set[str]) -> list[Chain]:
+    return [chain for chain in chains if is_held_out(chain.key) and chain.key not in seen]
+
+
+def _row(row_id: str, split: str, world: World, chain: Chain, full: bool) -> Row:
+    return {
+        "id": row_id,
+        "prompt": full_prompt(chain.question) if full else [{"role": "user", "content": chain.terse}],
+        "ground_truth": {"target": [chain.value], "passages": [list(p) for p in world.passages(terse=not full)]},
+        "question": chain.question,
+        "source": "synthetic",
+        "split": split,
+        "key": chain.key,
+        "style": "full" if full else "short",
+        "chain": asdict(chain),
+    }
+
+
+# Search-R1, SkyRL, plain
+
+
+def _loaded_row(raw: dict[str, Any], split: str, index: int) -> Row:
+    raw = {**raw, "answer": _answers(raw)}
+    extra = raw.get("extra_info")
+    question = raw.get("question") or (extra.get("question") if isinstance(extra, dict) else None)
+    if not raw.get("prompt") and isinstance(question, str) and question:
+        raw["prompt"] = full_prompt(question)
+    row = to_row(raw, split, index)
+    target = _targets(row["ground_truth"])
+    if not target:
+        raise UserError(
+            f"row {row['id']} of data.path has no answer; write answer or answers, or SkyRL's "
+            "reward_spec.ground_truth.target, as text or a list of texts"
+        )
+    row["ground_truth"] = {"target": target}
+    row["question"] = question if isinstance(question, str) and question else str(row["prompt"][-1]["content"])
+    return row
+
+
+def _answers(raw: dict[str, Any]) -> Any:
+    """The answer's column, by its several names."""
+    return next((raw[name] for name in ("answer", "answers", "golden_answers") if raw.get(name) is not None), None)
+
+
+def _targets(truth: dict[str, Any]) -> list[str]:
+    """The aliases: text, a list of texts, or SQuAD's `{"text": [...]}`."""
+    named = (truth.get(name) for name in ("target", "answer", "answers", "text"))
+    value = next((value for value in named if value is not None), None)
+    if isinstance(value, dict):
+        return _targets(value)
+    values = value if isinstance(value, list | tuple) else [value]
+    return list(
+        dict.fromkeys(str(each) for each in values if isinstance(each, str | int | float) and str(each).strip())
+    )
+
+
+# SQuAD
+
+
+def _squad(path: Path) -> list[Any] | None:
+    """The articles of a file in SQuAD's form; None if it is anything else, which others read."""
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None  # or one object per line
+    articles = content.get("data") if isinstance(content, dict) else None
+    return articles if isinstance(articles, list) else None
+
+
+def _squad_splits(articles: list[Any], corpus: str | None, path: Path) -> Splits:
+    """All questions of a passage are on the same side."""
+    splits = Splits([], [])
+    without = 0
+    for number, article in enumerate(articles):
+        try:
+            asked = [_asked(context, question) for context, question in _questions(article)]
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"data.path={path}: data[{number}] is not in SQuAD's form ({type(error).__name__}: {error}); it needs "
+                "paragraphs with context and qas, and those question and answers"
+            ) from error
+        without += asked.count(None)
+        for row in filter(None, asked):
+            rows = getattr(splits, row["split"])
+            row["id"] = row["id"] or f"{row['split']}-{len(rows)}"
+            rows.append(row | ({"corpus": corpus} if corpus else {}))
+    held_out = {row["question"] for row in splits.test}
+    train = [row for row in splits.train if row["question"] not in held_out]
+    if without or len(train) < len(splits.train):
+        log.warning(
+            "data.path=%s: left out %d questions without an answer, and %d of training that are held out as well",
+            path,
+            without,
+            len(splits.train) - len(train),
+        )
+    splits = Splits(train, splits.test)
+    for split, rows in (("training", splits.train), ("held-out", splits.test)):
+        if not rows:
+            raise UserError(
+                f"data.path={path} leaves no {split} rows: an eighth of its passages is held out; give a file with more"
+            )
+    return splits
+
+
+def _questions(article: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Passage and question, in the order of the file."""
+    for paragraph in article["paragraphs"]:
+        for question in paragraph.get("qas") or []:
+            yield paragraph["context"], question
+
+
+def _asked(context: str, question: dict[str, Any]) -> Row | None:
+    """The row of a question; None if nobody has answered it."""
+    target = _targets({"target": [answer["text"] for answer in question.get("answers") or []]})
+    if not isinstance(question["question"], str):
+        raise TypeError("a question that is no text")
+    if not target:
+        return None
+    return {
+        "id": str(question.get("id") or ""),
+        "prompt": full_prompt(question["question"]),
+        "ground_truth": {"target": target},
+        "question": question["question"],
+        "split": "test" if is_held_out(context) else "train",
+    }

@@ -1,0 +1,88 @@
+"""Players of a row: a weak one for the warm start of the tiny policy, a perfect one, and wrong answers.
+
+The weak player shows how every move is made, but its habit is to guess at once: a policy cloned from it is mostly
+wrong, greedy or sampled. What reinforcement learning adds is to search, twice, and to heed what is found. The shares
+below set that starting point.
+"""
+
+from __future__ import annotations
+
+import random
+
+from envs.search.world import KINDS, PLACES, RELATIONS, Chain
+from mtrl.types import Row
+
+GUESS_SHARE = 0.6
+"""Share of episodes that answer without a search."""
+HALF_SHARE = 0.1
+"""Share that search once and then guess."""
+SLIP_SHARE = 0.3
+"""Share of the others that go wrong somewhere: another relation, another place or another answer."""
+
+
+class WeakPlayer:
+    """Plays one episode of one training row; `responses` are all its moves."""
+
+    def __init__(self, responses: list[str]):
+        self.responses = responses
+        self._next = 0
+
+    def act(self, observation: str | None) -> str:
+        """The next response."""
+        response = self.responses[min(self._next, len(self.responses) - 1)]
+        self._next += 1
+        return response
+
+
+def demonstrate(row: Row, rng: random.Random) -> WeakPlayer:
+    """A weak player of `row`, which must be a training row."""
+    if row.get("split") == "test":
+        raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
+    if "chain" in row:
+        return WeakPlayer(_weak_moves(Chain(**row["chain"]), rng))
+    guesses = rng.random() < GUESS_SHARE
+    return WeakPlayer([_answer(rng.choice(row["question"].split()))] if guesses else gold(row))
+
+
+def gold(row: Row) -> list[str]:
+    """The responses of a perfect player."""
+    queries = Chain(**row["chain"]).queries if "chain" in row else [row["question"][:400]]
+    return [*map(_search, queries), _answer(row["ground_truth"]["target"][0])]
+
+
+def decoys(row: Row) -> list[str]:
+    """Wrong answers that look right: other things that the cities of this world have. None for real questions."""
+    if "chain" not in row:
+        return []
+    chain = Chain(**row["chain"])
+    last_words = {text.rstrip(".").split()[-1] for _, text in row["ground_truth"]["passages"]}
+    return [_answer(value) for value in KINDS[chain.kind] if value in last_words and value != chain.value]
+
+
+def _weak_moves(chain: Chain, rng: random.Random) -> list[str]:
+    first, second = chain.queries
+    habit = rng.random()
+    if habit < GUESS_SHARE:
+        return [_answer(rng.choice(KINDS[chain.kind]))]
+    if habit < GUESS_SHARE + HALF_SHARE:
+        return [_search(first), _answer(rng.choice(KINDS[chain.kind]))]
+    if rng.random() >= SLIP_SHARE:
+        return [_search(first), _search(second), _answer(chain.value)]
+    slip = rng.choice(["relation", "place", "answer"])
+    if slip == "relation":
+        first = f"{chain.person} {rng.choice(list(RELATIONS))}"
+    elif slip == "place":
+        second = f"{rng.choice(PLACES)} {chain.kind}"
+    value = rng.choice(KINDS[chain.kind]) if slip != "relation" else chain.value
+    return [_search(first), _search(second), _answer(value)]
+
+
+# The space makes a word the same token as in observations.
+
+
+def _search(query: str) -> str:
+    return f"<search> {query}</search>"
+
+
+def _answer(text: str) -> str:
+    return f"<answer> {text}</answer>"

@@ -1,0 +1,20 @@
+"""Standard operating procedures: ask the tools in the order that the procedure says, decide by its rules, report."""
+
+from envs.sop.data import decoys, gold, load
+from envs.sop.demonstrator import demonstrate
+from envs.sop.domains import tokens
+from envs.sop.environment import SopEnv
+from envs.sop.scorer import score
+from mtrl.environments.family import Family
+
+FAMILY = Family(
+    name="sop",
+    environment=SopEnv,
+    load=load,
+    score=score,
+    demonstrate=demonstrate,
+    gold=gold,
+    decoys=decoys,
+    config_keys=("domain", "full_prompt", "format_coef", "tools_spec", "sop_bench"),
+    tokens=tokens(),
+)

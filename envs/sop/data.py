@@ -1,0 +1,136 @@
+"""Rows: generated cases of the procedures, and a user's SOP-Bench folder to evaluate on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from hashlib import sha256
+from itertools import product, zip_longest
+from typing import Any
+
+from envs.sop.domain import Domain, carry_out
+from envs.sop.domains import DOMAINS
+from envs.sop.output import CLOSE, OPEN
+from envs.sop.prompts import prompt
+from envs.sop.sop_bench import LICENCE, load_sop_bench
+from envs.sop.spec import check_tools
+from mtrl.datasets import cap
+from mtrl.environments.family import Splits
+from mtrl.environments.tool_calls import format_call
+from mtrl.errors import UserError
+from mtrl.types import Row
+
+log = logging.getLogger(__name__)
+
+HELD_OUT = 8
+"""One case of this many is held out."""
+CASES = tuple(f"{letter}{number:03}" for letter, number in product("ABCDEFGHJK", range(1000)))
+"""Ids of all cases that a domain can have."""
+
+
+def load(
+    data: Any,
+    seed: int,
+    domain: str = "all",
+    full_prompt: bool = False,
+    format_coef: float = 0.1,
+    tools_spec: str | None = None,
+    sop_bench: str | None = None,
+) -> Splits:
+    """Generated cases; with `sop_bench`, the rows of that folder are held out instead of generated ones.
+
+    Args:
+        data: the `data` section of the config.
+        seed: of the generated cases.
+        domain: one of `DOMAINS`, or all in turn.
+        full_prompt: with the procedure, for a real language model.
+        format_coef: the environment's; not read here.
+        tools_spec: a JSON file of production's tools, which those of `domain` must equal.
+        sop_bench: a folder of one SOP-Bench domain, to evaluate on.
+
+    Raises:
+        UserError: an unknown domain, a `data.path`, tools that differ, or a folder that cannot be read.
+    """
+    if data.path is not None:
+        raise UserError(
+            f"data.path={data.path} would be trained on; sop trains on generated cases only, and {LICENCE}: "
+            "set data.path=null, and environment.config.sop_bench to a folder to evaluate on"
+        )
+    if domain not in (*DOMAINS, "all"):
+        raise UserError(f"environment.config.domain={domain} is not known; choose one of {', '.join(DOMAINS)}, all")
+    chosen = [DOMAINS[domain]] if domain != "all" else list(DOMAINS.values())
+    if tools_spec is not None:
+        _check_spec(tools_spec, chosen)
+    train = _rows(chosen, seed, "train", data.synthetic_train_rows, full_prompt)
+    if sop_bench is not None:
+        return cap(Splits(train, load_sop_bench(sop_bench)), data)
+    return cap(Splits(train, _rows(chosen, seed, "test", data.synthetic_test_rows, full_prompt)), data)
+
+
+def gold(row: Row) -> list[str]:
+    """The responses of somebody who follows the procedure to the letter.
+
+    Nobody here can carry out the procedure of a SOP-Bench folder: there it is one call that was recorded, and the
+    labels, which shows that prompt, labels and scorer fit each other.
+    """
+    if row["domain"] in DOMAINS:
+        turns, answer = carry_out(DOMAINS[row["domain"]], row["case"], row["fixture"])
+    else:
+        turns, answer = [[(line["tool"], line["arguments"])] for line in row["fixture"][:1]], row["ground_truth"]
+    return [*("".join(format_call(*call) for call in calls) for calls in turns), final_output(answer)]
+
+
+def decoys(row: Row) -> list[str]:
+    """Answers in the right form that are wrong in one field: what another field holds, or what nobody says."""
+    truth = row["ground_truth"]
+    wrong = [{**truth, name: other} for name in truth for other in (*truth.values(), "n/a") if other != truth[name]]
+    return [final_output(fields) for fields in wrong]
+
+
+def final_output(fields: dict[str, str]) -> str:
+    """An answer in the form that reward and scorer read."""
+    return f"{OPEN}{json.dumps(fields, ensure_ascii=False)}{CLOSE}"
+
+
+def is_held_out(domain: str, case: str) -> bool:
+    """Whether the case belongs to the test split: a property of its id, whatever the seed."""
+    return sha256(f"{domain}/{case}".encode()).digest()[0] % HELD_OUT == 0
+
+
+def _check_spec(path: str, chosen: list[Domain]) -> None:
+    if len(chosen) != 1:
+        raise UserError(
+            f"environment.config.tools_spec={path} is of one domain; set environment.config.domain to one of "
+            f"{', '.join(DOMAINS)}"
+        )
+    check_tools(chosen[0], path)
+
+
+def _rows(domains: list[Domain], seed: int, split: str, count: int, full: bool) -> list[Row]:
+    share = -(-count // len(domains))
+    by_domain = [_domain_rows(domain, seed, split, share, full) for domain in domains]
+    rows = [row for turn in zip_longest(*by_domain) for row in turn if row is not None][:count]
+    if len(rows) < count:
+        log.warning("sop: %d different %s cases instead of %d: there are no more", len(rows), split, count)
+    return rows
+
+
+def _domain_rows(domain: Domain, seed: int, split: str, count: int, full: bool) -> list[Row]:
+    """So many cases of a split; none comes twice. A case's record depends on the seed and its id alone."""
+    cases = [case for case in CASES if is_held_out(domain.name, case) == (split == "test")]
+    random.Random(f"sop/{seed}/{domain.name}/{split}").shuffle(cases)
+    return [_row(domain, seed, case, split, full) for case in cases[:count]]
+
+
+def _row(domain: Domain, seed: int, case: str, split: str, full: bool) -> Row:
+    record = domain.draw(random.Random(f"sop/{seed}/{domain.name}/{case}"), case)
+    return {
+        "id": f"{domain.name}-{case}",
+        "prompt": prompt(domain, case, full),
+        "ground_truth": domain.decide(record),
+        "split": split,
+        "domain": domain.name,
+        "case": case,
+        "fixture": domain.fixture(record),
+    }

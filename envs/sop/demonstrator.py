@@ -1,0 +1,56 @@
+"""A weak player for the warm start of the tiny policy.
+
+It shows every call and every form, but its habit is to answer before it has asked, and it copies carelessly: a policy
+cloned from it is mostly wrong, greedy or sampled. What reinforcement learning adds is to ask, to heed, and to copy.
+The shares below set that starting point.
+"""
+
+from __future__ import annotations
+
+import random
+
+from envs.sop.data import CASES, final_output, gold
+from envs.sop.domains import DOMAINS
+from mtrl.environments.family import Demonstrator
+from mtrl.types import Row
+
+HASTY = 0.6
+"""Share of episodes that answer at once."""
+IMPATIENT = 0.1
+"""Share of the later turns that answer instead of going on."""
+CARELESS = 0.05
+"""Share of the fields that are filled from another case, by those who asked to the end."""
+
+
+class WeakClerk:
+    """Plays one episode. A hasty answer is that of another case, drawn at random."""
+
+    def __init__(self, row: Row, rng: random.Random):
+        self.row, self.rng = row, rng
+        *calls, _ = gold(row)
+        self.calls = calls if rng.random() >= HASTY else []
+        self.asked = 0
+
+    def act(self, observation: str | None) -> str:
+        """The next response."""
+        if self.asked == len(self.calls):
+            return final_output(self._guess(CARELESS if self.calls else 1.0))
+        if self.asked and self.rng.random() < IMPATIENT:
+            return final_output(self._guess(1.0))
+        self.asked += 1
+        return self.calls[self.asked - 1]
+
+    def _guess(self, share: float) -> dict[str, str]:
+        """The right answer with a share of its fields from another case; numbers are left blank there."""
+        domain = DOMAINS[self.row["domain"]]
+        other = domain.decide(domain.draw(self.rng, self.rng.choice(CASES)))
+        guesses = {name: "" if any(map(str.isdigit, value)) else value for name, value in other.items()}
+        truth = self.row["ground_truth"]
+        return {name: guesses[name] if self.rng.random() < share else truth[name] for name in truth}
+
+
+def demonstrate(row: Row, rng: random.Random) -> Demonstrator:
+    """A weak player of `row`, which must be a training row."""
+    if row.get("split") == "test":
+        raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
+    return WeakClerk(row, rng)

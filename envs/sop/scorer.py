@@ -1,0 +1,53 @@
+"""Success, judged apart from the reward: every field of the final answer is right, or nothing counts. Nothing here is
+shared with `output.py`, `reward.py` or the domains; it compares with the labels of the row."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from mtrl.types import Row, Trajectory
+
+_ANSWER = re.compile(r"<final_output>(?P<body>.*)</final_output>", re.DOTALL)
+_FORBIDDEN = re.compile(r"</?final_output>|<think>|</?tool_call>")
+
+
+def score(trajectory: Trajectory, row: Row) -> float:
+    """1.0 if the last assistant message answers with exactly the fields of the ground truth, all of them right."""
+    spoken = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    if not spoken or spoken[-1].get("tool_calls") or not isinstance(spoken[-1].get("content"), str):
+        return 0.0
+    pairs = _pairs(spoken[-1]["content"].split("</think>")[-1])
+    wanted = [(name, _folded(value)) for name, value in row["ground_truth"].items()]
+    return float(bool(wanted) and sorted((name, _folded(value)) for name, value in pairs) == sorted(wanted))
+
+
+def _pairs(said: str) -> list[tuple[str, Any]]:
+    """Keys and values of the object, in the order in which they were said; empty where there is none."""
+    # The tags are counted first: to look for a closing one takes time by the square of many openings.
+    found = _ANSWER.search(said) if len(_FORBIDDEN.findall(said)) == 2 else None
+    if found is None:
+        return []
+    try:
+        value = json.loads(found["body"], object_pairs_hook=_Object, parse_constant=_Constant)
+    except (ValueError, RecursionError):
+        return []
+    return list(value) if isinstance(value, _Object) and _plain(value) else []
+
+
+class _Object(list):
+    """The pairs of a JSON object, those with the same key as well."""
+
+
+class _Constant(str):
+    """NaN or Infinity, which are no JSON."""
+
+
+def _plain(pairs: _Object) -> bool:
+    """Only text, numbers and truth values."""
+    return all(type(value) in (str, int, float, bool) for _, value in pairs)
+
+
+def _folded(value: Any) -> str:
+    return str(value).strip().lower()

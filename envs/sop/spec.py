@@ -1,0 +1,94 @@
+"""Do the tools that the agent is offered equal those of production, request and response, field by field?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from envs.sop.domain import Domain
+from envs.sop.domains import example_tools, result_schema
+from mtrl.errors import UserError
+from mtrl.strict_json import canonical, strict_loads
+
+Spec = dict[str, Any]
+"""One tool: name, description, request (JSON schema), and response where it is known."""
+
+
+def check_tools(domain: Domain, path: str | Path) -> None:
+    """Compare the tools of a domain with the specification in a file.
+
+    Raises:
+        UserError: the file is no specification, or a tool differs; it names the first difference.
+    """
+    differences = list(compare(offered(domain), read_specs(path)))
+    if differences:
+        raise UserError(
+            f"environment.config.tools_spec={path}: the tools of {domain.name} differ in {len(differences)} places, "
+            f"the first: {differences[0]}; correct the file, or the tools"
+        )
+
+
+def offered(domain: Domain) -> list[Spec]:
+    """The tools of a domain as the agent is shown them, and what they return."""
+    return [{**parse_spec(tool.schema), "response": result_schema(tool)} for tool in example_tools(domain).values()]
+
+
+def read_specs(path: str | Path) -> list[Spec]:
+    """The specifications of a JSON file: a list of tools in the form of OpenAI, Bedrock or MCP.
+
+    Raises:
+        UserError: the file is missing, or holds no such list.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"{file} does not exist; give a JSON file with a list of tools")
+    try:
+        values = strict_loads(file.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}); write a list of tools") from error
+    if not isinstance(values, list) or not values:
+        raise UserError(f"{file} holds no list of tools")
+    return [parse_spec(value, str(file)) for value in values]
+
+
+def parse_spec(value: Any, source: str = "the specification") -> Spec:
+    """One tool, from OpenAI's `{"function": …}`, Bedrock's `{"toolSpec": …}` or MCP's `{"name": …, "inputSchema": …}`.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    body = value.get("function") or value.get("toolSpec") or value if isinstance(value, Mapping) else {}
+    request = body.get("parameters", body.get("inputSchema"))
+    response = body.get("outputSchema")
+    request, response = (s["json"] if isinstance(s, Mapping) and "json" in s else s for s in (request, response))
+    if not isinstance(body.get("name"), str) or not isinstance(request, Mapping):
+        raise UserError(f"{source} holds a tool without a name or a request schema: {json.dumps(value)[:80]}")
+    spec = {"name": body["name"], "description": body.get("description", ""), "request": dict(request)}
+    return spec if response is None else {**spec, "response": dict(response)}
+
+
+def compare(found: list[Spec], wanted: list[Spec]) -> Iterator[str]:
+    """Every difference, as `tool.place: offered …, specified …`. A response is compared where one is specified."""
+    tools, specs = ({spec["name"]: spec for spec in side} for side in (found, wanted))
+    for name in sorted(tools.keys() ^ specs.keys()):
+        yield f"{name} is " + ("specified and not offered" if name in specs else "offered and not specified")
+    for name in sorted(tools.keys() & specs.keys()):
+        for part in specs[name]:
+            yield from _compare(tools[name].get(part), specs[name][part], f"{name}.{part}")
+
+
+def _compare(found: Any, wanted: Any, place: str) -> Iterator[str]:
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for key in sorted(found.keys() | wanted.keys()):
+            yield from _compare(found.get(key), wanted.get(key), f"{place}.{key}")
+    elif _unordered(found, place) != _unordered(wanted, place):
+        yield f"{place}: offered {json.dumps(found)}, specified {json.dumps(wanted)}"
+
+
+def _unordered(value: Any, place: str) -> str:
+    """The order of `required` and `enum` says nothing."""
+    if place.endswith((".required", ".enum")) and isinstance(value, list):
+        value = sorted(value, key=canonical)
+    return canonical(value)

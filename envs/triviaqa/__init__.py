@@ -1,0 +1,30 @@
+"""TriviaQA with Wikipedia search: the task of MT-GRPO, with rewards for turns and for the outcome."""
+
+from envs.triviaqa.data import load
+from envs.triviaqa.demonstrator import CALL, END_CALL, decoys, demonstrate, gold
+from envs.triviaqa.environment import TriviaQaEnv
+from envs.triviaqa.scorer import score
+from mtrl.environments.family import Family
+
+FAMILY = Family(
+    name="triviaqa",
+    environment=TriviaQaEnv,
+    load=load,
+    score=score,
+    demonstrate=demonstrate,
+    gold=gold,
+    decoys=decoys,
+    config_keys=("tools_file", "reward_file", "retriever", "corpus", "url", "observation_characters", "full_prompt"),
+    tokens=(
+        "<reasoning>",
+        "</reasoning>",
+        "<tool>",
+        "</tool>",
+        "<answer>",
+        "</answer>",
+        "<result>",
+        "</result>",
+        CALL,
+        END_CALL,
+    ),
+)

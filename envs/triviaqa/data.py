@@ -1,0 +1,116 @@
+"""Rows: questions about the made-up encyclopaedia, TriviaQA's rows, and plain questions with their answers."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from envs.triviaqa import encyclopaedia
+from envs.triviaqa.prompts import full_prompt as full_messages
+from envs.triviaqa.tools import load_tools
+from mtrl.datasets import cap, load_splits
+from mtrl.environments.family import Splits
+from mtrl.environments.tools import Tool
+from mtrl.errors import UserError
+from mtrl.types import Message, Row
+
+log = logging.getLogger(__name__)
+
+HELD_OUT = 8
+"""One place of this many is held out, with all questions about it."""
+HUB = {"mandarjoshi/trivia_qa": "rc.wikipedia.nocontext", "trivia_qa": "rc.wikipedia.nocontext"}
+"""The questions of `rc.wikipedia` without their articles, which the retriever finds."""
+HIDDEN = "<unk>"
+"""What TriviaQA's test split has for answers."""
+
+
+def load(data: Any, seed: int, full_prompt: bool = False, tools_file: str | None = None, **config: Any) -> Splits:
+    """The rows of `data.path`; without a path, questions about the made-up encyclopaedia.
+
+    Args:
+        data: the `data` section of the config.
+        seed: which questions are drawn, and their order. The encyclopaedia is the same under every seed.
+        full_prompt: generated rows with instructions and results for a real language model.
+        tools_file: of the tools that prompts describe.
+        config: the environment's own keys.
+
+    Raises:
+        UserError: the rows or the tools file are no good, or other articles than the encyclopaedia's are searched for
+            questions about it.
+    """
+    if data.path is not None:
+        return load_splits(data, partial(_loaded_row, tools=load_tools(tools_file)), HUB)
+    for key in ("corpus", "url"):
+        if config.get(key):
+            raise UserError(
+                f"environment.config.{key}={config[key]} does not hold what generated questions ask for; "
+                "set data.path to rows of your own, or leave the key out"
+            )
+    return cap(_generated(data, seed, load_tools(tools_file) if full_prompt else None), data)
+
+
+def is_held_out(place: str) -> bool:
+    """Whether a place belongs to the test split: a property of the place, whatever the seed."""
+    return sha256(place.encode()).digest()[0] % HELD_OUT == 0
+
+
+def _generated(data: Any, seed: int, tools: Mapping[str, Tool] | None) -> Splits:
+    asked = [(place, kind) for place in encyclopaedia.places() for kind in encyclopaedia.FACTS]
+    random.Random(f"triviaqa/{seed}").shuffle(asked)
+    rows: dict[str, list[Row]] = {}
+    for split, count in (("train", data.synthetic_train_rows), ("test", data.synthetic_test_rows)):
+        chosen = [each for each in asked if is_held_out(each[0]) == (split == "test")][:count]
+        if len(chosen) < count:
+            log.warning("triviaqa: %d %s rows instead of %d: there are no more questions", len(chosen), split, count)
+        rows[split] = [_generated_row(f"{split}-{n}", split, *each, tools) for n, each in enumerate(chosen)]
+    return Splits(**rows)
+
+
+def _generated_row(row_id: str, split: str, place: str, kind: str, tools: Mapping[str, Tool] | None) -> Row:
+    question = encyclopaedia.question(place, kind)
+    prompt: list[Message] = full_messages(question, tools) if tools else [{"role": "user", "content": question}]
+    return {
+        "id": row_id,
+        "prompt": prompt,
+        "ground_truth": {"answers": [encyclopaedia.fact(place, kind)]},
+        "question": question,
+        "source": "synthetic",
+        "split": split,
+        "style": "full" if tools else "short",
+        "place": place,
+        "kind": kind,
+    }
+
+
+def _loaded_row(raw: dict[str, Any], split: str, index: int, tools: Mapping[str, Tool]) -> Row:
+    row_id = str(raw.get("id") or raw.get("question_id") or f"{split}-{index}")
+    question = raw.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise UserError(f"row {row_id} of data.path has question={question!r}; write the question as text")
+    return {
+        "id": row_id,
+        "prompt": full_messages(question, tools),
+        "ground_truth": {"answers": _answers(raw, row_id)},
+        "question": question,
+        "source": "data",
+        "split": split,
+    }
+
+
+def _answers(raw: Mapping[str, Any], row_id: str) -> list[str]:
+    """TriviaQA's `answer` with its aliases, a list `answers`, or one text; each once, in order."""
+    given = raw.get("answers", raw.get("answer"))
+    if isinstance(given, Mapping):
+        given = [given.get("value"), *(given.get("aliases") or ())]
+    given = [given] if isinstance(given, str) else given
+    answers = list(dict.fromkeys(each for each in given or () if isinstance(each, str) and each.strip()))
+    if not answers or answers == [HIDDEN]:
+        raise UserError(
+            f"row {row_id} of data.path has no answer; write answers (a list of texts) or TriviaQA's answer, and for "
+            "TriviaQA, whose test answers are hidden, set data.test_split=validation"
+        )
+    return answers

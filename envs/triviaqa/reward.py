@@ -1,0 +1,89 @@
+"""What a turn is paid: the functions of a reward file, each turn reward where it was earned, outcomes at the end."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.triviaqa.user_file import functions_of
+from mtrl.errors import UserError
+from mtrl.rewards.component import ENVIRONMENT
+from mtrl.types import Message
+
+KEY = "environment.config.reward_file"
+SCHEMES = ("default", "original", "aws")
+"""Reward files of this family, in `rewards/`."""
+
+RewardFunction = Callable[..., Any]
+"""`function(completions=[[message, …], …], answer=[[accepted answer, …], …]) -> [number, …]`, as TRL calls them."""
+
+
+@dataclass(frozen=True)
+class RewardFunctions:
+    """The two lists of a reward file, by the name of the component."""
+
+    turn: dict[str, RewardFunction]
+    outcome: dict[str, RewardFunction]
+
+
+def load_rewards(scheme: str, path: str | None = None) -> RewardFunctions:
+    """The functions of a scheme, or of a file of the user's own that stands in its place.
+
+    The components are named as the functions, without an ending `_func` and `_reward`.
+
+    Raises:
+        UserError: the scheme is not known or is given with a file, the file is no good, or a name occurs twice.
+    """
+    if path and scheme != "default":
+        raise UserError(f"reward.scheme={scheme} and {KEY}={path} exclude each other; leave one of them out")
+    if not path and scheme not in SCHEMES:
+        raise UserError(f"reward.scheme={scheme} is not known to triviaqa; choose one of {', '.join(SCHEMES)}")
+    file = path or Path(__file__).parent / "rewards" / f"{scheme}.py"
+    lists = [functions_of(file, KEY, name) for name in ("TURN_REWARD_FUNCS", "OUTCOME_REWARD_FUNCS")]
+    turn, outcome = ({_name(function): function for function in listed} for listed in lists)
+    names = [_name(function) for listed in lists for function in listed]
+    if twice := next((name for name in names if names.count(name) > 1 or name == ENVIRONMENT), None):
+        raise UserError(f"{KEY}={path}: the name {twice} is taken; rename the function")
+    return RewardFunctions(turn, outcome)
+
+
+class EpisodeReward:
+    """Pays the turns of one episode.
+
+    A turn reward is a number for the whole conversation. A turn is paid by how much it changed that number, so that the
+    payments add up to what the function says of the whole. An outcome reward is paid on the last turn.
+    """
+
+    def __init__(self, functions: RewardFunctions):
+        self.functions = functions
+        self.conversation: list[Message] = []
+        self.paid = dict.fromkeys(functions.turn, 0.0)
+
+    def pay(self, response: str, observation: str | None, answers: list[str], done: bool) -> dict[str, float]:
+        """The components of this turn's reward, which is their sum. `observation` is what the response led to."""
+        self.conversation.append({"role": "assistant", "content": response})
+        if observation is not None:
+            self.conversation.append({"role": "user", "content": observation})
+        earned = {name: self._ask(name, function, answers) for name, function in self.functions.turn.items()}
+        parts = {name: value - self.paid[name] for name, value in earned.items()}
+        self.paid = earned
+        for name, function in self.functions.outcome.items():
+            parts[name] = self._ask(name, function, answers) if done else 0.0
+        return parts
+
+    def _ask(self, name: str, function: RewardFunction, answers: list[str]) -> float:
+        values = function(completions=[self.conversation], answer=[answers])
+        value = values[0] if isinstance(values, list | tuple) and len(values) == 1 else None
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise UserError(
+                f"{KEY}: {name} returned {values!r:.100} for one conversation; return a list with one finite number"
+            )
+        return float(value)
+
+
+def _name(function: RewardFunction) -> str:
+    return function.__name__.removesuffix("_func").removesuffix("_reward")

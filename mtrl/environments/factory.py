@@ -1,0 +1,100 @@
+"""From a configuration to its task: the family, its rows, and what makes one environment per episode. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mtrl.config.schema import Config
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.family import Family, Splits, get_family
+from mtrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is played: everything of a run that needs no model."""
+
+    family: Family
+    splits: Splits
+    make_environment: Callable[[], BaseEnvironment]
+
+
+def load_task(config: Config) -> Task:
+    """The task of a configuration, its rows loaded and one environment made and closed, so that what is wrong with it
+    is found before any work.
+
+    Raises:
+        UserError: a key of `environment.config` that the environment or its loader does not take, or whatever either
+            of them refuses.
+    """
+    family = get_family(config.environment.name, config.environment.target)
+    check_loader(config, family)
+    splits = family.load(config.data, config.seed, **config.environment.config)
+    make = environment_factory(config, family)
+    try_out(make, config, family)
+    return Task(family, splits, make)
+
+
+def environment_factory(config: Config, family: Family, max_turns: int | None = None) -> Callable[[], BaseEnvironment]:
+    """Makes one environment per episode; `max_turns` instead of `generator.max_turns`.
+
+    Raises:
+        UserError: a key of `environment.config` that the environment does not take.
+    """
+    turns = config.generator.max_turns if max_turns is None else max_turns
+    values: dict[str, Any] = {"max_turns": turns, **config.environment.config}
+    if len(getattr(family.environment, "reward_schemes", ("default",))) > 1:
+        values["reward"] = config.reward.scheme
+    accepted = inspect.signature(family.environment).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()) and (unknown := set(values) - set(accepted)):
+        name = getattr(family.environment, "__name__", family.name)
+        raise UserError(
+            f"environment.config.{min(unknown)} is not a key of {name}; it takes {', '.join(accepted) or 'none'}"
+        )
+    return partial(family.environment, **values)
+
+
+def check_loader(config: Config, family: Family) -> None:
+    """Does what loads the rows take the keys of `environment.config`?
+
+    Raises:
+        UserError: one that it does not take, or one that it needs.
+    """
+    values = {str(key): value for key, value in config.environment.config.items()}
+    try:
+        inspect.signature(family.load).bind(config.data, config.seed, **values)
+    except TypeError as error:
+        raise UserError(
+            f"environment.config={values} does not fit what loads the rows of {family.name} ({error}); "
+            "it is called with data, seed and these keys: correct them, or let it take **config"
+        ) from error
+
+
+def try_out(make_environment: Callable[[], BaseEnvironment], config: Config, family: Family) -> None:
+    """Make one environment and close it.
+
+    Raises:
+        UserError: its arguments do not fit.
+    """
+    try:
+        environment = make_environment()
+    except TypeError as error:
+        values = dict(config.environment.config)
+        raise UserError(f"environment.config={values} does not fit {family.name}: {error}") from error
+    close_now(environment)
+
+
+def close_now(environment: BaseEnvironment) -> None:
+    """Close an environment where no loop runs, also one whose `close` is async."""
+    closing: Any = environment.close()  # type: ignore[func-returns-value]
+    if inspect.isawaitable(closing):
+        asyncio.run(_wait(closing))
+
+
+async def _wait(awaitable: Any) -> None:
+    await awaitable

@@ -1,0 +1,1 @@
+"""Be the policy at the keyboard: `python -m mtrl.play`."""

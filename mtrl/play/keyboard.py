@@ -1,0 +1,83 @@
+"""What a person types, or a pipe brings: responses of one line or of many, and commands."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TextIO
+
+COMMANDS = {
+    "/help": "this list",
+    "/gold": "show the responses of the perfect player to this row",
+    "/row": "play another row: /row 3, or /row ID",
+    "/skip": "leave this episode and play the next row",
+    "/quit": "end; so do Ctrl-D and Ctrl-C",
+}
+PROMPT, CONTINUED = "> ", ". "
+_FENCE = re.compile(r'"{3,}')
+_COMMAND = re.compile(r"/[a-z]+")
+
+
+@dataclass(frozen=True)
+class Command:
+    """`/row 3` is `Command("/row", "3")`."""
+
+    name: str
+    argument: str = ""
+
+
+class Keyboard:
+    """Reads one response or command at a time. A line is a response; a line of three or more `"` opens one of many
+    lines, which the same line ends. Empty lines between responses are passed over.
+
+    What no tokenizer could have decoded, such as halves of surrogate pairs, becomes a replacement character.
+    """
+
+    def __init__(self, stream: TextIO, tell: Callable[[str], None]):
+        self.is_terminal = stream.isatty() and stream is sys.stdin
+        self._stream, self._tell = stream, tell
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+        if self.is_terminal:
+            with suppress(ImportError):
+                import readline  # noqa: F401  # arrow keys and history for `input`
+
+    def read(self) -> str | Command | None:
+        """The next one; None at the end of the input."""
+        while (line := self._line(PROMPT)) is not None:
+            if _FENCE.fullmatch(line):
+                return self._block(line)
+            word, _, argument = line.strip().partition(" ")
+            if word in COMMANDS:
+                return Command(word, argument.strip())
+            if _COMMAND.fullmatch(line.strip()):
+                self._tell(f'{word} is no command; /help lists them. To say it, put it between two lines of """')
+            elif line.strip():
+                return line
+        return None
+
+    def _block(self, fence: str) -> str | None:
+        lines: list[str] = []
+        while (line := self._line(CONTINUED)) is not None:
+            if line == fence:
+                return "\n".join(lines)
+            lines.append(line)
+        self._tell(f"the input ended before the line of {fence} that ends a response, so it was not said")
+        return None
+
+    def _line(self, prompt: str) -> str | None:
+        """Without its line break; None at the end."""
+        if self.is_terminal:
+            try:
+                line = input(prompt)
+            except EOFError:
+                return None
+        else:
+            line = self._stream.readline()
+            if not line:
+                return None
+        return line.rstrip("\r\n").encode(errors="replace").decode()

@@ -1,0 +1,48 @@
+"""Who plays: the person at the keyboard, the perfect player of the family, or its weak demonstrator."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+
+from mtrl.config.messages import unknown_choice
+from mtrl.environments.family import Family
+from mtrl.errors import UserError
+from mtrl.play.keyboard import Command, Keyboard
+from mtrl.types import Row
+
+PLAYERS = ("me", "gold", "demonstrator")
+
+Moves = Callable[[str | None], str | Command | None]
+"""From the environment's last text (None before the first response) to the next response; None: nothing more."""
+
+
+def check_player(name: str, family: Family) -> None:
+    """
+    Raises:
+        UserError: there is no such player, or this family has none.
+    """
+    if name not in PLAYERS:
+        raise unknown_choice("player", name, PLAYERS)
+    has = {"me": True, "gold": family.gold is not None, "demonstrator": family.demonstrate is not None}
+    if not has[name]:
+        others = ", ".join(f"player={other}" for other in PLAYERS if has[other])
+        raise UserError(f"player={name}: the family {family.name} has none; it has {others}")
+
+
+def gold_moves(family: Family, row: Row) -> list[str]:
+    """The responses of the perfect player."""
+    assert family.gold is not None
+    return [str(response) for response in family.gold(copy.deepcopy(row))]
+
+
+def moves_of(name: str, family: Family, row: Row, seed: str, keyboard: Keyboard) -> Moves:
+    """A player of one episode; `seed` decides what the demonstrator draws."""
+    if name == "gold":
+        left = iter(gold_moves(family, row))
+        return lambda observation: next(left, None)
+    if name == "demonstrator":
+        assert family.demonstrate is not None
+        return family.demonstrate(copy.deepcopy(row), random.Random(seed)).act
+    return lambda observation: keyboard.read()

@@ -1,0 +1,212 @@
+"""Rows, one after another: each is an episode that somebody plays, and that is paid and scored as in training."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+from mtrl.config.schema import Config
+from mtrl.environments.factory import Task
+from mtrl.errors import UserError
+from mtrl.play.episode import Episode, Rules, judge
+from mtrl.play.keyboard import Command, Keyboard
+from mtrl.play.players import Moves, gold_moves, moves_of
+from mtrl.play.screen import Screen
+from mtrl.rewards.component import environment_rewards
+from mtrl.rewards.compose import RewardComposer
+from mtrl.types import Row, Trajectory, write_jsonl
+
+T = TypeVar("T")
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What `python -m mtrl.play` takes besides the configuration."""
+
+    split: str = "train"
+    row: str | None = None
+    player: str = "me"
+    episodes: int | None = None
+    """How many; None: until the input or the rows end."""
+    out: Path | None = None
+
+
+class Loop:
+    """An event loop on a thread of its own: what an environment does in the background goes on while a person thinks,
+    and Ctrl-C reaches the keyboard."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="mtrl-play").start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+@dataclass
+class Tally:
+    """What came of the episodes."""
+
+    played: list[Trajectory] = field(default_factory=list)
+    failed: int = 0
+    unfinished: int = 0
+    disagreements: int = 0
+
+    def told(self, threshold: float) -> str:
+        successes = sum((t.score or 0.0) >= threshold - EPSILON for t in self.played)
+        counts = {"failed": self.failed, "left unfinished": self.unfinished, "in disagreement": self.disagreements}
+        parts = [f"episodes played: {len(self.played)}"]
+        if self.played:
+            parts += [f"mean reward {fmean(t.reward for t in self.played):.3f}", f"successes {successes}"]
+        return ", ".join([*parts, *(f"{name} {count}" for name, count in counts.items() if count)])
+
+
+class Session:
+    """A table at which episodes are played until the player, the rows or their number end it."""
+
+    def __init__(self, config: Config, task: Task, choices: Choices, keyboard: Keyboard, screen: Screen):
+        """
+        Raises:
+            UserError: the split has no such row.
+        """
+        self.config, self.task, self.choices = config, task, choices
+        self.keyboard, self.screen = keyboard, screen
+        self.rows: list[Row] = getattr(task.splits, choices.split)
+        self.place = 0 if choices.row is None else find_row(self.rows, choices.row, choices.split)
+        self.composer = RewardComposer(config.reward)
+        self.rules = Rules.of(config, task.make_environment)
+        self.tally = Tally()
+        self._loop = Loop()
+
+    def run(self) -> None:
+        """Play, and sum up at the end, also of a game that was broken off.
+
+        Raises:
+            KeyboardInterrupt: by Ctrl-C, after the summary.
+        """
+        try:
+            left = self.choices.episodes if self.choices.episodes is not None else math.inf
+            while left > 0 and self._play():
+                left -= 1
+                if self.place >= len(self.rows):
+                    self.screen.note(f"these were the rows of {self.choices.split}")
+                    break
+        finally:
+            self.screen.summary(self.tally.told(self.config.evaluation.success_threshold))
+            if self.choices.out is not None:
+                self.screen.note(f"trajectories written: {len(self.tally.played)}, to {self.choices.out}")
+            self.rules.pool.close()
+            self._loop.stop()
+
+    def _play(self) -> bool:
+        """One episode of the row at `place`, which moves on; False when the player has ended the session."""
+        place, split = self.place, self.choices.split
+        row, self.place = self.rows[place], place + 1
+        episode = Episode(self.rules, row, f"play/{split}/{place}")
+        goes_on = True
+        try:
+            prompt = self._loop.run(episode.open())
+            title = f"row {place} of {split}, id {row['id']}: {self.rules.max_turns} turns at most"
+            self.screen.opening(title, prompt, episode.tools)
+            if not episode.over:
+                moves = moves_of(
+                    self.choices.player, self.task.family, row, f"{self.config.seed}/{place}", self.keyboard
+                )
+                goes_on = self._turns(episode, moves)
+        finally:
+            is_whole = episode.over
+            self._loop.run(episode.close())
+            if not is_whole:
+                self.tally.unfinished += bool(episode.trajectory.turns)
+        if is_whole:
+            self._end(episode)
+        return goes_on
+
+    def _turns(self, episode: Episode, moves: Moves) -> bool:
+        """Ask and step until the episode is over or left; False when the player has ended the session."""
+        said: str | None = None
+        while not episode.over:
+            response = moves(said)
+            if response is None:
+                if self.choices.player != "me":
+                    self.screen.warning(f"{self.choices.player} has nothing more to say, and the episode is not over")
+                return self.choices.player != "me"
+            if isinstance(response, Command):
+                if response.name == "/quit":
+                    return False
+                if self._obey(response, episode):
+                    return True
+                continue
+            if not self.keyboard.is_terminal or self.choices.player != "me":
+                self.screen.said(response)
+            result = self._loop.run(episode.say(response))
+            if result is not None:
+                self.screen.turn(len(episode.trajectory.turns), self.rules.max_turns, result, episode.observation)
+                said = "".join(str(message["content"]) for message in episode.observation)
+        return True
+
+    def _obey(self, command: Command, episode: Episode) -> bool:
+        """True where the command leaves this episode."""
+        if command.name == "/help":
+            self.screen.help()
+        elif command.name == "/gold":
+            self._show_gold(episode.row)
+        elif command.name == "/row":
+            try:
+                self.place = find_row(self.rows, command.argument, self.choices.split)
+                return True
+            except UserError as error:
+                self.screen.warning(str(error))
+        return command.name == "/skip"
+
+    def _show_gold(self, row: Row) -> None:
+        family, rules = self.task.family, self.rules
+        if family.gold is None:
+            self.screen.warning(f"the family {family.name} has no perfect player")
+            return
+        try:
+            self.screen.gold(self._loop.run(rules.pool.call(gold_moves, family, row, timeout=rules.step_timeout)))
+        except Exception as error:
+            self.screen.warning(f"the perfect player broke: {type(error).__name__}: {error}")
+
+    def _end(self, episode: Episode) -> None:
+        """Pay, score, show and keep an episode that is over."""
+        trajectory, threshold = episode.trajectory, self.config.evaluation.success_threshold
+        if not episode.failed:
+            self._loop.run(judge(trajectory, episode.row, self.rules, self.composer, self.task.family.score))
+        own = math.fsum(environment_rewards(trajectory, episode.row))
+        succeeds = (trajectory.score or 0.0) >= threshold - EPSILON
+        disagree = not episode.failed and succeeds != (own >= threshold - EPSILON)
+        self.screen.ending(trajectory, own, disagree)
+        if episode.failed:
+            self.tally.failed += 1
+            return
+        self.tally.disagreements += disagree
+        self.tally.played.append(trajectory)
+        if self.choices.out is not None:
+            write_jsonl(self.choices.out, [trajectory])
+
+
+def find_row(rows: list[Row], wanted: str, split: str) -> int:
+    """The place of the row with this id, else of that number.
+
+    Raises:
+        UserError: there is none.
+    """
+    for place, row in enumerate(rows):
+        if str(row["id"]) == wanted:
+            return place
+    if wanted.isdecimal() and int(wanted) < len(rows):
+        return int(wanted)
+    some = f", ids such as {', '.join(str(row['id']) for row in rows[:3])}" if rows else ""
+    raise UserError(f"row={wanted} is no row of split={split}; it has {len(rows)} rows, 0 to {len(rows) - 1}{some}")

@@ -1,0 +1,106 @@
+"""The cheap checks that a run makes at its start: told, kept in preflight.json, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mtrl.config.schema import Config
+from mtrl.environments.factory import Task
+from mtrl.errors import UserError
+from mtrl.preflight.checklist import CHEAP, cheap_checks
+from mtrl.preflight.result import Result, Status, to_json, warned, worst
+from mtrl.tracking.files import replace_text
+from mtrl.tracking.run_dir import RunDir
+
+LIMIT = 1.9
+"""Seconds; the checks have a limit of their own, which one that hangs does not keep."""
+
+
+def check_at_start(
+    config: Config, task: Task, run_dir: Path, note: Callable[[str], None], warn: Callable[[str], None]
+) -> None:
+    """Make them and tell what they found; the random state is as before, whatever they draw.
+
+    A file of the results that `python -m mtrl.preflight` left there holds more, and is kept.
+
+    Raises:
+        UserError: one failed, and `preflight.at_start=stop`.
+    """
+    if config.preflight.at_start == "none":
+        return
+    results = made_in_time(config, task)
+    path = Path(config.preflight.json or RunDir(run_dir).preflight)
+    try:
+        if not holds_all(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(path, to_json(config.name, results))
+    except OSError as error:
+        warn(f"preflight.json={path} cannot be written ({error.strerror})")
+    for result in results:
+        if result.status in (Status.WARN, Status.FAIL):
+            warn(f"preflight: {told(result)}")
+    counts = {status: sum(result.status == status for result in results) for status in Status}
+    note(f"preflight: {', '.join(f'{count} {status}' for status, count in counts.items() if count)}")
+    if config.preflight.at_start == "stop" and worst(results) == Status.FAIL:
+        failed = next(result for result in results if result.status == Status.FAIL)
+        raise UserError(f"preflight.at_start=stop: {told(failed)}; preflight.at_start=warn goes on all the same")
+
+
+def holds_all(path: Path) -> bool:
+    """Whether the file is of the whole checklist."""
+    try:
+        return len(json.loads(path.read_text(encoding="utf-8"))["checks"]) > len(CHEAP)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def told(result: Result) -> str:
+    """One line: name, verdict, evidence, fix."""
+    verdict = "failed" if result.status == Status.FAIL else "is to be looked at"
+    return f"{result.name} {verdict}: {result.evidence}; {result.fix}"
+
+
+def made_in_time(config: Config, task: Task) -> list[Result]:
+    """The results; where they do not come in time or at all, one that says so."""
+    found: list[list[Result]] = []
+
+    def make() -> None:
+        try:
+            found.append(cheap_checks(config, task.family, task.splits, task.make_environment))
+        except BaseException as error:  # nothing that they do may end a run
+            said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            found.append([_missing(f"the checks themselves broke: {said}")])
+
+    with kept_random_state():
+        thread = threading.Thread(target=make, daemon=True, name="mtrl-preflight")
+        thread.start()
+        thread.join(LIMIT)
+    return found[0] if found else [_missing(f"the checks did not end within {LIMIT:g} s, and the run goes on")]
+
+
+def _missing(evidence: str) -> Result:
+    fix = "run python -m mtrl.preflight, which has more time and says what is wrong"
+    return warned(evidence, fix).named("at_start", LIMIT)
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Whatever is drawn from the global generators in between, what comes after is drawn as if nothing had been."""
+    import numpy as np
+
+    states = random.getstate(), np.random.get_state()
+    torch = sys.modules.get("torch")
+    torch_state = torch.get_rng_state() if torch else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if torch:
+            torch.set_rng_state(torch_state)

@@ -1,0 +1,130 @@
+"""python -m mtrl.rescore: pay and score stored trajectories anew, without a model.
+
+    python -m mtrl.rescore RUN                                by the run's own settings: all must stay as it was
+    python -m mtrl.rescore RUN reward.scheme=guide            by another reward
+    python -m mtrl.rescore FILE.jsonl +experiment=games       a file of python -m mtrl.play
+    python -m mtrl.rescore RUN --json                         JSON instead of the table
+    python -m mtrl.rescore RUN out=FILE.json                  both
+
+The responses are said again to a fresh environment. Where it answers otherwise than it did, the episode is reported
+and not rescored. It ends with 0 if every trajectory was rescored, 1 if some were not, 2 if the command is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from mtrl.config.messages import one_sentence, refuse
+from mtrl.config.schema import Config
+from mtrl.environments.factory import load_task
+from mtrl.errors import UserError
+from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
+from mtrl.rescore.report import Report
+from mtrl.rescore.settings import configuration
+from mtrl.rescore.source import Stored, files_of, read, run_of
+from mtrl.tracking.files import replace_text, to_strict_json
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read, rescore, report. Returns the exit status."""
+    args = parse(argv)
+    out, overrides = split_out(args.overrides)
+    source = Path(args.source)
+    files, run = files_of(source), run_of(source)
+    cfg, warnings = configuration(run, overrides)
+    config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
+    rescorer = Rescorer(config, load_task(config))
+    for warning in [*warnings, *unread(rescorer, overrides), *of_the_kl(config, run)]:
+        print(f"warning: {warning}", file=sys.stderr)
+    found = rescore_all(rescorer, itertools.chain.from_iterable(map(read, files)))
+    report = Report(
+        [line for line in found if isinstance(line, Rescored)],
+        [line for line in found if isinstance(line, LeftOut)],
+        config.evaluation.success_threshold,
+        rescorer.plays,
+    )
+    text = to_strict_json(report.to_dict(str(source), overrides), indent=2) + "\n"
+    if out is not None:
+        replace_text(out, text)
+    if args.json:
+        print(text, end="")
+    else:
+        report.show()
+        if out is not None:
+            print(f"written to {out}")
+    return int(bool(report.left_out))
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m mtrl.rescore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", help="the folder of a run, or a JSONL file of trajectories")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="what is otherwise than in the run")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    return parser.parse_intermixed_args(argv)
+
+
+def split_out(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Where the JSON goes, and the overrides."""
+    mine = [word.partition("=")[2] for word in words if word.startswith("out=")]
+    out = Path(mine[-1]) if mine else None
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"out={out} cannot be written, for {out.parent} is no folder; make it, or name another file")
+    return out, [word for word in words if not word.startswith("out=")]
+
+
+def unread(rescorer: Rescorer, overrides: Sequence[str]) -> list[str]:
+    """Warnings about settings of an environment that is not asked."""
+    idle = [o for o in overrides if o.lstrip("+~").startswith(("environment", "reward.scheme", "generator."))]
+    if rescorer.plays or not idle:
+        return []
+    return [f"{', '.join(idle)} changes no reward, for nothing that the environment says is paid"]
+
+
+def of_the_kl(config: Config, run: Path | None) -> list[str]:
+    if run is None or not config.algorithm.kl_reward_coef:
+        return []
+    return ["stored training rewards hold the penalty of algorithm.kl_reward_coef, and the new ones do not"]
+
+
+def rescore_all(rescorer: Rescorer, stored: Iterable[Stored]) -> list[Rescored | LeftOut]:
+    """In the order of the lines, as many at once as the environments have threads."""
+    screen = Console(stderr=True)
+    found: list[Rescored | LeftOut] = []
+
+    async def run() -> None:
+        lines = iter(stored)
+        while some := list(itertools.islice(lines, 4 * rescorer.workers)):
+            found.extend(await asyncio.gather(*map(rescorer.rescore, some)))
+
+    with screen.status("rescoring") if screen.is_terminal else nullcontext():
+        asyncio.run(run())
+    return found
+
+
+def cli(argv: Sequence[str] | None = None) -> None:
+    logging.getLogger("mtrl").setLevel(logging.ERROR)  # what episodes do is told by the table
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # environment.target=my_package.MyEnv
+    with one_sentence():
+        try:
+            status = main(argv)
+        except NotImplementedError as error:
+            refuse(f"NotImplementedError: {error}")
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    cli()

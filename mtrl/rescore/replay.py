@@ -1,0 +1,154 @@
+"""One stored trajectory, said again: is the environment the same, and what are reward and score now?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mtrl.config.schema import Config
+from mtrl.environments.factory import Task
+from mtrl.generator.episode import FAILED
+from mtrl.play.episode import Episode, Rules, judge
+from mtrl.rescore.source import Rows, Stored
+from mtrl.rewards.component import ENVIRONMENT
+from mtrl.rewards.compose import RewardComposer
+from mtrl.tracking.text import cut
+from mtrl.types import Message, StopReason, Trajectory
+
+SHOWN = 60
+"""Characters of each of two observations that differ."""
+OPEN_ENDED = (StopReason.CONTEXT_LIMIT, StopReason.ABORTED)
+"""Ends that the environment did not make, and after which its last words were not kept."""
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """Before and after."""
+
+    where: str
+    kind: str
+    task_id: str
+    reward_before: float
+    reward_after: float
+    score_before: float | None
+    score_after: float
+    rewards_after: list[float]
+    """Per turn."""
+    last_response: str
+
+    @property
+    def changed(self) -> bool:
+        return self.reward_before != self.reward_after or self.score_before != self.score_after
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Not rescored, and why: unreadable | failed | no row | differs | broke."""
+
+    where: str
+    kind: str
+    task_id: str | None
+    why: str
+    told: str
+
+
+class Rescorer:
+    """Scores stored trajectories by a configuration."""
+
+    def __init__(self, config: Config, task: Task):
+        self.task = task
+        self.composer = RewardComposer(config.reward)
+        self.rules = Rules.of(config, task.make_environment)
+        self.rows = Rows(task.splits)
+        self.plays = needs_environment(self.composer)
+        """Whether the environment is asked again."""
+        self.workers = config.environment.max_workers
+
+    async def rescore(self, stored: Stored) -> Rescored | LeftOut:
+        """Nothing that a line, an environment or a reward does is raised."""
+        before = stored.trajectory
+        if before is None:
+            return LeftOut(stored.where, stored.kind, None, "unreadable", stored.problem)
+
+        def left_out(why: str, told: str) -> LeftOut:
+            return LeftOut(stored.where, stored.kind, before.task_id, why, told)
+
+        if before.stop_reason in FAILED or not before.turns:
+            first = (before.error or "").partition("\n")[0]
+            return left_out("failed", first or f"it ended with {before.stop_reason}, without a turn")
+        try:
+            row = self.rows.find(stored, before)
+        except KeyError as error:
+            return left_out("no row", str(error.args[0]))
+        episode = Episode(self.rules, row, before.group_id, before.index)
+        if self.plays:
+            differs = await said_again(episode, before)
+            if episode.failed:
+                return left_out("broke", (episode.trajectory.error or "").partition("\n")[0])
+            if differs:
+                return left_out("differs", differs)
+        after = paid_again(before, episode.trajectory if self.plays else None)
+        await judge(after, row, self.rules, self.composer, self.task.family.score)
+        if after.error:
+            return left_out("broke", after.error.partition("\n")[0])
+        return Rescored(
+            stored.where, stored.kind, before.task_id, before.reward, after.reward, before.score, after.score or 0.0,
+            after.rewards, before.turns[-1].text,
+        )  # fmt: skip
+
+
+def needs_environment(composer: RewardComposer) -> bool:
+    """Whether anything is paid that an environment says; functions of the messages and shapings need none."""
+    return any(c.weight and (c.reported or c.name == ENVIRONMENT) for c in composer.components)
+
+
+async def said_again(episode: Episode, before: Trajectory) -> str | None:
+    """Play the responses; the first difference to the recording in one sentence, None where there is none."""
+    where = f"row {before.task_id}, turn"
+    try:
+        said = await episode.open()
+        for number, turn in enumerate(before.turns, 1):
+            if episode.failed:
+                return None
+            if episode.over:
+                return f"{where} {number - 1}: the environment ends the episode, and the recording goes on"
+            if said != turn.observation:
+                what = "prompt" if number == 1 else "observation"
+                return f"{where} {number}: another {what}: {_both(turn.observation, said)}"
+            await episode.say(turn.text, turn.message)
+            said = episode.observation
+        return None if episode.failed else _end_differs(episode, before, f"{where} {len(before.turns)}")
+    finally:
+        await episode.close()
+
+
+def _end_differs(episode: Episode, before: Trajectory, where: str) -> str | None:
+    ended = before.stop_reason == StopReason.DONE
+    ends = episode.over and episode.trajectory.stop_reason == StopReason.DONE
+    if ended and not ends:
+        return f"{where}: the recording is done here, and the environment goes on"
+    if ends and not ended:
+        return f"{where}: the environment is done here, and the recording was not ({before.stop_reason})"
+    if before.stop_reason not in OPEN_ENDED and episode.observation != before.final_observation:
+        return f"{where}: another last observation: {_both(before.final_observation, episode.observation)}"
+    return None
+
+
+def _both(was: list[Message], is_now: list[Message]) -> str:
+    """What was recorded and what is said now, from where they part."""
+    old, new = (" ".join(str(m.get("content")) for m in messages) for messages in (was, is_now))
+    if old == new:
+        return "the same text in other messages"
+    same = next(
+        (n for n, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), min(len(old), len(new))
+    )
+    start = max(0, same - SHOWN // 2)
+    old, new = (cut(text[start:], SHOWN, 1).replace("\n", " ") for text in (old, new))
+    return f"was {old!r}, is {new!r}"
+
+
+def paid_again(before: Trajectory, played: Trajectory | None) -> Trajectory:
+    """The recording with what the environment pays now; without a replay with what it paid then."""
+    turns = [replace(turn, components=dict(turn.components)) for turn in before.turns]
+    for turn, now in zip(turns, played.turns if played else (), strict=False):
+        turn.reward, turn.components, turn.metrics = now.reward, now.components, now.metrics
+    return replace(before, turns=turns, metrics=dict(before.metrics), score=None, error=None)

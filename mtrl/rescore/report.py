@@ -1,0 +1,154 @@
+"""What a rescoring found: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mtrl.rescore.replay import LeftOut, Rescored
+from mtrl.tracking.text import MISSING, decimal, one_line, percent, short, signed
+
+LISTED = 3
+"""Disagreements of each kind, and trajectories left out for each reason, that the table names; the JSON has all."""
+EPSILON = 1e-6
+REASONS = {
+    "unreadable": "lines that are no trajectories",
+    "failed": "episodes that failed when they were played",
+    "no row": "episodes whose row is not in the data",
+    "differs": "episodes that the environment answers otherwise now",
+    "broke": "episodes that the environment, the reward or the scorer breaks now",
+}
+
+
+@dataclass
+class Report:
+    """All that was read."""
+
+    rescored: list[Rescored]
+    left_out: list[LeftOut]
+    threshold: float
+    """`evaluation.success_threshold`"""
+    played: bool
+    """Whether the environment was asked again."""
+
+    def summary(self, rescored: Sequence[Rescored]) -> dict[str, float | int | None]:
+        """Means of reward and success before and after, and how many changed."""
+        scores = [line.score_before for line in rescored]
+        return {
+            "episodes": len(rescored),
+            "reward_before": fmean(line.reward_before for line in rescored) if rescored else None,
+            "reward_after": fmean(line.reward_after for line in rescored) if rescored else None,
+            "success_before": fmean(self._succeeds(s) for s in scores) if rescored and None not in scores else None,
+            "success_after": fmean(self._succeeds(line.score_after) for line in rescored) if rescored else None,
+            "changed": sum(line.changed for line in rescored),
+        }
+
+    def kinds(self) -> dict[str, list[Rescored]]:
+        kinds: dict[str, list[Rescored]] = {}
+        for line in self.rescored:
+            kinds.setdefault(line.kind, []).append(line)
+        return dict(sorted(kinds.items()))
+
+    def overpaid(self) -> list[Rescored]:
+        """Paid in full, and no success for the scorer."""
+        return [r for r in self._refused() if r.reward_after >= self.threshold - EPSILON]
+
+    def underpaid(self) -> list[Rescored]:
+        """Not paid in full, and a success for the scorer."""
+        return [r for r in self._accepted() if r.reward_after < self.threshold - EPSILON]
+
+    def to_dict(self, source: str, overrides: Sequence[str]) -> dict[str, Any]:
+        """What the JSON holds."""
+        return {
+            "source": source,
+            "overrides": list(overrides),
+            "environment_played": self.played,
+            "all": self.summary(self.rescored),
+            "kinds": {kind: self.summary(lines) for kind, lines in self.kinds().items()},
+            "left_out": {why: count for why, count in Counter(line.why for line in self.left_out).items()},
+            "overpaid": [line.where for line in self.overpaid()],
+            "underpaid": [line.where for line in self.underpaid()],
+            "trajectories": [asdict(line) for line in self.rescored],
+            "not_rescored": [asdict(line) for line in self.left_out],
+        }
+
+    def show(self, file: TextIO | None = None, width: int | None = None) -> None:
+        console = Console(file=file or sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+        if self.rescored:
+            console.print(self._table())
+        if not self.played:
+            console.print(Text("the environment was not asked: only functions of the messages are paid", style="dim"))
+        ends = {
+            "best paid of those that the scorer refuses": self._refused(),
+            "worst paid of those that the scorer accepts": self._accepted(),
+        }
+        for title, lines in ends.items():
+            for line in lines[:1]:
+                console.print(Text(f"{title}: {_episode(line)}"), soft_wrap=True)
+        disagreements = {
+            "paid in full, though the scorer says no": self.overpaid(),
+            "not paid in full, though the scorer says yes": self.underpaid(),
+        }
+        for title, lines in disagreements.items():
+            for part in _listed(title, [_episode(line) for line in lines], "yellow"):
+                console.print(part, soft_wrap=True)
+        for why, title in REASONS.items():
+            told = [f"{line.where}  {line.told}" for line in self.left_out if line.why == why]
+            for part in _listed(f"not rescored, {title}", told, "red"):
+                console.print(part, soft_wrap=True)
+
+    def _refused(self) -> list[Rescored]:
+        """The best paid first."""
+        found = [line for line in self.rescored if not self._succeeds(line.score_after)]
+        return sorted(found, key=lambda line: -line.reward_after)
+
+    def _accepted(self) -> list[Rescored]:
+        """The worst paid first."""
+        return sorted(
+            (line for line in self.rescored if self._succeeds(line.score_after)), key=lambda line: line.reward_after
+        )
+
+    def _succeeds(self, score: float | None) -> bool:
+        return (score or 0.0) >= self.threshold - EPSILON
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        table.add_column("trajectories")
+        for name in ("episodes", "reward before", "after", "success before", "after", "changed"):
+            table.add_column(name, justify="right")
+        kinds = self.kinds()
+        rows = {kind: self.summary(lines) for kind, lines in kinds.items()}
+        if len(kinds) > 1:
+            rows["all"] = self.summary(self.rescored)
+        for kind, values in rows.items():
+            shown = [_shown(name, value) for name, value in values.items()]
+            table.add_row(Text(one_line(kind, 40)), *shown, style="bold" if kind == "all" and len(kinds) > 1 else "")
+        return table
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return MISSING
+    show = decimal if name.startswith("reward") else percent if name.startswith("success") else str
+    return show(value)
+
+
+def _episode(line: Rescored) -> str:
+    paid = f"reward {signed(line.reward_after)}, score {short(line.score_after)}"
+    return f"{line.where}  {paid}, row {one_line(line.task_id, 40)}: {one_line(line.last_response, 80)}"
+
+
+def _listed(title: str, told: list[str], style: str) -> list[RenderableType]:
+    if not told:
+        return []
+    more = [Text(f"  … {len(told) - LISTED} more", style="dim")] if len(told) > LISTED else []
+    lines = [Text(f"  {one_line(text, 400)}") for text in told[:LISTED]]
+    return [Text(f"{len(told)} {title}", style=f"bold {style}"), *lines, *more]

@@ -1,0 +1,88 @@
+"""BM25: passages that share rare words with the query, by bm25s (https://github.com/xhluca/bm25s)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import bm25s
+import numpy as np
+from bm25s.stopwords import STOPWORDS_EN
+
+from mtrl.errors import UserError
+from mtrl.retrieval.passage import Passage
+from mtrl.retrieval.retriever import Hit, clean_queries
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # which it sets to DEBUG, and run logs would show
+
+_WORD = re.compile(r"\w+")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, in lower case. There is no stemming."""
+    return _WORD.findall(text.lower())
+
+
+class BM25Retriever:
+    """Exact BM25 over title and text, in memory.
+
+    The score is Lucene's, without its factor (k1 + 1): the sum over the query's words, repeated ones repeatedly, of
+    `log(1 + (N - n + 0.5) / (n + 0.5)) * tf / (tf + k1 * (1 - b + b * length / mean length))`, in float32.
+    Passages without a word of the query are not hits.
+
+    Args:
+        k1: how much a repeated word adds.
+        b: how much long passages are held back, 0 to 1.
+        stopwords: words that are left out of passages and queries; "english" is Lucene's short list.
+
+    Raises:
+        UserError: there are no passages, or a setting is out of range.
+    """
+
+    def __init__(
+        self, passages: Sequence[Passage], k1: float = 1.2, b: float = 0.75, stopwords: str | Sequence[str] = ()
+    ):
+        if not passages:
+            raise UserError("retriever bm25 has no passages; give a corpus with at least one")
+        if not 0 < k1 < float("inf") or not 0 <= b <= 1:
+            raise UserError(f"retriever bm25: k1={k1} must be more than 0, and b={b} from 0 to 1")
+        self.passages = list(passages)
+        self._stopwords = _stopwords(stopwords)
+        self._ids: dict[str, int] = {}
+        documents = [
+            [self._ids.setdefault(word, len(self._ids)) for word in self._words(passage.contents)]
+            for passage in self.passages
+        ]
+        # Given as "numpy": "auto" takes numba where it happens to be installed.
+        self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+        if self._ids:
+            self._index.index((documents, dict(self._ids)), create_empty_token=False, show_progress=False)
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        return [self._search(query, topk) for query in clean_queries(queries, topk)]
+
+    def _search(self, query: str, topk: int) -> list[Hit]:
+        known = [self._ids[word] for word in self._words(query) if word in self._ids]
+        if not known:
+            return []
+        scores: np.ndarray[Any, Any] = self._index.get_scores_from_ids(known)
+        if topk < len(scores):
+            least = np.partition(scores, -topk)[-topk]
+            found = np.flatnonzero((scores >= least) & (scores > 0))
+        else:
+            found = np.flatnonzero(scores > 0)
+        best = found[np.argsort(-scores[found], kind="stable")[:topk]]
+        return [Hit(self.passages[index], float(scores[index])) for index in best]
+
+    def _words(self, text: str) -> list[str]:
+        return [word for word in words_of(text) if word not in self._stopwords]
+
+
+def _stopwords(stopwords: str | Sequence[str]) -> frozenset[str]:
+    if isinstance(stopwords, str):
+        if stopwords != "english":
+            raise UserError(f"retriever bm25: stopwords={stopwords!r} must be 'english' or a list of words")
+        return frozenset(STOPWORDS_EN)
+    return frozenset(word.lower() for word in stopwords)

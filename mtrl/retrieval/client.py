@@ -1,0 +1,161 @@
+"""The client of a retriever server: ours, or another that speaks the same format (see `wire`)."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+import httpx
+
+from mtrl.errors import UserError
+from mtrl.retrieval.retriever import Hit, RetrieverError, clean_queries
+from mtrl.retrieval.wire import parse_answer
+
+log = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "MTRL_RETRIEVER_TOKEN"
+QUERIES_PER_REQUEST = 256
+CONNECTIONS = 32
+"""At once; further threads wait. With hundreds, httpx spends more time on choosing a connection than on the request."""
+
+
+class ServerRetriever:
+    """Asks the server at a URL. Threads share it and its connections.
+
+    A request that fails to arrive, or that the server answers with a status of 500 or more, is sent again after
+    `backoff` seconds, then after twice as many, and so on. What is refused (400 to 499) is not sent again. In the
+    worst case that takes (retries + 1) * timeout + backoff * retries * (retries + 1) / 2 seconds.
+
+    Args:
+        url: `http://host:port`, or with the path of its own that ends in `/retrieve`.
+        timeout: seconds to connect, and between two pieces of an answer.
+        retries: further attempts.
+        token: sent as `Authorization: Bearer`; default: the environment variable MTRL_RETRIEVER_TOKEN, if it is set.
+        backoff: seconds.
+
+    Raises:
+        UserError: the URL is no address, or a setting is out of range.
+    """
+
+    def __init__(
+        self, url: str, timeout: float = 30.0, retries: int = 5, token: str | None = None, backoff: float = 1.0
+    ):
+        if not timeout > 0 or retries < 0 or not backoff >= 0:
+            raise UserError(
+                f"retriever server: timeout={timeout} must be more than 0, retries={retries} and backoff={backoff} "
+                "at least 0"
+            )
+        self.url, self._retries, self._backoff = _endpoint(url), retries, backoff
+        self._client = _client(self.url, timeout, token)
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        """See `Retriever.search`. Without scores in the answer, see `parse_answer`.
+
+        Raises:
+            RetrieverError: the server could not be reached, refused, or answered something else; it names the URL and
+                what the server said.
+        """
+        hits: list[list[Hit]] = [[] for _ in queries]
+        asked = [(place, query) for place, query in enumerate(clean_queries(queries, topk)) if query]
+        for start in range(0, len(asked), QUERIES_PER_REQUEST):
+            part = asked[start : start + QUERIES_PER_REQUEST]
+            found = self._ask([query for _, query in part], topk)
+            for (place, _), some in zip(part, found, strict=True):
+                hits[place] = some[:topk]
+        return hits
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _ask(self, queries: list[str], topk: int) -> list[list[Hit]]:
+        request = {"queries": queries, "topk": topk, "return_scores": True}
+        for attempt in range(self._retries + 1):
+            if attempt:
+                time.sleep(self._backoff * attempt)
+            try:
+                response = self._client.post(self.url, json=request)
+            except httpx.TransportError as error:
+                problem = f"could not be reached ({type(error).__name__}: {error})"
+            else:
+                if response.status_code == 200:
+                    return self._hits(response.content, len(queries))
+                problem = f"answered HTTP {response.status_code}: {said(response)}"
+                if response.status_code < 500:
+                    raise RetrieverError(f"the retriever at {self.url} {problem}")
+            log.info("the retriever at %s %s (attempt %d)", self.url, problem, attempt + 1)
+        raise RetrieverError(f"the retriever at {self.url} {problem}, in {self._retries + 1} attempts")
+
+    def _hits(self, content: bytes, queries: int) -> list[list[Hit]]:
+        try:
+            return parse_answer(content, queries)
+        except ValueError as error:
+            raise RetrieverError(f"the retriever at {self.url} gave an answer of another form: {error}") from None
+
+
+def wait_until_ready(url: str, seconds: float) -> None:
+    """Return as soon as `GET /health` of the server at `url` is answered with 200.
+
+    Raises:
+        RetrieverError: it was not, within so many seconds.
+        UserError: `url` is no address.
+    """
+    health = _endpoint(url).removesuffix("/retrieve") + "/health"
+    deadline = time.monotonic() + seconds
+    with _client(health, min(5.0, max(seconds, 0.1)), None) as client:
+        while True:
+            try:
+                response = client.get(health)
+                if response.status_code == 200:
+                    return
+                problem = f"answered HTTP {response.status_code}: {said(response)}"
+            except httpx.TransportError as error:
+                problem = f"could not be reached ({type(error).__name__}: {error})"
+            if time.monotonic() >= deadline:
+                raise RetrieverError(f"the retriever at {health} is not ready after {seconds:g} s: it {problem}")
+            time.sleep(0.1)
+
+
+def said(response: httpx.Response) -> str:
+    """The beginning of an answer, in one line."""
+    return " ".join(response.text[:1000].split())[:200] or "nothing"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches the host."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def token_of(given: str | None) -> str | None:
+    """The token that was given, or that of the environment variable; None if there is neither."""
+    token = (given or os.environ.get(TOKEN_VARIABLE, "")).strip()
+    if not token.isascii() or not token.isprintable():
+        raise UserError(f"the retriever's token (token or {TOKEN_VARIABLE}) has characters that no header can hold")
+    return token or None
+
+
+def _endpoint(url: str) -> str:
+    try:
+        address = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        address = httpx.URL()
+    if address.scheme not in ("http", "https") or not address.host or address.query or address.userinfo:
+        raise UserError(f"retriever server: url={url} is no address; write http://host:port, without user and query")
+    base = url.rstrip("/")
+    return base if base.endswith("/retrieve") else f"{base}/retrieve"
+
+
+def _client(url: str, timeout: float, token: str | None) -> httpx.Client:
+    token = token_of(token)
+    return httpx.Client(
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        timeout=httpx.Timeout(timeout, pool=None),
+        limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS),
+        trust_env=not is_loopback(httpx.URL(url).host),  # a proxy of the network does not reach this machine
+    )

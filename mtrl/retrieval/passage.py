@@ -1,0 +1,61 @@
+"""A passage, and the rows that it is read from and written to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of text that can be found."""
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def contents(self) -> str:
+        """Title and text in one, as indexes and retriever servers hold them."""
+        return f"{self.title}\n{self.text}"
+
+
+def passage_of(row: Any, default_id: str) -> Passage:
+    """The passage of a row: `{id, contents}` with `contents` as `title\\ntext` (the title in quotes or not: the form
+    of wiki-18, https://huggingface.co/datasets/PeterJinGo/wiki-18-corpus), or `{id?, title?, text}`.
+
+    `contents` counts only where there is no `text`. Without a line break it is a text without a title.
+
+    Raises:
+        ValueError: it is no such row; the message says what is wrong.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"a {type(row).__name__}, not an object")
+    identifier = row.get("id", default_id)
+    if isinstance(identifier, int) and not isinstance(identifier, bool):
+        identifier = str(identifier)
+    if "text" in row:
+        title, text = "" if row.get("title") is None else row["title"], row["text"]
+    elif isinstance(row.get("contents"), str):
+        head, line_break, rest = row["contents"].partition("\n")
+        title, text = (_unquoted(head), rest) if line_break else ("", head)
+    else:
+        raise ValueError("neither a text under 'text' nor one under 'contents'")
+    for name, value in (("id", identifier), ("title", title), ("text", text)):
+        if not isinstance(value, str):
+            raise ValueError(f"{name!r} is a {type(value).__name__}, not text")
+        if _LONE_SURROGATE.search(value):
+            raise ValueError(f"{name!r} holds half of a surrogate pair, which is no text")
+    return Passage(identifier, title, text)
+
+
+def document_of(passage: Passage) -> dict[str, str]:
+    """The row that a retriever server answers with; `passage_of` reads it."""
+    return {"id": passage.id, "title": passage.title, "text": passage.text, "contents": passage.contents}
+
+
+def _unquoted(title: str) -> str:
+    return title[1:-1] if len(title) > 1 and title[0] == title[-1] == '"' else title

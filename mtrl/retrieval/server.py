@@ -1,0 +1,167 @@
+"""A retriever as an HTTP server; `wire` says what it speaks. Needs the extra [search]."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from mtrl.errors import UserError, missing_extra
+from mtrl.retrieval.client import TOKEN_VARIABLE, is_loopback
+from mtrl.retrieval.retriever import Retriever
+from mtrl.retrieval.wire import parse_request, write_answer
+
+log = logging.getLogger(__name__)
+
+LARGEST_BODY = 8 * 2**20
+"""Bytes."""
+SECONDS_TO_SEND = 30
+"""For the body of a request."""
+MOST_CONNECTIONS = 512
+"""Further ones are answered with 503, which clients take as a reason to come again."""
+
+
+class Refusal(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, sentence: str):
+        super().__init__(sentence)
+        self.status = status
+
+
+def import_fastapi() -> Any:
+    """FastAPI, or the error that names the extra."""
+    try:
+        import fastapi
+    except ImportError as error:
+        raise missing_extra("fastapi", "search") from error
+    return fastapi
+
+
+def create_app(retriever: Retriever, topk: int, about: dict[str, Any], token: str | None, pool: Executor) -> Any:
+    """The FastAPI application: `POST /retrieve` and `GET /health`.
+
+    Args:
+        topk: hits per query where a request names no number.
+        about: what `/health` tells besides its status; anyone may ask.
+        token: `/retrieve` asks for it as `Authorization: Bearer`; None: it asks for none.
+        pool: threads that read requests and search; the event loop does neither.
+    """
+    fastapi = import_fastapi()
+    app: Any = fastapi.FastAPI(title="mtrl retriever", docs_url=None, redoc_url=None, openapi_url=None)
+
+    def answer(body: bytes) -> bytes:
+        try:
+            request = parse_request(body)
+        except ValueError as error:
+            raise Refusal(422, str(error)) from None
+        return write_answer(retriever.search(request.queries, request.topk or topk), request.return_scores)
+
+    async def refuse(_: Any, refusal: Any) -> Any:
+        return fastapi.responses.JSONResponse({"detail": str(refusal)}, refusal.status)
+
+    async def retrieve(request: Any) -> Any:
+        if token is not None and not _has_token(request.headers.get("authorization", ""), token):
+            raise Refusal(401, f"the token is missing or wrong; set {TOKEN_VARIABLE} to the server's")
+        body = await _body(request.receive)
+        try:
+            content = await asyncio.get_running_loop().run_in_executor(pool, answer, body)
+        except Refusal:
+            raise
+        except Exception:
+            log.exception("a search failed")
+            raise Refusal(500, "the search failed; the server's log says why") from None
+        return fastapi.Response(content, media_type="application/json")
+
+    async def health(_: Any) -> Any:
+        return fastapi.responses.JSONResponse({"status": "ok", **about})
+
+    # Plain routes: what a request holds is checked by `parse_request`, whose errors are sentences.
+    app.add_exception_handler(Refusal, refuse)
+    app.add_route("/retrieve", retrieve, methods=["POST"])
+    app.add_route("/health", health, methods=["GET"])
+    return app
+
+
+def _has_token(header: str, token: str) -> bool:
+    return hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+
+
+async def _body(receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
+    """All of the body, if it is small enough and comes in time."""
+    body, more = bytearray(), True
+    try:
+        async with asyncio.timeout(SECONDS_TO_SEND):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refusal(400, "the connection ended before the body did")
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > LARGEST_BODY:
+                    raise Refusal(413, f"the body is larger than {LARGEST_BODY} bytes; send fewer queries")
+    except TimeoutError:
+        raise Refusal(408, f"the body did not come within {SECONDS_TO_SEND} s") from None
+    return bytes(body)
+
+
+def bind(host: str, port: int, token: str | None) -> socket.socket:
+    """A socket for the server, bound and not listening yet; port 0 is a free one.
+
+    Raises:
+        UserError: the address cannot be had, or others reach it and no token protects it.
+    """
+    if not is_loopback(host) and not token:
+        raise UserError(f"--host {host} is open to others and there is no token; set {TOKEN_VARIABLE} or use 127.0.0.1")
+    if not 0 <= port <= 65535:  # getaddrinfo takes 70000 for 4464
+        raise UserError(f"--port {port} does not exist; choose one from 1 to 65535, or 0 for a free one")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port} cannot be had ({error}); choose another, or port 0") from error
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """The URL of a socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(app: Any, bound: socket.socket, when_ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT; requests that are under way are answered first."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise missing_extra("uvicorn", "search") from error
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            when_ready()
+
+    # Named, because "auto" takes what happens to be installed.
+    config = uvicorn.Config(
+        app, http="h11", loop="asyncio", ws="none", lifespan="off", log_level="warning", access_log=False,
+        limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=10,
+    )  # fmt: skip
+    server = Server(config)
+
+    def stop(*_: Any) -> None:
+        server.should_exit = True
+
+    # uvicorn's own handlers raise the signal again at the end, which would end the process with an error.
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run(sockets=[bound])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,100 @@
+"""What goes over the wire between client and retriever server: the de-facto format of Search-R1 and SkyRL.
+
+A request is `{"queries": [...], "topk": 3, "return_scores": true}`; the key may be `query`, its value one text, and
+`topk` null. The answer has a list per query: with scores `{"result": [[{"document": {...}, "score": 1.5}, ...]]}`,
+without `{"result": [[{...}, ...]]}`. A document has `id`, `title`, `text` and `contents`, title and text in one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtrl.retrieval.passage import document_of, passage_of
+from mtrl.retrieval.retriever import Hit
+
+MOST_QUERIES = 1024
+LARGEST_TOPK = 100
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to search; None is the server's default."""
+
+    queries: list[str]
+    topk: int | None = None
+    return_scores: bool = False
+
+
+def parse_request(body: bytes) -> Request:
+    """Read a request that anyone may have sent. Keys that it does not know are ignored, as others' servers do.
+
+    Raises:
+        ValueError: one sentence that says what is wrong with it.
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError("the body is not JSON in UTF-8") from None
+    if not isinstance(value, dict):
+        raise ValueError("the body must be one JSON object")
+    if ("query" in value) == ("queries" in value):
+        raise ValueError("the body must have either queries or query")
+    queries = value["queries"] if "queries" in value else value["query"]
+    queries = [queries] if isinstance(queries, str) else queries
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise ValueError("queries must be a text or a list of texts")
+    if len(queries) > MOST_QUERIES:
+        raise ValueError(f"queries has {len(queries)} texts; send at most {MOST_QUERIES} at once")
+    topk, return_scores = value.get("topk"), value.get("return_scores", False)
+    is_number = isinstance(topk, int) and not isinstance(topk, bool)
+    if topk is not None and not (is_number and 1 <= topk <= LARGEST_TOPK):
+        raise ValueError(f"topk must be a whole number from 1 to {LARGEST_TOPK}, or null")
+    if not isinstance(return_scores, bool):
+        raise ValueError("return_scores must be true or false")
+    return Request(queries, topk, return_scores)
+
+
+def write_answer(found: Sequence[Sequence[Hit]], return_scores: bool) -> bytes:
+    """The body of an answer."""
+    if not return_scores:
+        plain: list[Any] = [[document_of(hit.passage) for hit in hits] for hits in found]
+    else:
+        plain = [[{"document": document_of(hit.passage), "score": hit.score} for hit in hits] for hits in found]
+    return json.dumps({"result": plain}).encode()
+
+
+def parse_answer(body: bytes, queries: int) -> list[list[Hit]]:
+    """Read the answer to that many queries, with scores or without; documents as `passage_of` reads them.
+
+    Without scores, the hits of a query have 0.0, -1.0, -2.0, ...: they say the order and nothing else. A document
+    without an id has its contents as its id.
+
+    Raises:
+        ValueError: one sentence that says what is wrong with it.
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError("the answer is not JSON in UTF-8") from None
+    result = value.get("result") if isinstance(value, dict) else None
+    if not isinstance(result, list) or not all(isinstance(hits, list) for hits in result):
+        raise ValueError("the answer has no list of lists under 'result'")
+    if len(result) != queries:
+        raise ValueError(f"the answer has {len(result)} lists for {queries} queries")
+    return [[_parse_hit(hit, rank) for rank, hit in enumerate(hits)] for hits in result]
+
+
+def _parse_hit(hit: Any, rank: int) -> Hit:
+    has_score = isinstance(hit, dict) and "document" in hit
+    document, score = (hit["document"], hit.get("score")) if has_score else (hit, float(-rank))
+    if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
+        raise ValueError(f"the answer has a score that is no number: {str(score)[:40]!r}")
+    try:
+        contents = document.get("contents") if isinstance(document, dict) else None
+        return Hit(passage_of(document, default_id=str(contents)), float(score))
+    except ValueError as error:
+        raise ValueError(f"the answer has a document that cannot be read: {error}") from None

@@ -1,0 +1,8 @@
+"""Serve a corpus to search agents: python scripts/retriever_server.py --corpus FILE; --help lists the rest."""
+
+import sys
+
+from mtrl.retrieval.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Hostile commands in real process sandboxes: nothing gets out, limits hold, and the next command works."""
+
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+import shell_attacks
+from attack_kit import ROOT
+
+from mtrl.sandbox import execution
+from mtrl.sandbox.process import ProcessLimits, ProcessSandbox
+
+LIMITS = ProcessLimits(
+    seconds=10.0,
+    cpu_seconds=3,
+    memory_bytes=192 * 2**20,
+    processes=24,
+    file_bytes=2 * 2**20,
+    workspace_bytes=4 * 2**20,
+    workspace_files=300,
+    output_bytes=2**14,
+    printed_bytes=2 * 2**20,
+)
+MARGIN_SECONDS = 60.0
+QUICK, GREEDY = shell_attacks.quick(), shell_attacks.greedy()
+
+
+class Peak:
+    """The most memory and processes below this process while it is open."""
+
+    def __enter__(self):
+        self.bytes = self.processes = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def _sample(self):
+        while not self._over.wait(0.03):
+            family = execution._family(os.getpid()) - {os.getpid()}
+            self.processes = max(self.processes, len(family))
+            self.bytes = max(self.bytes, sum(map(execution._proportional, family)))
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def victim():
+    """A process of the same user outside, which must live on."""
+    with subprocess.Popen(["sleep", "3600"]) as victim:
+        yield victim
+        assert victim.poll() is None
+        victim.kill()
+
+
+def fill(text, outside, victim):
+    more = {"seconds": outside.seconds, "root": str(ROOT), "port": str(outside.port), "pid": str(victim.pid)}
+    return outside.fill(text, **more)
+
+
+def attack_all(attacks, seconds, outside, victim):
+    """Each attack in turn in one sandbox, which is as good as new after each."""
+    with ProcessSandbox(LIMITS) as sandbox:
+        for attack in attacks:
+            before = time.monotonic()
+            result = sandbox.run(fill(attack.text, outside, victim), timeout=seconds)
+            assert time.monotonic() - before < seconds + MARGIN_SECONDS, attack.text
+            assert len(result.stdout) <= LIMITS.output_bytes and len(result.stderr) <= LIMITS.output_bytes
+            assert outside.secret not in result.stdout + result.stderr, attack.text
+            assert "got out" not in result.stdout, attack.text
+            (result.stdout + result.stderr).encode()
+            clean = "chmod -R u+rwx /workspace /tmp /dev/shm; find /workspace /tmp /dev/shm -mindepth 1 -delete"
+            again = sandbox.run(
+                f"({clean}) >/dev/null 2>&1; echo ok > ok && cat ok && id -u && ps >/dev/null 2>&1; true"
+            )
+            assert again.stdout.startswith("ok\n1000\n"), (attack.text, again)
+            assert victim.poll() is None, attack.text
+            outside.check()
+
+
+def family_of(attacks, family):
+    return [attack for attack in attacks if attack.family == family]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({attack.family for attack in QUICK}))
+def test_commands(family, outside, victim):
+    attack_all(family_of(QUICK, family), 3.0, outside, victim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({attack.family for attack in GREEDY}))
+def test_commands_that_run_into_limits(family, outside, victim):
+    with Peak() as peak:
+        attack_all(family_of(GREEDY, family), 1.5, outside, victim)
+    assert peak.processes < LIMITS.processes + 20, "bubblewrap's own, and the victim"
+    assert peak.bytes < 3 * LIMITS.memory_bytes, "watched ten times a second, so a moment more is possible"

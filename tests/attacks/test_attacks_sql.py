@@ -1,0 +1,143 @@
+"""Hostile queries through the real environment of text_to_sql: as a look, as the solution, and what they cost."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import sql_attacks
+from attack_kit import MEGABYTE, ROOT, distinct, measured
+
+from envs.text_to_sql import FAMILY, scorer
+from mtrl.sandbox.sql import Limits
+from mtrl.types import FinishReason, Trajectory, Turn
+
+SCRIPT = """
+create table goods (fee integer, hue text, label text, qty integer);
+insert into goods values (12, 'RED', 'CUP', 3), (40, 'BLUE', 'HAT', 1), (25, 'RED', 'BAG', 7), (25, 'RED', 'BAG', 9);
+"""
+TRUTH = {"sql": "select max(fee) from goods where hue = 'RED'", "script": SCRIPT}
+LOOK = "<observation>fee | hue | label | qty\n12 | RED | CUP | 3\n"
+OPERATIONS, SECONDS = 300_000, 5.0
+MARGIN_SECONDS = 60.0
+"""What a busy machine may add: this is a limit, not a measure of speed."""
+MARGIN_BYTES = 48 * MEGABYTE
+"""Python's own copies of a result, and the cache of a database."""
+QUERIES = sql_attacks.queries()
+FAMILIES = sorted({attack.family for attack in QUERIES})
+REFUSED = {"files", "pragmas", "writes", "lookalikes"}
+
+
+def make_environment():
+    return FAMILY.environment(max_turns=3, query_operations=OPERATIONS, query_seconds=SECONDS)
+
+
+def score(response):
+    message = {"role": "assistant", "content": response}
+    turns = [Turn([], [], [], [], FinishReason.STOP, response, message)]
+    return FAMILY.score(Trajectory("row", "group", 0, turns), {"id": "row", "ground_truth": TRUTH})
+
+
+@pytest.fixture(autouse=True)
+def _the_scorer_is_not_patient(monkeypatch):
+    monkeypatch.setattr(scorer, "LIMITS", Limits(operations=OPERATIONS, seconds=SECONDS))
+
+
+def check(turn, refused):
+    """One hostile turn, then a look and the right answer in the same episode."""
+    environment = make_environment()
+    try:
+        first = environment.step(turn, TRUTH)
+        assert not first.done and first.reward in (0.0, -0.1) and first.components["correct"] == 0.0
+        heard = first.observation
+        assert heard.startswith("<observation>") and heard.endswith("</observation>")
+        assert heard.count("<observation>") == heard.count("</observation>") == 1 and "<|" not in heard, (
+            "what it says cannot end the observation"
+        )
+        assert len(heard) < 6_200
+        assert not refused or first.metrics["query_errors"] or first.metrics["malformed"], heard
+        second = environment.step("<sql>select * from goods</sql>", TRUTH)
+        assert second.observation.startswith(LOOK) and not second.done
+        last = environment.step(f"<solution>{TRUTH['sql']}</solution>", TRUTH)
+        assert last.done and last.reward == 1.0
+    finally:
+        environment.close()
+    return heard
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_queries(family, outside):
+    limit = Limits()
+    for attack in [attack for attack in QUERIES if attack.family == family]:
+        text = outside.fill(attack.text)
+        with measured() as taken:
+            heard = check(f"<sql>{text}</sql>", attack.family in REFUSED)
+            environment = make_environment()
+            submitted = environment.step(f"<solution>{text}</solution>", TRUTH)
+            environment.close()
+        assert submitted.components["correct"] == 0.0 and submitted.reward <= 0.0, text[:200]
+        assert score(f"<solution>{text}</solution>") == 0.0
+        assert outside.secret not in heard
+        assert taken.seconds < 2 * SECONDS + MARGIN_SECONDS, text[:200]
+        assert taken.bytes < limit.result_bytes + limit.value_bytes * 256 + MARGIN_BYTES, text[:200]
+    outside.check()
+
+
+def test_turns_that_are_no_action_or_many(outside):
+    attacks = sql_attacks.responses()
+    for attack in attacks:
+        for scheme in ("default", "skyrl"):
+            environment = FAMILY.environment(max_turns=2, reward=scheme)
+            with measured() as taken:
+                first = environment.step(attack.text, TRUTH)
+                assert first.reward <= 0.0 and (first.done or environment.step("<sql>select 1</sql>", TRUTH).done)
+                assert score(attack.text) == 0.0
+            environment.close()
+            assert taken.seconds < MARGIN_SECONDS and taken.bytes < 64 * MEGABYTE, attack.text[:100]
+    outside.check()
+    assert distinct(attacks) == len(attacks) >= 20
+
+
+CHILD = """
+import json, resource, sys, threading
+from mtrl.sandbox import sql
+sql.HEAP_LIMIT = 96 * 2**20  # it is never raised again in a process, so this is one of its own
+good = ("select fee from goods order by fee", [(12,), (25,), (40,)])
+make = lambda: sql.SqlSandbox.from_script("create table goods(fee); insert into goods values (40), (12), (25)")
+bystander, wrong, over = make(), [], threading.Event()
+def stand_by():
+    while not over.is_set():
+        result = bystander.run(good[0])
+        if result.rows != good[1]: wrong.append(result.error)
+thread = threading.Thread(target=stand_by)
+thread.start()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+errors = []
+for attack in json.load(sys.stdin):
+    sandbox = make()
+    errors.append(sandbox.run(attack).error)
+    if sandbox.run(good[0]).rows != good[1]: wrong.append(attack[:50])
+    sandbox.close()
+over.set(); thread.join()
+print(json.dumps([errors, wrong, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before]))
+"""
+
+
+@pytest.mark.slow
+def test_queries_that_only_a_limit_on_memory_stops(outside):
+    """Most never come to their first instruction, and took over 5 GB. Others keep their right answers meanwhile."""
+    attacks = [*sql_attacks.nested_bombs(), *sql_attacks.swelling_aggregates()]
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        input=json.dumps([attack.text for attack in attacks]),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr
+    errors, wrong, kilobytes = json.loads(child.stdout)
+    assert set(errors) <= {"the query takes too much memory", 'too many references to "goods": max 65535'}
+    assert wrong == []
+    assert kilobytes < (96 + 64) * 1024
+    outside.check()

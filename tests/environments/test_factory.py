@@ -1,0 +1,151 @@
+"""From a configuration to its task, and what is said where the two do not fit."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl.config.checks import check
+from mtrl.config.compose import compose, merge
+from mtrl.config.overrides import normalise
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.factory import environment_factory, load_task
+from mtrl.environments.family import Family, Splits
+from mtrl.errors import UserError
+
+ROWS = [{"id": str(n), "prompt": [], "ground_truth": {}} for n in range(4)]
+
+
+class Strict(BaseEnvironment):
+    """Takes what it names, and nothing else."""
+
+    closed = 0
+
+    def __init__(self, max_turns=5, hard=False):
+        super().__init__(max_turns)
+        self.hard = hard
+
+    async def close(self):
+        Strict.closed += 1
+
+    @staticmethod
+    def load(data, seed, hard=False):
+        return Splits(ROWS[:2], ROWS[2:])
+
+
+class Calculates(Strict):
+    """Takes the key of gsm8k."""
+
+    def __init__(self, max_turns=5, calculator=False):
+        super().__init__(max_turns)
+
+    @staticmethod
+    def load(data, seed, **config):
+        return Splits(ROWS[:2], ROWS[2:])
+
+
+class Open(BaseEnvironment):
+    """Takes anything, as the README's does."""
+
+    load = Calculates.load
+
+
+def anything(name="x", **more):
+    """Hands on what it does not know, as gymnasium.make does."""
+
+
+FOREIGN = Family(
+    "foreign", type("Foreign", (Open,), {"foreign": staticmethod(anything)}), Open.load, lambda t, row: 0.0
+)
+
+
+def composed(*overrides):
+    """The configuration and its warnings."""
+    cfg = merge(normalise([f"environment.target={__name__}.{overrides[0]}", *overrides[1:]]))
+    return cfg, check(cfg)
+
+
+def config_of(*overrides):
+    return OmegaConf.to_object(compose(overrides))
+
+
+def test_it_needs_no_torch():
+    code = "import sys, mtrl.environments.factory; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_task_of_the_default_experiment():
+    config = config_of("data.synthetic_train_rows=8", "data.synthetic_test_rows=4")
+    task = load_task(config)
+    assert (task.family.name, len(task.splits.train), len(task.splits.test)) == ("gsm8k", 8, 4)
+    first, second = task.make_environment(), task.make_environment()
+    assert first is not second and (first.max_turns, first.calculator is not None) == (4, True)
+    assert environment_factory(config, task.family, 9)().max_turns == 9
+
+
+def test_the_scheme_reaches_environments_that_have_several():
+    config = config_of("reward=guide")
+    assert load_task(config).make_environment.keywords["reward"] == "guide"
+    cfg, _ = composed("Open")
+    assert "reward" not in load_task(OmegaConf.to_object(cfg)).make_environment.keywords
+
+
+def test_loading_a_task_draws_nothing():
+    before = random.getstate()
+    load_task(config_of())
+    assert random.getstate() == before
+
+
+def test_one_environment_is_tried_and_closed():
+    cfg, _ = composed("Strict")
+    closed = Strict.closed
+    load_task(OmegaConf.to_object(cfg))
+    assert Strict.closed == closed + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "said"),
+    [
+        ("Strict", "hrd", "does not fit what loads the rows of Strict (got an unexpected keyword argument 'hrd')"),
+        ("Calculates", "hrd", "environment.config.hrd is not a key of Calculates; it takes max_turns, calculator"),
+    ],
+)
+def test_a_key_that_nobody_takes_is_refused(name, key, said):
+    cfg, _ = composed(name, f"environment.config.{key}=1")
+    with pytest.raises(UserError) as caught:
+        load_task(OmegaConf.to_object(cfg))
+    assert said in str(caught.value)
+
+
+def test_keys_of_the_task_that_is_replaced_are_left_out_with_a_warning():
+    cfg, warnings = composed("Strict", "environment.config.hard=true")
+    assert cfg.environment.config == {"hard": True}
+    target = f"{__name__}.Strict"
+    assert warnings == [
+        f"environment.config.calculator is left out: {target} does not take what environment.name=gsm8k does"
+    ]
+    assert check(cfg) == [], "it is told once"
+    assert load_task(OmegaConf.to_object(cfg)).make_environment().hard is True
+
+
+def test_those_that_the_target_takes_stay():
+    for name, more in (("Calculates", ()), ("Open", ()), ("Calculates", ("environment.config.hrd=1",))):
+        cfg, warnings = composed(name, *more)
+        assert cfg.environment.config.calculator is True and warnings == []
+
+
+def test_a_foreign_function_that_takes_anything_does_not_get_them():
+    cfg, warnings = composed("FOREIGN", "environment.config.id=lake")
+    assert cfg.environment.config == {"id": "lake"} and len(warnings) == 1
+
+
+def test_of_another_experiment_as_well():
+    cfg, warnings = composed("Strict", "experiment=games_hf", "model=tiny", "model.path=null")
+    assert cfg.environment.config == {} and "environment.name=games" in warnings[0]
+
+
+def test_without_a_target_they_are_refused_as_before():
+    with pytest.raises(UserError, match="environment.config.calculator is not a key of text_to_sql"):
+        compose(["environment=text_to_sql"])

@@ -1,0 +1,90 @@
+"""Rows, players and hostile files for the tests of the mini-SWE family."""
+
+import pytest
+
+from envs.mini_swe import FAMILY
+from envs.mini_swe.prompts import SUBMIT
+from mtrl.config.schema import DataConfig
+from mtrl.types import FinishReason, StopReason, Trajectory, Turn
+
+FILES = {"f.py": "def add(a, b): return a - b\n"}
+CALLS = [["f.add", [2, 3], 5], ["f.add", [0, 0], 0], ["f.add", [10, -4], 6], ["f.add", [7, 7], 14]]
+
+
+def row_of(style="short", **truth):
+    truth = {"files": FILES, "calls": CALLS, "seconds": [5, 5], **truth}
+    return {"id": "row", "prompt": [{"role": "user", "content": "add 2 3"}], "ground_truth": truth, "style": style}
+
+
+def bash(command):
+    return f"```bash\n{command}\n```"
+
+
+def play_responses(row, responses, **settings):
+    """The step results of an episode, up to its end."""
+    environment = FAMILY.environment(**{"max_turns": 3, **settings})
+    try:
+        environment.reset(row)
+        results = []
+        for response in responses:
+            results.append(environment.step(response, row["ground_truth"]))
+            if results[-1].done:
+                break
+        return results
+    finally:
+        environment.close()
+
+
+def trajectory_of(responses, stop_reason=StopReason.MAX_TURNS, final=()):
+    """A trajectory that said this; the scorer reads nothing else of it."""
+    turns = [Turn([], [], [], [], FinishReason.STOP, t, {"role": "assistant", "content": t}) for t in responses]
+    return Trajectory("row", "group", 0, turns, stop_reason, list(final))
+
+
+@pytest.fixture(scope="session")
+def make_row():
+    return row_of
+
+
+@pytest.fixture(scope="session")
+def play():
+    return play_responses
+
+
+@pytest.fixture(scope="session")
+def score():
+    """Success of these responses, by the scorer."""
+    return lambda responses, row: FAMILY.score(trajectory_of(responses), row)
+
+
+@pytest.fixture(scope="session")
+def judged():
+    """Reward and score of one episode."""
+
+    def both(row, responses, **settings):
+        results = play_responses(row, responses, **settings)
+        said = responses[: len(results)]
+        return sum(result.reward for result in results), FAMILY.score(trajectory_of(said), row)
+
+    return both
+
+
+@pytest.fixture(scope="session")
+def say():
+    return bash
+
+
+@pytest.fixture(scope="session")
+def submit():
+    """The command that submits."""
+    return f"echo {SUBMIT}"
+
+
+@pytest.fixture(scope="session")
+def make_trajectory():
+    return trajectory_of
+
+
+@pytest.fixture(scope="session")
+def splits():
+    return FAMILY.load(DataConfig(synthetic_train_rows=1024, synthetic_test_rows=128), seed=0)

@@ -1,0 +1,281 @@
+"""SWE-bench rows in containers, against a program that takes the place of docker. No real daemon is asked."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envs.mini_swe import FAMILY
+from envs.mini_swe.container_grading import evaluation_script, resolved, statuses
+from envs.mini_swe.container_task import OUTPUT_BYTES, run_bounded
+from envs.mini_swe.patches import source_patch
+from envs.mini_swe.swebench import swebench_row
+from mtrl.errors import UserError
+from mtrl.types import StopReason
+
+GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@x"]
+CHECK = "python3 -c 'import calc; assert calc.add(2, 3) == 5'"
+INSTANCE = {
+    "instance_id": "Owner__repo-1",
+    "repo": "owner/repo",
+    "problem_statement": "add subtracts",
+    "patch": "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n"
+    "-    return a - b\n+    return a + b\n",
+    "eval_script": CHECK,
+}
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """A folder with programs named docker and podman on PATH, and the image that all containers begin with."""
+    home = tmp_path / "docker"
+    image = home / "image"
+    (home / "containers").mkdir(parents=True)
+    image.mkdir()
+    (image / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+    (image / "test_calc.py").write_text("import calc\n\ndef test_old():\n    assert calc.add(0, 0) == 0\n")
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "base"], ["tag", "base"]):
+        subprocess.run([*GIT, *command], cwd=image, check=True)
+    (image / "calc.py").write_text("def add(a, b):\n    return a + b  # the future\n")
+    subprocess.run([*GIT, "commit", "-qam", "the repair"], cwd=image, check=True)
+    subprocess.run([*GIT, "branch", "upstream"], cwd=image, check=True)
+    subprocess.run([*GIT, "reset", "-q", "--hard", "base"], cwd=image, check=True)
+    for name in ("docker", "podman"):
+        shutil.copy(Path(__file__).with_name("fake_docker.py"), home / f"{name}.py")
+        (home / name).write_text(f"#!{sys.executable} -IS\n{(home / f'{name}.py').read_text()}")
+        (home / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    return home
+
+
+def told(docker, kind):
+    lines = (docker / "log.jsonl").read_text().splitlines()
+    return [words for words in map(json.loads, lines) if words[0] == kind]
+
+
+def row(**change):
+    made = swebench_row({**INSTANCE, **change}, "train", 0, "docker")
+    made["ground_truth"]["seconds"] = [20, 60]
+    return made
+
+
+@pytest.fixture
+def episode(play, make_trajectory):
+    """Reward and score of an episode in containers, and all that was said."""
+
+    def run(instance, responses, backend="docker", **settings):
+        settings = {"command_seconds": 20, "grading_seconds": 60, "max_turns": 5, **settings}
+        results = play(instance, responses, backend=backend, **settings)
+        final = [{"role": "user", "content": results[-1].observation}] if results[-1].done else []
+        said = make_trajectory(responses[: len(results)], StopReason.DONE, final)
+        return results[-1].reward, FAMILY.score(said, instance), [result.observation for result in results]
+
+    return run
+
+
+@pytest.mark.parametrize("backend", ["docker", "podman"])
+def test_gold_resolves_and_all_containers_are_removed(docker, episode, say, backend):
+    instance = row()
+    responses = [say("cat calc.py"), *FAMILY.gold(instance)]
+    reward, score, said = episode(instance, responses, backend, container_memory="2g", container_processes=99)
+    assert (reward, score) == (1.0, 1.0) and "return a - b" in said[0]
+    assert not list((docker / "containers").iterdir())
+    starts = told(docker, "run")
+    assert len(starts) == 2, "one to work in, a fresh one for the tests"
+    for words in starts:
+        text = " ".join(words)
+        assert "--rm --network none --memory 2g --pids-limit 99 --security-opt no-new-privileges" in text
+        assert "docker.io/swebench/sweb.eval.x86_64.owner_1776_repo-1:latest sleep" in text
+    assert all("timeout -s KILL" in " ".join(words) for words in told(docker, "exec"))
+
+
+def test_tests_are_not_in_the_agents_container_and_no_repair_fails(docker, episode, say, submit):
+    instance = row(eval_script="echo hidden-marker; " + CHECK)
+    reward, score, said = episode(instance, [say("grep -r hidden-marker . ; echo searched"), say(submit)])
+    assert (reward, score) == (0.0, 0.0) and "searched" in said[0]
+    agents = [words for words in told(docker, "exec") if "searched" in words[-1] or "git add" in words[-1]]
+    assert not any("evaluate.sh" in words[-1] for words in agents)
+
+
+def test_the_future_is_forgotten(docker, episode, say, submit):
+    """The image holds the repairing commit in another branch."""
+    look = "git log --all --format=%s; git cat-file --batch-check --batch-all-objects | wc -l; git rev-list --all"
+    _, _, said = episode(row(), [say(look + "; git grep future $(git rev-list --all) | wc -l"), say(submit)])
+    assert "base" in said[0] and "the repair" not in said[0]
+
+
+TESTS = {"eval_script": "", "FAIL_TO_PASS": '["test_new.py::test_add"]', "PASS_TO_PASS": ["test_calc.py::test_old"]}
+TEST_PATCH = (
+    "diff --git a/test_new.py b/test_new.py\nnew file mode 100644\n--- /dev/null\n+++ b/test_new.py\n"
+    "@@ -0,0 +1,4 @@\n+import calc\n+\n+def test_add():\n+    assert calc.add(2, 3) == 5\n"
+)
+
+
+def test_named_tests_must_pass(docker, episode, say, submit):
+    instance = row(**TESTS, test_patch=TEST_PATCH)
+    assert episode(instance, FAMILY.gold(instance))[:2] == (1.0, 1.0)
+    worse = "printf 'def add(a, b):\\n    return 5\\n' > calc.py"
+    assert episode(instance, [say(worse), say(submit)])[:2] == (0.0, 0.0), "a test that passed before fails"
+
+
+CHEATS = {
+    "its own tests": "printf 'def test_add(): pass\\n' > test_new.py",
+    "conftest": "printf 'def pytest_collection_modifyitems(items): items.clear()\\n' > conftest.py",
+    "settings": "printf '[pytest]\\npython_functions = nothing\\n' > pytest.ini",
+    "leaves at import": "printf 'import os\\nos._exit(0)\\n' > calc.py",
+    "a link": "printf 'def add(a, b): return a + b\\n' > /tmp/x.py; rm calc.py; ln -s /tmp/x.py calc.py",
+    "a commit": "git -c user.name=x -c user.email=x commit -qam x --allow-empty",
+    "hooks and filters": "git config diff.external 'echo diff --git a/calc.py'; echo '*.py diff=x' > .gitattributes",
+}
+
+
+@pytest.mark.parametrize("command", CHEATS.values(), ids=CHEATS.keys())
+def test_cheats_in_containers(docker, episode, say, submit, command):
+    instance = row(**TESTS, test_patch=TEST_PATCH)
+    assert episode(instance, [say(command), say(submit)])[:2] == (0.0, 0.0)
+
+
+def test_what_was_committed_counts(docker, episode, say, submit):
+    mend = "sed -i 's/-/+/' calc.py && git -c user.name=x -c user.email=x commit -qam mended"
+    assert episode(row(base_commit=None), [say(mend), say(submit)])[:2] == (1.0, 1.0)
+
+
+def test_limits_on_output_and_time(docker, episode, say):
+    _, _, said = episode(row(), [say("yes"), say("sleep 50"), say("echo alive")], command_seconds=1, max_turns=4)
+    assert "<exception>the command was stopped" in said[0] and len(said[0]) < 12_000
+    assert "<exception>the command was stopped: it took more than 1 s" in said[1]
+    assert "alive" in said[2]
+
+
+def test_a_client_that_hangs_is_killed(monkeypatch):
+    from envs.mini_swe import container_task
+
+    monkeypatch.setattr(container_task, "SLACK_SECONDS", 0.5)
+    result = run_bounded(["bash", "-c", "echo begun; sleep 100 & sleep 100"], 0.5)
+    assert result["output"] == "begun\n" and result["returncode"] == -1
+    result = run_bounded(["bash", "-c", "head -c 3000000 /dev/zero; sleep 100"], 60)
+    assert len(result["output"]) == OUTPUT_BYTES and "printed more than" in result["exception_info"]
+
+
+@pytest.mark.parametrize("state", ["no_image", "dies_after_start"])
+def test_a_container_that_does_not_start_voids_the_episode_and_is_removed(docker, play, say, state):
+    (docker / state).touch()
+    with pytest.raises(RuntimeError, match="docker cannot start docker.io/swebench/"):
+        play(row(), [say("ls")], backend="docker")
+    assert not list((docker / "containers").iterdir())
+
+
+def test_containers_are_removed_after_a_crash(docker, say):
+    environment = FAMILY.environment(backend="docker")
+    environment.reset(row())
+    environment.step(say("ls"), row()["ground_truth"])
+    assert list((docker / "containers").iterdir())
+    environment.close()
+    assert not list((docker / "containers").iterdir())
+    with pytest.raises(RuntimeError, match="the episode is over"):  # a step that comes late takes nothing
+        environment._task._start()
+    assert not list((docker / "containers").iterdir())
+
+
+# Patches
+
+GOOD_PART = INSTANCE["patch"]
+
+
+def test_source_patches_are_kept_and_others_dropped():
+    assert source_patch(GOOD_PART) == GOOD_PART
+    for path in ("tests/test_x.py", "conftest.py", "setup.cfg", "a/.hidden/x.py", "x.pth", "test_calc.py"):
+        assert source_patch(GOOD_PART.replace("calc.py", path)) == "", path
+    assert source_patch(GOOD_PART.replace("calc.py", "conftest.py") + GOOD_PART) == GOOD_PART
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        GOOD_PART.replace("+++ b/calc.py", "+++ b/conftest.py"),
+        GOOD_PART.replace("--- a/calc.py", "--- a/tests/test_x.py"),
+        GOOD_PART.replace("a/calc.py b/calc.py", "a/calc.py b/conftest.py"),
+        GOOD_PART.replace("--- a", "new file mode 120000\n--- a", 1),
+        GOOD_PART.replace("--- a", "index 000..111 120000\n--- a", 1),
+        GOOD_PART.replace("--- a", "rename from conftest.py\nrename to calc.py\n--- a", 1),
+        'diff --git "a/calc\\n.py" "b/calc\\n.py"\nnew file mode 100644\n',
+        "diff --git a/calc.py b/calc.py\nindex 1..2 100644\nGIT binary patch\nliteral 3\n",
+        "diff --git a/calc.py b/calc.py\nold mode 100644\nnew mode 100755\n",
+        "no patch at all\n",
+    ],
+)
+def test_patches_that_say_one_thing_and_do_another_are_dropped(part):
+    assert source_patch(part) == ""
+
+
+# Logs
+
+
+def test_logs_are_read():
+    log = "PASSED outside\n>>>>> Start Test Output\nPASSED a.py::x\nFAILED a.py::y - assert 1\nERROR b.py\n"
+    log += "test_z (m.Case) ... ok\ntest_w (m.Case) ... FAIL\n>>>>> End Test Output\nPASSED later\n"
+    found = statuses(log)
+    assert found["a.py::x"] == {"PASSED"} and found["a.py::y"] == {"FAILED"} and found["b.py"] == {"ERROR"}
+    assert found["test_z (m.Case)"] == {"PASSED"} and found["test_w (m.Case)"] == {"FAILED"}
+    assert "outside" not in found and "later" not in found
+
+
+@pytest.mark.parametrize(
+    ("log", "good"),
+    [
+        ("PASSED a::x\nPASSED a::y", True),
+        ("PASSED a::x", False),
+        ("PASSED a::x\nFAILED a::y - boom", False),
+        ("PASSED a::x\nPASSED a::y\nFAILED a::y", False),
+        ("say PASSED a::x\nPASSED a::y", False),
+        ("a::x ... ok\na::y ... ok", True),
+        ("", False),
+    ],
+)
+def test_reward_and_scorer_read_the_same_of_a_log(log, good, make_trajectory):
+    truth = {"image": "x", "fail_to_pass": ["a::x"], "pass_to_pass": ["a::y"]}
+    final = [{"role": "user", "content": f"graded ; exit 1\n{log}"}]
+    assert resolved(log, 1, truth) == good
+    assert FAMILY.score(make_trajectory(["x"], StopReason.DONE, final), {"ground_truth": truth}) == float(good)
+
+
+def test_an_agent_cannot_say_the_log_itself(make_trajectory):
+    truth = {"image": "x", "fail_to_pass": [], "pass_to_pass": []}
+    text = "graded ; exit 0\n"
+    for final in ([], [{"role": "assistant", "content": text}], [{"role": "user", "content": f"x {text}"}]):
+        assert FAMILY.score(make_trajectory([text], StopReason.DONE, final), {"ground_truth": truth}) == 0.0
+
+
+def test_the_script_for_named_tests():
+    truth = {"eval_script": "", "test_patch": "", "fail_to_pass": ["a.py::x"], "pass_to_pass": ["b c.py::y"]}
+    assert "python -m pytest -rA -p no:cacheprovider a.py 'b c.py'" in evaluation_script(truth)
+    assert evaluation_script({**truth, "eval_script": "mine"}) == "mine"
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    from envs.mini_swe.package import mini_swe_agent
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "minisweagent"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "minisweagent", None)
+    with pytest.raises(UserError, match=r"pip install 'mtrl\[swe\]'"):
+        mini_swe_agent("environments.docker")
+
+
+def test_importing_the_package_touches_neither_the_home_nor_the_environment(tmp_path):
+    (tmp_path / ".config" / "mini-swe-agent").mkdir(parents=True)
+    (tmp_path / ".config" / "mini-swe-agent" / ".env").write_text("SECRET_OF_MINE=1\n")
+    program = (
+        "import os; before = dict(os.environ); from envs.mini_swe.package import mini_swe_agent; "
+        "mini_swe_agent('environments.docker'); assert dict(os.environ) == before; "
+        "import logging; assert not logging.getLogger('minisweagent').handlers"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
+    environment.pop("MSWEA_SILENT_STARTUP", None)
+    folder = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

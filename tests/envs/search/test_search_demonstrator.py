@@ -1,0 +1,65 @@
+"""The weak player: what it shows, and how weak it is."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from envs.search import FAMILY
+
+
+def episode(row, rng):
+    """The responses of a weak player, and the results of them."""
+    player = FAMILY.demonstrate(row, rng)
+    environment = FAMILY.environment(max_turns=5)
+    environment.reset(row)
+    responses, results = [], []
+    while not results or not results[-1].done:
+        responses.append(player.act(results[-1].observation if results else None))
+        results.append(environment.step(responses[-1], row["ground_truth"]))
+    return responses, results
+
+
+@pytest.fixture(scope="module")
+def episodes(splits):
+    rng = random.Random(0)
+    return [(row, *episode(row, rng)) for row in splits.train[:1000]]
+
+
+def test_success_is_in_the_tail(episodes, score):
+    won = [score(responses, row) for row, responses, _ in episodes]
+    assert won == [results[-1].reward for *_, results in episodes]
+    assert 0.2 < sum(won) / len(won) < 0.35
+
+
+def test_the_habit_is_to_guess_at_once_and_it_loses(episodes):
+    """What greedy decoding of a clone does: the most frequent first move is an answer."""
+    at_once = [results[-1].reward for _, responses, results in episodes if len(responses) == 1]
+    assert len(at_once) / len(episodes) > 0.55 and sum(at_once) / len(at_once) < 0.15
+
+
+def test_every_move_is_shown_and_none_is_malformed(episodes):
+    assert Counter(len(responses) for _, responses, _ in episodes).keys() == {1, 2, 3}
+    assert not any(result.metrics["malformed"] for *_, results in episodes for result in results)
+    for row, responses, _ in episodes:
+        assert responses[-1].startswith("<answer> ") and all(r.startswith("<search> ") for r in responses[:-1])
+        assert row["split"] == "train"
+
+
+def test_the_same_seed_plays_the_same(splits):
+    for row in splits.train[:20]:
+        assert episode(row, random.Random(5)) == episode(row, random.Random(5))
+
+
+def test_held_out_rows_are_not_demonstrated(splits):
+    with pytest.raises(ValueError, match="held out"):
+        FAMILY.demonstrate(splits.test[0], random.Random(0))
+
+
+def test_real_questions_are_mostly_guessed(score):
+    row = {"id": "r", "question": "who won the game?", "ground_truth": {"target": ["the Broncos"]}, "split": "train"}
+    rng = random.Random(0)
+    said = [FAMILY.demonstrate(row, rng).responses for _ in range(200)]
+    assert {len(responses) for responses in said} == {1, 2}
+    won = [score(responses, row) for responses in said]
+    assert won == [float(responses == FAMILY.gold(row)) for responses in said] and 60 < sum(won) < 100

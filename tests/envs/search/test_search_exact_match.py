@@ -1,0 +1,83 @@
+"""SQuAD's exact match: cases worked by hand, and both implementations against each other."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from envs.search.exact_match import is_match, normalise, occurs
+from envs.search.scorer import _reduced
+
+CASES = {
+    "The Denver Broncos": "denver broncos",
+    "  an  apple\ta day\n": "apple day",
+    "O'Brien, Jr.": "obrien jr",
+    "24-10": "2410",
+    "U.S.A.": "usa",
+    "$1,000": "1000",
+    "a.m.": "am",
+    "Theatre": "theatre",
+    "the-end": "theend",
+    "t.h.e end": "end",
+    "The “New” York": "“new” york",
+    "Ana and the an": "ana and",
+    "Bad__an_": "badan",
+    "L'été à Łódź": "lété à łódź",
+    "a\xa0the b": "b",
+    "½ of the cake": "½ of cake",
+    "the½": "the½",
+    "A": "a",
+    "The The": "the the",
+    "?!": "?!",
+}
+
+
+@pytest.mark.parametrize(("text", "normal"), CASES.items())
+def test_by_hand(text, normal):
+    assert normalise(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("answer", "aliases", "right"),
+    [
+        ("the Vistula.", ["Vistula River", "Vistula"], True),
+        ("Vistula", ["Vistula River"], False),
+        ("Vistula River", ["Vistula"], False),
+        ("2410", ["24-10"], True),
+        ("the", ["a"], False),
+        ("...", ["the"], False),
+        ("the the", ["The The"], True),
+        ("", ["?"], False),
+        ("Vistula", [], False),
+    ],
+)
+def test_matches(answer, aliases, right):
+    assert is_match(answer, aliases) is right
+
+
+def test_occurs_as_whole_words():
+    assert occurs(["The Vistula"], "It stands on the Vistula, a river.")
+    assert not occurs(["tin"], "A nation of routine.")
+    assert not occurs(["?!"], "What?!") and not occurs(["the"], "The end of the road.")
+
+
+PIECES = ["The", "a", "an", " ", "  ", "\t", "\n", ".", "-", "_", "'", "“", "é", "ß", "İ", "½", "٣", "\xa0", "\u2003"]
+PIECES += ["tin", "theatre", "24", "the", "A", "\u0301", "\u200b", "東京", "🌍", "\0", "\ud800", "²", "ǅ"]
+
+
+@settings(max_examples=800, deadline=None)
+@given(text=st.one_of(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.text(max_size=30)))
+@example("the\u0301")
+@example("a²")
+def test_the_scorers_own_words_are_the_same(text):
+    """The scorer normalises by other means; `normalise` of both texts is equal exactly where the scorer's words are."""
+    words = _reduced(text)
+    normal = normalise(text)
+    assert (words[1] if words[0] == "nothing but" else " ".join(words)) == normal
+
+
+@settings(max_examples=500, deadline=None)
+@given(pair=st.tuples(*[st.lists(st.sampled_from(PIECES), max_size=5).map("".join)] * 2))
+def test_both_judge_alike(pair):
+    answer, alias = pair
+    if answer.strip():
+        assert is_match(answer, [alias]) == (_reduced(answer) == _reduced(alias))

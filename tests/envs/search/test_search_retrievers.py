@@ -1,0 +1,127 @@
+"""Where episodes search: one retriever per process, a real server, and one that is down."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from envs.search import FAMILY
+from envs.search.retrievers import RetrieverSettings
+from mtrl.config.schema import DataConfig
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.errors import UserError
+from mtrl.generator.conversation import Conversation
+from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.scripted import ScriptedEngine
+from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.retrieval import RetrieverError
+from mtrl.types import StopReason
+
+ROOT = Path(__file__).parents[3]
+QUICK = {"timeout": 2.0, "retries": 0}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    rows = [{"id": n, "title": f"Number {n}", "text": f"The number {n} has the name n{n}."} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def dead():
+    """The address of a port at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": f"number {n}?", "answer": f"n{n}"}) + "\n" for n in range(9)))
+    return str(path)
+
+
+def test_the_retriever_is_made_once(corpus, monkeypatch):
+    made = []
+
+    def make(*args, **options):
+        made.append(args)
+        return object()
+
+    monkeypatch.setattr("envs.search.retrievers.make_retriever", make)
+    settings = RetrieverSettings(corpus=corpus)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda _: RetrieverSettings(corpus=corpus).make(), range(64)))
+    assert len(made) == 1 and all(each is found[0] for each in found)
+    assert RetrieverSettings(corpus=corpus, options=(("stopwords", "english"),)).make() is not settings.make()
+
+
+@pytest.fixture
+def server(corpus):
+    pytest.importorskip("fastapi")
+    command = [sys.executable, str(ROOT / "scripts/retriever_server.py"), "--corpus", corpus, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("ready "), line
+        yield line.split()[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_is_searched_as_a_corpus_is(server, corpus, rows, play):
+    config = {"retriever": "server", "url": server, **QUICK}
+    splits = FAMILY.load(DataConfig(path=rows), 0, **config)
+    for row in splits.train:
+        said = ["<search>zq</search>", *FAMILY.gold(row)]
+        asked = play(row, said, **config)
+        assert asked == play(row, said, corpus=corpus) and asked[-1].reward == 1.0
+        assert "Doc 1(Title: Number " in asked[1].observation
+
+
+def test_a_server_that_is_down_is_told_before_the_run(dead, rows):
+    with pytest.raises(UserError, match=rf"environment.config.url={dead}: .* could not be reached .* start it"):
+        FAMILY.load(DataConfig(path=rows), 0, retriever="server", url=dead, **QUICK)
+
+
+def test_a_server_that_goes_down_fails_the_episode(dead, tiny_tokenizer, tiny_codec):
+    """Nothing is paid, nothing is trained on: its group is replaced."""
+    said = ["<answer>no</answer>", "<search>number 3</search>"]
+    row = {"id": "r", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {"target": ["n3"]}}
+    pool = EnvironmentPool(2)
+    loop = EpisodeLoop(
+        ScriptedEngine(lambda trajectory_id, turn: said[int(trajectory_id[-1])], tiny_tokenizer),
+        partial(FAMILY.environment, max_turns=4, retriever="server", url=dead, **QUICK),
+        partial(Conversation, tiny_codec),
+        pool,
+        Limits(4, max_context_length=6000, step_timeout=20, episode_timeout=30, retries=1),
+    )
+    sampling = SamplingParams(max_generate_length=400, stop_token_ids=tiny_codec.stop_token_ids)
+    answered, searched = (asyncio.run(loop.run(row, "g", index, sampling)) for index in (0, 1))
+    pool.close()
+    assert answered.stop_reason == StopReason.DONE and answered.trainable
+    assert searched.stop_reason == StopReason.ENV_ERROR and not searched.trainable
+    assert searched.error.startswith(f"RetrieverError: the retriever at {dead}/retrieve could not be reached")
+    assert searched.metrics["attempts"] == 2 and searched.reward == 0.0
+
+
+def test_a_dead_server_is_given_up_before_the_step_is(dead, make_row, monkeypatch):
+    """By default its own error ends the episode, not a time-out that says nothing."""
+    waited = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    environment = FAMILY.environment(retriever="server", url=dead)
+    row = make_row({"target": ["n3"]})
+    environment.reset(row)
+    with pytest.raises(RetrieverError, match="in 3 attempts"):
+        environment.step("<search>x</search>", row["ground_truth"])
+    assert sum(waited) + 3 * 8.0 < 30.0

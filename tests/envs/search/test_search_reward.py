@@ -1,0 +1,119 @@
+"""What can be earned at all: an exhaustive search over everything that changes what a policy is paid."""
+
+from itertools import product
+
+import pytest
+
+from envs.search import FAMILY
+from envs.search.reward import SCHEMES
+from mtrl.errors import UserError
+
+MOVES = {
+    "right": "<answer>tin</answer>",
+    "wrong": "<answer>zinc</answer>",
+    "hit": "<search>rome metal</search>",
+    "other hit": "<search>tin</search>",
+    "miss": "<search>mara works</search>",
+    "nothing": "<search>zq</search>",
+    "malformed": "tin",
+    "stuffed": "<answer>tin</answer><answer>zinc</answer>",
+}
+"""One move of every kind that the reward tells apart, and two that it must not."""
+TURNS = 4
+
+
+@pytest.fixture(scope="module")
+def earned(play, make_row, score):
+    """scheme -> moves -> (return, score), for every sequence of moves up to the end of its episode."""
+    found = {scheme: {} for scheme in SCHEMES}
+    for scheme, names in product(SCHEMES, product(MOVES, repeat=TURNS)):
+        responses = [MOVES[name] for name in names]
+        results = play(make_row(), responses, reward=scheme, max_turns=TURNS)
+        played = names[: len(results)]
+        if played not in found[scheme]:
+            value = sum(result.reward for result in results)
+            found[scheme][played] = value, score(responses[: len(results)], make_row())
+    return found
+
+
+def test_every_sequence_was_played(earned):
+    searches = len(MOVES) - 2
+    for scheme in SCHEMES:
+        assert len(earned[scheme]) == 2 * (1 + searches + searches**2 + searches**3) + searches**4
+
+
+def test_nothing_earns_more_than_the_score_by_default(earned):
+    for names, (paid, scored) in earned["default"].items():
+        assert paid <= scored, names
+        clean = not {"malformed", "stuffed"} & set(names)
+        assert paid == scored if clean else paid < scored, names
+
+
+def test_stalling_earns_nothing_by_default(earned):
+    for names, (paid, _) in earned["default"].items():
+        if names[-1] == "right" and len(names) > 1:
+            assert paid <= earned["default"]["right",][0], names
+
+
+def test_progress_pays_a_right_answer_one_in_all(earned):
+    malformed = {"malformed", "stuffed"}
+    for names, (paid, scored) in earned["progress"].items():
+        cost = 0.1 * sum(name in malformed for name in names)
+        if scored:
+            assert paid == pytest.approx(1.0 - cost), names
+        else:
+            found = 0.2 if {"hit", "other hit"} & set(names) else 0.0
+            assert paid == pytest.approx(found - cost), names
+
+
+def test_mt_ppo_is_farmed_by_searching_for_the_same_again(earned):
+    """Why it is not the default: the best policy searches for what it has found until the turns run out."""
+    paid = earned["mt_ppo"]
+    best = max(paid, key=lambda names: paid[names][0])
+    assert set(best[:-1]) <= {"hit", "other hit"} and best[-1] == "right" and len(best) == TURNS
+    assert paid[best][0] == pytest.approx(1.9)
+    assert paid["hit", "right"][0] == pytest.approx(1.3) and paid["right",][0] == 1.0
+
+
+def test_mt_ppo_pays_a_wrong_answer_more_than_a_right_one(earned):
+    paid = earned["mt_ppo"]
+    wrong, scored = paid["hit", "hit", "hit", "wrong"]
+    assert scored == 0.0 and wrong == pytest.approx(1.1) and wrong > paid["right",][0]
+
+
+def test_mt_ppo_by_hand(earned):
+    paid = {names: value for names, (value, _) in earned["mt_ppo"].items()}
+    assert paid["wrong",] == pytest.approx(0.2)
+    assert paid["miss", "right"] == pytest.approx(0.0 + 1.0)
+    assert paid["malformed", "right"] == pytest.approx(-0.2 + 1.0)
+    assert paid["miss", "hit", "malformed", "miss"] == pytest.approx(0.0 + 0.3 - 0.2 - 1.0)
+
+
+def test_components_and_their_sum(play, make_row):
+    responses = [MOVES[name] for name in ("malformed", "hit", "hit", "right")]
+    parts = {
+        "default": [(0, -0.1), (0, 0), (0, 0), (1, 0)],
+        "progress": [(0, -0.1, 0), (0, 0, 0.2), (0, 0, 0), (0.8, 0, 0)],
+        "mt_ppo": [(0, -0.2, 0, 0), (0, 0.1, -0.1, 0.3), (0, 0.1, -0.1, 0.3), (1, 0, 0, 0)],
+    }
+    for scheme, expected in parts.items():
+        results = play(make_row(), responses, reward=scheme)
+        assert [tuple(result.components.values()) for result in results] == expected
+        assert all(result.reward == sum(result.components.values()) for result in results)
+
+
+def test_the_cost_of_malformed_turns_ends(play, make_row):
+    results = play(make_row(), ["?"] * 12, max_turns=12)
+    assert [result.reward for result in results] == [-0.1] * 5 + [0.0] * 7
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+def test_a_right_answer_is_worth_one_in_whichever_turn(play, make_row, turns):
+    results = play(make_row(), [MOVES["hit"]] * (turns - 1) + [MOVES["right"]])
+    assert [result.reward for result in results] == [0.0] * (turns - 1) + [1.0]
+
+
+def test_an_unknown_scheme():
+    with pytest.raises(UserError, match="reward.scheme=skyrl is not known to search; choose one of default, progress"):
+        FAMILY.environment(reward="skyrl")
+    assert FAMILY.environment.reward_schemes == SCHEMES

@@ -1,0 +1,70 @@
+"""Plays with responses from a pipe: as a program of its own, or in this process, which is faster."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import mtrl
+from mtrl.config.messages import one_sentence
+from mtrl.play.__main__ import main
+
+ROOT = Path(mtrl.__file__).parent.parent
+
+
+def flat(shown):
+    """What is shown without boxes and line breaks."""
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", shown)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """`program("say this\\n", "key=value", …)`: what came of `python -m mtrl.play`."""
+
+    def run(typed, *words):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+        command = [sys.executable, "-m", "mtrl.play", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, input=typed, capture_output=True, timeout=120)
+        done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
+        return done
+
+    return run
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch, capsys):
+    """The same in this process; the text may be bytes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.syspath_prepend(ROOT)
+
+    def run(typed, *words):
+        typed = typed if isinstance(typed, bytes) else typed.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        try:
+            with one_sentence():
+                status = main(words)
+        except SystemExit as ended:
+            status = ended.code
+        shown = capsys.readouterr()
+        return SimpleNamespace(returncode=status, stdout=shown.out, stderr=shown.err)
+
+    return run
+
+
+TASK = ("experiment=null", "name=awkward")
+
+
+@pytest.fixture
+def awkward(play):
+    """The task of awkward.py."""
+
+    def run(typed, *words, family="FAMILY"):
+        return play(typed, *TASK, f"environment.target=tests.play.awkward.{family}", *words)
+
+    return run

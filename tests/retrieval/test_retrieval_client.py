@@ -1,0 +1,244 @@
+"""The client, against a server on this machine that fails as it is told."""
+
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from mtrl.errors import UserError
+from mtrl.retrieval import Hit, Passage, RetrieverError, make_retriever
+from mtrl.retrieval.client import wait_until_ready
+
+
+def answer(body):
+    """One hit per query, which repeats it."""
+    hits = [[{"document": {"id": "1", "contents": f"T\n{query}"}, "score": 0.5}] for query in body["queries"]]
+    return 200, {"result": hits}
+
+
+def status(code, said="{}"):
+    return lambda body: (code, said)
+
+
+def hang_up(body):
+    return None
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with self.server.lock:
+            self.server.received.append((self.path, body, self.headers.get("authorization")))
+            reply = self.server.replies.pop(0) if self.server.replies else answer
+        self.reply(reply(body))
+
+    def do_GET(self):
+        with self.server.lock:
+            self.server.received.append((self.path, None, self.headers.get("authorization")))
+            reply = self.server.replies.pop(0) if self.server.replies else status(200)
+        self.reply(reply(None))
+
+    def reply(self, given):
+        if given is None:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        code, said = given
+        content = (said if isinstance(said, str) else json.dumps(said)).encode()
+        self.send_response(code)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+class FlakyServer(ThreadingHTTPServer):
+    """Gives its `replies` in turn, then works."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.replies, self.received, self.lock = [], [], threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_):
+        pass
+
+
+@pytest.fixture
+def flaky():
+    server = FlakyServer()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Seconds that the client wanted to sleep."""
+    asked = []
+    monkeypatch.setattr("mtrl.retrieval.client.time.sleep", asked.append)
+    return asked
+
+
+def test_what_is_sent_and_found(flaky):
+    retriever = make_retriever("server", url=flaky.url)
+    assert retriever.search(["one", " ", "ünder \ud800\0"], 4) == [
+        [Hit(Passage("1", "T", "one"), 0.5)],
+        [],
+        [Hit(Passage("1", "T", "ünder ?\0"), 0.5)],
+    ]
+    sent = {"queries": ["one", "ünder ?\0"], "topk": 4, "return_scores": True}
+    assert flaky.received == [("/retrieve", sent, None)]
+    retriever.close()
+
+
+def test_nothing_is_sent_for_nothing(flaky):
+    assert make_retriever("server", url=flaky.url).search(["", " \n"], 4) == [[], []]
+    assert not flaky.received
+
+
+@pytest.mark.parametrize(
+    "path, asked", [("", "/retrieve"), ("/", "/retrieve"), ("/retrieve", "/retrieve"), ("/a/", "/a/retrieve")]
+)
+def test_urls_with_and_without_the_path(flaky, path, asked):
+    make_retriever("server", url=flaky.url + path).search(["one"], 1)
+    assert flaky.received[0][0] == asked
+
+
+def test_answers_without_scores_and_with_too_many_hits(flaky):
+    flaky.replies = [lambda body: (200, {"result": [[{"contents": f"T\n{word}"} for word in "abc"]]})]
+    (hits,) = make_retriever("server", url=flaky.url).search(["one"], 2)
+    assert [(hit.passage.text, hit.score) for hit in hits] == [("a", 0.0), ("b", -1.0)]
+
+
+def test_many_queries_are_sent_in_parts(flaky):
+    queries = [f"q{number}" for number in range(600)]
+    found = make_retriever("server", url=flaky.url).search(queries, 1)
+    assert [hits[0].passage.text for hits in found] == queries
+    assert [len(body["queries"]) for _, body, _ in flaky.received] == [256, 256, 88]
+
+
+def test_failures_are_tried_again_after_longer_and_longer_pauses(flaky, pauses):
+    flaky.replies = [status(500), hang_up, status(503, "busy")]
+    retriever = make_retriever("server", url=flaky.url, backoff=0.25)
+    assert retriever.search(["one"], 1)[0][0].passage.text == "one"
+    assert pauses == [0.25, 0.5, 0.75]
+    assert len(flaky.received) == 4
+
+
+def test_it_gives_up_with_what_the_server_said_last(flaky, pauses):
+    flaky.replies = [status(500), status(502), status(503, "too\n busy")]
+    retriever = make_retriever("server", url=flaky.url, retries=2)
+    with pytest.raises(RetrieverError) as caught:
+        retriever.search(["one"], 1)
+    assert str(caught.value) == (f"the retriever at {flaky.url}/retrieve answered HTTP 503: too busy, in 3 attempts")
+    assert pauses == [1.0, 2.0]
+    assert retriever.search(["two"], 1)[0][0].passage.text == "two"
+
+
+@pytest.mark.parametrize("code", [301, 400, 401, 404, 413, 422, 429])
+def test_what_is_refused_is_not_tried_again(flaky, pauses, code):
+    flaky.replies = [status(code, '{"detail": "topk must be less"}')]
+    with pytest.raises(RetrieverError, match=rf"{flaky.url}/retrieve answered HTTP {code}: .*topk must be less"):
+        make_retriever("server", url=flaky.url).search(["one"], 1)
+    assert len(flaky.received) == 1 and not pauses
+
+
+def test_an_answer_of_another_form_is_not_tried_again(flaky, pauses):
+    flaky.replies = [status(200, "<html>")]
+    with pytest.raises(RetrieverError, match="an answer of another form: the answer is not JSON"):
+        make_retriever("server", url=flaky.url).search(["one"], 1)
+    assert len(flaky.received) == 1 and not pauses
+
+
+def test_a_server_that_is_not_there(pauses):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(RetrieverError, match=rf"{url}/retrieve could not be reached .*, in 3 attempts"):
+            make_retriever("server", url=url, retries=2).search(["one"], 1)
+    assert pauses == [1.0, 2.0]
+
+
+def test_a_server_that_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        start = time.monotonic()
+        with pytest.raises(RetrieverError, match="ReadTimeout"):
+            make_retriever("server", url=url, retries=1, timeout=0.1, backoff=0.01).search(["one"], 1)
+    assert time.monotonic() - start > 0.2
+
+
+def test_threads_share_it(flaky):
+    retriever = make_retriever("server", url=flaky.url)
+    found = {}
+
+    def ask(number):
+        found[number] = retriever.search([f"q{number}"], 1)[0][0].passage.text
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: f"q{number}" for number in range(100)}
+
+
+def test_the_token_is_sent(flaky, monkeypatch):
+    monkeypatch.setenv("MTRL_RETRIEVER_TOKEN", "from-outside\n")
+    make_retriever("server", url=flaky.url).search(["one"], 1)
+    make_retriever("server", url=flaky.url, token="given").search(["one"], 1)
+    assert [token for _, _, token in flaky.received] == ["Bearer from-outside", "Bearer given"]
+    with pytest.raises(UserError, match="MTRL_RETRIEVER_TOKEN. has characters"):
+        make_retriever("server", url=flaky.url, token="schlüssel")
+
+
+def test_a_proxy_is_not_asked_for_this_machine(flaky, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert make_retriever("server", url=flaky.url, retries=0).search(["one"], 1)[0]
+
+
+def test_waiting_until_a_server_is_ready(flaky):
+    flaky.replies = [status(503), hang_up]
+    wait_until_ready(flaky.url + "/retrieve", 10)
+    assert [path for path, _, _ in flaky.received] == ["/health"] * 3
+
+
+def test_waiting_ends():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(RetrieverError, match=rf"{url}/health is not ready after 0.2 s: it could not be reached"):
+            wait_until_ready(url, 0.2)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"url": "localhost:8000"}, "url=localhost:8000 is no address; write http://host:port"),
+        ({"url": "http://"}, "is no address"),
+        ({"url": "http://me:secret@host"}, "is no address"),
+        ({"url": "http://host/retrieve?topk=3"}, "is no address"),
+        ({"url": 3}, "url=3 is no address"),
+        ({"url": "http://host", "timeout": 0}, "timeout=0 must be more than 0"),
+        ({"url": "http://host", "retries": -1}, "retries=-1"),
+        ({"url": "http://host", "top_k": 3}, "has no option 'top_k'; it has timeout, retries, token, backoff"),
+        ({}, "retriever=server needs url"),
+    ],
+)
+def test_wrong_options_are_named(options, said):
+    with pytest.raises(UserError, match=said):
+        make_retriever("server", **options)

@@ -1,0 +1,77 @@
+"""The guide to environments of one's own, followed step by step, with its own commands."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GUIDE = (
+    (ROOT / "docs" / "custom_environments.md").read_text(encoding="utf-8").partition("\n## Environments of other")[0]
+)
+COMMANDS = [
+    shlex.split(line) for block in re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()
+]
+STRICT = """response == f"it is {ground_truth['answer']}\""""
+LENIENT = """ground_truth["answer"] in response"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The reader's own folder, with the file that the guide shows."""
+    folder = tmp_path_factory.mktemp("guide")
+    (folder / "library.py").write_text(
+        re.search(r"```python\n(# library\.py\n.*?)```", GUIDE, re.DOTALL)[1], encoding="utf-8"
+    )
+    return folder
+
+
+def follow(module, folder, *more, **keywords):
+    """Run the guide's first command of `module` as the reader would."""
+    words = next(words for words in COMMANDS if words[:3] == ["python", "-m", f"mtrl.{module}"])
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MTRL_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *words[1:], *more]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, **keywords)
+
+
+def test_one_plays_it(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    from library import Library
+
+    row = Library.load(None, seed=0).train[0]
+    done = follow("play", folder, "row=0", input="\n".join([*Library.gold(row), "/quit", ""]))
+    assert done.returncode == 0, done.stderr
+    assert f"where is {row['ground_truth']['title']}" in done.stdout
+    assert re.search(r"score\s+1", done.stdout), done.stdout
+
+
+def test_the_pre_flight_finds_nothing(folder):
+    done = follow("preflight", folder)
+    assert done.returncode == 0, done.stdout
+    assert "ready to train" in done.stdout and "\nwarn" not in done.stdout
+
+
+def test_the_pre_flight_finds_the_lenient_answer_and_the_few_turns(folder, tmp_path):
+    code = (folder / "library.py").read_text()
+    assert STRICT in code
+    (tmp_path / "library.py").write_text(code.replace(STRICT, LENIENT))
+    done = follow("preflight", tmp_path, "generator.max_turns=4", "preflight.model=false")
+    assert done.returncode == 1
+    assert re.findall(r"^fail  (\w+)", done.stdout, re.MULTILINE) == ["agreement", "format_only", "stuffing"]
+    assert re.findall(r"^warn  (\w+)", done.stdout, re.MULTILINE) == ["turns"]
+
+
+def test_one_trains_it(folder):
+    done = follow("main", folder, "run_dir=run")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert (
+        summary["success_before"] < 0.05 and summary["success_after"] > 0.9 and summary["success_sampled_after"] > 0.9
+    )

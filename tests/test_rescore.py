@@ -1,0 +1,272 @@
+"""Rescoring stored trajectories: the same settings give the same numbers, others give others, and nothing is silent."""
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import mtrl
+from mtrl.config.messages import one_sentence
+from mtrl.environments.family import Splits
+from mtrl.play.__main__ import main as play
+from mtrl.rescore.__main__ import main as rescore
+from mtrl.rescore.source import Rows, Stored
+from mtrl.types import Trajectory, read_trajectories
+
+ROOT = Path(mtrl.__file__).parent.parent
+RUN = ("experiment=gsm8k", "debug=fast", "trainer.max_steps=2", "tracker.plots=false")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A real run of two steps, of a policy that knows next to nothing."""
+    folder = tmp_path_factory.mktemp("rescore")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mtrl.main", *RUN, f"run_dir={folder / 'run'}"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Episodes of the demonstrator, some right and some wrong, as mtrl.play keeps them."""
+    file = tmp_path_factory.mktemp("played") / "played.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", io.StringIO())
+        assert play(["+experiment=gsm8k", "player=demonstrator", "episodes=40", f"out={file}"]) == 0
+    return file
+
+
+@pytest.fixture
+def found(capsys):
+    """`found(SOURCE, "key=value", …)`: the exit status and the JSON."""
+
+    def run(source, *words):
+        status = rescore([str(source), *words, "--json"])
+        return status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def stored(source):
+    """All trajectories, by where they are."""
+    files = sorted((source / "trajectories").glob("*.jsonl")) if source.is_dir() else [source]
+    return {f"{f.name}:{n}": t for f in files for n, t in enumerate(read_trajectories(f), 1)}
+
+
+def shown(capsys, *words):
+    status = rescore([str(word) for word in words])
+    return status, capsys.readouterr().out
+
+
+def test_by_its_own_settings_a_run_stays_as_it_was(run, found):
+    status, report = found(run)
+    before = stored(run)
+    assert status == 0 and report["not_rescored"] == [] and report["all"]["changed"] == 0
+    assert {line["where"] for line in report["trajectories"]} == before.keys() and len(before) == 32
+    for line in report["trajectories"]:
+        trajectory = before[line["where"]]
+        assert line["rewards_after"] == trajectory.rewards and line["reward_after"] == trajectory.reward
+        assert line["score_after"] == trajectory.score == line["score_before"]
+    assert {kind: values["episodes"] for kind, values in report["kinds"].items()} == {
+        "eval_greedy": 12,
+        "eval_sampled": 12,
+        "train": 8,
+    }
+
+
+def test_other_components_are_paid(run, found):
+    status, report = found(run, "reward.components={turn_penalty:0.5}")
+    assert status == 0 and report["environment_played"]
+    before = stored(run)
+    for line in report["trajectories"]:
+        trajectory = before[line["where"]]
+        assert line["reward_after"] == pytest.approx(trajectory.reward - 0.5 * (len(trajectory.turns) - 1))
+    assert report["all"]["changed"] == sum(len(t.turns) > 1 for t in before.values()) > 0
+
+
+def test_another_scheme_pays_otherwise_and_the_score_stays(played, found):
+    status, own = found(played)
+    assert status == 0 and own["all"]["changed"] == 0
+    assert 0 < own["all"]["success_before"] < 1, "the demonstrator is sometimes right"
+    assert [line["rewards_after"] for line in own["trajectories"]] == [t.rewards for t in stored(played).values()]
+
+    status, other = found(played, "reward=guide")
+    assert status == 0 and other["all"]["changed"] > 0
+    assert other["all"]["success_after"] == own["all"]["success_after"]
+    for a, b in zip(own["trajectories"], other["trajectories"], strict=True):
+        assert (a["where"], a["score_after"]) == (b["where"], b["score_after"])
+    paid = {
+        name: [line["reward_after"] for line in report["trajectories"]] for name, report in (("a", own), ("b", other))
+    }
+    assert paid["a"] != paid["b"]
+
+
+def test_lines_that_are_no_trajectories_are_counted(run, found, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    file = copy / "trajectories" / "train_step_000001.jsonl"
+    first = file.read_text().splitlines()[0]
+    bad = [
+        first[:-30],
+        "[]",
+        '{"turns": 3}',
+        first.replace('"stop_reason": "', '"stop_reason": "never_'),
+        "",
+        "no JSON",
+    ]
+    file.write_bytes(file.read_bytes() + "\n".join(bad).encode() + b"\n\xc3(\n")
+    status, report = found(copy)
+    left = report["not_rescored"]
+    assert status == 1 and report["left_out"] == {"unreadable": 6} and report["all"]["episodes"] == 32
+    assert [line["where"] for line in left] == [f"{file.name}:{n}" for n in (5, 6, 7, 8, 10, 11)]
+    assert all(line["told"] for line in left)
+
+
+def test_an_environment_that_answers_otherwise_is_named_by_row_and_turn(played, found, capsys):
+    """Without its calculator the environment says something else to a call."""
+    status, report = found(played, "environment.config.calculator=false")
+    before = stored(played)
+    called = {where for where, t in before.items() if any("<calc>" in turn.text for turn in t.turns[:-1])}
+    differing = {line["where"]: line for line in report["not_rescored"]}
+    assert status == 1 and called and differing.keys() >= called
+    assert report["left_out"] == {"differs": len(differing)}
+    assert report["all"]["episodes"] == len(before) - len(differing)
+    for where in called:
+        trajectory = before[where]
+        assert re.match(rf"row {trajectory.task_id}, turn \d: another observation: was '", differing[where]["told"])
+    status, text = shown(capsys, played, "environment.config.calculator=false")
+    assert status == 1 and f"{len(differing)} not rescored, episodes that the environment answers otherwise now" in text
+
+
+def test_fewer_turns_than_were_played_differ(played, found):
+    status, report = found(played, "generator.max_turns=1", "environment.config.calculator=false")
+    long = {where: t for where, t in stored(played).items() if len(t.turns) > 1}
+    left = {line["where"]: line["told"] for line in report["not_rescored"]}
+    assert status == 1 and left.keys() == long.keys() > set()
+    for where, told in left.items():
+        wanted = "turn 1: the environment ends the episode, and the recording goes on"
+        assert told == f"row {long[where].task_id}, {wanted}"
+
+
+def test_a_row_that_is_not_certain_is_not_taken():
+    prompt = [{"role": "user", "content": "?"}]
+    rows = [{"id": "a", "prompt": prompt, "ground_truth": {"n": n}} for n in (1, 2)]
+    twice, apart = Rows(Splits(rows, [])), Rows(Splits(rows[:1], rows[1:]))
+    line = Stored(Path("x.jsonl"), 1, None)
+    with pytest.raises(KeyError, match="2 different rows of train have the id a"):
+        twice.find(line, Trajectory("a", "play/train/0", 0))
+    with pytest.raises(KeyError, match="no row with the id b"):
+        twice.find(line, Trajectory("b", "play/train/0", 0))
+    assert apart.find(line, Trajectory("a", "play/train/0", 0)) is rows[0]
+    assert apart.find(line, Trajectory("a", "play/test/0", 0)) is rows[1]
+    assert apart.find(Stored(Path("eval_greedy_step_000001.jsonl"), 1, None), Trajectory("a", "", 0)) is rows[1]
+
+
+def test_rows_of_other_data_are_not_guessed(played, found):
+    status, report = found(played, "data.synthetic_train_rows=10")
+    assert status == 1 and report["left_out"] == {"no row": 30}
+    status, report = found(played, "seed=1")
+    assert status == 1 and set(report["left_out"]) == {"differs"}
+    assert all("turn 1: another prompt" in line["told"] for line in report["not_rescored"])
+
+
+def pure(messages, row):
+    """Paid for by the tests below."""
+    return float(len(messages)), {"seen": 1.0}
+
+
+def broken(messages, row):
+    if len(messages) > 2:
+        raise LookupError("too long")
+    return 0.5
+
+
+def test_a_function_of_the_messages_needs_no_environment(played, found, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    wanted = ("reward.components={environment:0,tests.test_rescore.pure:2}",)
+    from mtrl.play.episode import Episode
+
+    monkeypatch.setattr(Episode, "open", lambda self: pytest.fail("the environment was asked"))
+    status, report = found(played, *wanted)
+    assert status == 0 and report["environment_played"] is False
+    for line, trajectory in zip(report["trajectories"], stored(played).values(), strict=True):
+        assert line["reward_after"] == 2.0 * len(trajectory.messages)
+    status = rescore([str(played), *wanted, "environment.config.calculator=false"])
+    said = capsys.readouterr()
+    assert status == 0 and "the environment was not asked" in said.out
+    assert "environment.config.calculator=false changes no reward" in said.err
+
+
+def test_a_reward_that_breaks_is_told(played, found, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    status, report = found(played, "reward.components={environment:0,tests.test_rescore.broken:1}")
+    long = [where for where, t in stored(played).items() if len(t.messages) > 2]
+    assert status == 1 and [line["where"] for line in report["not_rescored"]] == long
+    assert Counter(line["told"] for line in report["not_rescored"]) == {"LookupError: too long": len(long)}
+
+
+def test_the_table(played, capsys, tmp_path):
+    out = tmp_path / "report.json"
+    status, text = shown(capsys, played, "reward.components.turn_penalty=0.1", f"out={out}")
+    first, second, *rest = text.splitlines()
+    assert status == 0 and first.split()[:3] == ["trajectories", "episodes", "reward"]
+    assert second.split()[:2] == ["played", "40"]
+    report = json.loads(out.read_text())
+    assert f"{report['all']['reward_after']:.3f}" in second and f"{report['all']['reward_before']:.3f}" in second
+    said = "\n".join(rest)
+    assert "best paid of those that the scorer refuses: played.jsonl:" in said
+    assert "worst paid of those that the scorer accepts: played.jsonl:" in said
+    assert f"{len(report['underpaid'])} not paid in full, though the scorer says yes" in said
+    assert said.endswith(f"written to {out}")
+
+
+def test_disagreements_are_those_of_reward_and_scorer(played, found):
+    status, report = found(played, "reward.components={environment:0,turn_penalty:-5}")
+    lines = {line["where"]: line for line in report["trajectories"]}
+    wanted = {where for where, line in lines.items() if line["reward_after"] >= 1 and not line["score_after"]}
+    assert status == 0 and set(report["overpaid"]) == wanted > set()
+    paid = [lines[where]["reward_after"] for where in report["overpaid"]]
+    assert paid == sorted(paid, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["RUN", "trainer.max_steps=3"], "trainer.max_steps=3 changes nothing here: rescoring a run reads reward, env"),
+        (["RUN", "experiment=games"], "experiment=games changes nothing here"),
+        (["RUN", "reward.scheme=skyrl"], "reward.scheme=skyrl is not known; choose one of default, guide"),
+        (["RUN", "reward.shceme=guide"], "did you mean reward.scheme=guide?"),
+        (["RUN", "out=nowhere/x.json"], "out=nowhere/x.json cannot be written"),
+        (["nowhere"], "nowhere does not exist; give the folder of a run"),
+        (["RUN/trajectories"], "trajectories is no run, for it has no config.yaml"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_sentence(run, capsys, words, sentence):
+    with pytest.raises(SystemExit) as ended, one_sentence():
+        rescore([word.replace("RUN", str(run)) for word in words])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.out == "" and sentence in said.err and said.err.count("\n") == 1
+
+
+def test_as_a_program_without_torch(played, tmp_path):
+    code = "import sys; from mtrl.rescore.__main__ import main; status = main(sys.argv[1:]); "
+    code += "assert 'torch' not in sys.modules; sys.exit(status)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    for start in (["-c", code], ["-m", "mtrl.rescore"]):
+        command = [sys.executable, *start, str(played), "+experiment=gsm8k"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\x1b" not in done.stdout and "played  " in done.stdout
+
+
+def test_a_file_of_a_run_takes_the_runs_settings(run, found):
+    status, report = found(run / "trajectories" / "eval_greedy_step_000002.jsonl")
+    assert status == 0 and report["all"]["episodes"] == 4 and report["all"]["changed"] == 0

@@ -1,0 +1,19 @@
+"""From a configuration to the parts of a run: what is refused before any model is made."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl.config.compose import compose
+from mtrl.environments.factory import Task, load_task
+from mtrl.environments.family import Splits
+from mtrl.errors import UserError
+from mtrl.trainer.setup import set_up
+
+
+@pytest.mark.parametrize("override", ["trainer.max_steps=5", "trainer.max_steps=0"])
+def test_no_training_rows(override):
+    config = OmegaConf.to_object(compose(["experiment=gsm8k", override]))
+    task = load_task(config)
+    empty = Task(task.family, Splits([], task.splits.test), task.make_environment)
+    with pytest.raises(UserError, match="there are no training rows: check data.path and data.train_split"):
+        set_up(config, task=empty)
