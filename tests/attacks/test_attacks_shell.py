@@ -98,4 +98,4 @@ def test_commands_that_run_into_limits(family, outside, victim):
     with Peak() as peak:
         attack_all(family_of(GREEDY, family), 1.5, outside, victim)
     assert peak.processes < LIMITS.processes + 20, "bubblewrap's own, and the victim"
-    assert peak.bytes < 3 * LIMITS.memory_bytes, "watched ten times a second, so a moment more is possible"
+    assert peak.bytes < 6 * LIMITS.memory_bytes, "watched ten times a second, so for a moment far more is possible"
