@@ -12,6 +12,7 @@ from typing import Any
 from envs.mini_swe.bugs import Bug, edit, pairs, sed
 from envs.mini_swe.data import FILE, located
 from envs.mini_swe.prompts import SUBMIT
+from mtrl.environments.family import Recital
 from mtrl.errors import UserError
 from mtrl.types import Row
 
@@ -22,24 +23,7 @@ SLIP_SHARE = 0.1
 SUBMISSION = f"echo {SUBMIT}"
 
 
-class WeakPlayer:
-    """Plays one episode of one training row; `responses` are all its moves."""
-
-    def __init__(self, bug: Bug, rng: random.Random):
-        blind = rng.random() < BLIND_SHARE
-        slips = blind or rng.random() < SLIP_SHARE
-        repair = _submit_edit(_other(bug, rng) if slips else bug)
-        self.responses = [repair] if blind else [say(f"cat {FILE}"), repair]
-        self._next = 0
-
-    def act(self, observation: str | None) -> str:
-        """The next response."""
-        response = self.responses[min(self._next, len(self.responses) - 1)]
-        self._next += 1
-        return response
-
-
-def demonstrate(row: Row, rng: random.Random) -> WeakPlayer:
+def demonstrate(row: Row, rng: random.Random) -> Recital:
     """A weak player of `row`, which must be a generated training row with a single file."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
@@ -48,7 +32,10 @@ def demonstrate(row: Row, rng: random.Random) -> WeakPlayer:
             f"row {row['id']} is not a generated one with a single function and has no demonstration; set "
             "data.path=null and environment.config.functions=1, or model=hf"
         )
-    return WeakPlayer(Bug(**row["bug"]), rng)
+    bug, blind = Bug(**row["bug"]), rng.random() < BLIND_SHARE
+    slips = blind or rng.random() < SLIP_SHARE
+    repair = _submit_edit(_other(bug, rng) if slips else bug)
+    return Recital([repair] if blind else [say(f"cat {FILE}"), repair])
 
 
 def gold(row: Row) -> list[str]:

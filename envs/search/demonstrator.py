@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 
 from envs.search.world import KINDS, PLACES, RELATIONS, Chain
+from mtrl.environments.family import Recital
 from mtrl.types import Row
 
 GUESS_SHARE = 0.6
@@ -20,28 +21,14 @@ SLIP_SHARE = 0.3
 """Share of the others that go wrong somewhere: another relation, another place or another answer."""
 
 
-class WeakPlayer:
-    """Plays one episode of one training row; `responses` are all its moves."""
-
-    def __init__(self, responses: list[str]):
-        self.responses = responses
-        self._next = 0
-
-    def act(self, observation: str | None) -> str:
-        """The next response."""
-        response = self.responses[min(self._next, len(self.responses) - 1)]
-        self._next += 1
-        return response
-
-
-def demonstrate(row: Row, rng: random.Random) -> WeakPlayer:
+def demonstrate(row: Row, rng: random.Random) -> Recital:
     """A weak player of `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     if "chain" in row:
-        return WeakPlayer(_weak_moves(Chain(**row["chain"]), rng))
+        return Recital(_weak_moves(Chain(**row["chain"]), rng))
     guesses = rng.random() < GUESS_SHARE
-    return WeakPlayer([_answer(rng.choice(row["question"].split()))] if guesses else gold(row))
+    return Recital([_answer(rng.choice(row["question"].split()))] if guesses else gold(row))
 
 
 def gold(row: Row) -> list[str]:

@@ -11,6 +11,7 @@ import random
 from dataclasses import replace
 
 from envs.text_to_sql.problem import MEASURES, NAMES, SPELLINGS, Problem
+from mtrl.environments.family import Recital
 from mtrl.types import Row
 
 GUESS_SHARE = 0.6
@@ -24,30 +25,16 @@ GUESSED_TABLE = "data"
 SHOW_TABLES = "<sql>select name from sqlite_master</sql>"
 
 
-class WeakPlayer:
-    """Plays one episode of one training row; `responses` are all its moves."""
-
-    def __init__(self, responses: list[str]):
-        self.responses = responses
-        self._next = 0
-
-    def act(self, observation: str | None) -> str:
-        """The next response."""
-        response = self.responses[min(self._next, len(self.responses) - 1)]
-        self._next += 1
-        return response
-
-
-def demonstrate(row: Row, rng: random.Random) -> WeakPlayer:
+def demonstrate(row: Row, rng: random.Random) -> Recital:
     """A weak player of `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     if "problem" in row:
-        return WeakPlayer(_weak_moves(Problem(**row["problem"]), rng))
+        return Recital(_weak_moves(Problem(**row["problem"]), rng))
     right, wrong = gold(row), decoys(row)[-1]
     if rng.random() < GUESS_SHARE:
-        return WeakPlayer([wrong])
-    return WeakPlayer([*right[:-1], wrong if rng.random() < SLIP_SHARE else right[-1]])
+        return Recital([wrong])
+    return Recital([*right[:-1], wrong if rng.random() < SLIP_SHARE else right[-1]])
 
 
 def gold(row: Row) -> list[str]:

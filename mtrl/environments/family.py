@@ -29,6 +29,20 @@ class Demonstrator(Protocol):
         """The next response; `observation` is the environment's last text, None before the first action."""
 
 
+class Recital:
+    """A demonstrator that says these responses one after another, whatever it sees, and the last one ever after."""
+
+    def __init__(self, responses: Sequence[str]):
+        self.responses = list(responses)
+        self._next = 0
+
+    def act(self, observation: str | None) -> str:
+        """The next response."""
+        response = self.responses[min(self._next, len(self.responses) - 1)]
+        self._next += 1
+        return response
+
+
 @dataclass(frozen=True)
 class Family:
     """One task family of `envs/`, or a user's own."""

@@ -13,8 +13,6 @@ commands. Responses may also come from a pipe, and then end with it.
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +21,9 @@ from omegaconf import OmegaConf
 
 from mtrl.config.checks import check
 from mtrl.config.compose import merge
-from mtrl.config.messages import one_sentence, refuse, unknown_choice
+from mtrl.config.messages import unknown_choice
 from mtrl.config.overrides import normalise
+from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
@@ -97,15 +96,7 @@ def choices_of(own: dict[str, str]) -> Choices:
 
 
 def cli(argv: Sequence[str] | None = None) -> None:
-    logging.getLogger("mtrl").setLevel(logging.ERROR)  # what episodes do is told on the screen
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # environment.target=my_package.MyEnv
-    with one_sentence():
-        try:
-            status = main(argv)
-        except NotImplementedError as error:
-            refuse(f"NotImplementedError: {error}")
-    raise SystemExit(status)
+    run_program(main, argv)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ It ends with 0 if nothing failed, 1 if a check failed, 2 if the configuration is
 from __future__ import annotations
 
 import argparse
-import logging
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +18,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from mtrl.config.compose import compose
-from mtrl.config.messages import one_sentence, refuse
+from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.preflight import report
@@ -104,15 +101,7 @@ def _quiet(step: int, loss: float) -> None:
 
 
 def cli(argv: Sequence[str] | None = None) -> None:
-    logging.getLogger("mtrl").setLevel(logging.ERROR)  # what episodes do is told by the table
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # environment.target=my_package.MyEnv
-    with one_sentence():
-        try:
-            status = main(argv)
-        except NotImplementedError as error:
-            refuse(f"NotImplementedError: {error}")
-    raise SystemExit(status)
+    run_program(main, argv)
 
 
 if __name__ == "__main__":

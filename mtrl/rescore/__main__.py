@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import logging
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -25,7 +23,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from mtrl.config.messages import one_sentence, refuse
+from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
@@ -115,15 +113,7 @@ def rescore_all(rescorer: Rescorer, stored: Iterable[Stored]) -> list[Rescored |
 
 
 def cli(argv: Sequence[str] | None = None) -> None:
-    logging.getLogger("mtrl").setLevel(logging.ERROR)  # what episodes do is told by the table
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # environment.target=my_package.MyEnv
-    with one_sentence():
-        try:
-            status = main(argv)
-        except NotImplementedError as error:
-            refuse(f"NotImplementedError: {error}")
-    raise SystemExit(status)
+    run_program(main, argv)
 
 
 if __name__ == "__main__":

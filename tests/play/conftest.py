@@ -2,24 +2,15 @@
 
 import io
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import mtrl
 from mtrl.config.messages import one_sentence
 from mtrl.play.__main__ import main
-
-ROOT = Path(mtrl.__file__).parent.parent
-
-
-def flat(shown):
-    """What is shown without boxes and line breaks."""
-    return re.sub(r"[\s│╭╮╰╯─]+", " ", shown)
+from tests.play.shown import ROOT, TASK
 
 
 @pytest.fixture
@@ -55,9 +46,6 @@ def play(tmp_path, monkeypatch, capsys):
         return SimpleNamespace(returncode=status, stdout=shown.out, stderr=shown.err)
 
     return run
-
-
-TASK = ("experiment=null", "name=awkward")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import time
 from functools import partial
 
 import pytest
-from conftest import ROOT, TASK, flat
 
 from mtrl.types import StopReason, read_trajectories
+from tests.play.shown import ROOT, TASK, flat
 
 GOLDEN = """\
 row 0 of train, id train-0: 5 turns at most ────────────────────────────────────

@@ -4,7 +4,7 @@ import pytest
 
 from envs.games import FAMILY
 from mtrl.config.schema import DataConfig
-from mtrl.types import FinishReason, Trajectory, Turn
+from tests.envs.episodes import play_responses, trajectory_of
 
 TRUTHS = {
     "mastermind": {"game": "mastermind", "code": "725", "symbols": "25789"},
@@ -16,22 +16,8 @@ def row_of(truth, row_id="row"):
     return {"id": row_id, "prompt": [{"role": "user", "content": "play"}], "ground_truth": truth}
 
 
-def play_responses(row, responses, **settings):
-    """The step results of an episode, up to its end."""
-    environment = FAMILY.environment(**settings)
-    environment.reset(row)
-    results = []
-    for response in responses:
-        results.append(environment.step(response, row["ground_truth"]))
-        if results[-1].done:
-            break
-    return results
-
-
-def trajectory_of(responses):
-    """A trajectory that said this; the scorer reads nothing else of it."""
-    turns = [Turn([], [], [], [], FinishReason.STOP, t, {"role": "assistant", "content": t}) for t in responses]
-    return Trajectory("row", "group", 0, turns)
+def play_family(row, responses, **settings):
+    return play_responses(FAMILY, row, responses, **settings)
 
 
 # Session fixtures that return functions, for hypothesis does not mix with fixtures of one test.
@@ -49,7 +35,7 @@ def make_row():
 
 @pytest.fixture(scope="session")
 def play():
-    return play_responses
+    return play_family
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ import pytest
 from envs.mini_swe import FAMILY
 from envs.mini_swe.prompts import SUBMIT
 from mtrl.config.schema import DataConfig
-from mtrl.types import FinishReason, StopReason, Trajectory, Turn
+from mtrl.types import StopReason
+from tests.envs.episodes import play_responses, trajectory_of
 
 FILES = {"f.py": "def add(a, b): return a - b\n"}
 CALLS = [["f.add", [2, 3], 5], ["f.add", [0, 0], 0], ["f.add", [10, -4], 6], ["f.add", [7, 7], 14]]
@@ -20,25 +21,12 @@ def bash(command):
     return f"```bash\n{command}\n```"
 
 
-def play_responses(row, responses, **settings):
-    """The step results of an episode, up to its end."""
-    environment = FAMILY.environment(**{"max_turns": 3, **settings})
-    try:
-        environment.reset(row)
-        results = []
-        for response in responses:
-            results.append(environment.step(response, row["ground_truth"]))
-            if results[-1].done:
-                break
-        return results
-    finally:
-        environment.close()
+def play_family(row, responses, **settings):
+    return play_responses(FAMILY, row, responses, **{"max_turns": 3, **settings})
 
 
-def trajectory_of(responses, stop_reason=StopReason.MAX_TURNS, final=()):
-    """A trajectory that said this; the scorer reads nothing else of it."""
-    turns = [Turn([], [], [], [], FinishReason.STOP, t, {"role": "assistant", "content": t}) for t in responses]
-    return Trajectory("row", "group", 0, turns, stop_reason, list(final))
+def cut_off(responses, stop_reason=StopReason.MAX_TURNS, final=()):
+    return trajectory_of(responses, stop_reason=stop_reason, final=final)
 
 
 @pytest.fixture(scope="session")
@@ -48,13 +36,13 @@ def make_row():
 
 @pytest.fixture(scope="session")
 def play():
-    return play_responses
+    return play_family
 
 
 @pytest.fixture(scope="session")
 def score():
     """Success of these responses, by the scorer."""
-    return lambda responses, row: FAMILY.score(trajectory_of(responses), row)
+    return lambda responses, row: FAMILY.score(cut_off(responses), row)
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +50,9 @@ def judged():
     """Reward and score of one episode."""
 
     def both(row, responses, **settings):
-        results = play_responses(row, responses, **settings)
+        results = play_family(row, responses, **settings)
         said = responses[: len(results)]
-        return sum(result.reward for result in results), FAMILY.score(trajectory_of(said), row)
+        return sum(result.reward for result in results), FAMILY.score(cut_off(said), row)
 
     return both
 
@@ -82,7 +70,7 @@ def submit():
 
 @pytest.fixture(scope="session")
 def make_trajectory():
-    return trajectory_of
+    return cut_off
 
 
 @pytest.fixture(scope="session")

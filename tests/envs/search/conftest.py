@@ -6,7 +6,7 @@ import pytest
 
 from envs.search import FAMILY
 from mtrl.config.schema import DataConfig
-from mtrl.types import FinishReason, Trajectory, Turn
+from tests.envs.episodes import play_responses, trajectory_of
 
 TRUTH = {
     "target": ["tin"],
@@ -35,23 +35,8 @@ def row_of(truth=TRUTH, style="short", **more):
     return {"id": "row", "prompt": [{"role": "user", "content": "ask"}], "ground_truth": truth, "style": style, **more}
 
 
-def play_responses(row, responses, **settings):
-    """The step results of an episode, up to its end."""
-    environment = FAMILY.environment(**{"max_turns": 5, **settings})
-    environment.reset(row)
-    results = []
-    for response in responses:
-        results.append(environment.step(response, row["ground_truth"]))
-        if results[-1].done:
-            break
-    environment.close()
-    return results
-
-
-def trajectory_of(responses):
-    """A trajectory that said this; the scorer reads nothing else of it."""
-    turns = [Turn([], [], [], [], FinishReason.STOP, t, {"role": "assistant", "content": t}) for t in responses]
-    return Trajectory("row", "group", 0, turns)
+def play_family(row, responses, **settings):
+    return play_responses(FAMILY, row, responses, **{"max_turns": 5, **settings})
 
 
 # Session fixtures that return functions, for hypothesis does not mix with fixtures of one test.
@@ -64,7 +49,7 @@ def make_row():
 
 @pytest.fixture(scope="session")
 def play():
-    return play_responses
+    return play_family
 
 
 @pytest.fixture(scope="session")

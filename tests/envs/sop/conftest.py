@@ -8,7 +8,7 @@ import pytest
 
 from envs.sop import FAMILY
 from mtrl.config.schema import DataConfig
-from mtrl.types import FinishReason, Trajectory, Turn
+from tests.envs.episodes import trajectory_of
 
 
 def play_responses(row, responses, **settings):
@@ -28,12 +28,6 @@ async def play_async(row, responses, **settings):
         return results
     finally:
         environment.close()
-
-
-def trajectory_of(responses):
-    """A trajectory that said this; the scorer reads nothing else of it."""
-    turns = [Turn([], [], [], [], FinishReason.STOP, t, {"role": "assistant", "content": t}) for t in responses]
-    return Trajectory("row", "group", 0, turns)
 
 
 # Session fixtures that return functions, for hypothesis does not mix with fixtures of one test.

@@ -4,7 +4,7 @@ import pytest
 
 from envs.triviaqa import FAMILY
 from mtrl.config.schema import DataConfig
-from mtrl.types import FinishReason, Trajectory, Turn
+from tests.envs.episodes import play_responses, trajectory_of
 
 CORPUS = [
     '{"id": "a", "title": "Paris", "text": "Paris is the capital of France."}',
@@ -17,27 +17,8 @@ def row_of(answers, row_id="row"):
     return {"id": row_id, "prompt": [{"role": "user", "content": "?"}], "ground_truth": {"answers": answers}}
 
 
-def play_responses(row, responses, **settings):
-    """The step results of an episode, up to its end."""
-    environment = FAMILY.environment(**settings)
-    environment.reset(row)
-    results = []
-    for response in responses:
-        results.append(environment.step(response, row["ground_truth"]))
-        if results[-1].done:
-            break
-    environment.close()
-    return results
-
-
-def trajectory_of(responses, rewards=None):
-    """A trajectory that said this and was paid so; the scorer and the estimators read nothing else of it."""
-    rewards = rewards or [0.0] * len(responses)
-    turns = [
-        Turn([], [1], [0.0], [(0, 1)], FinishReason.STOP, text, {"role": "assistant", "content": text}, reward=reward)
-        for text, reward in zip(responses, rewards, strict=True)
-    ]
-    return Trajectory("row", "group", 0, turns)
+def play_family(row, responses, **settings):
+    return play_responses(FAMILY, row, responses, **settings)
 
 
 # Session fixtures that return functions, for hypothesis does not mix with fixtures of one test.
@@ -58,7 +39,7 @@ def make_row():
 
 @pytest.fixture(scope="session")
 def play():
-    return play_responses
+    return play_family
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,24 @@
+"""How the programs beside `mtrl.main` start and end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from mtrl.config.messages import one_sentence, refuse
+
+
+def run_program(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> NoReturn:
+    """Call `main`, and exit with what it returns, or with 2 and one sentence where the command is wrong."""
+    logging.getLogger("mtrl").setLevel(logging.ERROR)  # what episodes do is told on the screen
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # environment.target=my_package.MyEnv
+    with one_sentence():
+        try:
+            status = main(argv)
+        except NotImplementedError as error:
+            refuse(f"NotImplementedError: {error}")
+    raise SystemExit(status)
