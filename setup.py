@@ -25,6 +25,8 @@ REQUIRES = [
     "matplotlib>=3.9,<4",
     "sqlglot>=27,<31",
     "bm25s>=0.3,<1",
+    "fastapi>=0.115,<1",  # the viewer
+    "uvicorn>=0.30,<1",
 ]
 
 DATA = ["datasets>=4,<6", "pyarrow>=18,<27"]
@@ -32,16 +34,21 @@ DATA = ["datasets>=4,<6", "pyarrow>=18,<27"]
 # Frameworks whose environments run through mtrl/environments/adapters. Light ones come with the tests.
 GYMNASIUM = ["gymnasium>=1,<2"]
 SKYRL_GYM = ["skyrl-gym>=0.4,<0.5"]
-SEARCH = ["faiss-cpu>=1.8,<2", "fastapi>=0.115,<1", "uvicorn>=0.30,<1"]  # dense retrieval, the retriever's server
+SEARCH = ["faiss-cpu>=1.8,<2"]  # dense retrieval
 AWS = ["boto3>=1.40,<2", "botocore>=1.40,<2"]
 SWE = ["mini-swe-agent>=2.4,<3"]  # Docker and Podman containers; the sandbox of its own needs no extra
+
+MLFLOW = ["mlflow>=3.10,<4"]
+WANDB = ["wandb>=0.20,<1"]
+TENSORBOARD = ["tensorboard>=2.18,<3"]
 
 EXTRAS = {
     "data": DATA,  # parquet files and the Hugging Face Hub
     "vllm": ["vllm>=0.32,<0.34"],
     "sglang": ["sglang>=0.5.23,<0.6"],
-    "wandb": ["wandb>=0.19,<1"],
-    "mlflow": ["mlflow>=3,<4"],
+    "wandb": WANDB,
+    "mlflow": MLFLOW,
+    "tensorboard": TENSORBOARD,
     "search": SEARCH,
     "swe": SWE,
     "sagemaker": ["sagemaker>=3,<4", *AWS],
@@ -57,6 +64,10 @@ EXTRAS = {
         *SEARCH,
         *SWE,
         *AWS,
+        *MLFLOW,
+        *WANDB,
+        *TENSORBOARD,
+        "playwright>=1.50,<2",  # drives the browser that scripts/install_browser.sh installs
         "pytest>=9,<10",
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.100,<7",
@@ -77,7 +88,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["mtrl", "mtrl.*", "envs", "envs.*", "conf"]),
-    package_data={"conf": ["**/*.yaml"], "envs": ["**/*.md", "**/*.json"]},
+    package_data={"conf": ["**/*.yaml"], "mtrl": ["view/static/*"], "envs": ["**/*.md", "**/*.json"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
 )

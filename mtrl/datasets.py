@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import logging
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,52 @@ def cap(splits: Splits, data: Any) -> Splits:
         if (rows := getattr(data, key)) is not None and rows < 1:
             raise UserError(f"data.{key}={rows} leaves no rows; set it to 1 or more, or to null for all")
     return Splits(splits.train[: data.max_train_rows], splits.test[: data.max_test_rows])
+
+
+def cut_validation(splits: Splits, count: int) -> Splits:
+    """Move `count` rows from the training split to the validation split; with 0 nothing changes.
+
+    They are those of the lowest hashes of their content, so the choice depends on neither order nor seed, and a row
+    that is added to the data moves at most one other across. Training rows that are twins of a chosen one are dropped,
+    and twins of held-out rows are never chosen. The rows of each split keep their order.
+
+    Raises:
+        UserError: the training split has no more different rows than that.
+    """
+    if not count:
+        return splits
+    contents = _contents(splits)
+    held_out = set(contents[len(splits.train) :])
+    own = contents[: len(splits.train)]
+    different = sorted({content for content in own if content not in held_out}, key=_rank)
+    if count >= len(different):
+        raise UserError(
+            f"data.validation_rows={count} leaves nothing to train on, for the training split has {len(different)} "
+            "different rows; lower it, or give more rows"
+        )
+    chosen = set(different[:count])
+    pairs = list(zip(own, splits.train, strict=True))
+    first = {content: row for content, row in reversed(pairs) if content in chosen}
+    validation = [row for content, row in pairs if first.get(content) is row]
+    train = [row for content, row in pairs if content not in chosen]
+    if (twins := len(pairs) - len(train) - count) > 0:
+        log.warning("data.validation_rows=%d: dropped %d training rows that are twins of these", count, twins)
+    return replace(splits, train=train, validation=validation)
+
+
+def _contents(splits: Splits) -> list[str]:
+    """What makes each row of `train`, then of `test`, the task that it is: its prompt; or, where most prompts are the
+    same and the task is told later or never (a secret code), all of the row but its name."""
+    rows = [*splits.train, *splits.test]
+    prompts = [_fingerprint(row) for row in rows]
+    if 2 * len(set(prompts[: len(splits.train)])) > len(splits.train):
+        return prompts
+    named = ({key: value for key, value in row.items() if key not in ("id", "split")} for row in rows)
+    return [json.dumps(content, sort_keys=True, default=str) for content in named]
+
+
+def _rank(content: str) -> bytes:
+    return hashlib.blake2b(b"validation/" + content.encode(errors="backslashreplace"), digest_size=16).digest()
 
 
 def _disjoint(splits: Splits, path: str) -> Splits:

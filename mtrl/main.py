@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 
 from mtrl.config.checks import check
 from mtrl.config.compose import CONF, VERSION_BASE, merge
+from mtrl.config.hints import training_hints
 from mtrl.config.messages import one_sentence, refuse
 from mtrl.config.overrides import dashed, normalise, quoted
 from mtrl.config.runs import claim, has_default_run_dir, settle
@@ -36,7 +37,7 @@ def main(cfg: DictConfig) -> float | None:
     """One run: check, show, train. Returns what a sweep optimises, `summary[objective]`."""
     from mtrl.config.show import show
 
-    for warning in [*settle(cfg), *check(cfg)]:
+    for warning in [*settle(cfg), *check(cfg), *training_hints(cfg)]:
         print(f"warning: {warning}", file=sys.stderr)
     show(cfg)
 

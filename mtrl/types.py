@@ -79,6 +79,10 @@ class Turn:
     other. A break starts a new sample."""
     seconds_generate: float = 0.0
     seconds_environment: float = 0.0
+    advantages: list[float] = field(default_factory=list)
+    """What the update learnt from: one number for the turn, or one per action token; empty where it never did."""
+    trainer_logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each action id by the trainer, before its first update; empty where it did not look."""
 
     @property
     def versions(self) -> list[int]:
@@ -119,6 +123,14 @@ class Trajectory:
     def action_tokens(self) -> int:
         """Number of sampled tokens."""
         return sum(len(turn.action_ids) for turn in self.turns)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the whole conversation at the end of the last action."""
+        total = 0
+        for turn in self.turns:
+            total = len(turn.observation_ids) + len(turn.action_ids) + (total if turn.break_reason is None else 0)
+        return total
 
     @property
     def oldest_version(self) -> int | None:

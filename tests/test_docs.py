@@ -16,12 +16,18 @@ from omegaconf import OmegaConf
 from mtrl.config.compose import compose
 from mtrl.config.keys import find
 from mtrl.config.schema import Config
+from mtrl.diagnose import __main__ as diagnose
+from mtrl.diagnose.walk import RULES
 from mtrl.errors import UserError
+from mtrl.evaluate import settings as evaluate_settings
+from mtrl.figures import __main__ as figures
 from mtrl.main import prepare
 from mtrl.play import __main__ as play
 from mtrl.rescore import __main__ as rescore
 from mtrl.rescore.settings import check_read
+from mtrl.track import __main__ as track
 from mtrl.tracking.run_dir import RunDir
+from mtrl.view import __main__ as view
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
@@ -113,7 +119,8 @@ def rescore_composes(words):
     if source.endswith(".jsonl"):
         compose(overrides)
         return
-    assert all(map(check_read, overrides))
+    for override in overrides:
+        check_read(override)
     tried = []
     for experiment in ("gsm8k", "text_to_sql"):
         with suppress(UserError):
@@ -121,7 +128,22 @@ def rescore_composes(words):
     assert tried
 
 
-OTHER_OVERRIDES = {"mtrl.play": play_composes, "mtrl.rescore": rescore_composes}
+def evaluate_composes(words):
+    """A run that is named is the one that the reader has made: here of the default experiment."""
+    earlier = "outputs/gsm8k/earlier"
+    words = [word if "=" in word else re.sub(r"^outputs/\w+/RUN", earlier, word) for word in words]
+    evaluate_settings.configuration(evaluate_settings.Words.of(words), None)
+
+
+OTHER_OVERRIDES = {
+    "mtrl.play": play_composes,
+    "mtrl.rescore": rescore_composes,
+    "mtrl.evaluate": evaluate_composes,
+    "mtrl.diagnose": diagnose.parse,
+    "mtrl.view": view.parse,
+    "mtrl.figures": figures.parse,
+    "mtrl.track": track.parse,
+}
 
 
 def test_commands_that_play_and_rescore_are_composed():
@@ -219,6 +241,12 @@ def test_the_readme_names_what_a_run_leaves():
     named = {name.rstrip("/") for name in re.findall(r"^\| `([\w./]+)` \|", section, re.MULTILINE)}
     contract = {value.fget(RunDir("run")).name for value in vars(RunDir).values() if isinstance(value, property)}
     assert named == contract
+
+
+def test_the_guide_has_the_rules_of_the_diagnosis_in_their_order():
+    table = (ROOT / "docs" / "evaluation.md").read_text().partition("| rule |")[2].partition("\n\n")[0]
+    told = re.findall(r"^\| `(\w+)` \| (.+) \((.+)\) \|$", table, re.MULTILINE)
+    assert told == [(rule.name, rule.summary, ", ".join(rule.requirements)) for rule in RULES]
 
 
 def test_the_readmes_tree_is_there():

@@ -20,6 +20,12 @@ def score(trajectory: Trajectory, row: Row) -> float:
     return float(_breaks(moves, truth) if truth["game"] == "mastermind" else _arrives(moves, truth))
 
 
+def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
+    """`format`: share of the assistant's messages that hold one move."""
+    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    return {"format": sum(_move(message) is not None for message in said) / max(len(said), 1)}
+
+
 def _move(message: dict[str, Any]) -> str | None:
     """What an assistant said between `<move>` and `</move>`, if it wrote each once, in this order."""
     content = message.get("content")

@@ -12,9 +12,19 @@ DIGITS = tuple("0123456789")
 
 def score(trajectory: Trajectory, row: Row) -> float:
     """1.0 if the last assistant message ends with `#### n`, gives no other answer, and n is the row's answer."""
-    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    answer = _final_answer(said[-1].get("content") if said else None)
+    answer = _final_answer(_last_content(trajectory))
     return float(answer is not None and answer == _decimal(str(row["ground_truth"]["answer"]).strip()))
+
+
+def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
+    """`format`: the last assistant message gives one answer that can be read, right or wrong."""
+    return {"format": float(_final_answer(_last_content(trajectory)) is not None)}
+
+
+def _last_content(trajectory: Trajectory) -> object:
+    """Of what the assistant said."""
+    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    return said[-1].get("content") if said else None
 
 
 def _final_answer(content: object) -> Decimal | None:

@@ -69,6 +69,17 @@ def score(trajectory: Trajectory, row: Row) -> float:
     return float(_passes(left, truth["calls"], for_calls))
 
 
+def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
+    """`format`: share of the assistant's messages that hold one command; `asks_to_submit`: one of them says the word of
+    a submission."""
+    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    commands = [_command(message) for message in said]
+    return {
+        "format": sum(command is not None for command in commands) / max(len(said), 1),
+        "asks_to_submit": float(any(SUBMISSION in command for command in commands if command)),
+    }
+
+
 def _command(message: dict[str, Any]) -> str | None:
     """The command of an assistant's message that holds exactly one block for bash."""
     content = message.get("content")

@@ -13,9 +13,23 @@ ARTICLES = {"a", "an", "the"}
 
 def score(trajectory: Trajectory, row: Row) -> float:
     """1.0 if the last assistant message answers, and the answer is one of the row's, to SQuAD's exact match."""
-    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    answer = _answer(said[-1].get("content") if said else None)
+    answer = _answer(_last_content(trajectory))
     return float(answer is not None and _reduced(answer) in map(_reduced, row["ground_truth"]["target"]))
+
+
+def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
+    """`format`: the last assistant message gives one answer that can be read; `contains`: all words of an accepted
+    answer stand in it in a row, whatever else does."""
+    answer = _answer(_last_content(trajectory))
+    words = "" if answer is None else " ".join(("", *_reduced(answer), ""))
+    accepted = (" ".join(("", *_reduced(target), "")) for target in row["ground_truth"]["target"])
+    return {"format": float(answer is not None), "contains": float(any(each in words for each in accepted))}
+
+
+def _last_content(trajectory: Trajectory) -> object:
+    """Of what the assistant said."""
+    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    return said[-1].get("content") if said else None
 
 
 def _answer(content: object) -> str | None:

@@ -9,24 +9,42 @@ from typing import Any
 
 from mtrl.types import Row, Trajectory
 
-_ANSWER = re.compile(r"<final_output>(?P<body>.*)</final_output>", re.DOTALL)
+_TAGGED = re.compile(r"<final_output>(?P<body>.*)</final_output>", re.DOTALL)
 _FORBIDDEN = re.compile(r"</?final_output>|<think>|</?tool_call>")
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
     """1.0 if the last assistant message answers with exactly the fields of the ground truth, all of them right."""
-    spoken = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    if not spoken or spoken[-1].get("tool_calls") or not isinstance(spoken[-1].get("content"), str):
-        return 0.0
-    pairs = _pairs(spoken[-1]["content"].split("</think>")[-1])
+    pairs = _answer(trajectory)
     wanted = [(name, _folded(value)) for name, value in row["ground_truth"].items()]
     return float(bool(wanted) and sorted((name, _folded(value)) for name, value in pairs) == sorted(wanted))
+
+
+def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
+    """`format`: the last message holds an answer that can be read; `field/<name>`: this field of it is right.
+
+    A field that is said twice is wrong."""
+    said = [(name, _folded(value)) for name, value in _answer(trajectory)]
+    names = [name for name, _ in said]
+    fields = {
+        f"field/{name}": float(names.count(name) == 1 and (name, _folded(value)) in said)
+        for name, value in row["ground_truth"].items()
+    }
+    return {"format": float(bool(said)), **fields}
+
+
+def _answer(trajectory: Trajectory) -> list[tuple[str, Any]]:
+    """The pairs of the last assistant message, if it calls no tools."""
+    spoken = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    if not spoken or spoken[-1].get("tool_calls") or not isinstance(spoken[-1].get("content"), str):
+        return []
+    return _pairs(spoken[-1]["content"].split("</think>")[-1])
 
 
 def _pairs(said: str) -> list[tuple[str, Any]]:
     """Keys and values of the object, in the order in which they were said; empty where there is none."""
     # The tags are counted first: to look for a closing one takes time by the square of many openings.
-    found = _ANSWER.search(said) if len(_FORBIDDEN.findall(said)) == 2 else None
+    found = _TAGGED.search(said) if len(_FORBIDDEN.findall(said)) == 2 else None
     if found is None:
         return []
     try:

@@ -15,13 +15,32 @@ TAGS = ("<sql>", "</sql>", "<solution>", "</solution>")
 
 def score(trajectory: Trajectory, row: Row) -> float:
     """1.0 if the last assistant message submits one query and its result is the gold query's, on a fresh database."""
-    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    query = _submitted(said[-1].get("content") if said else None)
+    query = _submitted(_last_content(trajectory))
     if query is None:
         return 0.0
     truth = row["ground_truth"]
     with closing(_fresh_database(truth)) as database:
         return float(_equal(database.run(query), database.run(truth["sql"]), _sorts(truth["sql"])))
+
+
+def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
+    """`format`: the last assistant message submits one query; `executes`: it runs without an error; `shape`: it gives
+    as many rows and columns as the gold query, whatever they hold."""
+    query = _submitted(_last_content(trajectory))
+    if query is None:
+        return {"format": 0.0, "executes": 0.0, "shape": 0.0}
+    truth = row["ground_truth"]
+    with closing(_fresh_database(truth)) as database:
+        found, gold = database.run(query), database.run(truth["sql"])
+    sizes = [(len(result.rows), len(result.columns)) for result in (found, gold)]
+    runs = found.error is None
+    return {"format": 1.0, "executes": float(runs), "shape": float(runs and sizes[0] == sizes[1])}
+
+
+def _last_content(trajectory: Trajectory) -> object:
+    """Of what the assistant said."""
+    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    return said[-1].get("content") if said else None
 
 
 def _submitted(content: object) -> str | None:

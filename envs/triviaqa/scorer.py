@@ -16,10 +16,22 @@ _PIECES = re.compile(r"(</?(?:tool|answer|result)>)")
 
 def score(trajectory: Trajectory, row: Row) -> float:
     """1.0 if the assistant's last message gives one answer, after its reasoning, and an accepted one."""
-    said = [message.get("content") for message in trajectory.messages if message.get("role") == "assistant"]
-    answer = _answer(said[-1]) if said and isinstance(said[-1], str) else ""
+    answer = _last_answer(trajectory)
     accepted = [each.strip().lower() for each in row["ground_truth"]["answers"]]
     return float(bool(answer) and answer in accepted)
+
+
+def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
+    """`format`: the last message gives one answer that can be read; `contains`: an accepted one occurs in it."""
+    answer = _last_answer(trajectory)
+    accepted = (each.strip().lower() for each in row["ground_truth"]["answers"])
+    return {"format": float(bool(answer)), "contains": float(any(each and each in answer for each in accepted))}
+
+
+def _last_answer(trajectory: Trajectory) -> str:
+    """That of the assistant's last message; empty if there is none."""
+    said = [message.get("content") for message in trajectory.messages if message.get("role") == "assistant"]
+    return _answer(said[-1]) if said and isinstance(said[-1], str) else ""
 
 
 def _answer(text: str) -> str:

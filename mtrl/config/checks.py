@@ -29,6 +29,7 @@ from mtrl.config.hints import hints
 from mtrl.config.messages import did_you_mean, unknown_choice
 from mtrl.config.overrides import CONF
 from mtrl.config.plugins import import_plugins
+from mtrl.config.runs import holds_run
 from mtrl.errors import UserError
 
 
@@ -97,6 +98,9 @@ AT_LEAST = {
         "evaluation.every_steps",
         "evaluation.rows",
         "evaluation.sampled_rows",
+        "evaluation.keep_disagreements",
+        "evaluation.endpoint.retries",
+        "data.validation_rows",
         "algorithm.gamma",
         "algorithm.gae_lambda",
         "algorithm.critic.warmup_steps",
@@ -118,6 +122,7 @@ AT_LEAST = {
         "trainer.checkpoint.keep_last",
         "trainer.max_steps_without_signal",
         "evaluation.samples_per_row",
+        "evaluation.endpoint.max_concurrent",
         "algorithm.group_size",
         "algorithm.clip_high_threshold",
         "algorithm.dual_clip",
@@ -135,6 +140,7 @@ AT_LEAST = {
         "data.synthetic_train_rows",
         "data.synthetic_test_rows",
     ),
+    5: ("diagnosis.window",),
 }
 """Smallest value -> the keys that it holds for; null is always allowed where the type allows it."""
 
@@ -144,6 +150,7 @@ ABOVE_ZERO = (
     "generator.sampling_params.top_p",
     "environment.step_timeout",
     "environment.episode_timeout",
+    "evaluation.endpoint.timeout",
     "algorithm.is_cap",
     "algorithm.critic.value_clip",
     "algorithm.sapo.tau_positive",
@@ -181,6 +188,11 @@ def _ranges(cfg: DictConfig) -> None:
             if value is not None and not is_allowed(value):
                 why = f" ({WHY[path]})" if path in WHY else ""
                 raise UserError(f"{path}={value} must be {words}{why}")
+
+
+def _parent(cfg: DictConfig) -> None:
+    if cfg.parent is not None and not holds_run(Path(cfg.parent)):
+        raise UserError(f"parent={cfg.parent} is no run; name the folder of the run that this one changes")
 
 
 def _model(cfg: DictConfig) -> None:
@@ -234,6 +246,10 @@ def _lengths(cfg: DictConfig) -> None:
 
 
 def _evaluation(cfg: DictConfig) -> None:
+    if not 0 < cfg.evaluation.confidence < 1:
+        raise UserError(
+            f"evaluation.confidence={cfg.evaluation.confidence} must lie between 0 and 1; 0.95 is the usual level"
+        )
     samples, values = cfg.evaluation.samples_per_row, list(cfg.evaluation.pass_k_values)
     for k in values:
         if not 1 <= k <= samples:
@@ -241,6 +257,12 @@ def _evaluation(cfg: DictConfig) -> None:
                 f"evaluation.pass_k_values={keys.typed(values)} must lie from 1 to evaluation.samples_per_row={samples}"
             )
             raise UserError(f"{said}; leave {k} out" + (f", or set evaluation.samples_per_row={k}" if k > 1 else ""))
+
+
+def _trackers(cfg: DictConfig) -> list[str]:
+    from mtrl.tracking.followers import check_trackers
+
+    return check_trackers(cfg)
 
 
 def _replaced(cfg: DictConfig) -> list[str]:
@@ -320,12 +342,14 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _choices,
     _unavailable,
     _ranges,
+    _parent,
     _model,
     _data,
     _batches,
     _optimizers,
     _lengths,
     _evaluation,
+    _trackers,
     _replaced,
     _environment,
     _reward,

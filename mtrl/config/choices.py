@@ -24,6 +24,8 @@ CHOICES = {
     "algorithm.critic.optimizer.schedule": ("constant", "linear", "cosine"),
     "algorithm.dppo.divergence": ("tv", "kl"),
     "algorithm.loss_anchor": ("rollout", "old"),
+    "diagnosis.live": ("warn", "stop", "none"),
+    "evaluation.split": ("test", "validation", "train"),
     "generator.backend": ("local", "vllm", "sglang"),
     "model.name": ("tiny", "hf"),
     "model.dtype": ("float32", "bfloat16", "float16"),

@@ -102,7 +102,7 @@ SKYRL = {
     "trainer.max_prompt_length": "generator.max_context_length",
     "trainer.project_name": "tracker.project",
     "trainer.run_name": "name",
-    "trainer.logger": "the console, metrics.jsonl and curves.png are always there; see the tracker section",
+    "trainer.logger": "tracker.report_to",
     "generator.n_samples_per_prompt": "algorithm.group_size",
     "generator.max_input_length": "generator.max_context_length",
     "generator.apply_overlong_filtering": "algorithm.overlong_filtering",
@@ -273,7 +273,7 @@ TRL = {
     "max_tool_calling_iterations": "generator.max_turns",
     "max_env_steps": "generator.max_turns",
     "environment_factory": "environment.target",
-    "report_to": "the console, metrics.jsonl and curves.png are always there; see the tracker section",
+    "report_to": "tracker.report_to",
 }
 
 SAGEMAKER = {

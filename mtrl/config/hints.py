@@ -62,7 +62,6 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         "data.path, which replaces the synthetic rows",
     ),
     (("generator.gpu_memory_utilization",), lambda c: c.generator.backend == "local", "generator.backend=local"),
-    (("tracker.project",), lambda c: True, "trackers that know no projects: files and the console"),
 ]
 """Keys -> when changing them does nothing, and because of what."""
 
@@ -123,11 +122,24 @@ def hints(cfg: DictConfig) -> list[str]:
         f"{_setting(cfg, path)} has no effect with {reason}"
         for paths, applies, reason in IDLE
         if applies(cfg)
-        for path in paths
+        for path in _settings_in(paths)
         if _is_changed(cfg, path)
     ]
     telling = [text.format(c=cfg) for applies, text in TELLING if applies(cfg)]
     return list(dict.fromkeys([*_unread(cfg), *idle, *telling, *_objective(cfg)]))
+
+
+EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint"))
+"""What only `python -m mtrl.evaluate` reads."""
+
+
+def training_hints(cfg: DictConfig) -> list[str]:
+    """Warnings about settings that are another program's."""
+    return [
+        f"{_setting(cfg, path)} has no effect on training; python -m mtrl.evaluate reads it"
+        for path in _settings_in(EVALUATING)
+        if _is_changed(cfg, path)
+    ]
 
 
 def _unread(cfg: DictConfig) -> Iterator[str]:

@@ -21,6 +21,9 @@ class DataConfig:
     """The held-out rows that evaluations use; the first ones, always the same."""
     synthetic_train_rows: int = 4096
     synthetic_test_rows: int = 256
+    validation_rows: int = 0
+    """Rows taken from the training split, by their content, for the evaluations of a run, so that choosing the best
+    checkpoint never looks at the test split; 0: a run evaluates on the test split."""
 
 
 @dataclass
@@ -285,6 +288,21 @@ class TrainerConfig:
 
 
 @dataclass
+class EndpointConfig:
+    """How an OpenAI-compatible endpoint is asked, in evaluations and baselines."""
+
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key."""
+    timeout: float = 120.0
+    """Seconds that one answer may take."""
+    retries: int = 4
+    """Further attempts after an answer that says to try again (429, 5xx) or none at all."""
+    max_concurrent: int = 8
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    """Further keys of every request."""
+
+
+@dataclass
 class EvaluationConfig:
     """Held-out evaluation by the scorer."""
 
@@ -297,13 +315,64 @@ class EvaluationConfig:
     """Trajectories per row; more than 1 samples at temperature 1 and gives pass@k."""
     pass_k_values: list[int] = field(default_factory=lambda: [1])
     success_threshold: float = 1.0
+    """Score from which an episode is a success."""
+    claim_threshold: float | None = None
+    """Reward from which the reward says that an episode is a success; null: success_threshold. Where this verdict and
+    the scorer's differ, the two disagree."""
+    keep_disagreements: int = 16
+    """Of a training step: so many of the trajectories on which reward and scorer disagree are kept; all are counted."""
+    model: str | None = None
+    """mtrl.evaluate: what is evaluated. A run, a checkpoint, a folder, a Hub name, or an endpoint written
+    MODEL@http://HOST:PORT/v1; null: the policy that a run of this configuration would start from."""
+    compare: list[str] = field(default_factory=list)
+    """mtrl.evaluate: models beside it, each compared with it on the same rows; `base` is the policy before training."""
+    split: str = "test"
+    """mtrl.evaluate: test | validation | train"""
+    confidence: float = 0.95
+    """Level of the intervals."""
+    output: str | None = None
+    """mtrl.evaluate: folder of the report; null: outputs/evaluations/NAME/TIME. One that is there is gone on with."""
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+
+
+@dataclass
+class MlflowConfig:
+    uri: str | None = None
+    """Tracking server; null: MLFLOW_TRACKING_URI, else the SQLite file mlflow.db beside the folders of the runs."""
+    experiment: str | None = None
+    """Null: tracker.project."""
+
+
+@dataclass
+class WandbConfig:
+    mode: str = "online"
+    """online | offline"""
+    entity: str | None = None
 
 
 @dataclass
 class TrackerConfig:
+    """Where the record of a run goes besides its folder."""
+
     console: bool = True
     plots: bool = True
     project: str = "mtrl"
+    report_to: list[str] = field(default_factory=list)
+    """mlflow | wandb | tensorboard. They follow the folder of the run: what cannot be sent now is sent later."""
+    trajectories: int = 64
+    """Of each file of trajectories, so many are sent to the trackers; all are in the folder of the run."""
+    mlflow: MlflowConfig = field(default_factory=MlflowConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+
+@dataclass
+class DiagnosisConfig:
+    """The rules of `python -m mtrl.diagnose`, while a run goes on."""
+
+    live: str = "warn"
+    """What a symptom does to the run. warn: it is told | stop: a collapse or a hacked reward ends it, saved | none"""
+    window: int = 25
+    """Steps that a decision looks at; 25 to 50 is what a change of one setting takes to show."""
 
 
 @dataclass
@@ -357,4 +426,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
+    diagnosis: DiagnosisConfig = field(default_factory=DiagnosisConfig)
     async_config: AsyncConfig = field(default_factory=AsyncConfig)
+    parent: str | None = None
+    """The run that this one was made from by changing one thing; `python -m mtrl.diagnose` then tells what it did."""

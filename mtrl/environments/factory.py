@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from mtrl.config.schema import Config
+from mtrl.datasets import cut_validation
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, Splits, get_family
 from mtrl.errors import UserError
@@ -35,6 +36,7 @@ def load_task(config: Config) -> Task:
     family = get_family(config.environment.name, config.environment.target)
     check_loader(config, family)
     splits = family.load(config.data, config.seed, **config.environment.config)
+    splits = cut_validation(splits, config.data.validation_rows)
     make = environment_factory(config, family)
     try_out(make, config, family)
     return Task(family, splits, make)

@@ -20,6 +20,13 @@ class Splits:
 
     train: list[Row]
     test: list[Row]
+    validation: list[Row] = field(default_factory=list)
+    """Cut from `train` by `data.validation_rows`, for the evaluations of a run; they occur in no demonstration."""
+
+    @property
+    def held_out(self) -> list[Row]:
+        """What a run evaluates on, so that choosing its best checkpoint never looks at `test` where it need not."""
+        return self.validation or self.test
 
 
 class Demonstrator(Protocol):
@@ -59,10 +66,19 @@ class Family:
     """The responses of a perfect player: fed through environment, reward and scorer they must score 1."""
     decoys: Callable[[Row], Sequence[str]] | None = None
     """Wrong final responses to a row that look right, for the pre-flight; without it, it takes other rows' answers."""
+    measure: Callable[[Trajectory, Row], dict[str, float]] | None = None
+    """What evaluations report beside the score, each in [0, 1]: `format` (the answer has the form that was asked for),
+    `field/<name>` (one field of the answer is right), or any other name. A key that does not fit a row is left out.
+    Like `score` it shares no parsing code with the environment or its reward."""
     config_keys: tuple[str, ...] = ()
     """Keys that `environment.config` may hold."""
     tokens: tuple[str, ...] = field(default=())
     """Tags such as `<sql>` that the tiny policy's tokenizer keeps whole."""
+
+    @property
+    def has_scorer(self) -> bool:
+        """Somebody else than the reward judges success."""
+        return self.score is not reward_is_success
 
 
 BUILT_IN = {name: f"envs.{name}" for name in ("gsm8k", "text_to_sql", "games", "search", "triviaqa", "mini_swe", "sop")}
@@ -120,8 +136,14 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
         name=cls.__name__,
         environment=cls,
         load=getattr(cls, "load", load_rows),
-        score=getattr(cls, "score", lambda trajectory, row: float(trajectory.reward >= 1.0)),
+        score=getattr(cls, "score", reward_is_success),
         demonstrate=getattr(cls, "demonstrate", None),
         gold=getattr(cls, "gold", None),
         decoys=getattr(cls, "decoys", None),
+        measure=getattr(cls, "measure", None),
     )
+
+
+def reward_is_success(trajectory: Trajectory, row: Row) -> float:
+    """For want of a scorer: 1.0 for a reward sum of at least 1."""
+    return float(trajectory.reward >= 1.0)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.environments.family import Family
-from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
-from mtrl.evaluation.statistics import success_rate
+from mtrl.evaluation.measures import val_metrics
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.rollouts import Rollouts
 from mtrl.rewards.compose import RewardComposer
-from mtrl.types import Group, Row, StopReason, Trajectory
+from mtrl.types import Group, Row, Trajectory
 
 
 def score_group(family: Family, group: Group) -> None:
@@ -54,40 +52,20 @@ class HeldOut:
         `val/reward/pass_k_*` come from the sampled episodes (from the greedy ones, for k = 1, where there are none).
         """
         config = self.config
-        greedy = await self._play(
-            f"eval{step}/greedy", self.rows[: config.rows], 1, replace(self.sampling, temperature=0.0)
-        )
-        groups = {"greedy": greedy}
-        metrics = self._greedy_metrics(greedy)
-        repeated = greedy
-        if config.sampled_rows:
-            rows = self.rows[: config.sampled_rows]
-            groups["sampled"] = repeated = await self._play(
-                f"eval{step}/sampled", rows, config.samples_per_row, self.sampling
+        groups = {
+            "greedy": await self._play(
+                f"eval{step}/greedy", self.rows[: config.rows], 1, replace(self.sampling, temperature=0.0)
             )
-            metrics["val/success/sampled"] = success_rate(self._successes(repeated)).value
-            metrics["val/reward/sampled"] = fmean(t.reward for g in repeated for t in g.trajectories)
-        for k in config.pass_k_values if config.sampled_rows else [1]:
-            values = pass_at_k_by_prompt(self._successes(repeated), k)
-            metrics[f"val/reward/pass_k_{k}"] = fmean(values)
-        return EvaluationReport(metrics, groups)
-
-    def _greedy_metrics(self, groups: list[Group]) -> dict[str, float]:
-        episodes = [group.trajectories[0] for group in groups]
-        rate = success_rate(self._successes(groups))
-        return {
-            "val/success/mean": rate.value,
-            "val/success/ci_low": rate.low,
-            "val/success/ci_high": rate.high,
-            "val/reward/mean": fmean(t.reward for t in episodes),
-            "val/turns/mean": fmean(len(t.turns) for t in episodes),
-            "val/completion/mean": fmean(t.stop_reason == StopReason.DONE for t in episodes),
-            "val/episodes": float(len(episodes)),
         }
+        if config.sampled_rows:
+            groups["sampled"] = await self._play(
+                f"eval{step}/sampled", self.rows[: config.sampled_rows], config.samples_per_row, self.sampling
+            )
+        return EvaluationReport(self.metrics(groups), groups)
 
-    def _successes(self, groups: list[Group]) -> list[list[float]]:
-        threshold = self.config.success_threshold
-        return [[float((t.score or 0.0) >= threshold) for t in group.trajectories] for group in groups]
+    def metrics(self, groups: dict[str, list[Group]]) -> dict[str, float]:
+        """The `val/…` of groups that were played and scored; `sampled` may be left out."""
+        return val_metrics(groups, self.config, self.family)
 
     async def _play(self, key: str, rows: list[Row], samples: int, sampling: SamplingParams) -> list[Group]:
         report = await self.rollouts.collect(key, rows, samples, sampling)

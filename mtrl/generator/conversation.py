@@ -37,6 +37,26 @@ class Renderer(Protocol):
     ) -> Any: ...
 
 
+class Dialogue(Protocol):
+    """What an episode needs of a conversation, be it token ids (`Conversation`) or messages (`ChatConversation`)."""
+
+    turns: list[Turn]
+
+    @property
+    def prompt(self) -> Any:
+        """The whole context of the next turn, as the engine takes it."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Its length, as far as it is known."""
+
+    def add_action(self, generation: Any) -> Turn:
+        """Append what the engine sampled after `prompt`."""
+
+    def add_observation(self, messages: list[Message]) -> None:
+        """Append what the environment said."""
+
+
 @dataclass
 class Codec:
     """A tokenizer and its renderer: what turns messages into ids and back. Shared by all conversations of a run."""
@@ -63,6 +83,14 @@ class Conversation:
         self._new: list[Message] = list(messages)
         self._new_ids: list[int] = self.prompt_ids
         self._break: str | None = None
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.prompt_ids
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
 
     def add_action(self, generation: Generation) -> Turn:
         """Append what the engine sampled after `prompt_ids`."""

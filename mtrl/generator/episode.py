@@ -17,7 +17,7 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.generator.conversation import Conversation
+from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, SamplingParams
 from mtrl.types import FinishReason, Message, Row, StopReason, Trajectory, Turn
 
@@ -44,7 +44,7 @@ class EpisodeLoop:
 
     engine: Engine
     make_environment: Callable[[], BaseEnvironment]
-    make_conversation: Callable[..., Conversation]
+    make_conversation: Callable[..., Dialogue]
     """From the opening messages, and the tools if there are any."""
     pool: EnvironmentPool
     limits: Limits
@@ -98,20 +98,20 @@ class EpisodeLoop:
         self,
         trajectory: Trajectory,
         trajectory_id: str,
-        conversation: Conversation,
+        conversation: Dialogue,
         environment: BaseEnvironment,
         row: Row,
         sampling: SamplingParams,
         turn_index: int,
     ) -> bool:
         """One exchange; True when the episode is over (`stop_reason` says why)."""
-        if len(conversation.prompt_ids) >= self.limits.max_context_length:
+        if conversation.prompt_tokens >= self.limits.max_context_length:
             if turn_index == 0:
-                raise PromptTooLongError(len(conversation.prompt_ids), self.limits.max_context_length)
+                raise PromptTooLongError(conversation.prompt_tokens, self.limits.max_context_length)
             trajectory.stop_reason = StopReason.CONTEXT_LIMIT
             return True
         start = time.perf_counter()
-        generation = await self.engine.generate(trajectory_id, conversation.prompt_ids, sampling)
+        generation = await self.engine.generate(trajectory_id, conversation.prompt, sampling)
         if generation.finish == FinishReason.ABORT:
             trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
             return True
@@ -170,7 +170,7 @@ class ResponseParseError(ValueError):
     """The renderer could not make a message of what was sampled."""
 
 
-def _parsed(conversation: Conversation, generation: Any) -> Any:
+def _parsed(conversation: Dialogue, generation: Any) -> Any:
     try:
         return conversation.add_action(generation)
     except Exception as error:

@@ -59,7 +59,7 @@ class Rollouts:
         barren = 0
         while pending:
             groups = await asyncio.gather(
-                *(self._group(group_id, row, group_size, sampling) for group_id, row in pending)
+                *(self.group(group_id, row, group_size, sampling) for group_id, row in pending)
             )
             report.episodes += sum(len(group.trajectories) for group in groups)
             failed = [t for group in groups for t in group.trajectories if t.stop_reason in FAILED]
@@ -76,7 +76,8 @@ class Rollouts:
             )
         return report
 
-    async def _group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> Group:
+    async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> Group:
+        """The episodes of one row, at once; each has a random stream of its own, seeded by its group's name."""
         return Group(
             group_id, row, list(await asyncio.gather(*(self._episode(group_id, row, i, sampling) for i in range(size))))
         )

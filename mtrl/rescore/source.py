@@ -94,8 +94,8 @@ class Rows:
     """Finds the row of a trajectory by its id: held-out episodes among the held-out rows, others among the others."""
 
     def __init__(self, splits: Splits):
-        self._by_id: dict[str, dict[str, list[Row]]] = {"train": {}, "test": {}}
-        for split, rows in (("train", splits.train), ("test", splits.test)):
+        self._by_id: dict[str, dict[str, list[Row]]] = {"train": {}, "validation": {}, "test": {}}
+        for split, rows in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
             for row in rows:
                 self._by_id[split].setdefault(str(row["id"]), []).append(row)
 
@@ -105,7 +105,7 @@ class Rows:
             KeyError: there is no such row, or more than one; its argument says which.
         """
         is_held_out = stored.kind.startswith("eval") or trajectory.group_id.startswith(("eval", "play/test"))
-        for split in ("test", "train") if is_held_out else ("train", "test"):
+        for split in ("test", "validation", "train") if is_held_out else ("train", "validation", "test"):
             rows = self._by_id[split].get(trajectory.task_id, [])
             if any(row != rows[0] for row in rows):
                 raise KeyError(f"{len(rows)} different rows of {split} have the id {trajectory.task_id}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import time
@@ -13,6 +12,7 @@ import httpx
 from mtrl.errors import UserError
 from mtrl.retrieval.retriever import Hit, RetrieverError, clean_queries
 from mtrl.retrieval.wire import parse_answer
+from mtrl.serving import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +122,6 @@ def wait_until_ready(url: str, seconds: float) -> None:
 def said(response: httpx.Response) -> str:
     """The beginning of an answer, in one line."""
     return " ".join(response.text[:1000].split())[:200] or "nothing"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches the host."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def token_of(given: str | None) -> str | None:

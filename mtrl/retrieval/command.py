@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from mtrl.errors import UserError
 from mtrl.retrieval import load_corpus, make_retriever
 from mtrl.retrieval.client import TOKEN_VARIABLE, token_of
-from mtrl.retrieval.server import address_of, bind, create_app, import_fastapi, serve
+from mtrl.retrieval.server import create_app
 from mtrl.retrieval.wire import LARGEST_TOPK
+from mtrl.serving import address_of, bind, serve
 
 DESCRIPTION = """\
 Serve the passages of a file over HTTP: POST /retrieve {"queries": [...], "topk": 3, "return_scores": true} and
@@ -49,7 +50,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import_fastapi()  # before a corpus is read that may be large
     if not 1 <= arguments.topk <= LARGEST_TOPK or arguments.workers < 1:
         raise UserError(
             f"--topk {arguments.topk} must be from 1 to {LARGEST_TOPK}, --workers {arguments.workers} 1 or more"
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     if given and arguments.retriever != "dense":
         raise UserError(f"--{next(iter(given))} has no effect with --retriever bm25; add --retriever dense")
     token = token_of(arguments.token)
-    with bind(arguments.host, arguments.port, token) as bound:
+    with bind(arguments.host, arguments.port, token, TOKEN_VARIABLE) as bound:
         passages = load_corpus(arguments.corpus)
         retriever = make_retriever(arguments.retriever, passages, **given)
         about = {"passages": len(passages), "retriever": arguments.retriever}

@@ -1,18 +1,15 @@
-"""A retriever as an HTTP server; `wire` says what it speaks. Needs the extra [search]."""
+"""A retriever as an HTTP server; `wire` says what it speaks."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
-import signal
-import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from mtrl.errors import UserError, missing_extra
-from mtrl.retrieval.client import TOKEN_VARIABLE, is_loopback
+from mtrl.retrieval.client import TOKEN_VARIABLE
 from mtrl.retrieval.retriever import Retriever
 from mtrl.retrieval.wire import parse_request, write_answer
 
@@ -22,8 +19,6 @@ LARGEST_BODY = 8 * 2**20
 """Bytes."""
 SECONDS_TO_SEND = 30
 """For the body of a request."""
-MOST_CONNECTIONS = 512
-"""Further ones are answered with 503, which clients take as a reason to come again."""
 
 
 class Refusal(Exception):
@@ -32,15 +27,6 @@ class Refusal(Exception):
     def __init__(self, status: int, sentence: str):
         super().__init__(sentence)
         self.status = status
-
-
-def import_fastapi() -> Any:
-    """FastAPI, or the error that names the extra."""
-    try:
-        import fastapi
-    except ImportError as error:
-        raise missing_extra("fastapi", "search") from error
-    return fastapi
 
 
 def create_app(retriever: Retriever, topk: int, about: dict[str, Any], token: str | None, pool: Executor) -> Any:
@@ -52,7 +38,8 @@ def create_app(retriever: Retriever, topk: int, about: dict[str, Any], token: st
         token: `/retrieve` asks for it as `Authorization: Bearer`; None: it asks for none.
         pool: threads that read requests and search; the event loop does neither.
     """
-    fastapi = import_fastapi()
+    import fastapi
+
     app: Any = fastapi.FastAPI(title="mtrl retriever", docs_url=None, redoc_url=None, openapi_url=None)
 
     def answer(body: bytes) -> bytes:
@@ -108,60 +95,3 @@ async def _body(receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
     except TimeoutError:
         raise Refusal(408, f"the body did not come within {SECONDS_TO_SEND} s") from None
     return bytes(body)
-
-
-def bind(host: str, port: int, token: str | None) -> socket.socket:
-    """A socket for the server, bound and not listening yet; port 0 is a free one.
-
-    Raises:
-        UserError: the address cannot be had, or others reach it and no token protects it.
-    """
-    if not is_loopback(host) and not token:
-        raise UserError(f"--host {host} is open to others and there is no token; set {TOKEN_VARIABLE} or use 127.0.0.1")
-    if not 0 <= port <= 65535:  # getaddrinfo takes 70000 for 4464
-        raise UserError(f"--port {port} does not exist; choose one from 1 to 65535, or 0 for a free one")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port} cannot be had ({error}); choose another, or port 0") from error
-    return bound
-
-
-def address_of(bound: socket.socket) -> str:
-    """The URL of a socket."""
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def serve(app: Any, bound: socket.socket, when_ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT; requests that are under way are answered first."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise missing_extra("uvicorn", "search") from error
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            when_ready()
-
-    # Named, because "auto" takes what happens to be installed.
-    config = uvicorn.Config(
-        app, http="h11", loop="asyncio", ws="none", lifespan="off", log_level="warning", access_log=False,
-        limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=10,
-    )  # fmt: skip
-    server = Server(config)
-
-    def stop(*_: Any) -> None:
-        server.should_exit = True
-
-    # uvicorn's own handlers raise the signal again at the end, which would end the process with an error.
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        server.run(sockets=[bound])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -100,6 +100,10 @@ class Console:
         self._print(*shown)
         self._table.restart()
 
+    def show(self, part: RenderableType) -> None:
+        """Anything that rich prints, such as a table."""
+        self._print(part)
+
     def note(self, text: str) -> None:
         """One quiet line."""
         self._print(Text(one_line(text, 1000), style="dim"), soft_wrap=True)

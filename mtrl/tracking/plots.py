@@ -7,6 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrl.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    STOPS,
+    STYLE,
+    moving_average,
+    not_measured,
+    stack_shares,
+    unit_scale,
+    whole_ticks,
+)
 from mtrl.tracking.files import replace_file
 
 if TYPE_CHECKING:
@@ -15,24 +30,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-BLUE, GREEN, ORANGE, PURPLE, RED, GREY = "#0072B2", "#009E73", "#D55E00", "#AA4499", "#CC3311", "#777777"
-"""Colours that also differ for the colour-blind (Okabe and Ito, Tol)."""
-
-STYLE: Any = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#999999",
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
+STOP = "rollout/stop/"
 
 
 def draw_curves(rows: Rows, path: Path, title: str) -> None:
@@ -42,13 +40,13 @@ def draw_curves(rows: Rows, path: Path, title: str) -> None:
 
 
 def curves_figure(rows: Rows, title: str) -> Figure:
-    """Six panels over the steps. No pyplot: a figure of our own needs no display and leaves no global state."""
+    """Eight panels over the steps: above what was reached and by which means, below how the training went."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(14, 7.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+        figure = Figure(figsize=(17, 7.8), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         figure.text(
             0.99,
@@ -58,26 +56,42 @@ def curves_figure(rows: Rows, title: str) -> Figure:
             ha="right",
             va="top",
         )
-        panels = figure.subplots(2, 3).flat
-        for panel, draw in zip(panels, (_outcome, _signal, _length, _entropy, _drift, _speed), strict=True):
-            draw(panel, rows)
-            _finish(panel, rows)
+        for axes, draw in zip(figure.subplots(2, 4).flat, PANELS, strict=True):
+            draw(axes, rows)
+            _finish(axes, rows)
     return figure
 
 
 # -- the panels ------------------------------------------------------------------------------------------------------
 
 
-def _outcome(axes: Axes, rows: Rows) -> None:
-    axes.set_title("reward and success")
-    _line(axes, rows, "rollout/reward/mean", "reward, training", BLUE)
-    _line(axes, rows, "rollout/success/mean", "success, training", GREEN)
-    _marks(axes, rows, "val/reward/mean", "reward, held out", BLUE, marker="s")
+def _held_out(axes: Axes, rows: Rows) -> None:
+    axes.set_title("held out: success and reward")
+    _marks(axes, rows, "val/reward/mean", "reward", BLUE, marker="s", markersize=9)
+    _marks(axes, rows, "val/claims/mean", "claims of the reward", ORANGE, marker="v")
     sampled = {"marker": "D", "markerfacecolor": "white"}
-    _marks(axes, rows, "val/success/sampled", "success, held out, sampled", GREEN, **sampled)
-    _marks(axes, rows, "val/success/mean", "success, held out, greedy", GREEN, marker="o", yerr=_interval(rows))
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, -0.02), max(high, 1.02))  # the same scale for every run, as far as the rewards allow
+    _marks(axes, rows, "val/success/sampled", "success, sampled", GREEN, **sampled)
+    _marks(axes, rows, "val/success/mean", "success, greedy", GREEN, marker="o", yerr=_interval(rows))
+    unit_scale(axes)
+
+
+def _training(axes: Axes, rows: Rows) -> None:
+    axes.set_title("training: success and reward")
+    _line(axes, rows, "rollout/reward/mean", "reward", BLUE, linewidth=3.5)  # still seen below an equal success
+    _line(axes, rows, "rollout/success/mean", "success", GREEN)
+    _line(axes, rows, "rollout/claims/mean", "claims of the reward", ORANGE, linestyle="--")
+    _line(axes, rows, "rollout/lenient_frac", "claimed, not solved", RED, linestyle=":")
+    unit_scale(axes)
+
+
+def _stops(axes: Axes, rows: Rows) -> None:
+    axes.set_title("how episodes end")
+    known = [row for row in rows if any(key.startswith(STOP) for key in row)]
+    names = {key.removeprefix(STOP) for row in known for key in row if key.startswith(STOP)}
+    order = [*(name for name in STOPS if name in names), *sorted(names - STOPS.keys())]
+    parts = {name: [row.get(STOP + name) or 0.0 for row in known] for name in order}
+    if any(map(any, parts.values())):
+        stack_shares(axes, [row["step"] for row in known], parts, STOPS)
 
 
 def _signal(axes: Axes, rows: Rows) -> None:
@@ -113,6 +127,9 @@ def _speed(axes: Axes, rows: Rows) -> None:
     _from_zero(right)
 
 
+PANELS = (_held_out, _training, _stops, _length, _signal, _entropy, _drift, _speed)
+
+
 # -- how they are drawn ----------------------------------------------------------------------------------------------
 
 
@@ -123,24 +140,18 @@ def _points(rows: Rows, key: str, positive: bool = False) -> tuple[list[float], 
     return [step for step, _ in found], [value for _, value in found]
 
 
-def _line(axes: Axes, rows: Rows, key: str, label: str, colour: str, log: bool = False) -> None:
+def _line(axes: Axes, rows: Rows, key: str, label: str, colour: str, log: bool = False, **look: Any) -> None:
     """A metric of every step: faint as measured, strong as its moving average once there are enough steps."""
     steps, values = _points(rows, key, positive=log)
     if not values:
         return
-    smooth = _moving_average(values)
+    smooth = moving_average(values)
     if smooth is not values:
         axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-    axes.plot(steps, smooth, color=colour, label=label, linewidth=1.8, marker="." if len(values) == 1 else None)
+    usual: dict[str, Any] = {"linewidth": 1.8, "marker": "." if len(values) == 1 else None}
+    axes.plot(steps, smooth, color=colour, label=label, **(usual | look))
     if log:
         axes.set_yscale("log")
-
-
-def _moving_average(values: list[float]) -> list[float]:
-    """Centred mean over about a tenth of the steps, 21 at most; values stay as they are where they are few."""
-    half = min(len(values) // 20, 10)
-    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows] if half else values
 
 
 def _marks(axes: Axes, rows: Rows, key: str, label: str, colour: str, **style: Any) -> None:
@@ -175,17 +186,15 @@ def _right(axes: Axes) -> Axes:
 
 def _finish(axes: Axes, rows: Rows) -> None:
     """The same steps below every panel, one legend for both scales, and a word where there is nothing to see."""
-    from matplotlib.ticker import MaxNLocator
-
     scales = sorted(axes.get_shared_x_axes().get_siblings(axes), key=axes.figure.axes.index)
     named = [pair for scale in scales for pair in zip(*scale.get_legend_handles_labels(), strict=True)]
     if not named:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=GREY)
         for scale in scales:
             scale.set(xticks=[], yticks=[])
+        not_measured(axes)
         return
     last = max(row["step"] for row in rows)
     axes.set_xlim(-0.02 * max(last, 1), 1.02 * max(last, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    whole_ticks(axes)
     handles, labels = zip(*named, strict=True)
     axes.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=2, columnspacing=1.2)

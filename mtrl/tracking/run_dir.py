@@ -36,6 +36,8 @@ class RunDir:
     trajectories/    what the agent did, JSONL     curves.png     the run at a glance
     run.log          what the console said         summary.json   the numbers at the end
     preflight.json   what the checks at its start found
+    timeline.jsonl   what it was doing when          alarms.jsonl   symptoms that it showed
+    tokenizer/       turns token ids into text     trackers/      what has arrived at the trackers, where there are any
     """
 
     def __init__(self, path: str | Path):
@@ -82,6 +84,18 @@ class RunDir:
     @property
     def preflight(self) -> Path:
         return self.path / "preflight.json"
+
+    @property
+    def timeline(self) -> Path:
+        return self.path / "timeline.jsonl"
+
+    @property
+    def alarms(self) -> Path:
+        return self.path / "alarms.jsonl"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
 
     def create(self, resume: bool = False) -> RunDir:
         """Make the folder. `export/` comes with the export, so that an empty one never passes for a model.

@@ -35,6 +35,8 @@ class MicroBatch:
     """[N] int64: which trajectory a token belongs to, numbered from 0 within the micro-batch."""
     rows: list[int]
     """Index of each sample in the list that was batched."""
+    samples: list[Sample]
+    """The samples themselves, in the same order."""
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -173,6 +175,7 @@ def _collate(
         weights=flat(weights),
         trajectory=torch.from_numpy(np.repeat(numbers, [int(c.sum()) for c in chosen])).to(device),
         rows=rows,
+        samples=samples,
     )
 
 

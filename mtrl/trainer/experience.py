@@ -21,8 +21,16 @@ OVERLONG = frozenset({StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})
 """Ends of episodes that a length limit cut."""
 
 
-class NoSignalError(UserError):
-    """The run has nothing to learn from; what it has learnt so far is worth keeping."""
+class RunEndedError(UserError):
+    """The run ends before its last step; what it has learnt so far is worth keeping."""
+
+
+class NoSignalError(RunEndedError):
+    """The run has nothing to learn from."""
+
+
+class SymptomError(RunEndedError):
+    """The diagnosis ends the run (`diagnosis.live=stop`)."""
 
 
 @dataclass

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,24 +13,32 @@ from mtrl.algorithms.batch import Ragged
 from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.signal import signal_metrics
 from mtrl.config.schema import Config
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.live import Watch
+from mtrl.evaluation.agreement import Thresholds, Verdict
 from mtrl.evaluation.heldout import HeldOut
-from mtrl.generator.rollouts import RolloutReport, Rollouts
+from mtrl.generator.rollouts import Rollouts
 from mtrl.rewards.compose import RewardComposer
 from mtrl.tracking.console import Console
 from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.timeline import Timeline
 from mtrl.tracking.tracker import Tracker
+from mtrl.tracking.trajectories import write_groups
 from mtrl.trainer.checkpoint import Checkpoint, Checkpoints
 from mtrl.trainer.critic import Credited, credit_by_critic, make_critic
-from mtrl.trainer.experience import Collector, Experience, NoSignalError
+from mtrl.trainer.experience import Collector, Experience, NoSignalError, RunEndedError, SymptomError
 from mtrl.trainer.interrupt import Interrupt
 from mtrl.trainer.kl_penalty import KlPenalty
+from mtrl.trainer.learnt import Learnt, note_advantages, note_logprobs
+from mtrl.trainer.memory import peak_memory
 from mtrl.trainer.optimizer import Optimizer
+from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.rows import RowStream
 from mtrl.trainer.samples import group_samples
 from mtrl.trainer.setup import Parts
 from mtrl.trainer.update import Updater
-from mtrl.types import Group, StopReason, write_jsonl
+from mtrl.types import Group
 
 
 @dataclass
@@ -53,14 +59,23 @@ class Progress:
 class Trainer:
     """One process, synchronous: every token is trained by the weights that sampled it."""
 
-    def __init__(self, config: Config, parts: Parts, run: RunDir, console: Console):
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        run: RunDir,
+        console: Console,
+        on_row: Callable[[], None] = lambda: None,
+    ):
+        """`on_row` is called when the folder of the run has something new."""
         self.config, self.parts, self.run_dir, self.console = config, parts, run, console
+        self.on_row = on_row
         self.progress = Progress()
         self.rows = RowStream(parts.splits.train, config.seed)
         self.composer = RewardComposer(config.reward)
         self.rollouts = Rollouts(parts.loop, config.seed, config.environment.max_failed_share)
         self.held_out = HeldOut(
-            config.evaluation, parts.family, parts.splits.test, self.rollouts, self.composer, parts.eval_sampling
+            config.evaluation, parts.family, parts.splits.held_out, self.rollouts, self.composer, parts.eval_sampling
         )
         self.collector = Collector(config, self.rollouts, self.composer, parts.family, parts.sampling, self.rows.next)
         algorithm = config.algorithm
@@ -79,29 +94,32 @@ class Trainer:
         self.checkpoints = Checkpoints(run.checkpoints, keep.keep_last, keep.keep_best)
         self._saved = 0
         """Step of the newest checkpoint of this state; there is none of the beginning, which a run can repeat."""
+        self.thresholds = Thresholds.of(config.evaluation)
+        self.timeline = Timeline(run.timeline)
         self.metrics = MetricsLog(run.metrics)
         self.tracker = Tracker([self.metrics], console.warning)
 
     async def run(self) -> str | None:
         """Train to `max_steps` and save the last step; returns the name of the signal if one stopped it early."""
-        started = time.perf_counter() - self.progress.seconds
+        self.timeline.start(self.progress.step, self.progress.seconds)
         self.metrics.truncate(self.progress.step if self.progress.step else -1)
+        self.watch = Watch(self.config, self.run_dir)
         total = self.config.trainer.max_steps
         with Interrupt() as interrupt, self.console.progress("train", total) as bar:
             bar.advance(self.progress.step)
             if self.progress.step == 0 and self.config.evaluation.before_train:
-                self.tracker.log(0, await self._evaluate(0))
+                self._log(await self._evaluate(0))
             try:
                 while self.progress.step < total and not interrupt.requested:
                     row = await self._step()
-                    self.progress.seconds = time.perf_counter() - started
-                    self.tracker.log(self.progress.step, row)
+                    self.progress.seconds = self.timeline.seconds
+                    self._log(row)
                     bar.advance()
                     self._check_signal(row)
                     if self._save_due() or interrupt.requested:
                         self._save()
-            except NoSignalError:
-                self._save()  # what was learnt so far is worth keeping, for a run with other settings
+            except RunEndedError:
+                self._save()  # for a run with other settings
                 raise
         await self.parts.engine.close()
         self.parts.pool.close()
@@ -120,22 +138,42 @@ class Trainer:
         self.rows.drawn = self.progress.rows_drawn
         self.parts.engine.version = self.progress.step
 
+    def _log(self, row: dict[str, Any]) -> None:
+        """Record the metrics of a step, and tell what they are symptoms of.
+
+        Raises:
+            SymptomError: one of them ends the run.
+        """
+        self.tracker.log(self.progress.step, row)
+        self.on_row()
+        for finding in self.watch.after_step({"step": self.progress.step, **row}):
+            if finding.severity != Severity.NOTE:
+                self.console.warning(f"{finding.severity} at step {self.progress.step}: {in_short(finding)}")
+        if (end := self.watch.stop) is not None:
+            raise SymptomError(
+                f"diagnosis.live=stop ends the run at step {self.progress.step}: {in_short(end)} (python -m "
+                f"mtrl.diagnose {self.run_dir} tells more; resume=latest diagnosis.live=warn goes on all the same)"
+            )
+
     async def _step(self) -> dict[str, Any]:
         """One step of training and what is known of it afterwards."""
-        start = time.perf_counter()
-        step = self.progress.step
-        experience = await self.collector.collect(step)
-        generated = time.perf_counter()
-        kl = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(experience.groups)}
-        credited = self._credit(experience.groups)
-        learnt = self._learn(credited, step)
+        step, number = self.progress.step, self.progress.step + 1
+        with self.timeline.span("generate", number) as generating:
+            experience = await self.collector.collect(step)
+        with self.timeline.span("credit", number) as crediting:
+            kl = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(experience.groups)}
+            credited = self._credit(experience.groups)
+        with self.timeline.span("update", number) as updating:
+            learnt = self._learn(credited, step)
         self.progress.step += 1
         self.progress.rows_drawn = self.rows.drawn
-        await self.parts.engine.load_weights(self.parts.policy.model, self.progress.step)
-        seconds = {"generate": generated - start, "update": time.perf_counter() - generated}
-        row = self._metrics(experience, credited.advantages, {**kl, **learnt}, seconds)
+        with self.timeline.span("sync", number) as syncing:
+            await self.parts.engine.load_weights(self.parts.policy.model, self.progress.step)
+        spans = {"generate": generating, "credit": crediting, "update": updating, "sync": syncing}
+        row = self._metrics(experience, credited.advantages, {name: span.seconds for name, span in spans.items()})
+        row |= kl | learnt.metrics
         self._adapt_kl(row)
-        self._keep_trajectories(experience.report.groups)
+        self._keep_trajectories(experience, credited, learnt)
         self.console.step({"step": self.progress.step, **row})
         self.progress.score = None
         if self._evaluation_due():
@@ -151,22 +189,17 @@ class Trainer:
         pairs = zip(groups, advantages, strict=True)
         return Credited([sample for group, turns in pairs for sample in group_samples(group, turns)], advantages)
 
-    def _learn(self, credited: Credited, step: int) -> dict[str, float]:
+    def _learn(self, credited: Credited, step: int) -> Learnt:
         """Train the critic, if there is one, and the policy, unless the critic is still warming up."""
-        learnt: dict[str, float] = {}
+        learnt = Learnt()
         if self.critic is not None:
-            learnt = self.critic.update(credited.samples, credited.old_values, credited.targets, step)
+            learnt.metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
             if step < self.config.algorithm.critic.warmup_steps:
                 return learnt
-        return {**learnt, **self.updater.run(credited.samples, step).metrics()}
+        report = self.updater.run(credited.samples, step)
+        return Learnt({**learnt.metrics, **report.metrics()}, report.looked_at)
 
-    def _metrics(
-        self,
-        experience: Experience,
-        advantages: list[Ragged],
-        learnt: dict[str, float],
-        seconds: dict[str, float],
-    ) -> dict[str, Any]:
+    def _metrics(self, experience: Experience, advantages: list[Ragged], seconds: dict[str, float]) -> dict[str, Any]:
         total = sum(seconds.values())
         played = experience.report.groups
         tokens = sum(t.action_tokens for group in played for t in group.trajectories)
@@ -174,14 +207,15 @@ class Trainer:
         return {
             **signal_metrics([*experience.groups, *experience.set_aside], [*advantages, *idle]),
             **experience.metrics(),
-            **rollout_metrics(experience.report),
-            **learnt,
+            **rollout_metrics(experience.report, self.thresholds),
+            **staleness_metrics(experience.groups, self.progress.step - 1),
             "train/epoch": self.rows.epoch,
             "policy/version": self.parts.engine.version,
             **{f"time/{name}": value for name, value in seconds.items()},
             "time/step": total,
             "perf/tokens_per_second": tokens / total,
             "perf/cached_share": self.parts.engine.stats.cached_tokens / max(1, self.parts.engine.stats.prompt_tokens),
+            **peak_memory(),
         }
 
     def _adapt_kl(self, row: dict[str, Any]) -> None:
@@ -212,63 +246,47 @@ class Trainer:
         return step == self.config.trainer.max_steps or bool(every and step % every == 0)
 
     async def _evaluate(self, step: int) -> dict[str, Any]:
-        start = time.perf_counter()
-        report = await self.held_out.run(step)
+        with self.timeline.span("evaluate", step) as evaluating:
+            report = await self.held_out.run(step)
         self.progress.score = report.metrics["val/success/mean"]
         for kind, groups in report.groups.items():
-            path = self.run_dir.trajectories / f"eval_{kind}_step_{step:06d}.jsonl"
-            write_jsonl(path, [t for group in groups for t in group.trajectories], mode="w")
+            write_groups(self.run_dir.trajectories, f"eval_{kind}", step, groups)
         self.console.evaluation({"step": step, **report.metrics}, *report.ends())
-        return {**report.metrics, "time/evaluate": time.perf_counter() - start}
+        return {**report.metrics, "time/evaluate": evaluating.seconds}
 
-    def _keep_trajectories(self, groups: list[Group]) -> None:
+    def _keep_trajectories(self, experience: Experience, credited: Credited, learnt: Learnt) -> None:
+        """Every so many steps all trajectories; in the others those on which reward and scorer disagree."""
         every, step = self.config.trainer.save_trajectories_every, self.progress.step
-        if every and (step == 1 or step % every == 0):
-            path = self.run_dir.trajectories / f"train_step_{step:06d}.jsonl"
-            write_jsonl(path, [t for group in groups for t in group.trajectories], mode="w")
+        kind, kept = "train", experience.report.groups
+        if not every or (step != 1 and step % every):
+            kind, kept = "disagree", self._disagreements(kept)
+        if kept:
+            note_advantages(experience.groups, credited.samples)
+            note_logprobs(experience.groups, learnt.looked_at)
+            write_groups(self.run_dir.trajectories, kind, step, kept)
+
+    def _disagreements(self, groups: list[Group]) -> list[Group]:
+        """The first `evaluation.keep_disagreements` of them, the lenient ones first: a policy learns from those."""
+        judged = [(self.thresholds.verdict(t), group, t) for group in groups for t in group.trajectories]
+        odd = [(group, t) for wanted in (Verdict.LENIENT, Verdict.STRICT) for v, group, t in judged if v == wanted]
+        return [Group(group.group_id, group.row, [t]) for group, t in odd[: self.config.evaluation.keep_disagreements]]
 
     def _save(self) -> None:
         if self.progress.step == self._saved:
             return
         self._saved = self.progress.step
-        self.checkpoints.save(
-            Checkpoint(
-                model=self.parts.policy.state(),
-                optimizer=self.optimizer.state(),
-                rng={"torch": torch.get_rng_state()},
-                critic={} if self.critic is None else self.critic.state(),
-                state=vars(self.progress).copy(),
+        with self.timeline.span("save", self.progress.step):
+            self.checkpoints.save(
+                Checkpoint(
+                    model=self.parts.policy.state(),
+                    optimizer=self.optimizer.state(),
+                    rng={"torch": torch.get_rng_state()},
+                    critic={} if self.critic is None else self.critic.state(),
+                    state=vars(self.progress).copy(),
+                )
             )
-        )
 
 
-def rollout_metrics(report: RolloutReport) -> dict[str, float]:
-    """What the episodes of a step looked like: `rollout/…`.
-
-    `rollout/components/` are means over episodes of the sums of their turns, `rollout/metrics/` means over the turns
-    that reported the metric.
-    """
-    trajectories = [t for group in report.groups for t in group.trajectories]
-    turns = [turn for t in trajectories for turn in t.turns]
-    responses = [len(turn.action_ids) for turn in turns]
-    stops = Counter(t.stop_reason for t in trajectories)
-    parts: Counter[str] = Counter()
-    reported: defaultdict[str, list[float]] = defaultdict(list)
-    for turn in turns:
-        parts.update(turn.components)
-        for name, value in turn.metrics.items():
-            reported[name].append(value)
-    return {
-        "rollout/success/mean": fmean(t.score or 0.0 for t in trajectories),
-        "rollout/turns/mean": fmean(len(t.turns) for t in trajectories),
-        "rollout/tokens/response_mean": fmean(responses),
-        "rollout/tokens/response_max": float(max(responses)),
-        "rollout/tokens/trajectory_mean": fmean(t.action_tokens for t in trajectories),
-        "rollout/completion/mean": stops[StopReason.DONE] / len(trajectories),
-        "rollout/turns/cut_frac": fmean(turn.finish == "length" for turn in turns),
-        "rollout/failed_episodes": float(len(report.failures)),
-        "rollout/breaks": float(sum(turn.break_reason is not None for turn in turns)),
-        **{f"rollout/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},
-        **{f"rollout/components/{name}": total / len(trajectories) for name, total in sorted(parts.items())},
-        **{f"rollout/metrics/{name}": fmean(values) for name, values in sorted(reported.items())},
-    }
+def in_short(finding: Finding) -> str:
+    """The symptom, and the first thing to change."""
+    return f"{finding.title.rstrip('.')}; change {finding.change} first" if finding.change else finding.title

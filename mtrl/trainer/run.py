@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mtrl.environments.factory import load_task
 from mtrl.preflight.at_start import check_at_start
 from mtrl.tracking.console import Console
 from mtrl.tracking.facts import run_facts
+from mtrl.tracking.followers import start_followers
 from mtrl.tracking.plots import draw_curves
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_log import RunLog
@@ -46,21 +48,30 @@ def _train(config: Config, run: RunDir, console: Console) -> dict[str, Any]:
         check_at_start(config, task, run.path, console.note, console.warning)
     with console.progress("warm start", config.model.tiny.get("sft_steps")) as bar:
         parts = set_up(config, on_warm_start=lambda step, loss: bar.advance(), task=task)
-    console.banner(facts(config, parts))
-    trainer = Trainer(config, parts, run, console)
+    parts.policy.tokenizer.save_pretrained(run.tokenizer)
+    with closing(start_followers(config, run, console.warning)) as followers:
+        console.banner({**facts(config, parts), **followers.urls()})
+        trainer = Trainer(config, parts, run, console, on_row=followers.poke)
+        summary, is_done = _finish(config, run, console, trainer)
+    if is_done:
+        console.finish(summary, {**shown_paths(run), **followers.urls()}, {**hints(config, run), **followers.hints()})
+    return summary
+
+
+def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> tuple[dict[str, Any], bool]:
+    """Train from the beginning or the checkpoint until it is over or a signal comes; the summary, and which it was."""
     if (path := checkpoint_to_resume(config, run)) is not None:
         trainer.resume(read_checkpoint(path))
         console.note(f"resumed from {path} at step {trainer.progress.step}")
     signal = asyncio.run(trainer.run())
     if signal:
         console.note(f"{signal}: saved at step {trainer.progress.step}; go on with: {resume_command(config)}")
-        return summarise(trainer, config, run)
-    parts.policy.export(run.export)
+        return summarise(trainer, config, run), False
+    trainer.parts.policy.export(run.export)
     summary = summarise(trainer, config, run)
     if config.tracker.plots:
         draw_curves(trainer.metrics.read(), run.curves, title(config))
-    console.finish(summary, shown_paths(run), hints(config, run))
-    return summary
+    return summary, True
 
 
 def checkpoint_to_resume(config: Config, run: RunDir) -> Path | None:
@@ -89,6 +100,7 @@ def summarise(trainer: Any, config: Config, run: RunDir) -> dict[str, Any]:
             "seconds": round(trainer.progress.seconds, 1),
             "seed": config.seed,
             "name": config.name,
+            "split": "validation" if trainer.parts.splits.validation else "test",
             "best_checkpoint": str(best) if best else None,
         }
     )
@@ -96,7 +108,9 @@ def summarise(trainer: Any, config: Config, run: RunDir) -> dict[str, Any]:
 
 def facts(config: Config, parts: Any) -> dict[str, str]:
     """The lines above the first step: what was asked for, and what was found."""
-    rows = f"{len(parts.splits.train)} training rows, {len(parts.splits.test)} held out"
+    splits = parts.splits
+    validation = f", {len(splits.validation)} for its evaluations" if splits.validation else ""
+    rows = f"{len(splits.train)} training rows{validation}, {len(splits.test)} held out"
     policy = f"{parts.policy.parameters / 1e6:.2f} M parameters on {parts.policy.device}"
     return {**run_facts(config), "rows": rows, "policy": policy}
 
@@ -121,6 +135,8 @@ def hints(config: Config, run: RunDir) -> dict[str, str]:
     steps = f"trainer.max_steps={2 * config.trainer.max_steps}"
     return {
         "credit per turn": command(config, "algorithm=group_based_per_turn"),
+        "see what it did": f"python -m mtrl.view {run.path}",
+        "what to change next": f"python -m mtrl.diagnose {run.path}",
         "another task": f"python -m mtrl.main experiment={other}",
         "train on from here": command(config, f"run_dir={run.path}", "resume=latest", steps),
     }

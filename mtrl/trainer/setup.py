@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from mtrl.config.schema import Config, SamplingConfig
-from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.factory import Task, load_task
 from mtrl.environments.family import Family, Splits
 from mtrl.environments.pool import EnvironmentPool
@@ -31,6 +30,18 @@ from mtrl.types import Row
 
 SMALL_MODEL = 5_000_000
 """Up to this many parameters one CPU thread beats several: the barriers between them cost more than they save."""
+
+
+@dataclass
+class Player:
+    """A model that plays episodes."""
+
+    codec: Codec
+    engine: Engine
+    loop: EpisodeLoop
+    pool: EnvironmentPool
+    sampling: SamplingParams
+    eval_sampling: SamplingParams
 
 
 @dataclass
@@ -65,53 +76,68 @@ def set_up(
             "there are no training rows: check data.path and data.train_split, or evaluate only, with "
             "trainer.max_steps=0 and model=hf"
         )
-    family, splits, make = task.family, task.splits, task.make_environment
+    family, splits = task.family, task.splits
     # The warm start decides nothing that a later number of threads could change: small models use one from the start.
     torch.set_num_threads(config.trainer.threads or (1 if config.model.name == "tiny" else os.cpu_count() or 1))
-    model, tokenizer = load_model(config, family, splits, make, on_warm_start)
+    model, tokenizer = load_model(config, start_of(config, task, on_warm_start))
+    if config.trainer.gradient_checkpointing:
+        checkpoint_gradients(model)
     temperature = config.generator.sampling_params.temperature
     policy = Policy(model, tokenizer, temperature, entropy_gradient=config.algorithm.entropy_coef != 0)
     if config.trainer.packing:
         check_packing(model)
     if config.trainer.threads is None and policy.parameters <= SMALL_MODEL:
         torch.set_num_threads(1)
+    player = connect(config, task, model, tokenizer, [*splits.train, *splits.validation, *splits.test])
+    return Parts(family, splits, policy, load_reference(config, policy), **vars(player))
+
+
+def connect(config: Config, task: Task, model: Any, tokenizer: Any, rows: Sequence[Row]) -> Player:
+    """What lets a model play these rows of a task.
+
+    Raises:
+        UserError: a prompt does not fit, or the engine cannot run the model.
+    """
     codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
     limit = context_limit(config, model)
-    check_prompts(codec, splits, limit)
-    pool = EnvironmentPool(config.environment.max_workers)
+    check_prompts(codec, rows, limit)
     engine = make_engine(config, model, tokenizer, limit)
     layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
-    limits = Limits(
+    pool = EnvironmentPool(config.environment.max_workers)
+    loop = EpisodeLoop(engine, task.make_environment, partial(layout, codec), pool, limits(config, limit))
+    sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
+    return Player(codec, engine, loop, pool, sampling, eval_sampling_params(config, codec.stop_token_ids))
+
+
+def limits(config: Config, context: int) -> Limits:
+    """What an episode may take, with a conversation of at most `context` tokens."""
+    return Limits(
         max_turns=config.generator.max_turns,
-        max_context_length=limit,
+        max_context_length=context,
         step_timeout=config.environment.step_timeout,
         episode_timeout=config.environment.episode_timeout,
         retries=config.environment.retries,
     )
-    loop = EpisodeLoop(engine, make, partial(layout, codec), pool, limits)
-    sampling = sampling_params(config.generator.sampling_params, codec)
-    evaluation = config.generator.eval_sampling_params
-    eval_sampling = sampling if evaluation is None else sampling_params(evaluation, codec)
-    reference = load_reference(config, policy)
-    return Parts(family, splits, policy, reference, codec, engine, loop, pool, sampling, eval_sampling)
 
 
-def load_model(
-    config: Config,
-    family: Family,
-    splits: Splits,
-    make: Callable[[], BaseEnvironment],
-    on_warm_start: Callable[[int, float], None],
-) -> tuple[Any, Any]:
-    """The policy's module, without dropout (sampled and trained log-probs must agree), and its tokenizer."""
+def start_of(config: Config, task: Task, on_warm_start: Callable[[int, float], None] = lambda step, loss: None) -> str:
+    """The folder or Hub name of the policy before training; the tiny one is made if it is not there yet."""
+    if config.model.name != "tiny":
+        return config.model.path or ""
+    return str(tiny_folder(config, task, on_warm_start))
+
+
+def load_model(config: Config, path: str, key: str = "model.path") -> tuple[Any, Any]:
+    """Module and tokenizer of a folder or Hub name; without dropout, for sampled and trained log-probs must agree.
+
+    Raises:
+        UserError: it cannot be had; `key` is the setting that named it.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     device = pick_device(config.model.device)
-    path = config.model.path or ""
-    if config.model.name == "tiny":
-        path = str(tiny_folder(config, family, splits, make, on_warm_start))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(
@@ -123,33 +149,34 @@ def load_model(
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
-            f"model.path={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM"
+            f"{key}={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM"
         ) from error
-    model.eval()
-    if config.trainer.gradient_checkpointing:
-        checkpoint_gradients(model)
-    return model.to(device), tokenizer
+    return model.eval().to(device), tokenizer
 
 
-def tiny_folder(
-    config: Config,
-    family: Family,
-    splits: Splits,
-    make: Callable[[], BaseEnvironment],
-    on_warm_start: Callable[[int, float], None],
-) -> Path:
+def tiny_folder(config: Config, task: Task, on_warm_start: Callable[[int, float], None]) -> Path:
     """The warm-started tiny policy of this family, seed and recipe."""
+    family = task.family
     if family.demonstrate is None:
         raise UserError(f"model=tiny needs a demonstrator, which {family.name} has not; use model=hf model.path=FOLDER")
+    settings = {"environment": dict(config.environment.config), "max_turns": config.generator.max_turns}
+    start = WarmStart(
+        family, task.make_environment, task.splits.train, config.seed, tiny_recipe(config), settings,
+        config.environment.step_timeout,
+    )  # fmt: skip
+    return tiny_policy(start, on_warm_start)
+
+
+def tiny_recipe(config: Config) -> TinyRecipe:
+    """
+    Raises:
+        UserError: `model.tiny` has a key that there is not.
+    """
     try:
-        recipe = TinyRecipe(**config.model.tiny)
+        return TinyRecipe(**config.model.tiny)
     except TypeError as error:
         known = ", ".join(TinyRecipe.__dataclass_fields__)
         raise UserError(f"model.tiny={dict(config.model.tiny)} has an unknown key; it takes {known}") from error
-    settings = {"environment": dict(config.environment.config), "max_turns": config.generator.max_turns}
-    timeout = config.environment.step_timeout
-    start = WarmStart(family, make, splits.train, config.seed, recipe, settings, timeout)
-    return tiny_policy(start, on_warm_start)
 
 
 def load_reference(config: Config, policy: Policy) -> Policy | None:
@@ -171,15 +198,21 @@ def make_engine(config: Config, model: Any, tokenizer: Any, context: int) -> Eng
     raise UserError(f"generator.backend={generator.backend} cannot train; use generator.backend=local")
 
 
-def sampling_params(config: SamplingConfig, codec: Codec) -> SamplingParams:
+def sampling_params(config: SamplingConfig, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
     return SamplingParams(
         max_generate_length=config.max_generate_length,
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
         stop=tuple(config.stop),
-        stop_token_ids=codec.stop_token_ids,
+        stop_token_ids=stop_token_ids,
     )
+
+
+def eval_sampling_params(config: Config, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+    """Those of evaluations; where they have none of their own, those of training."""
+    generator = config.generator
+    return sampling_params(generator.eval_sampling_params or generator.sampling_params, stop_token_ids)
 
 
 def context_limit(config: Config, model: Any) -> int:
@@ -193,13 +226,13 @@ def context_limit(config: Config, model: Any) -> int:
     return wanted or holds
 
 
-def check_prompts(codec: Codec, splits: Splits, limit: int) -> None:
+def check_prompts(codec: Codec, rows: Sequence[Row], limit: int) -> None:
     """Find prompts that leave no room before anything runs.
 
     Raises:
         UserError: the first row whose prompt does not fit.
     """
-    for row in [*splits.train, *splits.test]:
+    for row in rows:
         tokens = prompt_tokens(codec, row, limit)
         if tokens >= limit:
             raise UserError(

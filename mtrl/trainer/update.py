@@ -39,6 +39,8 @@ class UpdateReport:
     """Between trainer and engine, before the first weight changed."""
     reweighting: Reweighting = Reweighting()
     """By the off-policy correction."""
+    looked_at: list[tuple[Sample, Tensor]] = field(default_factory=list)
+    """The samples of the first optimiser step, with the trainer's log-probs [action tokens] before it."""
 
     def metrics(self) -> dict[str, float]:
         out: dict[str, float] = {"train/updates": float(self.updates), "train/tokens": float(self.trained_tokens)}
@@ -123,6 +125,7 @@ class Updater:
             logprobs, entropy = self.policy.logprobs(batch)
             if not report.updates:
                 report.drift += measure(logprobs, batch.rollout_logprobs, trajectory=batch.trajectory)
+                report.looked_at += per_sample(batch, logprobs)
             tokens = TokenBatch(logprobs, anchor, batch.advantages, batch.rollout_logprobs, batch.trajectory)
             losses, shown = self._loss(tokens, self.algorithm)
             if self._correction.name != "none":
@@ -162,6 +165,12 @@ class Updater:
             f"the {what} is {value} at step {step + 1}; the batch is in {self.dump} and the weights are as before: "
             "look at its log-probs and advantages, then lower trainer.optimizer.lr or raise model.dtype to float32"
         )
+
+
+def per_sample(batch: MicroBatch, logprobs: Tensor) -> list[tuple[Sample, Tensor]]:
+    """The [N] log-probs of a micro-batch, sample by sample."""
+    parts = logprobs.detach().split([sample.action_tokens for sample in batch.samples])
+    return list(zip(batch.samples, parts, strict=True))
 
 
 def key(sample: Sample) -> tuple[str, int]:

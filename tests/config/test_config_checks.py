@@ -7,6 +7,7 @@ import pytest
 
 from mtrl.config.checks import check
 from mtrl.config.compose import compose, merge
+from mtrl.config.hints import training_hints
 from mtrl.config.overrides import normalise
 from mtrl.errors import UserError
 
@@ -88,6 +89,14 @@ REFUSED = [
         "trainer.optimizer.betas=[0.9] must be two numbers from 0 to below 1; write [0.9,0.95]",
     ),
     (["trainer.prompts_per_step=0"], "trainer.prompts_per_step=0 must be at least 1"),
+    (["diagnosis.window=4"], "diagnosis.window=4 must be at least 5"),
+    (["diagnosis.live=maybe"], "diagnosis.live=maybe is not known; choose one of warn, stop, none"),
+    (
+        ["evaluation.split=tset"],
+        "evaluation.split=tset is not known; did you mean test? Choose one of test, validation, train",
+    ),
+    (["evaluation.confidence=95"], "evaluation.confidence=95.0 must lie between 0 and 1; 0.95 is the usual level"),
+    (["evaluation.endpoint.timeout=0"], "evaluation.endpoint.timeout=0.0 must be above 0"),
     (
         ["~environment", "experiment=null"],
         "environment.name has no value, and gsm8k needs one; write environment.name=...",
@@ -148,6 +157,11 @@ WARNED = [
         "evaluation.rows=1000 is cut to data.max_test_rows=256; raise that as well",
     ),
     (
+        ["tracker.project=x"],
+        "tracker.project=x has no effect with tracker.report_to=[]",
+    ),
+    (["tracker.wandb.entity=x"], "tracker.wandb.entity=x has no effect with tracker.report_to=[]"),
+    (
         ["objective=sucess_after"],
         "objective=sucess_after is not one of the keys that every summary.json holds; did you mean success_after?",
     ),
@@ -157,6 +171,15 @@ WARNED = [
 @pytest.mark.parametrize(("overrides", "said"), WARNED, ids=lambda value: value[-1] if isinstance(value, list) else "")
 def test_warned(overrides, said):
     assert warnings(*overrides) == [said]
+
+
+def test_training_is_told_what_only_the_evaluator_reads():
+    cfg = merge(normalise(["evaluation.compare=[base]", "evaluation.endpoint.retries=1"]))
+    assert check(cfg) == []
+    assert training_hints(cfg) == [
+        "evaluation.compare=['base'] has no effect on training; python -m mtrl.evaluate reads it",
+        "evaluation.endpoint.retries=1 has no effect on training; python -m mtrl.evaluate reads it",
+    ]
 
 
 def test_checking_needs_no_torch():

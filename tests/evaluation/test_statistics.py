@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.evaluation.statistics import compare, mcnemar, mean_rate, success_rate, wilson
+from mtrl.evaluation.statistics import (
+    compare,
+    holm,
+    mcnemar,
+    mean_difference,
+    mean_rate,
+    ranking,
+    success_rate,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +162,128 @@ def test_compare_counts_prompts():
 def test_compare_needs_pairs(first, second):
     with pytest.raises(ValueError, match="cannot be paired"):
         compare(first, second)
+
+
+def test_the_interval_of_a_difference_as_published():
+    """Bonett and Price's formula on the discordant counts, written out for 40 pairs of which 2 and 12 changed."""
+    differences = [1.0] * 12 + [-1.0] * 2 + [0.0] * 26
+    won, lost = 13 / 42, 3 / 42
+    half = 1.959964 * ((won + lost - (won - lost) ** 2) / 42) ** 0.5
+    found = mean_difference(differences)
+    assert (found.value, found.low, found.high) == pytest.approx((0.25, won - lost - half, won - lost + half), abs=1e-6)
+
+
+@given(differences=st.lists(st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0]), min_size=1, max_size=40))
+def test_the_interval_of_a_difference_is_symmetric_and_holds_the_value(differences):
+    found, swapped = mean_difference(differences), mean_difference([-d for d in differences])
+    assert -1 <= found.low <= found.value <= found.high <= 1
+    assert (swapped.low, swapped.high) == pytest.approx((-found.high, -found.low))
+    assert mean_difference(differences, 0.5).high - mean_difference(differences, 0.5).low <= found.high - found.low
+
+
+def test_no_change_is_no_proof_of_equality():
+    few, many = mean_difference([0.0] * 5), mean_difference([0.0] * 500)
+    assert few.low < -0.2 < 0.2 < few.high
+    assert -0.01 < many.low < 0 < many.high < 0.01
+
+
+@pytest.mark.parametrize("arguments", [([],), ([1.5],), ([float("nan")],), ([0.0], 1.0)])
+def test_a_difference_refuses_nonsense(arguments):
+    with pytest.raises(ValueError, match="no interval"):
+        mean_difference(*arguments)
+
+
+def difference_coverage(draw, prompts, truth, runs=1500):
+    """Share of simulated comparisons whose interval holds the true difference."""
+    rng = random.Random(1)
+    held = 0
+    for _ in range(runs):
+        found = mean_difference([draw(rng) for _ in range(prompts)])
+        held += found.low <= truth <= found.high
+    return held / runs
+
+
+def binary(rng, better=0.2, worse=0.1):
+    """One greedy episode of each policy on a prompt: the second is better on 20 % of them, worse on 10 %."""
+    coin = rng.random()
+    return 1.0 if coin < better else -1.0 if coin < better + worse else 0.0
+
+
+def clustered(rng, samples=4):
+    """Rates of four samples each, on prompts that are easy or hard for both; the second policy is 0.1 better."""
+    first = 0.8 if rng.random() < 0.5 else 0.1
+    rates = [fmean(rng.random() < p for _ in range(samples)) for p in (first, first + 0.1)]
+    return rates[1] - rates[0]
+
+
+@pytest.mark.parametrize("prompts", [12, 60])
+def test_the_interval_of_a_greedy_difference_covers(prompts):
+    assert 0.935 <= difference_coverage(binary, prompts, 0.1) <= 0.985
+
+
+@pytest.mark.parametrize("prompts", [20, 100])
+def test_the_interval_of_a_sampled_difference_covers(prompts):
+    """It may err to the wide side only."""
+    assert difference_coverage(clustered, prompts, 0.1) >= 0.94
+
+
+def test_the_interval_of_pass_at_k_covers():
+    from mtrl.evaluation.pass_at_k import pass_at_k
+
+    rng, held, runs, samples, k = random.Random(2), 0, 600, 6, 3
+    chances = [0.05, 0.6]
+    truth = fmean(1 - (1 - p) ** k for p in chances)
+    for _ in range(runs):
+        rows = [sum(rng.random() < p for _ in range(samples)) for p in rng.choices(chances, k=50)]
+        found = mean_rate([pass_at_k(samples, c, k) for c in rows], 50 * (samples // k))
+        held += found.low <= truth <= found.high
+    assert 0.93 <= held / runs <= 0.99
+
+
+@pytest.mark.parametrize(
+    ("p_values", "adjusted"),
+    [
+        ([], []),
+        ([0.03], [0.03]),
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),  # 3 x 0.01; 2 x 0.03; 0.04, but not below the one before
+        ([0.9, 0.005, 0.5], [1.0, 0.015, 1.0]),
+        ([0.02, 0.02], [0.04, 0.04]),
+    ],
+)
+def test_holm_by_hand(p_values, adjusted):
+    assert holm(p_values) == pytest.approx(adjusted)
+
+
+@given(p_values=st.lists(st.floats(0, 1), min_size=1, max_size=8), level=st.floats(0.001, 0.5))
+def test_holm_rejects_what_its_definition_rejects(p_values, level):
+    """Step down: while the smallest p-value left is at most level / (number left)."""
+    rejected = set()
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        if (len(p_values) - rank) * p_values[place] > level:
+            break
+        rejected.add(place)
+    assert {i for i, p in enumerate(holm(p_values)) if p <= level} == rejected
+
+
+def test_holm_keeps_the_chance_of_any_false_finding():
+    rng, runs = random.Random(4), 4000
+    wrong = sum(min(holm([rng.random() for _ in range(5)])) <= 0.05 for _ in range(runs)) / runs
+    assert 0.035 <= wrong <= 0.062
+    naive = sum(min(rng.random() for _ in range(5)) <= 0.05 for _ in range(runs)) / runs
+    assert naive > 0.18
+
+
+@given(
+    higher=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8),
+    lower=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8),
+)
+def test_ranking_against_all_pairs(higher, lower):
+    pairs = [(a > b) + 0.5 * (a == b) for a in higher for b in lower]
+    assert ranking(higher, lower) == pytest.approx(fmean(pairs))
+
+
+def test_ranking_needs_both():
+    with pytest.raises(ValueError, match="both kinds"):
+        ranking([1.0], [])
+    with pytest.raises(ValueError, match="p-values"):
+        holm([1.2])

@@ -146,7 +146,7 @@ def family_folder(name, recipe, family=None):
     from omegaconf import OmegaConf
 
     from mtrl.config.schema import Config
-    from mtrl.environments.factory import environment_factory
+    from mtrl.environments.factory import Task, environment_factory
     from mtrl.trainer.setup import tiny_folder
 
     chosen = {"run_dir": "unused", "environment": {"name": name}}
@@ -155,7 +155,8 @@ def family_folder(name, recipe, family=None):
     config.model.tiny = recipe
     family = family or get_family(name)
     splits = family.load(config.data, 0)
-    folder = tiny_folder(config, family, splits, environment_factory(config, family), lambda step, loss: None)
+    task = Task(family, splits, environment_factory(config, family))
+    folder = tiny_folder(config, task, lambda step, loss: None)
     return folder, splits
 
 

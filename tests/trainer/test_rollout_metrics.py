@@ -1,7 +1,9 @@
 """What the episodes of a step looked like, in numbers."""
 
+from mtrl.evaluation.agreement import Thresholds
 from mtrl.generator.rollouts import RolloutReport
-from mtrl.trainer.loop import rollout_metrics
+from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
+from mtrl.types import FinishReason
 from tests.trainer.helpers import make_group
 
 
@@ -15,3 +17,43 @@ def test_components_are_summed_per_episode_and_metrics_are_means_of_the_turns_th
     turns = sum(len(trajectory.turns) for trajectory in group.trajectories)
     assert metrics["rollout/components/style"] == 0.25 * turns / 2
     assert metrics["rollout/metrics/field_acc"] == 0.75
+
+
+def test_verdicts_caps_and_context_by_worked_numbers():
+    group = make_group(0, 50, size=4, turns=2)
+    for trajectory, (reward, score) in zip(group.trajectories, [(1, 1), (1, 0), (0, 1), (0, 0)], strict=True):
+        for turn in trajectory.turns:
+            turn.reward = 0.0
+        trajectory.turns[-1].reward, trajectory.score = float(reward), float(score)
+    group.trajectories[2].turns[0].finish = FinishReason.LENGTH
+    metrics = rollout_metrics(RolloutReport([group]))
+    assert metrics["rollout/success/mean"] == metrics["rollout/claims/mean"] == 0.5
+    assert metrics["rollout/lenient_frac"] == metrics["rollout/strict_frac"] == 0.25
+    assert metrics["rollout/tokens/at_cap_frac"] == 0.25
+    assert metrics["rollout/reward/std"] == metrics["analysis/group_reward_std"] == 0.5
+    context = [sum(len(turn.observation_ids + turn.action_ids) for turn in t.turns) for t in group.trajectories]
+    assert metrics["rollout/context/max"] == max(context)
+    assert metrics["rollout/context/mean"] == sum(context) / 4
+    group.trajectories[0].turns[-1].break_reason = "template"  # then its context is told anew, and whole
+    last = group.trajectories[0].turns[-1]
+    assert group.trajectories[0].context_tokens == len(last.observation_ids + last.action_ids)
+
+
+def test_a_reward_of_another_scale_has_a_threshold_of_its_own():
+    group = make_group(0, 50, size=1, turns=1)
+    group.trajectories[0].turns[0].reward, group.trajectories[0].score = 1.4, 0.0
+    assert rollout_metrics(RolloutReport([group]))["rollout/lenient_frac"] == 1.0
+    assert rollout_metrics(RolloutReport([group]), Thresholds(1.0, 2.0))["rollout/lenient_frac"] == 0.0
+
+
+def test_staleness_counts_tokens_by_the_weights_that_sampled_them():
+    group = make_group(0, 50, size=1, turns=1)
+    turn = group.trajectories[0].turns[0]
+    turn.version_spans = [(1, 90), (3, 10)]
+    metrics = staleness_metrics([group], 3)
+    assert metrics == {
+        "analysis/staleness/mean": 1.8,
+        "analysis/staleness/p95": 2.0,
+        "analysis/staleness/max": 2.0,
+    }
+    assert staleness_metrics([], 3) == {}

@@ -1,5 +1,6 @@
 """Whole runs, as programs: killed and resumed, stopped, on real rows, and with environments that misbehave."""
 
+import itertools
 import json
 import shutil
 import signal
@@ -9,6 +10,7 @@ import pytest
 from runs import ROOT, finish, rows_of, start, weights_of
 
 import mtrl
+from mtrl.types import read_trajectories
 
 REAL_ROWS = ROOT.parent / "shared" / "data" / "gsm8k"
 
@@ -24,8 +26,8 @@ def undisturbed(tmp_path_factory):
 
 def test_the_run_directory_holds_what_the_contract_says(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
-    files = {"config.yaml", "metrics.jsonl", "preflight.json", "run.log", "summary.json"}
-    assert names == {*files, "trajectories", "checkpoints", "export"}
+    files = {"config.yaml", "metrics.jsonl", "preflight.json", "run.log", "summary.json", "timeline.jsonl"}
+    assert names - {"alarms.jsonl"} == {*files, "trajectories", "checkpoints", "export", "tokenizer"}
     summary = json.loads((undisturbed / "summary.json").read_text())
     moments = [f"{name}_{when}" for name in ("success", "success_sampled", "reward") for when in ("before", "after")]
     assert all(isinstance(summary[key], float) for key in moments)
@@ -48,12 +50,41 @@ def test_metrics_have_the_names_of_the_source_documents(undisturbed):
     assert {"rollout/completion/mean", "rollout/success/mean", "val/completion/mean", "val/success/mean"} <= names
 
 
+def test_an_evaluation_is_of_one_policy_version(undisturbed):
+    """Pinned: every token of it was sampled by the weights of its step."""
+    files = sorted((undisturbed / "trajectories").glob("eval_*.jsonl"))
+    assert len(files) >= 4
+    for file in files:
+        step = int(file.stem.rpartition("_")[2])
+        versions = {v for t in read_trajectories(file) for turn in t.turns for v in turn.versions}
+        assert versions == {step}, file.name
+
+
+def test_saved_training_trajectories_tell_what_the_update_made_of_them(undisturbed):
+    """The trainer's log-probs are the engine's, and every turn knows its advantage."""
+    for file in sorted((undisturbed / "trajectories").glob("train_*.jsonl")):
+        turns = [turn for t in read_trajectories(file) for turn in t.turns]
+        assert all(len(turn.advantages) == 1 for turn in turns)
+        looked_at = [turn for turn in turns if turn.trainer_logprobs]
+        assert len(looked_at) >= sum(turn.advantages != [0.0] for turn in turns) > 0
+        for turn in looked_at:
+            assert turn.trainer_logprobs == pytest.approx(turn.action_logprobs, abs=1e-4)
+
+
+def test_the_timeline_has_every_phase_of_every_step(undisturbed):
+    spans = [json.loads(line) for line in (undisturbed / "timeline.jsonl").read_text().splitlines()]
+    for step in range(1, 9):
+        names = [span["name"] for span in spans if span["step"] == step]
+        assert names[:4] == ["generate", "credit", "update", "sync"]
+    assert all(a["end"] <= b["start"] + 1e-5 for a, b in itertools.pairwise(spans))
+
+
 def test_held_out_rows_are_not_trained_on(undisturbed):
     def tasks(pattern):
         files = (undisturbed / "trajectories").glob(pattern)
         return {json.loads(line)["task_id"] for file in files for line in file.read_text().splitlines()}
 
-    held_out, trained = tasks("eval_*"), tasks("train_*")
+    held_out, trained = tasks("eval_*.jsonl"), tasks("train_*.jsonl")
     assert held_out and trained and not held_out & trained
 
 

@@ -1,4 +1,4 @@
-"""What an engine is: token ids in; sampled ids, their log-probs, a finish reason and policy versions out."""
+"""What an engine is: a context in; sampled ids, their log-probs, a finish reason and policy versions out."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ class Engine(Protocol):
     def open(self, trajectory_id: str) -> None:
         """Announce a trajectory before its first `generate`, so that an engine can plan its batch."""
 
-    async def generate(self, trajectory_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
-        """Sample one turn after `prompt_ids` (the whole context)."""
+    async def generate(self, trajectory_id: str, prompt: Any, sampling: SamplingParams) -> Generation:
+        """Sample one turn after `prompt`: the whole context as its conversation gives it, token ids where the weights
+        are ours, messages where they are behind an endpoint."""
 
     def release(self, trajectory_id: str) -> None:
         """The trajectory is over; abort what it still generates and free its cache."""

@@ -26,13 +26,13 @@ class ScriptedEngine:
     def open(self, trajectory_id: str) -> None:
         self._turns[trajectory_id] = 0
 
-    async def generate(self, trajectory_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
+    async def generate(self, trajectory_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
         text = self.respond(trajectory_id, self._turns[trajectory_id])
         self._turns[trajectory_id] += 1
         ids = [*self.tokenizer.encode(text, add_special_tokens=False), *sampling.stop_token_ids[:1]]
         finish = FinishReason.STOP if len(ids) <= sampling.max_generate_length else FinishReason.LENGTH
         ids = ids[: sampling.max_generate_length]
-        self.stats.prompt_tokens += len(prompt_ids)
+        self.stats.prompt_tokens += len(prompt)
         self.stats.sampled_tokens += len(ids)
         return Generation(ids, [0.0] * len(ids), finish, [(self.version, len(ids))] if ids else [])
 

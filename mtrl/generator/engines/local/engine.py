@@ -62,8 +62,8 @@ class LocalEngine:
         self._sessions[trajectory_id] = Session(trajectory_id, self._opened)
         self._opened += 1
 
-    async def generate(self, trajectory_id: str, prompt_ids: list[int], sampling: SamplingParams) -> Generation:
-        if len(prompt_ids) >= self.max_context_length:
+    async def generate(self, trajectory_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
+        if len(prompt) >= self.max_context_length:
             return Generation([], [], FinishReason.LENGTH, [])
         if trajectory_id not in self._sessions:
             self.open(trajectory_id)
@@ -74,7 +74,7 @@ class LocalEngine:
             self._wake = asyncio.Event()
             self._task = loop.create_task(self._run())
         future: asyncio.Future[Generation] = loop.create_future()
-        session.request = Request(prompt_ids, sampling, future)
+        session.request = Request(prompt, sampling, future)
         self._wake.set()
         return await future
 

@@ -1,0 +1,218 @@
+"""Makes the ill and the healthy runs of `runs.yaml`, one after the other, and keeps what the tests read of each.
+
+    python experiments/diagnosis/record.py                  all that have no summary.json yet
+    python experiments/diagnosis/record.py --only hacked    one of them
+    python experiments/diagnosis/record.py --keep-only      only trim and draw what is there
+
+Kept in `tests/diagnose/recorded/NAME`: config.yaml, the numbers of metrics.jsonl that are not the clock's, rounded, and
+a few trajectories where the run asks for them (`trajectories` in `runs.yaml`: how many of each file).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from omegaconf import OmegaConf
+
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.record import Record, read_config
+from mtrl.diagnose.walk import walk
+from mtrl.evaluation.agreement import Thresholds, Verdict
+from mtrl.tracking.plots import STYLE
+from mtrl.tracking.run_dir import RunDir
+from mtrl.types import Trajectory, read_trajectories, write_jsonl
+
+HERE = Path(__file__).parent
+KEPT = HERE.parents[1] / "tests" / "diagnose" / "recorded"
+LEFT_OUT = ("time/", "perf/tokens", "perf/cached", "analysis/mismatch/", "train/epoch", "policy/")
+"""Beginnings of what no rule reads, or a clock decides."""
+RARE = ("rollout/stop/", "val/stop/", "rollout/failed", "rollout/breaks", "analysis/staleness/", "analysis/set_aside")
+"""Beginnings of what is left out of a run in which it is 0 throughout."""
+DIGITS = 4
+"""Significant ones of a recorded metric."""
+CURVES = {
+    "rollout/reward/mean": ("#0072B2", "reward"),
+    "rollout/success/mean": ("#009E73", "success"),
+    "analysis/zero_adv_frac": ("#D55E00", "groups without an advantage"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to be recorded."""
+
+    name: str
+    overrides: list[str]
+    shows: str
+    """What it is an example of."""
+    trajectories: int = 0
+    """Of each kept file of trajectories, so many lines."""
+    files: list[str] = field(default_factory=list)
+    """Globs of the files of trajectories that are kept."""
+
+    def words(self, run_dir: Path) -> list[str]:
+        """The command."""
+        return [sys.executable, "-m", "mtrl.main", *self.overrides, f"run_dir={run_dir}"]
+
+
+def read_runs(path: Path) -> list[Run]:
+    content: Any = OmegaConf.to_container(OmegaConf.load(path))
+    common, tasks = content["common"], content["tasks"]
+    return [
+        Run(name, [*common, *tasks[run.pop("task")], *run.pop("overrides", [])], **run)
+        for name, run in content["runs"].items()
+    ]
+
+
+def make(run: Run, run_dir: Path) -> None:
+    """Run it, unless it is there. A run that ends for want of a signal is one of the illnesses, and no failure."""
+    if (run_dir / "metrics.jsonl").exists() and (run_dir / "done").exists():
+        return
+    shutil.rmtree(run_dir, ignore_errors=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+    done = subprocess.run(run.words(run_dir), env=environment, capture_output=True, text=True)
+    if done.returncode and "max_steps_without_signal" not in done.stdout + done.stderr:
+        raise SystemExit(f"{run.name} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    (run_dir / "done").touch()
+
+
+def keep(run: Run, source: RunDir, target: RunDir) -> None:
+    """What the tests read."""
+    shutil.rmtree(target.path, ignore_errors=True)
+    target.path.mkdir(parents=True)
+    config = OmegaConf.load(source.config)
+    config.run_dir = f"outputs/{run.name}"
+    target.config.write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+    with target.metrics.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in trimmed(rows_of(source)))
+    for pattern in run.files:
+        for path in sorted(source.trajectories.glob(pattern)):
+            target.trajectories.mkdir(exist_ok=True)
+            write_jsonl(target.trajectories / path.name, telling(path, config, run.trajectories), mode="w")
+
+
+def rows_of(run: RunDir) -> list[dict[str, float]]:
+    return [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def trimmed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Without what no rule reads, and with few digits; whole numbers as such."""
+    happened = {key for row in rows for key, value in row.items() if value or not key.startswith(RARE)}
+    kept = [{key: row[key] for key in row if key in happened and not key.startswith(LEFT_OUT)} for row in rows]
+    return [{key: rounded(value) for key, value in row.items()} for row in kept]
+
+
+def rounded(value: float) -> float:
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() else short
+
+
+def telling(path: Path, config: Any, count: int) -> Iterator[Trajectory]:
+    """`count` trajectories of a file, half of them such that reward and scorer disagree, as far as there are any."""
+    thresholds = Thresholds(config.evaluation.success_threshold, config.evaluation.success_threshold)
+    found = list(read_trajectories(path))
+    agreeing = [t for t in found if thresholds.verdict(t) is Verdict.AGREE]
+    others = [t for t in found if thresholds.verdict(t) is not Verdict.AGREE]
+    yield from others[: count - min(count // 2, len(agreeing))]
+    yield from agreeing[: count // 2]
+
+
+def live(run: RunDir) -> list[tuple[int, Finding]]:
+    """What would have been told while the run went on, with the steps: findings that are new or got worse."""
+    record, told, found = Record(read_config(run.config), run.path), {}, []
+    for row in rows_of(run):
+        record.add(row)
+        for finding in walk(record).findings:
+            if finding.severity.rank < told.get(finding.rule, len(Severity)):
+                told[finding.rule] = finding.severity.rank
+                found.append((record.step, finding))
+    return found
+
+
+def table(runs: list[Run]) -> str:
+    """Markdown: what each run looked like, and what the diagnosis said of it."""
+    lines = ["| run | reward | success | held out, greedy | first finding | told at step |", "|---" * 6 + "|"]
+    for run in runs:
+        kept = RunDir(KEPT / run.name)
+        rows = rows_of(kept)
+        cells = [span(rows, key) for key in ("rollout/reward/mean", "rollout/success/mean", "val/success/mean")]
+        first = next((f for f in walk(Record.load(kept.path)).findings if f.severity != Severity.NOTE), None)
+        when = [step for step, f in live(kept) if first and (f.rule, f.severity) == (first.rule, first.severity)]
+        said = f"{first.severity}: {first.rule}" if first else "none"
+        lines.append(f"| `{run.name}` | {' | '.join(cells)} | {said} | {when[0] if when else '–'} |")
+    return "\n".join(lines) + "\n"
+
+
+def span(rows: list[dict[str, float]], key: str) -> str:
+    """The mean of the first three training steps, the best three and the last; of evaluations single ones."""
+    values = [row[key] for row in rows if key in row]
+    width = 1 if key.startswith("val/") else 3
+    means = [fmean(values[i : i + width]) for i in range(len(values) - width + 1)]
+    return f"{means[0]:.2f}, best {max(means):.2f}, last {means[-1]:.2f}"
+
+
+def picture(runs: list[Run]) -> Figure:
+    """A panel for each run that is kept."""
+    with matplotlib.rc_context(STYLE):
+        columns = 3
+        lines = -(-len(runs) // columns)
+        figure = Figure(figsize=(14, 3.1 * lines), layout="constrained")
+        panels = list(figure.subplots(lines, columns).flat)
+        for run, axes in zip(runs, panels, strict=False):
+            rows = rows_of(RunDir(KEPT / run.name))
+            for key, (colour, _) in CURVES.items():
+                steps = [row["step"] for row in rows if key in row]
+                axes.plot(steps, [row[key] for row in rows if key in row], color=colour, linewidth=1.4)
+            held_out = [row for row in rows if "val/success/mean" in row]
+            axes.plot(
+                [row["step"] for row in held_out],
+                [row["val/success/mean"] for row in held_out],
+                "o:",
+                color=CURVES["rollout/success/mean"][0],
+                markersize=5,
+            )
+            axes.set_title(f"{run.name}: {run.shows}", fontsize=10)
+            axes.set_ylim(-0.03, 1.03)
+        for axes in panels[len(runs) :]:
+            axes.set_visible(False)
+        labels = [*(label for _, label in CURVES.values()), "success, held out, greedy"]
+        lines_drawn = [*panels[0].lines[: len(CURVES)], panels[0].lines[-1]]
+        figure.legend(lines_drawn, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path("outputs/experiments/diagnosis"), help="folder of the runs")
+    parser.add_argument("--only", nargs="+", help="names of runs")
+    parser.add_argument("--keep-only", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    runs = read_runs(HERE / "runs.yaml")
+    for run in runs:
+        if arguments.only and run.name not in arguments.only:
+            continue
+        run_dir = arguments.root / run.name
+        if not arguments.keep_only:
+            make(run, run_dir)
+        if (run_dir / "metrics.jsonl").exists():
+            keep(run, RunDir(run_dir), RunDir(KEPT / run.name))
+            print(f"{run.name}: kept", flush=True)
+    drawn = [run for run in runs if (KEPT / run.name / "metrics.jsonl").exists()]
+    picture(drawn).savefig(HERE / "curves.png", dpi=100)
+    print(table(drawn))
+
+
+if __name__ == "__main__":
+    main()

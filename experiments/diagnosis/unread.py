@@ -1,0 +1,24 @@
+"""gsm8k with a reward that never reads the answer: it looks for `<final_output>`, and the policy writes `####`.
+
+The scorer is gsm8k's own, so that what is solved without being paid is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from envs.gsm8k import FAMILY as GSM8K
+from envs.gsm8k.environment import Gsm8kEnv
+from mtrl.environments.base import StepResult
+
+
+class UnreadEnv(Gsm8kEnv):
+    """gsm8k, where `<final_output> 72` is the only answer that counts."""
+
+    def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
+        as_gsm8k = response.replace("####", "answer:").replace("<final_output>", "####")  # the planted fault
+        return super().step(as_gsm8k, ground_truth)
+
+
+FAMILY = replace(GSM8K, name="unread", environment=UnreadEnv, gold=None, decoys=None)

@@ -1,0 +1,78 @@
+"""The command that repeats a run with one change: its configuration, as what differs from an experiment."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from mtrl.config import keys
+from mtrl.config.compose import merge
+from mtrl.config.overrides import CONF, normalise, quoted
+from mtrl.diagnose.lineage import leaves
+
+OWN = ("run_dir", "resume", "parent")
+"""Keys that a new run has of its own."""
+
+
+def command(config: Mapping[str, Any], changes: Sequence[str], parent: Path | None) -> str:
+    """`python -m mtrl.main …`, ready to be pasted: the run again, with `changes`, as its child."""
+    words = [*words_of(config, changes), *changes]
+    if parent is not None:
+        words.append(_word("parent", str(parent)))
+    return shlex.join(["python", "-m", "mtrl.main", *words])
+
+
+def words_of(config: Mapping[str, Any], changes: Sequence[str] = ()) -> list[str]:
+    """The overrides that make `config` again, but for the keys of `changes`."""
+    experiment = _experiment(config)
+    changed = {change.partition("=")[0] for change in changes} | set(OWN)
+    words = list(_differences(dict(leaves(_base(experiment))), dict(leaves(config)), changed))
+    return [f"experiment={experiment}", *words]
+
+
+@cache
+def _base(experiment: str) -> Any:
+    return OmegaConf.to_container(merge(normalise([f"experiment={experiment}"])), resolve=True)
+
+
+def _experiment(config: Mapping[str, Any]) -> str:
+    """The experiment that it began with: named as the run, or as its task; else the default one."""
+    task = (config.get("environment") or {}).get("name")
+    named = (name for name in (config.get("name"), task) if name and re.fullmatch(r"\w+", str(name)))
+    return next((str(name) for name in named if (CONF / "experiment" / f"{name}.yaml").is_file()), "gsm8k")
+
+
+def _differences(base: Mapping[str, Any], config: Mapping[str, Any], changed: set[str]) -> Iterator[str]:
+    for key, value in config.items():
+        known = keys.find(key)
+        if key in changed or known is None or (key in base and _same(base[key], value)):
+            continue
+        yield _word(key, value)
+    for key in base:
+        known = keys.find(key)
+        is_open = known is not None and known.path != key
+        if is_open and key not in config and key not in changed:
+            yield f"~{key}"
+
+
+def _same(first: Any, second: Any) -> bool:
+    return bool(first == second)
+
+
+def _word(key: str, value: Any) -> str:
+    return f"{key}={_typed(value)}"
+
+
+def _typed(value: Any) -> str:
+    """As Hydra reads it: text in quotes unless it is a plain word."""
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_./][\w./-]*", value):
+        return quoted("", value)[1:]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    return keys.typed(value)

@@ -1,0 +1,120 @@
+"""The diagnosis of a run that goes on: the same rules, after every step."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from mtrl.config.schema import Config
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.proposals import Proposals
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.walk import walk
+from mtrl.tracking.files import replace_text, to_strict_json
+from mtrl.tracking.metrics import MetricsLog
+from mtrl.tracking.run_dir import RunDir
+
+LOG = logging.getLogger("mtrl.diagnose")
+FILE = "alarms.jsonl"
+ENDS = frozenset({"collapse", "hacked_reward"})
+"""Rules whose alarms end a run with `diagnosis.live=stop`."""
+
+
+class Watch:
+    """Reads the row of every step and says what is new. Never raises: a diagnosis must not end a run by accident."""
+
+    def __init__(self, config: Config, run: RunDir):
+        self.stop: Finding | None = None
+        """The finding that ends the run, with `diagnosis.live=stop`."""
+        self._mode = config.diagnosis.live
+        self._path = run.path / FILE
+        self._metrics = run.metrics
+        self._record = Record(asdict(config), run.path)
+        self._proposals = Proposals(asdict(config))
+        self._told: dict[str, Severity] = {}
+        self._failed = False
+        self._take_up()
+
+    def after_step(self, row: dict[str, Any]) -> list[Finding]:
+        """Findings that are new or got worse with this row, which has its `step`; they are also in alarms.jsonl.
+
+        A row of a step that was seen before means that the run was set back: what came after is forgotten.
+        """
+        if self._mode == "none":
+            return []
+        try:
+            return self._after_step(row)
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                LOG.warning("the live diagnosis failed and the run goes on without it: %s", error, exc_info=True)
+            return []
+
+    def _after_step(self, row: dict[str, Any]) -> list[Finding]:
+        if int(row["step"]) <= self._record.step and self._record.steps:
+            self._set_back(int(row["step"]) - 1)
+        self._record.add(row)
+        found = walk(self._record).findings
+        new = [self._proposals.settle(finding) for finding in found if self._is_news(finding)]
+        for finding in new:
+            self._told[finding.rule] = finding.severity
+            self._append(finding)
+        ends = (f for f in found if f.severity == Severity.ALARM and f.rule in ENDS)
+        if self._mode == "stop" and self.stop is None and (end := next(ends, None)) is not None:
+            self.stop = self._proposals.settle(end)
+        return new
+
+    def _is_news(self, finding: Finding) -> bool:
+        told = self._told.get(finding.rule)
+        return told is None or finding.severity.rank < told.rank
+
+    def _append(self, finding: Finding) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(to_strict_json({"step": self._record.step, **finding.to_dict()}) + "\n")
+
+    def _take_up(self) -> None:
+        """The rows that are there, of a run that goes on."""
+        try:
+            for row in MetricsLog(self._metrics).read():
+                self._record.add(row)
+            self._set_back(self._record.step)
+        except Exception as error:
+            LOG.warning("what the diagnosis found before cannot be read: %s", error)
+
+    def _set_back(self, step: int) -> None:
+        """Forget what was seen and told after `step`."""
+        self._record.forget(step)
+        self._told.clear()
+        kept = [line for line in self._lines() if line["step"] <= step]
+        if self._path.exists():
+            replace_text(self._path, "".join(to_strict_json(line) + "\n" for line in kept))
+        for line in kept:
+            told, severity = self._told.get(line["rule"]), Severity(line["severity"])
+            if told is None or severity.rank < told.rank:
+                self._told[line["rule"]] = severity
+
+    def _lines(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        found = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):  # half-written when the run was killed
+                found.append(json.loads(line))
+        return found
+
+
+def read_alarms(run: RunDir) -> list[tuple[int, Finding]]:
+    """What the live diagnosis of a run told, with the step at which it did; lines that cannot be read are left out."""
+    path = run.path / FILE
+    if not os.path.exists(path):
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            data = json.loads(line)
+            found.append((int(data.pop("step")), Finding.from_dict(data)))
+    return found

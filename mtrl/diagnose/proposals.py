@@ -1,0 +1,93 @@
+"""Which proposals a run can take: they change something, pass the checks of the configuration, and were not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from mtrl.config import keys
+from mtrl.config.checks import check
+from mtrl.config.schema import Config
+from mtrl.diagnose.finding import Finding, Proposal
+from mtrl.errors import UserError
+
+
+class Proposals:
+    """Settles the proposals of findings against one configuration."""
+
+    def __init__(self, config: Mapping[str, Any], tried: Collection[tuple[str, ...]] = ()):
+        """
+        Args:
+            config: as config.yaml holds it.
+            tried: words of proposals that an earlier run of the lineage followed without effect.
+        """
+        self._config = config
+        self._tried = {frozenset(words) for words in tried}
+
+    def settle(self, finding: Finding) -> Finding:
+        """The finding with those of its proposals that can be taken, each with what is set now."""
+        settled = (self._settled(proposal) for proposal in finding.proposals)
+        return finding.with_proposals(tuple(proposal for proposal in settled if proposal is not None))
+
+    def _settled(self, proposal: Proposal) -> Proposal | None:
+        current = tuple(OmegaConf.select(self._base, key) for key in proposal.keys)
+        wanted = [_value(word) for word in proposal.words]
+        words = [w for w, now, then in zip(proposal.words, current, wanted, strict=True) if not _same(now, then)]
+        if not words or any(set(words) <= tried for tried in self._tried) or not self._fits(words):
+            return None
+        was = tuple(f"{key}={keys.typed(now)}" for key, now in zip(proposal.keys, current, strict=True))
+        changed = [i for i, word in enumerate(proposal.words) if word in words]
+        return replace(proposal, words=tuple(words), current=tuple(was[i] for i in changed))
+
+    @cached_property
+    def _base(self) -> DictConfig:
+        cfg = OmegaConf.structured(Config())
+        for section, value in self._config.items():
+            if section in cfg:
+                part = OmegaConf.create({section: value})
+                try:
+                    cfg = OmegaConf.merge(cfg, part)
+                except OmegaConfBaseException:
+                    continue  # of another version: the schema's own values stand in
+        assert isinstance(cfg, DictConfig)
+        return cfg
+
+    @cached_property
+    def _own_problem(self) -> str | None:
+        """What is wrong with the run's own configuration: its task or its data may not be on this machine."""
+        return _problem(self._base)
+
+    def _fits(self, words: list[str]) -> bool:
+        cfg = self._base.copy()
+        try:
+            for word in words:
+                key, _, _ = word.partition("=")
+                with open_dict(cfg):
+                    OmegaConf.update(cfg, key, _value(word), merge=True)
+        except OmegaConfBaseException:
+            return False
+        problem = _problem(cfg)
+        keys_named = any(word.partition("=")[0] in (problem or "") for word in words)
+        return problem is None or (self._own_problem is not None and not keys_named)
+
+
+def _value(word: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={word.partition('=')[2]}"]))["x"]  # type: ignore[index,call-overload]
+
+
+def _same(now: Any, then: Any) -> bool:
+    return bool(now == then)
+
+
+def _problem(cfg: DictConfig) -> str | None:
+    """The sentence of the checks, if they refuse it."""
+    try:
+        check(cfg.copy())
+    except (UserError, NotImplementedError, OmegaConfBaseException) as error:
+        return str(error)
+    return None

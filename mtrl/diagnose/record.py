@@ -1,0 +1,198 @@
+"""What the rules read of a run: its configuration, its metrics as columns, its trajectories when they are asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from mtrl.config import keys
+from mtrl.errors import UserError
+from mtrl.rescore.source import Stored, read
+from mtrl.tracking.metrics import MetricsLog
+from mtrl.tracking.run_dir import RunDir
+
+LEAST_WINDOW = 5
+"""Steps; with fewer nothing is decided, however short the run."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric: the steps that have it, and its values there."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def last(self, count: int) -> Series:
+        return Series(self.steps[-count:], self.values[-count:]) if count else Series(self.steps[:0], self.values[:0])
+
+    def first(self, count: int) -> Series:
+        return Series(self.steps[:count], self.values[:count])
+
+    def since(self, step: int) -> Series:
+        """From `step` on."""
+        late = self.steps >= step
+        return Series(self.steps[late], self.values[late])
+
+    def until(self, step: int) -> Series:
+        """Up to `step`, itself included."""
+        early = self.steps <= step
+        return Series(self.steps[early], self.values[early])
+
+
+@dataclass
+class _Column:
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+class Record:
+    """A run as the rules see it; grows by `add` while the run goes on."""
+
+    def __init__(self, config: Mapping[str, Any], path: Path | None = None, rows: Iterable[Mapping[str, Any]] = ()):
+        """
+        Args:
+            config: what config.yaml holds; keys that it does not have are the schema's defaults.
+            path: the folder of the run; None: there is none, and no trajectories.
+        """
+        self.config, self.path = config, path
+        self.step = 0
+        """The last step that is known."""
+        self._columns: dict[str, _Column] = {}
+        self._series: dict[str, Series] = {}
+        self.memory: dict[str, Any] = {}
+        """What a rule found out at some cost and does not change any more."""
+        for row in rows:
+            self.add(row)
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """A run on disk, also one that still goes on.
+
+        Raises:
+            UserError: there is no run, or it cannot be read.
+        """
+        run = RunDir(path)
+        if not path.is_dir():
+            raise UserError(f"{path} does not exist; give the folder of a run, such as outputs/gsm8k/TIME")
+        if not run.config.is_file():
+            raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run")
+        return cls(read_config(run.config), path, MetricsLog(run.metrics).read())
+
+    # -- growing -----------------------------------------------------------------------------------------------------
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """The row of one step; what is no finite number is left out. A step that is there already is added to."""
+        step = int(row["step"])
+        self.step = max(self.step, step)
+        self._series.clear()
+        for key, value in row.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                column = self._columns.setdefault(key, _Column())
+                column.steps.append(step)
+                column.values.append(float(value))
+
+    def forget(self, step: int) -> None:
+        """Drop what is after `step`: the run goes on from there."""
+        self._series.clear()
+        self.step = min(self.step, step)
+        for column in self._columns.values():
+            while column.steps and column.steps[-1] > step:
+                column.steps.pop()
+                column.values.pop()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def series(self, key: str) -> Series:
+        """A metric; empty where it was never measured."""
+        if key not in self._series:
+            column = self._columns.get(key, _Column())
+            self._series[key] = Series(np.array(column.steps, int), np.array(column.values, float))
+        return self._series[key]
+
+    def metrics(self, prefix: str = "") -> list[str]:
+        """The metrics that there are."""
+        return sorted(key for key, column in self._columns.items() if column.steps and key.startswith(prefix))
+
+    def has(self, key: str) -> bool:
+        return len(self.series(key)) > 0
+
+    def setting(self, path: str) -> Any:
+        """A key of the run's configuration, else the schema's default."""
+        found: Any = self.config
+        for name in path.split("."):
+            if not isinstance(found, Mapping) or name not in found:
+                known = keys.all_keys().get(path)
+                return known.default if known else None
+            found = found[name]
+        return found
+
+    @property
+    def steps(self) -> int:
+        """Training steps that were measured."""
+        return len(self.series("rollout/reward/mean"))
+
+    @property
+    def window(self) -> int:
+        """Steps that one decision looks at: `diagnosis.window`, less where the whole run is short."""
+        planned = max(int(self.setting("trainer.max_steps") or 0), self.step)
+        return max(LEAST_WINDOW, min(int(self.setting("diagnosis.window")), planned // 3))
+
+    @property
+    def is_over(self) -> bool:
+        """It has done all of its steps."""
+        return self.step >= int(self.setting("trainer.max_steps") or 0)
+
+    @property
+    def unit(self) -> float:
+        """The reward that means success: what changes of the reward are measured against."""
+        claim = self.setting("evaluation.claim_threshold")
+        claim = self.setting("evaluation.success_threshold") if claim is None else claim
+        return float(claim) if claim and claim > 0 else 1.0
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of one training step."""
+        return int(self.setting("trainer.prompts_per_step")) * int(self.setting("algorithm.group_size"))
+
+    def trajectories(self, *kinds: str, since: int = 0, until: int | None = None) -> Iterator[Stored]:
+        """The stored trajectories of these kinds (`train`, `disagree`, `eval_greedy`, …), the newest step first."""
+        for file in self.files(*kinds, since=since, until=until):
+            yield from read(file)
+
+    def files(self, *kinds: str, since: int = 0, until: int | None = None) -> list[Path]:
+        """The files of `trajectories`, in its order."""
+        if self.path is None:
+            return []
+        found = []
+        for kind in kinds:
+            for file in RunDir(self.path).trajectories.glob(f"{kind}_step_*.jsonl"):
+                step = file.stem.rpartition("_")[2]
+                if step.isdigit() and since <= int(step) <= (self.step if until is None else until):
+                    found.append((-int(step), kinds.index(kind), file))
+        return [file for _, _, file in sorted(found)]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.yaml as a plain tree.
+
+    Raises:
+        UserError: it cannot be read as one.
+    """
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}); give another run") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} is no configuration of a run; give another run")
+    return {str(key): value for key, value in tree.items()}

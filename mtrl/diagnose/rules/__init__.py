@@ -1,0 +1,21 @@
+"""The rules. The order of these imports is the order in which they are walked (R154): what has to hold before anything
+else, the five rules, and then the rest, from what is learnt to what it costs."""
+
+# ruff: noqa: F401, I001
+from mtrl.diagnose.rules import baseline
+from mtrl.diagnose.rules import update
+from mtrl.diagnose.rules import flat
+from mtrl.diagnose.rules import equal_groups
+from mtrl.diagnose.rules import hacked
+from mtrl.diagnose.rules import collapse
+from mtrl.diagnose.rules import stall
+from mtrl.diagnose.rules import signal
+from mtrl.diagnose.rules import completion
+from mtrl.diagnose.rules import budgets
+from mtrl.diagnose.rules import context
+from mtrl.diagnose.rules import tasks
+from mtrl.diagnose.rules import policy
+from mtrl.diagnose.rules import gradient
+from mtrl.diagnose.rules import episodes
+from mtrl.diagnose.rules import credit
+from mtrl.diagnose.rules import speed

@@ -1,0 +1,137 @@
+"""What has to hold before training: an evaluation, a policy with a foothold, a reward that is not above the scorer."""
+
+from __future__ import annotations
+
+import math
+
+from mtrl.diagnose.disagreement import baseline_disagreement
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, known, level, propose, rescoring
+from mtrl.evaluation.statistics import wilson
+from mtrl.tracking.text import percent, short
+
+FEW = 50
+"""Held-out episodes with which an interval of 95 % is wider than ±14 points."""
+
+
+@rule("R101", "R160", windows=0.6)
+def no_evaluation(record: Record) -> Finding | None:
+    """There is no held-out evaluation, so that nobody can say whether the reward means success."""
+    if record.has(HELD_OUT):
+        return None
+    return Finding(
+        severity=Severity.NOTE,
+        title=f"{record.steps} steps without an evaluation on held-out rows",
+        evidence=("rules that compare the training reward with held-out success cannot decide",),
+        metrics=(REWARD,),
+        proposals=(propose("evaluate now and then", evaluation__every_steps=20, evaluation__before_train=True),),
+        expect="val/success/mean every 20 steps",
+    )
+
+
+@rule("R116", windows=1.0)
+def small_evaluation(record: Record) -> Finding | None:
+    """The held-out set is so small that a change within 25 steps cannot be seen."""
+    episodes = record.series("val/episodes").values
+    if not len(episodes) or episodes[-1] >= FEW:
+        return None
+    count = int(episodes[-1])
+    low, high = wilson(count / 2, count)
+    return Finding(
+        severity=Severity.NOTE,
+        title=f"Evaluations play {count} held-out episodes: 50% could be {percent(low)} or {percent(high)}",
+        metrics=(HELD_OUT,),
+        proposals=(propose("a smaller interval", evaluation__rows=200),),
+        expect="an interval of ±7 points",
+    )
+
+
+@rule("R108", "R092", windows=0.2)
+def zero_baseline(record: Record) -> Finding | None:
+    """The policy never succeeds before training: there is nothing that a reward could strengthen."""
+    first = record.series(SUCCESS).first(5).values
+    before = [record.series(key) for key in (HELD_OUT, SAMPLED, "val/reward/pass_k_1")]
+    zero = [float(each.values[0]) for each in before if len(each) and each.steps[0] == 0]
+    if len(first) < 5 or not zero or max(zero) > 0 or first.mean() > 1 / record.episodes:
+        return None
+    if max(level(record, SUCCESS, steps=5), *(float(each.values[-1]) for each in before if len(each))) >= 0.05:
+        return None  # it has found a foothold after all
+    paid = level(record, REWARD) > 0.01 * record.unit
+    return Finding(
+        severity=Severity.WARNING if paid else Severity.ALARM,
+        title="The policy had not a single success before training, and has hardly one now",
+        evidence=known(
+            f"0 successes of {int(record.series('val/episodes').values[0])} held-out episodes at step 0"
+            if record.has("val/episodes")
+            else None,
+            f"{short(float(first.sum()) * record.episodes)} successes among the {5 * record.episodes} rollouts of the "
+            "first five steps",
+            f"the reward is {short(level(record, REWARD))}: what it pays is not yet the task" if paid else None,
+        ),
+        metrics=(SUCCESS, HELD_OUT, REWARD),
+        steps=(0, record.step),
+        proposals=(propose("a longer warm start by demonstrations", model__tiny__sft_steps=2 * _sft_steps(record)),)
+        if record.setting("model.name") == "tiny"
+        else (),
+        advice="Stop, and make it simpler: easier rows, a stronger base model, some supervised examples first "
+        "(python -m mtrl.sft). No reward and no group size replaces a first success.",
+        expect="some successes at step 0; training can then make them more",
+        look=(f"python -m mtrl.view {record.path or 'RUN'}",),
+    )
+
+
+def _sft_steps(record: Record) -> int:
+    return int((record.setting("model.tiny") or {}).get("sft_steps", 300))
+
+
+@rule("R136", "R095", "R090", windows=0.0)
+def lenient_baseline(record: Record) -> Finding | None:
+    """The reward calls rollouts of the untrained policy a success that the scorer refuses: it reads too leniently."""
+    reward, success = record.series("val/reward/mean"), record.series(HELD_OUT)
+    if not len(reward) or not len(success) or reward.steps[0] != 0 or success.steps[0] != 0:
+        return None
+    share, episodes = _lenient_share(record)
+    if not episodes or share * episodes < 3:
+        return None
+    low, _ = wilson(share * episodes, episodes)
+    if low < 0.02:
+        return None
+    seen = baseline_disagreement(record)
+    misfit = seen.fitting_threshold is not None
+    return Finding(
+        severity=Severity.WARNING,  # an alarm once the policy has learnt to use it
+        title=f"Before training {percent(share)} of the rollouts are solved for the reward and not for the scorer",
+        evidence=known(
+            f"held out at step 0 the mean reward is {short(float(reward.values[0]))} and success "
+            f"{percent(float(success.values[0]))}",
+            f"every real success earns at least {short(seen.fitting_threshold)}: a claim starts there"
+            if seen.fitting_threshold is not None
+            else None,
+        ),
+        metrics=("val/reward/mean", HELD_OUT, "val/lenient_frac"),
+        steps=(0, 0),
+        proposals=(
+            (propose("where this reward means a success", evaluation__claim_threshold=seen.fitting_threshold),)
+            if misfit
+            else ()
+        ),
+        advice=""
+        if misfit
+        else "The parser of the reward accepts what the evaluation does not: tag, field names, several answers. Make "
+        "it refuse them, and pay these trajectories anew before training.",
+        expect="val/lenient_frac is 0 at step 0",
+        look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, ())),
+        witnesses=seen.witnesses,
+    )
+
+
+def _lenient_share(record: Record) -> tuple[float, float]:
+    """Of the episodes at step 0, and how many they were: as measured, else as stored."""
+    measured = record.series("val/lenient_frac")
+    if len(measured) and measured.steps[0] == 0:
+        episodes = record.series("val/episodes")
+        return float(measured.values[0]), float(episodes.values[0]) if len(episodes) else 0.0
+    seen = baseline_disagreement(record)
+    return seen.lenient_share, math.floor(seen.looked_at)

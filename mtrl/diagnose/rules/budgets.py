@@ -1,0 +1,146 @@
+"""Budgets: tokens of a turn and turns of an episode; too small they cut, too large they cost."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.views import REWARD, from_to, known, level, over_the_run, propose, recent, success
+from mtrl.diagnose.stats import Mean
+from mtrl.tracking.text import percent, short
+
+AT_CAP, CUT = "rollout/tokens/at_cap_frac", "rollout/turns/cut_frac"
+OUT_OF_TURNS = "rollout/stop/max_turns"
+MAX_TOKENS, MAX_TURNS = "generator.sampling_params.max_generate_length", "generator.max_turns"
+TOKENS_AT_MOST, TURNS_AT_MOST = 0.05, 0.1
+"""Shares of rollouts that may reach a budget (R145, R146)."""
+
+
+def _above(share: Mean | None, limit: float) -> bool:
+    return share is not None and share.value - 2 * share.error > limit
+
+
+@rule("R142", "R145", windows=0.6)
+def token_cap(record: Record) -> Finding | None:
+    """More than 5 % of the rollouts reach the token cap of a turn."""
+    key = AT_CAP if record.has(AT_CAP) else CUT
+    share = recent(record, key)
+    if share is None or not _above(share, TOKENS_AT_MOST):
+        return None
+    cap, mean = int(record.setting(MAX_TOKENS)), level(record, "rollout/tokens/response_mean")
+    runs_away = mean < cap / 3
+    return Finding(
+        severity=Severity.WARNING,
+        title=f"{percent(share.value)} of the {'rollouts' if key == AT_CAP else 'turns'} reach the cap of {cap} tokens",
+        evidence=known(
+            f"{MAX_TOKENS}={cap}; a response has {short(mean)} tokens in the mean",
+            from_to("the share", change) if (change := over_the_run(record, key)) else None,
+            "most responses are far shorter: those that are cut may run away, and a higher cap would not end them"
+            if runs_away
+            else None,
+        ),
+        metrics=(key, "rollout/tokens/response_mean", "rollout/tokens/response_max"),
+        proposals=(
+            propose("room for the whole response", generator__sampling_params__max_generate_length=2 * cap),
+            propose("learn nothing from what was cut", algorithm__overlong_filtering=True),
+        ),
+        advice="Read some of the cut responses first: do they end, or repeat themselves?" if runs_away else "",
+        expect=f"less than 5 % at the cap at once ({key})",
+        look=(f"python -m mtrl.view {record.path or 'RUN'}",),
+    )
+
+
+@rule("R146", "R140", windows=1.0)
+def turn_budget(record: Record) -> Finding | None:
+    """More than 10 % of the rollouts use up their turns without a final answer."""
+    share, change = recent(record, OUT_OF_TURNS), over_the_run(record, OUT_OF_TURNS)
+    if share is None or change is None or not _above(share, TURNS_AT_MOST):
+        return None
+    learns = over_the_run(record, success(record))
+    mends = change.at_least(2.0) < 0 or (learns is not None and learns.at_least(2.0) > 0)
+    limit = int(record.setting(MAX_TURNS))
+    return Finding(
+        severity=Severity.NOTE if mends else Severity.WARNING,
+        title=f"{percent(share.value)} of the rollouts end at {MAX_TURNS}={limit} without a final answer",
+        evidence=known(
+            from_to("the share", change),
+            "it mends by itself: the agent learns to finish, or to succeed" if mends else None,
+            f"episodes have {short(level(record, 'rollout/turns/mean'))} turns in the mean",
+        ),
+        metrics=(OUT_OF_TURNS, "rollout/turns/mean", "rollout/completion/mean"),
+        proposals=(propose("half as many turns again", generator__max_turns=math.ceil(1.5 * limit)),),
+        advice="The rule of thumb is 1.5 times the turns that a person needs: count them with python -m mtrl.play.",
+        expect=f"{OUT_OF_TURNS} below 10 % at once",
+    )
+
+
+@rule("R144", windows=1.0)
+def silent_truncation(record: Record) -> Finding | None:
+    """Episodes that a length limit cut are trained on, without the reward of finishing."""
+    ends = [f"rollout/stop/{reason}" for reason in ("turn_token_limit", "context_limit")]
+    shares = [found for end in ends if (found := recent(record, end)) is not None]
+    total = Mean(sum(s.value for s in shares), math.hypot(*(s.error for s in shares)), 0) if shares else None
+    if not _above(total, TOKENS_AT_MOST) or record.setting("algorithm.overlong_filtering"):
+        return None
+    assert total is not None
+    return Finding(
+        severity=Severity.WARNING,
+        title=f"{percent(total.value)} of the episodes are cut by a length limit and trained on as if they had ended",
+        evidence=known(*(f"{end} is {percent(level(record, end))}" for end in ends), _paid(record)),
+        metrics=(*ends, REWARD),
+        proposals=(
+            propose("learn nothing from what was cut", algorithm__overlong_filtering=True),
+            propose("room for the whole response",
+                    generator__sampling_params__max_generate_length=2 * int(record.setting(MAX_TOKENS))),
+        ),
+        expect="analysis/untrained_frac shows what is left out; the share that is cut stops growing",
+    )  # fmt: skip
+
+
+def _paid(record: Record) -> str | None:
+    """What cut episodes earn next to whole ones, in the newest file of trajectories."""
+    files = record.files("train")[:1]
+    stored = [line.trajectory for line in record.trajectories("train") if line.file in files] if files else []
+    cut = [t.reward for t in stored if t is not None and t.stop_reason in ("turn_token_limit", "context_limit")]
+    whole = [t.reward for t in stored if t is not None and t.stop_reason == "done"]
+    if not cut or not whole:
+        return None
+    earned = f"{len(cut)} cut episodes earn {short(fmean(cut))}, {len(whole)} whole ones {short(fmean(whole))}"
+    return f"in {files[0].name} {earned}"
+
+
+@rule("R140", "R147", "R161", windows=1.0)
+def oversized_turns(record: Record) -> Finding | None:
+    """Nobody comes near the turn budget."""
+    used, limit = recent(record, "rollout/turns/p95"), int(record.setting(MAX_TURNS))
+    if used is None or limit < 6 or 2.5 * used.value > limit or level(record, OUT_OF_TURNS) > 0.01:
+        return None
+    fitting = max(2, math.ceil(1.5 * used.value))
+    return Finding(
+        severity=Severity.NOTE,
+        title=f"95% of the episodes need at most {short(used.value)} of {limit} turns",
+        evidence=(f"no more than {percent(level(record, OUT_OF_TURNS))} of them reach {MAX_TURNS}={limit}",),
+        metrics=("rollout/turns/p95", "rollout/turns/mean", OUT_OF_TURNS),
+        proposals=(propose("1.5 times what is needed", generator__max_turns=fitting),),
+        expect="the same success; an episode that gets lost ends sooner",
+    )
+
+
+@rule("R140", "R141", "R147", windows=1.0)
+def oversized_tokens(record: Record) -> Finding | None:
+    """Nobody comes near the token cap of a turn."""
+    cap = int(record.setting(MAX_TOKENS))
+    longest = record.series("rollout/tokens/response_max").last(record.window).values
+    if not len(longest) or cap < 256 or 4 * longest.max() > cap:
+        return None
+    fitting = 2 ** math.ceil(math.log2(2 * max(1.0, float(longest.max()))))
+    return Finding(
+        severity=Severity.NOTE,
+        title=f"The longest response of {len(longest)} steps has {int(longest.max())} tokens, and the cap is {cap}",
+        metrics=("rollout/tokens/response_max",),
+        proposals=(propose("twice what is needed", generator__sampling_params__max_generate_length=fitting),),
+        expect="the same success with less memory set aside",
+    )

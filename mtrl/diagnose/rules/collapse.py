@@ -1,0 +1,87 @@
+"""Rule 4: a reward that was there falls towards zero."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mtrl.diagnose.finding import Finding, Proposal, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.drop import GONE, find_drop
+from mtrl.diagnose.rules.views import EQUAL, HELD_OUT, REWARD, evaluations, known, propose
+from mtrl.tracking.text import short
+
+WATCHED = {
+    "train/entropy": "entropy",
+    "train/grad_norm": "gradient norm",
+    "train/clip_frac": "share of clipped tokens",
+    "analysis/logprob_drift/mean": "drift of log-probs between engine and trainer",
+    "analysis/staleness/mean": "staleness in updates",
+    "rollout/tokens/response_mean": "tokens of a response",
+    "rollout/turns/mean": "turns",
+    EQUAL: "share of groups without an advantage",
+}
+
+
+@rule("R151", "R153", windows=0.4)
+def collapse(record: Record) -> Finding | None:
+    """The reward falls suddenly towards zero."""
+    drop = find_drop(record)
+    if drop is None:
+        return None
+    gone = drop.left <= GONE
+    stale = int(record.setting("async_config.max_steps_off_policy"))
+    moved = _moved(record, drop.step)
+    return Finding(
+        severity=Severity.ALARM if gone else Severity.WARNING,
+        title=f"The reward {'collapsed' if gone else 'is falling'} from {short(drop.peak)} to {short(drop.now)} "
+        f"at step {drop.step}",
+        evidence=known(
+            f"the mean of five steps was {short(drop.peak)} at best; since step {drop.step} it is {short(drop.now)}",
+            f"tokens may be {stale} updates old (async_config.max_steps_off_policy={stale})" if stale else None,
+            *(f"{WATCHED[key]} went from {short(a)} to {short(b)} around that step" for key, (a, b) in moved.items()),
+            evaluations(record, HELD_OUT, "held-out success"),
+        ),
+        metrics=(REWARD, *moved, *(key for key in ("train/entropy", "train/grad_norm") if key not in moved)),
+        steps=(max(1, drop.step - record.window), record.step),
+        proposals=tuple(_proposals(record, moved)),
+        advice="Go on from a checkpoint before the fall rather than from here.",
+        expect="the reward stays where it was, perhaps lower, and no fall follows within 25 to 50 steps",
+    )
+
+
+def _moved(record: Record, step: int) -> dict[str, tuple[float, float]]:
+    """What else changed there, clearly: its level (the largest gradient) in ten steps before, and since."""
+    found: dict[str, tuple[float, float]] = {}
+    for key in WATCHED:
+        series = record.series(key)
+        before, after = series.until(step - 3).last(10).values, series.since(step - 2).last(10).values
+        if len(before) < 3 or len(after) < 2:
+            continue
+        pick = np.max if key == "train/grad_norm" else np.mean
+        a, b = float(np.mean(before)), float(pick(after))
+        if abs(b - a) > max(4 * float(before.std()), 0.5 * abs(a), 1e-9):
+            found[key] = a, b
+    return found
+
+
+def _proposals(record: Record, moved: dict[str, tuple[float, float]]) -> list[Proposal]:
+    """Old tokens first, then an unsafe loss, then what the evidence names, then a smaller step."""
+    loss = record.setting("algorithm.loss_fn")
+    lr = float(record.setting("trainer.optimizer.lr"))
+    low, high = record.setting("algorithm.clip_low_threshold"), record.setting("algorithm.clip_high_threshold")
+    safe = propose("the bounded loss with its safe thresholds", algorithm__loss_fn="ppo",
+                   algorithm__clip_low_threshold=0.8, algorithm__clip_high_threshold=1.2)  # fmt: skip
+    found = [propose("train on nothing but what the newest weights sampled", async_config__max_steps_off_policy=0)]
+    if loss not in ("ppo", "regular") or (low, high) != (0.8, 1.2):
+        found.append(safe)
+    if "analysis/logprob_drift/mean" in moved:
+        found.append(propose("correct what engine and trainer disagree on", algorithm__loss_anchor="old",
+                             algorithm__off_policy_correction="tis"))  # fmt: skip
+    found.append(propose("one update from each batch", trainer__mini_batches=1, trainer__update_epochs=1))
+    found.append(propose("smaller steps", trainer__optimizer__lr=lr / 2))
+    if not (record.setting("algorithm.kl_loss_coef") or record.setting("algorithm.kl_reward_coef")):
+        found.append(propose("a pull back to the first policy", algorithm__kl_loss_coef=0.01))
+    limit = float(record.setting("trainer.optimizer.max_grad_norm"))
+    found.append(propose("a harder limit on single gradients", trainer__optimizer__max_grad_norm=limit / 2))
+    return found

@@ -1,0 +1,97 @@
+"""The context of an episode grows with every turn, and memory with it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mtrl.diagnose.finding import Finding, Proposal, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.views import from_to, known, level, over_the_run, propose, recent, success
+from mtrl.tracking.text import percent, short
+
+CONTEXT, LIMIT = "rollout/context/mean", "rollout/stop/context_limit"
+MEMORY, GPU = "perf/memory_bytes", "perf/gpu_memory_bytes"
+"""The most that was held so far: it never falls, and a leak raises it nearly every step."""
+RISING = 0.5
+"""Share of the last steps that raised it."""
+MIB = 2**20
+
+
+@rule("R143", windows=1.0)
+def context_growth(record: Record) -> Finding | None:
+    """Episodes fill their context more and more, and success does not rise; or they reach its limit."""
+    full, grown = recent(record, LIMIT), over_the_run(record, CONTEXT)
+    hits = full is not None and full.value - 2 * full.error > 0.02
+    learns = over_the_run(record, success(record))
+    longer = (
+        grown is not None
+        and grown.before > 0
+        and grown.at_least() > 0.4 * grown.before
+        and (learns is None or learns.at_least(2.0) <= 0)
+    )
+    if not hits and not longer:
+        return None
+    turns, limit = int(record.setting("generator.max_turns")), record.setting("generator.max_context_length")
+    if hits:
+        title = f"{percent(level(record, LIMIT))} of the episodes end because their context is full"
+    else:
+        assert grown is not None
+        title = f"The context of an episode has grown from {short(grown.before)} to {short(grown.after)} tokens, "
+        title += "and success has not"
+    fewer = propose("fewer turns", generator__max_turns=max(1, math.floor(0.75 * turns)))
+    return Finding(
+        severity=Severity.WARNING,
+        title=title,
+        evidence=known(
+            from_to("tokens of a conversation at its end", grown) if grown else None,
+            from_to("turns", made) if (made := over_the_run(record, "rollout/turns/mean")) else None,
+            from_to("success", learns) if learns else None,
+        ),
+        metrics=(CONTEXT, "rollout/context/max", LIMIT, "rollout/turns/mean"),
+        proposals=(
+            *((propose("a longer context", generator__max_context_length=2 * int(limit)),) if limit and hits else ()),
+            fewer,
+        ),
+        advice="Old observations can be shortened in the environment; what the agent no longer needs costs every turn.",
+        expect="rollout/context/mean falls at once, with the same success",
+    )
+
+
+@rule("R165", "R166", windows=2.0)
+def memory_growth(record: Record) -> Finding | None:
+    """Memory grows from step to step."""
+    key = GPU if record.has(GPU) else MEMORY
+    grown, late = over_the_run(record, key), record.series(key).last(record.window).values
+    if grown is None or grown.difference < max(0.3 * grown.before, 256 * MIB):
+        return None
+    if float((np.diff(late) > 0).mean()) < RISING:
+        return None  # it has jumped, and stays: longer episodes, a larger batch
+    return Finding(
+        severity=Severity.WARNING,
+        title=f"Memory grew from {short(grown.before / MIB)} to {short(grown.after / MIB)} MiB and goes on growing",
+        evidence=known(
+            f"by {short(float(late[-1] - late[0]) / MIB / (len(late) - 1))} MiB a step in the last {len(late)} steps",
+            from_to("tokens of a conversation at its end", made) if (made := over_the_run(record, CONTEXT)) else None,
+        ),
+        metrics=(key, CONTEXT),
+        proposals=_less_memory(record),
+        expect=f"{key} stays level within 25 steps",
+    )
+
+
+def _less_memory(record: Record) -> tuple[Proposal, ...]:
+    found = []
+    if record.setting("generator.backend") != "local":
+        found.append(
+            propose("headroom for the cache of long conversations", generator__gpu_memory_utilization=0.7,
+                    generator__max_num_seqs=256)
+        )  # fmt: skip
+    sequences = int(record.setting("generator.max_num_seqs"))
+    found.append(propose("fewer conversations at once", generator__max_num_seqs=max(1, min(256, sequences // 2))))
+    tokens = int(record.setting("trainer.max_tokens_per_microbatch"))
+    found.append(propose("smaller micro-batches", trainer__max_tokens_per_microbatch=max(256, tokens // 2)))
+    found.append(propose("activations computed again instead of kept", trainer__gradient_checkpointing=True))
+    return tuple(found)

@@ -1,0 +1,70 @@
+"""Credit for single turns: is there anything to give it for, and anybody to compare with."""
+
+from __future__ import annotations
+
+from mtrl.algorithms.registry import ESTIMATORS
+from mtrl.config.algorithm_checks import PER_TURN
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.views import level, other_schemes, propose
+from mtrl.tracking.text import percent
+
+EARLY, LONELY = "rollout/reward/early_frac", "analysis/lonely_turns"
+
+
+def _credit(record: Record) -> str | None:
+    """What a turn answers for in this run."""
+    chosen = record.setting("algorithm.credit")
+    try:
+        return chosen or next(iter(ESTIMATORS.find(record.setting("algorithm.advantage_method")).credits), None)
+    except Exception:  # an estimator of the user's own
+        return None
+
+
+@rule("R012", "R100", windows=0.6)
+def idle_turn_credit(record: Record) -> Finding | None:
+    """Credit for single turns is asked for, and only outcomes are paid."""
+    if _credit(record) not in PER_TURN or not record.has(EARLY) or level(record, EARLY) >= 0.01:
+        return None
+    if level(record, "rollout/turns/mean", 2.0) < 1.2:
+        return None
+    method = record.setting("algorithm.advantage_method")
+    plain = (
+        propose("credit for the whole trajectory", algorithm__credit="trajectory")
+        if record.setting("algorithm.credit")
+        else propose("credit for the whole trajectory", algorithm__advantage_method="grpo")
+    )
+    return Finding(
+        severity=Severity.NOTE,
+        title=f"algorithm.advantage_method={method} credits single turns, and {percent(level(record, EARLY))} of the "
+        "trajectories are paid before their last turn",
+        metrics=(EARLY,),
+        proposals=(
+            *(propose("a reward that pays turns", reward__scheme=scheme) for scheme in other_schemes(record)),
+            plain,
+        ),
+        advice="Pay turns that make progress, or take credit for the trajectory: they are the same thing here.",
+        expect=f"{EARLY} above 0 with a reward on turns",
+    )
+
+
+@rule("R012", windows=0.6)
+def lonely_turns(record: Record) -> Finding | None:
+    """Many turns are reached by one rollout of a group alone, and credit for turns has nobody to compare them with."""
+    turns = level(record, "rollout/turns/mean") * record.episodes
+    share = level(record, LONELY) / turns if turns else 0.0
+    if share < 0.1 or _credit(record) not in PER_TURN:
+        return None
+    size = int(record.setting("algorithm.group_size"))
+    return Finding(
+        severity=Severity.WARNING,
+        title=f"{percent(share)} of the turns have no peer in their group and get no credit",
+        evidence=(f"groups of {size}, {level(record, LONELY):.0f} such turns a step",),
+        metrics=(LONELY, "rollout/turns/mean"),
+        proposals=(
+            propose("more peers", algorithm__group_size=2 * size),
+            propose("credit for the whole trajectory", algorithm__advantage_method="grpo"),
+        ),
+        expect=f"{LONELY} falls at once",
+    )

@@ -1,0 +1,64 @@
+"""Episodes that fail, and conversations that cannot be joined into one sample."""
+
+from __future__ import annotations
+
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.views import known, level, propose
+from mtrl.tracking.text import percent
+
+FAILED, BREAKS = "rollout/failed_episodes", "rollout/breaks"
+
+
+@rule("R066", windows=0.2)
+def failing_episodes(record: Record) -> Finding | None:
+    """Episodes fail: the environment breaks, or takes too long."""
+    share = level(record, FAILED) / max(1, record.episodes)
+    seen = record.series(FAILED).last(record.window).values
+    if share < 0.02 or (seen > 0).sum() < 2:
+        return None
+    late = level(record, "rollout/stop/timeout") > level(record, "rollout/stop/env_error")
+    seconds, retries = float(record.setting("environment.step_timeout")), int(record.setting("environment.retries"))
+    return Finding(
+        severity=Severity.ALARM if share >= 0.2 else Severity.WARNING,
+        title=f"{percent(share)} of the episodes of a step fail",
+        evidence=known(
+            *(
+                f"{percent(level(record, key))} end with {key.rpartition('/')[2]}"
+                for key in ("rollout/stop/env_error", "rollout/stop/timeout", "rollout/stop/aborted")
+                if level(record, key) > 0
+            ),
+        ),
+        metrics=(FAILED, "rollout/stop/env_error", "rollout/stop/timeout"),
+        proposals=(
+            *((propose("more time for a step", environment__step_timeout=2 * seconds),) if late else ()),
+            propose("more attempts", environment__retries=retries + 1),
+        ),
+        advice="run.log has the tracebacks; python -m mtrl.preflight plays the environment alone.",
+        expect=f"{FAILED} is 0",
+    )
+
+
+@rule("R030", windows=0.2)
+def template_breaks(record: Record) -> Finding | None:
+    """Turns do not extend the tokens before them, so that an episode falls into several samples."""
+    share = level(record, BREAKS) / max(1, record.episodes)
+    if share < 0.02:
+        return None
+    multi = bool(record.setting("generator.use_conversation_multi_turn"))
+    return Finding(
+        severity=Severity.WARNING,
+        title=f"{share:.2f} breaks an episode: the chat template writes earlier turns anew",
+        evidence=known(
+            "a break starts a new sample: more tokens to train, and no cache for the prompt",
+            f"generator.use_conversation_multi_turn={str(multi).lower()}",
+            f"model.renderer={record.setting('model.renderer')}",
+        ),
+        metrics=(BREAKS, "perf/cached_share", "perf/tokens_per_second"),
+        proposals=(propose("each turn its own message", generator__use_conversation_multi_turn=True),),
+        advice="Templates that drop what the model thought, or change earlier messages, break the extension: choose a "
+        "renderer that keeps them (model.renderer).",
+        expect=f"{BREAKS} is 0 from the first step",
+        look=(f"python -m mtrl.view {record.path or 'RUN'}",),
+    )

@@ -1,0 +1,139 @@
+"""Rule 2: the rollouts of a prompt all score the same, so there is nothing to learn from."""
+
+from __future__ import annotations
+
+import math
+
+from mtrl.diagnose.finding import Finding, Proposal, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.drop import find_drop
+from mtrl.diagnose.rules.views import (
+    EQUAL,
+    HELD_OUT,
+    REWARD,
+    between_last,
+    evaluations,
+    from_to,
+    is_solved,
+    known,
+    level,
+    other_schemes,
+    propose,
+    rescoring,
+    span,
+)  # fmt: skip
+from mtrl.tracking.text import percent, short
+
+MANY, MOST, NEARLY_ALL = 0.75, 0.8, 0.9
+"""Shares of groups: a warning; an alarm where it lasts for a window; an alarm at once."""
+LEAST = 10
+"""Steps."""
+NEAR = 0.75
+"""Of the reward of a success: above this most groups agree because they succeed."""
+
+
+@rule("R149", "R137", "R138", "R014", windows=0.4)
+def equal_groups(record: Record) -> Finding | None:
+    """Nearly all groups score the same while the reward does not rise: too little contrast within a prompt."""
+    steps = max(8, record.window // 2)
+    equal = level(record, EQUAL, steps=steps)
+    rise = between_last(record, REWARD)
+    if equal < MANY or is_solved(record) or rise is None or rise.at_least() > 0 or find_drop(record) is not None:
+        return None  # after a collapse they agree because of it
+    for_long = level(record, EQUAL) >= MOST and record.steps >= max(record.window, LEAST)
+    nearly_all = for_long or (equal >= NEARLY_ALL and record.steps >= LEAST)
+    if not nearly_all and record.steps < max(record.window, LEAST):
+        return None
+    size, prompts = int(record.setting("algorithm.group_size")), int(record.setting("trainer.prompts_per_step"))
+    paid = 1 - level(record, "rollout/reward/zero_frac", 1 - level(record, REWARD) / record.unit)
+    schemes = other_schemes(record)
+    succeed = level(record, REWARD) >= NEAR * record.unit
+    return Finding(
+        severity=Severity.NOTE if succeed else Severity.ALARM if nearly_all else Severity.WARNING,
+        title=f"In {percent(equal)} of the groups all {size} rollouts score the same, and the reward does not rise",
+        evidence=known(
+            from_to("the mean reward", rise),
+            "most of them agree because they succeed; what is left are prompts that are hardly ever solved"
+            if succeed
+            else None,
+            f"about {short((1 - equal) * prompts)} of {prompts} groups of a step have an advantage; "
+            f"{percent(1 - paid)} of the rollouts earn exactly 0",
+            evaluations(record, "val/reward/pass_k_1", "pass@1")
+            or evaluations(record, HELD_OUT, "held-out success"),
+            _arithmetic(paid, equal, size, prompts),
+        ),
+        metrics=(EQUAL, REWARD, "analysis/informative_groups", "rollout/reward/zero_frac"),
+        steps=span(record.series(REWARD).last(steps)),
+        proposals=_proposals(record, size, prompts, schemes),
+        advice="What helps most is a reward with more values than all or nothing: pay parts of the answer, or turns "
+        "that make progress. Rows that are always or never solved teach nothing at any group size.",
+        expect="analysis/informative_groups rises at once, and the reward within 25 to 50 steps",
+        look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, schemes)),
+    )  # fmt: skip
+
+
+def _proposals(record: Record, size: int, prompts: int, schemes: list[str]) -> tuple[Proposal, ...]:
+    found = []
+    if size > 4:
+        half = max(4, size // 2)
+        found.append(
+            propose(
+                "more prompts, as many rollouts: a group teaches more seldom, and there are twice as many",
+                algorithm__group_size=half,
+                trainer__prompts_per_step=prompts * size // half,
+            )
+        )
+    rounds = int(record.setting("algorithm.dynamic_sampling_rounds"))
+    found.append(
+        propose("replace groups without an advantage by new prompts until the batch is full",
+                algorithm__dynamic_sampling_rounds=max(3, 2 * rounds))
+    )  # fmt: skip
+    found += [propose("a denser reward of this task", reward__scheme=scheme) for scheme in schemes]
+    temperature = float(record.setting("generator.sampling_params.temperature"))
+    if temperature < 1.0:
+        found.append(propose("more varied rollouts", generator__sampling_params__temperature=1.0))
+    found.append(propose("more tries at each prompt", algorithm__group_size=2 * size))
+    return tuple(found)
+
+
+def _arithmetic(paid: float, equal: float, size: int, prompts: int) -> str | None:
+    """Both numbers: smaller groups agree more often, and more of them still teach more in all."""
+    if size <= 4 or not 0 < paid < 1:
+        return None
+    half = max(4, size // 2)
+    spread = spread_of(paid, equal, size)
+    now, then = share_equal(paid, spread, size), share_equal(paid, spread, half)
+    more = prompts * size // half
+    return (
+        f"with groups of {half} and {more} prompts, at as many rollouts, {percent(now)} of groups without an advantage "
+        f"become {percent(then)}, and {short(prompts * (1 - now))} groups with one become {short(more * (1 - then))} "
+        "(for an all-or-nothing reward whose chances differ from prompt to prompt as measured)"
+    )
+
+
+def share_equal(paid: float, spread: float, size: int) -> float:
+    """The share of groups in which all of `size` rollouts earn, or none does.
+
+    Args:
+        paid: chance, in the mean over prompts, that a rollout earns.
+        spread: how the chances of prompts differ: Beta(paid / spread, (1 - paid) / spread); 0: all have the same.
+    """
+    if spread <= 0:
+        return paid**size + (1 - paid) ** size
+
+    def all_alike(chance: float) -> float:
+        return math.prod((chance + i * spread) / (1 + i * spread) for i in range(size))
+
+    return all_alike(paid) + all_alike(1 - paid)
+
+
+def spread_of(paid: float, equal: float, size: int) -> float:
+    """The `spread` for which `equal` of the groups agree; 0 where equal chances would make as many."""
+    low, high = 0.0, 1e4
+    if equal <= share_equal(paid, 0.0, size):
+        return 0.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share_equal(paid, middle, size) < equal else (low, middle)
+    return high

@@ -1,0 +1,102 @@
+"""Rule 1: the reward does not move from the beginning."""
+
+from __future__ import annotations
+
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.views import (
+    EQUAL,
+    HELD_OUT,
+    REWARD,
+    SUCCESS,
+    evaluations,
+    from_to,
+    is_flat,
+    is_solved,
+    known,
+    level,
+    other_schemes,
+    over_the_run,
+    propose,
+    rescoring,
+    span,
+)  # fmt: skip
+from mtrl.diagnose.stats import halves
+from mtrl.tracking.text import percent, short
+
+TOLERANCE = 0.05
+"""Of the reward of a success: a smaller change is none."""
+FLOOR = 0.01
+"""Of it: a mean below this is no reward at all."""
+LEAST = 10
+"""Steps without any reward before that is said."""
+
+
+@rule("R148", windows=0.4)
+def flat_from_start(record: Record) -> Finding | None:
+    """The reward has not moved since step 0: compare what the agent writes with what the reward reads."""
+    reward = record.series(REWARD)
+    means = reward.values.mean(), reward.values[:3].mean() / 3
+    unpaid = record.steps >= LEAST and bool(max(means) <= FLOOR * record.unit)
+    change = over_the_run(record, REWARD)
+    if is_solved(record) or change is None or not (unpaid or _is_flat(record)):
+        return None
+    if not unpaid and level(record, EQUAL) >= 0.8:
+        return None  # all groups score the same: the next rule
+    late = record.steps >= 2 * record.window
+    severity = Severity.ALARM if unpaid else Severity.WARNING if late else Severity.NOTE
+    schemes = other_schemes(record)
+    shown = level(record, SUCCESS)
+    blind = shown > 0.05 and shown * record.unit > 2 * level(record, REWARD)
+    return Finding(
+        severity=severity,
+        title=f"The reward has stayed at {short(change.after)} since step {int(reward.steps[0])}",
+        evidence=known(
+            from_to(f"the mean reward of {len(reward)} steps", change),
+            f"the scorer calls {percent(shown)} of the same rollouts a success, and the reward does not see them"
+            if blind
+            else f"the scorer calls {percent(shown)} of the rollouts a success"
+            if record.has(SUCCESS)
+            else None,
+            evaluations(record, HELD_OUT, "held-out success"),
+            *_parts(record),
+        ),
+        metrics=(REWARD, SUCCESS, "rollout/completion/mean", EQUAL),
+        steps=span(reward),
+        proposals=tuple(
+            propose(f"another reward of this task, after a look at what it would have paid ({scheme})",
+                    reward__scheme=scheme)
+            for scheme in schemes
+        ),
+        advice="Compare the end of some responses with what the reward reads: tag, field names, format. The one-shot "
+        "example of the prompt has to match it as well. If the formats agree, the task is too hard for this model: "
+        "pay progress, or begin with easier rows.",
+        expect="a reward that reads what the agent writes differs from rollout to rollout at once: "
+        f"{EQUAL} falls within a few steps, and the mean rises within 25 to 50",
+        look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, schemes)),
+    )  # fmt: skip
+
+
+def _is_flat(record: Record) -> bool:
+    """Over the whole run, with a measurement good enough to say so. A short silence at the start is common, so a run
+    that is paid something gets a whole window."""
+    values = record.series(REWARD).values
+    if len(values) < record.window:
+        return False
+    tolerance = TOLERANCE * record.unit
+    return is_flat(over_the_run(record, REWARD), tolerance) and is_flat(halves(values), tolerance)
+
+
+def _parts(record: Record) -> list[str]:
+    """Components that were never paid, and metrics that speak of form."""
+    silent = [
+        key.removeprefix("rollout/components/")
+        for key in record.metrics("rollout/components/")
+        if not record.series(key).values.any()
+    ]
+    said = [f"never paid: {', '.join(silent)}"] if silent else []
+    for key in ("rollout/metrics/malformed", "rollout/completion/mean"):
+        if record.has(key):
+            said.append(f"{key} is {short(level(record, key))}")
+    return said

@@ -1,0 +1,192 @@
+"""Rule 3: the reward rises and success does not: the policy has found what the reward pays by mistake."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mtrl.diagnose.disagreement import Disagreement, disagreement
+from mtrl.diagnose.finding import Finding, Proposal, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.views import (
+    HELD_OUT,
+    REWARD,
+    evaluations,
+    from_to,
+    known,
+    level,
+    other_schemes,
+    over_the_run,
+    propose,
+    recent,
+    rescoring,
+    span,
+    success,
+)  # fmt: skip
+from mtrl.diagnose.stats import Change
+from mtrl.tracking.text import percent, short
+
+LENIENT, CLAIMS = "rollout/lenient_frac", "rollout/claims/mean"
+LEAST = 0.1
+"""Share of rollouts that the reward alone calls solved, or rise of the reward in units of a success, that counts."""
+OF_CLAIMS = 0.3
+"""Share of what the reward calls solved that the scorer refuses."""
+FOLLOWS = 0.25
+"""Success that rises less than this share of what the reward does has not followed it."""
+
+
+@dataclass(frozen=True)
+class _Signs:
+    reward: Change
+    success: Change | None
+    lenient: float
+    """Share of the last rollouts."""
+    of_claims: float
+    grows: bool
+
+
+@rule("R150", "R135", "R104", "R117", windows=0.6)
+def hacked_reward(record: Record) -> Finding | None:
+    """The training reward rises and success by the scorer does not: the reward is being exploited."""
+    signs = _signs(record)
+    if signs is None:
+        return None
+    exploited = signs.lenient >= LEAST and signs.of_claims >= OF_CLAIMS and signs.grows
+    apart = _is_apart(signs, record) and record.steps >= record.window
+    held_out = _apart_held_out(record)
+    if not (exploited or apart or held_out):
+        return None
+    seen = disagreement(record)
+    confirmed = exploited or seen.lenient_share >= LEAST or level(record, "val/lenient_frac", steps=3) >= LEAST
+    if not (confirmed or apart or held_out >= 2):
+        return None  # partial credit: success often follows at the next evaluation
+    if confirmed and seen.fitting_threshold is not None:
+        return _misfit(record, signs, seen)
+    schemes = other_schemes(record)
+    return Finding(
+        severity=Severity.ALARM if confirmed else Severity.WARNING,
+        title=_title(signs, confirmed),
+        evidence=known(
+            from_to("the training reward", signs.reward),
+            from_to("success of the same rollouts, by the scorer,", signs.success) if signs.success else None,
+            f"the reward calls {percent(level(record, CLAIMS, steps=8))} of the last rollouts solved, and "
+            f"{percent(signs.of_claims)} of those the scorer does not"
+            if record.has(CLAIMS)
+            else None,
+            f"of {seen.looked_at} stored trajectories {seen.lenient} are paid as a success and are none"
+            if seen.lenient
+            else None,
+            evaluations(record, HELD_OUT, "held-out success"),
+            evaluations(record, "val/reward/mean", "held-out reward"),
+            *_grown(record),
+        ),
+        metrics=(REWARD, success(record), LENIENT, HELD_OUT, "val/reward/mean"),
+        steps=span(record.series(REWARD)),
+        proposals=_proposals(record, schemes),
+        advice="Read the trajectories below, make the reward refuse what the scorer refuses, and pay the stored ones "
+        "anew before training again: none of them may then earn more than the scorer grants. With diagnosis.live=stop "
+        "such a run ends by itself."
+        if confirmed
+        else "The reward pays something that does not lead to success: see which component grew, and pay it less or "
+        "once.",
+        expect="with the repaired reward, training reward and held-out success rise together within 25 to 50 steps; "
+        f"{LENIENT} stays near 0",
+        look=(f"python -m mtrl.view {record.path or 'RUN'}", f"python -m mtrl.rescore {record.path or 'RUN'}",
+              *rescoring(record, schemes)),
+        witnesses=seen.witnesses,
+    )  # fmt: skip
+
+
+def _signs(record: Record) -> _Signs | None:
+    steps = max(5, record.window // 3)
+    reward = over_the_run(record, REWARD, steps)
+    if reward is None:
+        return None
+    lenient, claims = recent(record, LENIENT, steps), level(record, CLAIMS, steps=steps)
+    change = over_the_run(record, LENIENT, steps)
+    sure = 0.0 if lenient is None else max(0.0, lenient.value - 2 * lenient.error)
+    grows = change is not None and (change.at_least(2.0) > 0 or (sure > LEAST and change.at_least(2.0) == 0))
+    return _Signs(reward, over_the_run(record, success(record), steps), sure, sure / claims if claims else 0.0, grows)
+
+
+def _is_apart(signs: _Signs, record: Record) -> bool:
+    """The reward has certainly risen, and success certainly not with it. Rates count in units of a success."""
+    if signs.success is None or signs.reward.at_least() < 1.5 * LEAST * record.unit:
+        return False
+    followed = signs.success.difference + 2 * signs.success.error
+    return followed < FOLLOWS * signs.reward.difference / record.unit
+
+
+def _apart_held_out(record: Record) -> int:
+    """The same of the evaluations: how many of them in a row, up to the last, have a reward that rose since step 0
+    and a success that did not."""
+    reward, scored = record.series("val/reward/mean").values / record.unit, record.series(HELD_OUT).values
+    episodes = max(1.0, level(record, "val/episodes") or float(record.setting("evaluation.rows")))
+    count = 0
+    if len(reward) == len(scored):
+        for earned, succeeded in zip(reward[:0:-1], scored[:0:-1], strict=True):
+            rise, followed = earned - reward[0], succeeded - scored[0]
+            sure = rise - 3 * math.hypot(_error(earned, episodes), _error(reward[0], episodes))
+            if sure <= LEAST or followed + 2 * _error(succeeded, episodes) >= FOLLOWS * rise:
+                break
+            count += 1
+    return count
+
+
+def _error(rate: float, episodes: float) -> float:
+    """Of a share of so many episodes, that one more or less cannot make vanish."""
+    share = min(max(rate, 1 / episodes), 1 - 1 / episodes) if episodes > 2 else 0.5
+    return math.sqrt(share * (1 - share) / episodes)
+
+
+def _title(signs: _Signs, confirmed: bool) -> str:
+    reward = f"The reward rose from {short(signs.reward.before)} to {short(signs.reward.after)}"
+    if signs.reward.at_least() <= 0:
+        reward = f"The reward is {short(signs.reward.after)}"
+    if signs.success is None:
+        return f"{reward}, and the scorer refuses {percent(signs.lenient)} of the rollouts that it pays in full"
+    moved = f"success by the scorer went from {percent(signs.success.before)} to {percent(signs.success.after)}"
+    return f"{reward} and {moved}: " + ("the reward is being hacked" if confirmed else "what is paid is not success")
+
+
+def _grown(record: Record) -> list[str]:
+    """Components that grew."""
+    said = []
+    for key in record.metrics("rollout/components/"):
+        change = over_the_run(record, key, max(5, record.window // 3))
+        if change is not None and change.at_least() >= LEAST * record.unit / 2:
+            said.append(from_to(f"component {key.removeprefix('rollout/components/')}", change))
+    return said
+
+
+def _proposals(record: Record, schemes: list[str]) -> tuple[Proposal, ...]:
+    weights = record.setting("reward.components") or {}
+    grown = [
+        propose(f"stop paying {name}, which grew while success did not", **{f"reward__components__{name}": 0.0})
+        for name in weights
+        if name != "environment"
+        and (change := over_the_run(record, f"rollout/components/{name}", max(5, record.window // 3)))
+        and change.at_least() > 0
+    ]
+    others = [propose("another reward of this task", reward__scheme=scheme) for scheme in schemes]
+    return (*grown, *others)
+
+
+def _misfit(record: Record, signs: _Signs, seen: Disagreement) -> Finding:
+    """Successes earn clearly more than what only looks like one: not the reward is wrong but where it is cut."""
+    return Finding(
+        severity=Severity.WARNING,
+        title=f"A reward of {short(record.unit)} counts as a success, and every real success earns "
+        f"at least {short(seen.fitting_threshold or 0.0)}",
+        evidence=(
+            f"of {seen.looked_at} stored trajectories {seen.lenient} reach {short(record.unit)} and are no success; "
+            f"the best of them earns {short(seen.best_lenient)}",
+            from_to("the training reward", signs.reward),
+        ),
+        metrics=(REWARD, success(record), LENIENT),
+        steps=span(record.series(REWARD)),
+        proposals=(propose("where this reward means a success", evaluation__claim_threshold=seen.fitting_threshold),),
+        expect=f"{LENIENT} is 0 from the first step",
+        witnesses=seen.witnesses,
+    )

@@ -1,0 +1,131 @@
+"""Rule 5: the reward rose, and rises no more, with everything else in order."""
+
+from __future__ import annotations
+
+import re
+
+from mtrl.diagnose.finding import Finding, Proposal, Severity
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.equal_groups import NEAR
+from mtrl.diagnose.rules.hacked import hacked_reward
+from mtrl.diagnose.rules.views import (
+    EQUAL,
+    HELD_OUT,
+    REWARD,
+    evaluations,
+    from_to,
+    is_flat,
+    is_solved,
+    known,
+    level,
+    lr_share,
+    over_the_run,
+    propose,
+    span,
+)  # fmt: skip
+from mtrl.diagnose.stats import Change, halves
+from mtrl.tracking.text import percent, short
+
+TOLERANCE = 0.06
+"""Of the reward of a success, in a window or more: a smaller rise is none."""
+LEAST = 25
+"""Steps; fewer are no stall (R155)."""
+LADDERS = (
+    ("Qwen/Qwen2.5-{}-Instruct", ("0.5B", "1.5B", "3B", "7B", "14B", "32B")),
+    ("Qwen/Qwen2.5-{}", ("0.5B", "1.5B", "3B", "7B", "14B", "32B")),
+    ("Qwen/Qwen3-{}", ("0.6B", "1.7B", "4B", "8B", "14B", "32B")),
+    ("meta-llama/Llama-3.2-{}-Instruct", ("1B", "3B")),
+)
+"""Models by size: for full fine-tuning the next one is what a higher rank is for LoRA."""
+
+
+@rule("R152", windows=2.0)
+def stall(record: Record) -> Finding | None:
+    """The reward has stopped rising below success while every other number is healthy: more capacity."""
+    since, change = over_the_run(record, REWARD), _plateau(record)
+    if since is None or change is None or since.at_least() <= TOLERANCE * record.unit:
+        return None  # it never rose: another rule
+    if is_solved(record) or not _is_healthy(record):
+        return None
+    if hacked_reward(record) is not None:
+        return None  # what stands still is not success
+    held_out = record.series(HELD_OUT).values
+    if len(held_out) >= 3 and held_out[-1] - held_out[-3] > 0.05:
+        return None  # held out it still gets better
+    steps = max(LEAST, 2 * record.window)
+    return Finding(
+        severity=Severity.WARNING,
+        title=f"The reward has stayed at {short(change.after)} for {steps} steps, all knobs healthy",
+        evidence=known(
+            from_to("between the halves of the plateau the mean reward", change),
+            from_to("since the first steps it", since),
+            evaluations(record, HELD_OUT, "held-out success"),
+            f"{percent(level(record, EQUAL))} of the groups have no advantage, entropy is "
+            f"{short(level(record, 'train/entropy'))}, the gradient {short(level(record, 'train/grad_norm'))}",
+        ),
+        metrics=(REWARD, HELD_OUT, EQUAL, "train/entropy", "train/grad_norm"),
+        steps=span(record.series(REWARD).last(2 * record.window)),
+        proposals=tuple(_proposals(record)),
+        advice="With full fine-tuning the capacity is that of the model.",
+        expect="a higher ceiling within 50 steps",
+    )
+
+
+def _plateau(record: Record) -> Change | None:
+    """Between the halves of the last two windows or more, where those are equal and measured well enough to say so."""
+    values = record.series(REWARD).values
+    for windows in (2, 3, 4):
+        last = values[-windows * record.window :]
+        if LEAST <= len(last) == windows * record.window and is_flat(found := halves(last), TOLERANCE * record.unit):
+            return found
+    return None
+
+
+def _is_healthy(record: Record) -> bool:
+    entropy = record.series("train/entropy").values
+    collapsed = len(entropy) > 10 and level(record, "train/entropy") < 0.1 * float(entropy[:5].mean())
+    return (
+        (level(record, EQUAL) < 0.75 or level(record, REWARD) >= NEAR * record.unit)
+        and lr_share(record) >= 0.3
+        and level(record, "train/grad_norm", 1.0) > 0
+        and level(record, "train/clip_frac") < 0.3
+        and level(record, "analysis/logprob_drift/mean") < 0.05
+        and not collapsed
+    )
+
+
+def _proposals(record: Record) -> list[Proposal]:
+    rank, alpha = int(record.setting("model.lora_rank")), int(record.setting("model.lora_alpha"))
+    found = []
+    if rank:
+        found.append(
+            propose("twice the capacity of the adapter", model__lora_rank=max(64, 2 * rank),
+                    model__lora_alpha=max(128, 2 * alpha))
+        )  # fmt: skip
+    elif record.setting("model.name") == "tiny":
+        found.append(_wider(record))
+    elif (larger := larger_model(str(record.setting("model.path")))) is not None:
+        found.append(propose("the next larger model of its family", model__path=larger))
+    lr = float(record.setting("trainer.optimizer.lr"))
+    found.append(propose("larger steps, if nothing else helps", trainer__optimizer__lr=2 * lr))
+    prompts = int(record.setting("trainer.prompts_per_step"))
+    found.append(propose("a gradient with less noise", trainer__prompts_per_step=2 * prompts))
+    return found
+
+
+def _wider(record: Record) -> Proposal:
+    tiny = record.setting("model.tiny") or {}
+    hidden, inner = int(tiny.get("hidden_size", 128)), int(tiny.get("intermediate_size", 384))
+    return propose("twice the width of the policy, which is built anew", model__tiny__hidden_size=2 * hidden,
+                   model__tiny__intermediate_size=2 * inner)  # fmt: skip
+
+
+def larger_model(path: str) -> str | None:
+    """The next one of a family that is known here."""
+    for template, sizes in LADDERS:
+        before, after = template.split("{}")
+        found = re.fullmatch(re.escape(before) + r"([\d.]+B)" + re.escape(after), path)
+        if found and found[1] in sizes[:-1]:
+            return template.format(sizes[sizes.index(found[1]) + 1])
+    return None

@@ -1,0 +1,108 @@
+"""A model, ready to play episodes: weights on this machine, or an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtrl.config.schema import Config
+from mtrl.environments.factory import Task
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.evaluation.rollouts import Source
+from mtrl.generator.engines.base import Engine, SamplingParams
+from mtrl.generator.engines.endpoint import Address, EndpointEngine
+from mtrl.generator.episode import EpisodeLoop
+from mtrl.types import Row, Trajectory
+
+
+@dataclass
+class Throttle(EpisodeLoop):
+    """An episode loop that plays so many episodes at once: none waits for a slot within its own time limit."""
+
+    slots: asyncio.Semaphore
+
+    async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
+        async with self.slots:
+            return await super().run(row, group_id, index, sampling)
+
+
+@dataclass
+class Contender:
+    """One model and everything that its episodes share."""
+
+    source: Source
+    loop: EpisodeLoop
+    sampling: SamplingParams
+    """Of evaluations."""
+    tokenizer: Any = None
+    """None where it is behind an endpoint."""
+
+    @property
+    def engine(self) -> Engine:
+        return self.loop.engine
+
+    @property
+    def pool(self) -> EnvironmentPool:
+        return self.loop.pool
+
+    @property
+    def refused(self) -> Exception | None:
+        """Why no further episode can succeed, if so."""
+        return getattr(self.engine, "refused", None)
+
+    async def close(self) -> None:
+        await self.engine.close()
+        self.pool.close()
+
+
+def local_contender(source: Source, config: Config, task: Task, rows: Sequence[Row]) -> Contender:
+    """Load the weights.
+
+    Raises:
+        UserError: they cannot be loaded, or a row does not fit.
+    """
+    import torch
+
+    from mtrl.evaluate.weights import load
+    from mtrl.trainer.setup import SMALL_MODEL, connect
+
+    gc.collect()  # what the last model held
+    model, tokenizer = load(source, config)
+    parameters = sum(p.numel() for p in model.parameters())
+    torch.set_num_threads(config.trainer.threads or (1 if parameters <= SMALL_MODEL else os.cpu_count() or 1))
+    player = connect(config, task, model, tokenizer, rows)
+    player.engine.version = source.step
+    return Contender(source, player.loop, player.eval_sampling, tokenizer)
+
+
+def company_of(source: Source, config: Config) -> int | None:
+    """So many trajectories are played together, and none joins them; None: whoever is next joins.
+
+    With the deterministic engine there are such companies: log-probs depend, in their last bits, on who shares a batch,
+    so an evaluation that is gone on with must give each trajectory the company that it would have had.
+    """
+    generator = config.generator
+    return generator.max_num_seqs if source.kind != "endpoint" and generator.local.deterministic else None
+
+
+def endpoint_contender(source: Source, config: Config, task: Task) -> Contender:
+    """Nothing is asked before the first episode."""
+    from mtrl.generator.chat import ChatConversation
+    from mtrl.trainer.setup import eval_sampling_params, limits
+
+    assert source.model is not None and source.url is not None
+    at_once = config.evaluation.endpoint.max_concurrent
+    loop = Throttle(
+        EndpointEngine(Address(source.model, source.url), config.evaluation.endpoint),
+        task.make_environment,
+        ChatConversation,
+        EnvironmentPool(config.environment.max_workers),
+        limits(config, config.generator.max_context_length or sys.maxsize),
+        asyncio.Semaphore(at_once),
+    )
+    return Contender(source, loop, eval_sampling_params(config))

@@ -1,0 +1,146 @@
+"""One evaluation, from its models to the files of its report."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.text import Text
+
+from mtrl.config.schema import Config
+from mtrl.environments.factory import Task
+from mtrl.evaluate.contenders import Contender, endpoint_contender, local_contender
+from mtrl.evaluate.play import Match, all_at_once, kinds_of
+from mtrl.evaluate.store import Store
+from mtrl.evaluate.table import tables_of, usage_line
+from mtrl.evaluation.measures import val_metrics
+from mtrl.evaluation.report import build_report, write_report
+from mtrl.evaluation.rollouts import ModelRollouts, Source
+from mtrl.generator.episode import FAILED
+from mtrl.tracking.console import Console
+from mtrl.tracking.files import replace_text, to_strict_json
+from mtrl.tracking.followers import start_followers
+from mtrl.tracking.run_dir import RunDir
+from mtrl.types import Group, Row, Trajectory
+
+
+@dataclass
+class Evaluation:
+    """What is evaluated, and where it is written down."""
+
+    config: Config
+    task: Task
+    rows: list[Row]
+    sources: list[Source]
+    folder: Path
+    console: Console
+
+    def run(self) -> None:
+        """Play, and write everything.
+
+        Raises:
+            TooManyFailedError, UserError: see `Match.play`.
+        """
+        with closing(start_followers(self.config, RunDir(self.folder), self.console.warning)) as followers:
+            self.console.banner(self._facts(), "mtrl evaluation")
+            paths = self._evaluate()
+        for where in [*paths, *followers.urls().values()]:
+            self.console.note(str(where))
+
+    def _evaluate(self) -> list[Path]:
+        """Play, write and show; returns where the report and the trajectories are."""
+        found = asyncio.run(self._play())
+        models = [found[source.label] for source in self.sources]
+        self._write_metrics(models)
+        report = build_report(models, self.config, self.task.family)
+        paths = write_report(report, self.folder)
+        for table in tables_of(report):
+            self.console.show(table)
+            self.console.show(Text())
+        for model in report.models:
+            if (line := usage_line(model)) is not None:
+                self.console.note(line)
+        self._tell_failures(models)
+        return [*paths, RunDir(self.folder).trajectories]
+
+    async def _play(self) -> dict[str, ModelRollouts]:
+        """Endpoints all at once, then the models of this machine one after another: each wants all of it."""
+        run = RunDir(self.folder)
+        match = Match(
+            self.config,
+            self.task.family,
+            kinds_of(self.config.evaluation, self.rows),
+            Store(run.trajectories),
+            self.console,
+        )
+        total = sum(kind.episodes for kind in match.kinds) * len(self.sources)
+        remote = [source for source in self.sources if source.kind == "endpoint"]
+        with self.console.progress("evaluation", total) as whole:
+            played = await all_at_once(match.play(source, partial(self._remote, source), whole) for source in remote)
+            for source in self.sources:
+                if source not in remote:
+                    played.append(await match.play(source, partial(self._local, source), whole))
+        return {model.label: model for model in played}
+
+    def _remote(self, source: Source) -> Contender:
+        return endpoint_contender(source, self.config, self.task)
+
+    def _local(self, source: Source) -> Contender:
+        contender = local_contender(source, self.config, self.task, self.rows)
+        tokenizer = RunDir(self.folder).tokenizer
+        if not tokenizer.exists():
+            contender.tokenizer.save_pretrained(tokenizer)
+        return contender
+
+    def _write_metrics(self, models: list[ModelRollouts]) -> None:
+        """A row for each model, with the keys of a run's evaluations; rows of data on which an episode failed are left
+        out."""
+        rows = []
+        for model in models:
+            whole = {kind: [g for g in groups if not failures(g)] for kind, groups in model.groups.items()}
+            if whole["greedy"]:
+                metrics = val_metrics(whole, self.config.evaluation, self.task.family)
+                rows.append({"step": model.source.step, "model": model.label, **metrics})
+        replace_text(RunDir(self.folder).metrics, "".join(to_strict_json(row) + "\n" for row in rows))
+
+    def _tell_failures(self, models: list[ModelRollouts]) -> None:
+        for model in models:
+            failed = [t for groups in model.groups.values() for g in groups for t in g.trajectories if _failed(t)]
+            if failed:
+                cause = (failed[0].error or failed[0].stop_reason).partition("\n")[0]
+                self.console.warning(
+                    f"{model.label}: {len(failed)} episodes failed and are left out of the rates; the same command "
+                    f"with evaluation.output={self.folder} plays them again (the first cause: {cause})"
+                )
+
+    def _facts(self) -> dict[str, str]:
+        """The lines above the first episode."""
+        config, evaluation = self.config, self.config.evaluation
+        sampled = f", {evaluation.samples_per_row} samples of {min(evaluation.sampled_rows, len(self.rows))} rows"
+        facts = {
+            "task": f"{config.environment.target or config.environment.name}, {config.data.path or 'synthetic rows'}, "
+            f"at most {config.generator.max_turns} turns",
+            "rows": f"{min(evaluation.rows, len(self.rows))} of {evaluation.split}, greedy"
+            + (sampled if evaluation.sampled_rows else ""),
+        }
+        for number, source in enumerate(self.sources):
+            facts["model" if number == 0 else f"against {number}"] = described(source)
+        return {**facts, "output": str(self.folder)}
+
+
+def described(source: Source) -> str:
+    """Where the weights come from, in a line."""
+    where = f"{source.model}@{source.url}" if source.kind == "endpoint" else source.path
+    step = f", step {source.step}" if source.step else ""
+    return f"{source.label}: {source.kind}{step}, {where}"
+
+
+def failures(group: Group) -> int:
+    return sum(_failed(trajectory) for trajectory in group.trajectories)
+
+
+def _failed(trajectory: Trajectory) -> bool:
+    return trajectory.stop_reason in FAILED

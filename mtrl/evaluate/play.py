@@ -1,0 +1,203 @@
+"""Playing: every model the same rows, through the episode loop, the reward and the scorer of training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from mtrl.config.schema import Config, EvaluationConfig
+from mtrl.environments.family import Family
+from mtrl.evaluate.contenders import Contender, company_of
+from mtrl.evaluate.store import Store, group_name
+from mtrl.evaluation.heldout import score_group
+from mtrl.evaluation.rollouts import ModelRollouts, Source
+from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.episode import FAILED
+from mtrl.generator.rollouts import Rollouts
+from mtrl.rewards.compose import RewardComposer
+from mtrl.tracking.console import Console
+from mtrl.tracking.progress import Work
+from mtrl.types import Group, Row, Trajectory
+
+T = TypeVar("T")
+
+HOPELESS = 10
+"""So many episodes without one that did not fail end an evaluation, however many there are still to play."""
+USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "retries")
+"""What turns of an endpoint say in their metrics (`mtrl.generator.chat.ChatGeneration.usage`)."""
+
+
+class TooManyFailedError(RuntimeError):
+    """More episodes failed than `environment.max_failed_share` allows."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way of playing the rows."""
+
+    name: str
+    rows: list[Row]
+    samples: int
+    """Trajectories per row."""
+    is_greedy: bool
+
+    @property
+    def episodes(self) -> int:
+        return len(self.rows) * self.samples
+
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        return replace(sampling, temperature=0.0) if self.is_greedy else sampling
+
+
+def kinds_of(config: EvaluationConfig, rows: Sequence[Row]) -> list[Kind]:
+    """Greedy over `rows`; sampled over `sampled_rows`, if any."""
+    greedy = Kind("greedy", list(rows[: config.rows]), 1, is_greedy=True)
+    sampled = Kind("sampled", list(rows[: config.sampled_rows]), config.samples_per_row, is_greedy=False)
+    return [kind for kind in (greedy, sampled) if kind.rows]
+
+
+@dataclass
+class Patience:
+    """How many failures are borne."""
+
+    planned: int
+    share: float
+    played: int = 0
+    failed: int = 0
+
+    def note(self, trajectories: Iterable[Trajectory], label: str) -> None:
+        """
+        Raises:
+            TooManyFailedError: these were too many.
+        """
+        for trajectory in trajectories:
+            self.played += 1
+            if trajectory.stop_reason in FAILED:
+                self.failed += 1
+                hopeless = self.failed == self.played >= min(HOPELESS, self.planned) and self.share < 1
+                if self.failed > self.share * self.planned or hopeless:
+                    cause = (trajectory.error or trajectory.stop_reason).partition("\n")[0]
+                    raise TooManyFailedError(
+                        f"{label}: {self.failed} of {self.played} episodes failed, and "
+                        f"environment.max_failed_share={self.share} of {self.planned} is borne; the last cause: {cause}"
+                    )
+
+
+@dataclass
+class Standing:
+    """How far one model is with one kind."""
+
+    kind: Kind
+    done: dict[int, Group]
+    """Whole groups, by place of their row."""
+    missing: list[list[int]]
+    """The places that are played at once, one list after the other."""
+
+    @property
+    def groups(self) -> list[Group]:
+        return [group for _, group in sorted(self.done.items())]
+
+
+@dataclass
+class Match:
+    """Everything that the models share."""
+
+    config: Config
+    family: Family
+    kinds: list[Kind]
+    store: Store
+    console: Console
+    composer: RewardComposer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.composer = RewardComposer(self.config.reward)
+
+    async def play(self, source: Source, enter: Callable[[], Contender], whole: Work) -> ModelRollouts:
+        """All episodes of one model; those that are in the store are read, and if all are, nothing is loaded.
+
+        Raises:
+            TooManyFailedError, UserError: it cannot go on. What was played is in the store.
+        """
+        company = company_of(source, self.config)
+        standings = [self._standing(source.label, kind, company) for kind in self.kinds]
+        for standing in standings:
+            whole.advance(len(standing.done) * standing.kind.samples)
+        if any(standing.missing for standing in standings):
+            contender = enter()
+            try:
+                for standing in standings:
+                    if standing.missing:
+                        await self._finish(contender, standing, whole)
+            finally:
+                await contender.close()
+            self.composer.check()
+        groups = {standing.kind.name: standing.groups for standing in standings}
+        return ModelRollouts(source.label, source, groups, usage_of(groups) if source.kind == "endpoint" else {})
+
+    def _standing(self, label: str, kind: Kind, company: int | None) -> Standing:
+        done = self.store.read(label, kind.name, kind.rows, kind.samples)
+        companies = companies_of(len(kind.rows), kind.samples, company)
+        missing = [places for places in companies if not all(place in done for place in places)]
+        again = {place for places in missing for place in places}
+        kept = {place: group for place, group in done.items() if place not in again}
+        return Standing(kind, kept, missing if company else [sorted(again)] if again else [])
+
+    async def _finish(self, contender: Contender, standing: Standing, whole: Work) -> None:
+        """Play what is missing."""
+        label, kind, done = contender.source.label, standing.kind, standing.done
+        self.store.replace(label, kind.name, done)
+        patience = Patience(kind.episodes, self.config.environment.max_failed_share)
+        with self.console.progress(f"{label}, {kind.name}", kind.episodes) as bar:
+            bar.advance(len(done) * kind.samples)
+
+            async def one(place: int) -> None:
+                done[place] = group = await self._group(contender, kind, place)
+                self.store.append(label, kind.name, group)
+                bar.advance(kind.samples)
+                whole.advance(kind.samples)
+                if contender.refused is not None:
+                    raise contender.refused
+                patience.note(group.trajectories, label)
+
+            for places in standing.missing:
+                await all_at_once(one(place) for place in places)
+        self.store.replace(label, kind.name, done)
+
+    async def _group(self, contender: Contender, kind: Kind, place: int) -> Group:
+        """Play, pay and score. An episode that failed has no score: it says nothing about the model."""
+        rollouts = Rollouts(contender.loop, self.config.seed, self.config.environment.max_failed_share)
+        sampling = kind.sampling(contender.sampling)
+        group = await rollouts.group(group_name(kind.name, place), kind.rows[place], kind.samples, sampling)
+        await self.composer.apply_async(group)
+        score_group(self.family, group)
+        for trajectory in group.trajectories:
+            if trajectory.stop_reason in FAILED:
+                trajectory.score = None
+        return group
+
+
+def companies_of(rows: int, samples: int, trajectories: int | None) -> list[list[int]]:
+    """The places of rows that are played together: as many as fill an engine, or each for itself."""
+    size = max(1, trajectories // samples) if trajectories else 1
+    return [list(range(start, min(start + size, rows))) for start in range(0, rows, size)]
+
+
+def usage_of(groups: dict[str, list[Group]]) -> dict[str, float]:
+    """Tokens by the provider's count, requests, and how many of them were repetitions."""
+    turns = [turn for some in groups.values() for group in some for t in group.trajectories for turn in t.turns]
+    counted = {name: float(sum(turn.metrics.get(name, 0.0) for turn in turns)) for name in USAGE}
+    return {**counted, "requests": len(turns) + counted["retries"]}
+
+
+async def all_at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All of them at once; the first error ends the others and is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,211 @@
+"""The configuration to evaluate by: a run's own or a composed one, checked, with warnings about what has no effect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from omegaconf import DictConfig
+
+from mtrl.config.checks import check
+from mtrl.config.compose import merge
+from mtrl.config.overrides import normalise
+from mtrl.config.schema import Config
+from mtrl.config.stored import THEIRS, key_of, of_run
+from mtrl.environments.family import Splits
+from mtrl.errors import UserError
+from mtrl.evaluate.sources import BASE, run_of
+from mtrl.evaluation.rollouts import Source
+from mtrl.types import Row
+
+READ = (
+    "data",
+    "environment",
+    "evaluation",
+    "generator",
+    "model",
+    "plugins",
+    "reward",
+    "seed",
+    "name",
+    "trainer.threads",
+    "tracker.report_to",
+    "tracker.project",
+    "tracker.trajectories",
+    "tracker.mlflow",
+    "tracker.wandb",
+)
+"""Keys and sections that an evaluation reads."""
+OF_A_RUN = ("evaluation.every_steps", "evaluation.before_train", "evaluation.keep_disagreements")
+"""Keys of these sections that only a run reads."""
+OF_WEIGHTS = (
+    "model",
+    "trainer.threads",
+    "generator.max_num_seqs",
+    "generator.local",
+    "generator.gpu_memory_utilization",
+)
+"""What only a model that runs here reads."""
+CHOSEN_HERE = (
+    "evaluation.model", "evaluation.compare", "evaluation.output", "evaluation.split", "evaluation.endpoint",
+)  # fmt: skip
+"""What the configuration of a run does not decide."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The command line, sorted."""
+
+    run: Path | None
+    """The run whose configuration it is."""
+    model: str | None
+    """What was written for it: the run, or something in it."""
+    overrides: list[str]
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Words:
+        """
+        Raises:
+            UserError: more than one word that is no setting, or one that is no run.
+        """
+        paths = [word for word in words if ("=" not in word and not word.startswith("~")) or Path(word).exists()]
+        overrides = [word for word in words if word not in paths]
+        if len(paths) > 1:
+            raise UserError(
+                f"{paths[1]} is one run too many; name others by evaluation.compare=[{','.join(paths[1:])}]"
+            )
+        if not paths:
+            return cls(None, None, overrides)
+        run = run_of(Path(paths[0]).expanduser())
+        if run is None:
+            raise UserError(
+                f"{paths[0]} is no run, for it has no config.yaml; to evaluate another model name the task and it, for "
+                f"example experiment=gsm8k evaluation.model={paths[0]}"
+            )
+        if any(key_of(override) == "experiment" for override in overrides):
+            raise UserError(
+                f"{paths[0]} brings its own configuration, and an experiment is another; to evaluate it by that one "
+                f"write evaluation.model={paths[0]}"
+            )
+        return cls(run, paths[0], overrides)
+
+
+def configuration(words: Words, config_dir: str | None = None) -> tuple[DictConfig, list[str]]:
+    """The checked configuration, `evaluation.model` filled in, and warnings.
+
+    Raises:
+        UserError: whatever is wrong with it.
+    """
+    if words.run is None:
+        cfg = merge(normalise(words.overrides, config_dir), config_dir)
+    else:
+        cfg = of_run(words.run, words.overrides, (*THEIRS, *CHOSEN_HERE))
+    if cfg.evaluation.model is None:
+        cfg.evaluation.model = words.model or BASE
+    if cfg.evaluation.rows < 1:
+        raise UserError("evaluation.rows=0 leaves nothing to evaluate; set it to 1 or more")
+    return cfg, [*check(cfg), *idle(words.overrides)]
+
+
+def idle(overrides: Sequence[str]) -> list[str]:
+    """Warnings about settings that only training reads."""
+    groups = ("experiment", "debug", "hydra")
+    read = [*READ, *groups]
+    told = [
+        override
+        for override in overrides
+        if not any(_within(key_of(override), key) for key in read)
+        or any(_within(key_of(override), key) for key in OF_A_RUN)
+    ]
+    return [f"{', '.join(told)} changes nothing here: an evaluation does not train"] if told else []
+
+
+def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
+    """The rows of `evaluation.split`, the first ones, and warnings.
+
+    Raises:
+        UserError: there are none.
+    """
+    evaluation = config.evaluation
+    rows: list[Row] = getattr(splits, evaluation.split)
+    if not rows:
+        fix = "set data.validation_rows" if evaluation.split == "validation" else "check data.path and its splits"
+        raise UserError(f"evaluation.split={evaluation.split} has no rows; {fix}, or take another split")
+    warnings = []
+    if evaluation.split == "train":
+        warnings.append(
+            "evaluation.split=train: these are rows to train on, so success on them says nothing about new ones"
+        )
+    wanted = max(evaluation.rows, evaluation.sampled_rows)
+    is_told = evaluation.split == "test" and len(rows) == config.data.max_test_rows  # by the checks
+    if len(rows) < wanted and not is_told:
+        limit = " (data.validation_rows)" if evaluation.split == "validation" else ""
+        warnings.append(
+            f"{wanted} rows were asked for, and {evaluation.split} has {len(rows)}{limit}: all of them are played"
+        )
+    return rows[:wanted], warnings
+
+
+def without_effect(config: Config, sources: Sequence[Source], overrides: Sequence[str]) -> list[str]:
+    """Warnings about settings that nothing reads, with these models."""
+    evaluation, keys = config.evaluation, [key_of(override) for override in overrides]
+    warnings = []
+    if not evaluation.sampled_rows and (evaluation.samples_per_row > 1 or list(evaluation.pass_k_values) != [1]):
+        warnings.append(
+            "evaluation.samples_per_row and pass_k_values change nothing with evaluation.sampled_rows=0; set it to the "
+            "number of rows to sample"
+        )
+    sampling = config.generator.eval_sampling_params
+    if evaluation.sampled_rows and sampling is not None and sampling.temperature == 0:
+        warnings.append(
+            "generator.eval_sampling_params.temperature=0: the sampled episodes of a row are all its greedy one; set "
+            "it above 0, or evaluation.sampled_rows=0"
+        )
+    remote = [source for source in sources if source.kind == "endpoint"]
+    if not remote and (told := [key for key in keys if _within(key, "evaluation.endpoint")]):
+        warnings.append(f"{', '.join(told)} changes nothing, for no model is an endpoint")
+    if len(remote) == len(sources):
+        told = [key for key in keys if any(_within(key, weights) for weights in OF_WEIGHTS)]
+        warnings += [f"{', '.join(told)} changes nothing, for every model is an endpoint"] if told else []
+    if remote and not config.generator.use_conversation_multi_turn:
+        warnings.append(
+            "generator.use_conversation_multi_turn=False changes nothing for endpoints: to them every turn is a message"
+        )
+    return [*warnings, *in_the_open(config, remote), *trained_elsewhere(config, sources)]
+
+
+def in_the_open(config: Config, remote: Sequence[Source]) -> list[str]:
+    """Warnings about keys that travel unencrypted."""
+    variable = config.evaluation.endpoint.api_key_env
+    addresses = [httpx.URL(str(source.url)) for source in remote]
+    local = ("localhost", "127.0.0.1", "::1")
+    open_to_all = [str(url.host) for url in addresses if url.scheme == "http" and url.host not in local]
+    if not open_to_all or not os.environ.get(variable):
+        return []
+    return [f"the key in {variable} goes unencrypted to {', '.join(open_to_all)}; use https, or unset it"]
+
+
+def trained_elsewhere(config: Config, sources: Sequence[Source]) -> list[str]:
+    """Warnings about models of runs of another task."""
+    from omegaconf import OmegaConf
+
+    from mtrl.tracking.run_dir import RunDir
+
+    warnings = []
+    here = config.environment.target or config.environment.name
+    for source in sources:
+        if source.run is not None:
+            cfg = OmegaConf.load(RunDir(source.run).config)
+            there = OmegaConf.select(cfg, "environment.target") or OmegaConf.select(cfg, "environment.name")
+            if there != here:
+                warnings.append(
+                    f"{source.text} was trained on {there}, and this is {here}; is experiment=... as meant?"
+                )
+    return warnings
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")

@@ -1,0 +1,141 @@
+"""Two models on the same rows: by how much they differ, how sure that is, and which rows changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from mtrl.config.schema import EvaluationConfig
+from mtrl.evaluation.agreement import succeeded
+from mtrl.evaluation.pass_at_k import pass_at_k
+from mtrl.evaluation.results import failed
+from mtrl.evaluation.statistics import Difference, Paired, compare, holm, mean_difference
+from mtrl.types import Group
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """A row that went otherwise; rates of its samples."""
+
+    row: str
+    before: float
+    """Of the other model."""
+    after: float
+    """Of the model that is evaluated."""
+
+
+@dataclass(frozen=True)
+class PassDifference:
+    """pass@k of the model minus that of the other, over rows with k samples of both."""
+
+    k: int
+    difference: Difference
+    rows: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The model that is evaluated against another one, on the rows that neither failed on."""
+
+    model: str
+    other: str
+    kind: str
+    rows: int
+    left_out: int
+    """Rows that only one of them has an episode of."""
+    value: float
+    other_value: float
+    difference: Difference
+    """Of success: the model's minus the other's."""
+    paired: Paired
+    """Wins are rows on which the model was better."""
+    test: str
+    p_adjusted: float
+    """Holm's, over the other models of the same kind."""
+    pass_at_k: list[PassDifference]
+    fixed: list[RowChange]
+    broken: list[RowChange]
+
+
+Rows = dict[tuple[str, int], list[float]]
+"""Successes (1.0 or 0.0) of a row's samples, by its id, and which one of that id it is."""
+
+
+def comparisons(
+    model: str,
+    groups: Sequence[Group],
+    others: Sequence[tuple[str, Sequence[Group]]],
+    kind: str,
+    config: EvaluationConfig,
+) -> list[Comparison]:
+    """One for each of the others that has a row in common with the model.
+
+    Args:
+        groups: those of the model that is evaluated, of one kind.
+        others: labels and groups of the same kind.
+    """
+    mine = _rows(groups, config.success_threshold)
+    found = [
+        _compare(model, mine, label, _rows(theirs, config.success_threshold), kind, config) for label, theirs in others
+    ]
+    kept = [each for each in found if each is not None]
+    adjusted = holm([each.paired.p_value for each in kept])
+    return [replace(each, p_adjusted=p) for each, p in zip(kept, adjusted, strict=True)]
+
+
+def _rows(groups: Sequence[Group], threshold: float) -> Rows:
+    met: defaultdict[str, int] = defaultdict(int)
+    rows: Rows = {}
+    for group in groups:
+        row_id = str(group.row.get("id", group.group_id))
+        samples = [float(succeeded(t, threshold)) for t in group.trajectories if not failed(t)]
+        if samples:
+            rows[row_id, met[row_id]] = samples
+        met[row_id] += 1
+    return rows
+
+
+def _compare(
+    model: str, mine: Rows, other: str, theirs: Rows, kind: str, config: EvaluationConfig
+) -> Comparison | None:
+    both = [key for key in mine if key in theirs]
+    if not both:
+        return None
+    after, before = [fmean(mine[key]) for key in both], [fmean(theirs[key]) for key in both]
+    changes = [RowChange(key[0], b, a) for key, b, a in zip(both, before, after, strict=True)]
+    single = all(len(rows[key]) == 1 for rows in (mine, theirs) for key in both)
+    paired = compare(before, after)
+    return Comparison(
+        model=model,
+        other=other,
+        kind=kind,
+        rows=len(both),
+        left_out=len(mine.keys() ^ theirs.keys()),
+        value=fmean(after),
+        other_value=fmean(before),
+        difference=mean_difference([a - b for a, b in zip(after, before, strict=True)], config.confidence),
+        paired=paired,
+        test="exact McNemar test" if single else "sign test of the rows' rates",
+        p_adjusted=paired.p_value,
+        pass_at_k=_pass_differences(mine, theirs, both, config) if kind == "sampled" else [],
+        fixed=sorted((c for c in changes if c.after > c.before), key=lambda c: c.before - c.after),
+        broken=sorted((c for c in changes if c.after < c.before), key=lambda c: c.after - c.before),
+    )
+
+
+def _pass_differences(
+    mine: Rows, theirs: Rows, both: Sequence[tuple[str, int]], config: EvaluationConfig
+) -> list[PassDifference]:
+    found = []
+    for k in sorted(set(config.pass_k_values)):
+        pairs = [(mine[key], theirs[key]) for key in both if min(len(mine[key]), len(theirs[key])) >= k]
+        values = [_pass(a, k) - _pass(b, k) for a, b in pairs]
+        if values:
+            found.append(PassDifference(k, mean_difference(values, config.confidence), len(values)))
+    return found
+
+
+def _pass(samples: Sequence[float], k: int) -> float:
+    return pass_at_k(len(samples), round(sum(samples)), k)

@@ -1,0 +1,193 @@
+"""What groups of scored trajectories say, in numbers: the same for a run's evaluations and for `mtrl.evaluate`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from mtrl.config.schema import EvaluationConfig
+from mtrl.environments.family import Family
+from mtrl.errors import UserError
+from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
+from mtrl.evaluation.statistics import success_rate
+from mtrl.types import FinishReason, Group, Row, StopReason, Trajectory
+
+FIELD = "field/"
+"""Prefix of a family's measures that are fields of its answer."""
+FORMAT = "format"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A trajectory and the row that it was played on."""
+
+    trajectory: Trajectory
+    row: Row
+
+    @property
+    def id(self) -> str:
+        return f"{self.trajectory.group_id}/{self.trajectory.index}"
+
+    @property
+    def row_id(self) -> str:
+        return str(self.row.get("id", self.trajectory.task_id))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How values lie."""
+
+    mean: float
+    median: float
+    p95: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """None where there are none. Percentiles are values that occur (nearest rank)."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+        return cls(fmean(ordered), nearest_rank(ordered, 0.5), nearest_rank(ordered, 0.95), float(ordered[-1]))
+
+
+def nearest_rank(ordered: Sequence[float], share: float) -> float:
+    """The smallest of the ascending values that at least this share of them does not exceed."""
+    return float(ordered[max(math.ceil(share * len(ordered)) - 1, 0)])
+
+
+def episodes_of(groups: Iterable[Group]) -> list[Episode]:
+    return [Episode(trajectory, group.row) for group in groups for trajectory in group.trajectories]
+
+
+def successes(groups: Iterable[Group], threshold: float) -> list[list[float]]:
+    """1.0 or 0.0 for every trajectory of every group."""
+    return [[float(succeeded(t, threshold)) for t in group.trajectories] for group in groups]
+
+
+def is_cut(trajectory: Trajectory) -> bool:
+    """Whether any of its turns stopped at the limit of tokens per turn."""
+    return any(turn.finish == FinishReason.LENGTH for turn in trajectory.turns)
+
+
+def mean_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean over trajectories of what each part of the reward paid in all turns."""
+    paid: defaultdict[str, list[float]] = defaultdict(list)
+    for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
+        for name, value in turn.components.items():
+            paid[name].append(value)
+    return {name: math.fsum(values) / len(trajectories) for name, values in sorted(paid.items())}
+
+
+def measured(episodes: Iterable[Episode], family: Family) -> list[dict[str, float]]:
+    """The family's own measures of every episode that has a turn; empty where the family has none.
+
+    Raises:
+        UserError: one that is not in [0, 1].
+    """
+    if family.measure is None:
+        return []
+    found = [family.measure(e.trajectory, e.row) for e in episodes if e.trajectory.turns]
+    for name, value in (pair for each in found for pair in each.items()):
+        if not 0 <= value <= 1:
+            raise UserError(f"the measure {name} of environment.name={family.name} is {value}; it must be in [0, 1]")
+    return found
+
+
+def by_name(values: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """The values under each name, over all that hold the name."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for each in values:
+        for name, value in each.items():
+            found[name].append(float(value))
+    return dict(found)
+
+
+def field_accuracies(values: Iterable[Mapping[str, float]]) -> list[float]:
+    """The share of right fields of every episode that has fields."""
+    fields = ([v for name, v in each.items() if name.startswith(FIELD)] for each in values)
+    return [fmean(right) for right in fields if right]
+
+
+# -- a run's evaluations -----------------------------------------------------------------------------------------------
+
+
+def val_metrics(groups: Mapping[str, list[Group]], config: EvaluationConfig, family: Family) -> dict[str, float]:
+    """The row of metrics of one evaluation: `val/…`.
+
+    All are of the greedy episodes, except `val/success/sampled`, `val/reward/sampled` and `val/reward/pass_k_*`, which
+    are of the sampled ones (of the greedy ones, for k = 1, where there are none). Episodes that failed count as they
+    were scored: 0 where there is no turn.
+
+    Args:
+        groups: by kind, `greedy` and perhaps `sampled`; scored and paid.
+
+    Raises:
+        UserError: a prompt with fewer samples than a value of `evaluation.pass_k_values`.
+    """
+    greedy, sampled = groups["greedy"], groups.get("sampled", [])
+    metrics = _outcomes(greedy, config) | _course(greedy) | _family_metrics(greedy, family)
+    repeated = successes(sampled or greedy, config.success_threshold)
+    if sampled:
+        metrics["val/success/sampled"] = success_rate(repeated, config.confidence).value
+        metrics["val/reward/sampled"] = fmean(t.reward for group in sampled for t in group.trajectories)
+    for k in config.pass_k_values if sampled else [1]:
+        metrics[f"val/reward/pass_k_{k}"] = fmean(pass_at_k_by_prompt(repeated, k))
+    return metrics
+
+
+def _outcomes(groups: Sequence[Group], config: EvaluationConfig) -> dict[str, float]:
+    """What came of the episodes, by scorer and by reward."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    rate = success_rate(successes(groups, config.success_threshold), config.confidence)
+    return {
+        "val/success/mean": rate.value,
+        "val/success/ci_low": rate.low,
+        "val/success/ci_high": rate.high,
+        "val/reward/mean": fmean(t.reward for t in trajectories),
+        **agreement_metrics("val", trajectories, Thresholds.of(config)),
+        "val/episodes": float(len(trajectories)),
+    }
+
+
+def agreement_metrics(prefix: str, trajectories: Sequence[Trajectory], thresholds: Thresholds) -> dict[str, float]:
+    """Shares of trajectories: what the reward calls solved, and where the scorer says otherwise."""
+    verdicts = Counter(thresholds.verdict(t) for t in trajectories)
+    return {
+        f"{prefix}/claims/mean": fmean(claimed(t, thresholds.claim) for t in trajectories),
+        f"{prefix}/lenient_frac": verdicts[Verdict.LENIENT] / len(trajectories),
+        f"{prefix}/strict_frac": verdicts[Verdict.STRICT] / len(trajectories),
+    }
+
+
+def _course(groups: Sequence[Group]) -> dict[str, float]:
+    """How the episodes went and ended."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    stops = Counter(t.stop_reason for t in trajectories)
+    return {
+        "val/turns/mean": fmean(len(t.turns) for t in trajectories),
+        "val/turns/cut_frac": fmean(turn.finish == FinishReason.LENGTH for turn in turns) if turns else 0.0,
+        "val/tokens/at_cap_frac": fmean(map(is_cut, trajectories)),
+        "val/completion/mean": stops[StopReason.DONE] / len(trajectories),
+        **{f"val/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},
+        **{f"val/components/{name}": value for name, value in mean_components(trajectories).items()},
+    }
+
+
+def _family_metrics(groups: Sequence[Group], family: Family) -> dict[str, float]:
+    """`val/format`, `val/fields/<name>` and their mean `val/field_accuracy`, and `val/measures/<name>`."""
+    values = measured(episodes_of(groups), family)
+    metrics = {_val_key(name): fmean(found) for name, found in sorted(by_name(values).items())}
+    accuracies = field_accuracies(values)
+    return metrics | ({"val/field_accuracy": fmean(accuracies)} if accuracies else {})
+
+
+def _val_key(name: str) -> str:
+    if name.startswith(FIELD):
+        return f"val/fields/{name.removeprefix(FIELD)}"
+    return "val/format" if name == FORMAT else f"val/measures/{name}"

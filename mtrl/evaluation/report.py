@@ -1,0 +1,184 @@
+"""The report of an evaluation: numbers, comparisons and words; written as JSON, Markdown and one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mtrl.config.schema import Config
+from mtrl.environments.family import Family
+from mtrl.errors import UserError
+from mtrl.evaluation.agreement import Thresholds
+from mtrl.evaluation.comparison import Comparison, comparisons
+from mtrl.evaluation.disagreements import Disagreement, disagreements
+from mtrl.evaluation.remarks import (
+    NO_SCORER,
+    Remark,
+    generalisation,
+    gravest_first,
+    independence,
+    remarks_on,
+    remarks_on_comparisons,
+    remarks_on_other,
+)
+from mtrl.evaluation.results import Result, result_of
+from mtrl.evaluation.rollouts import ModelRollouts
+from mtrl.tracking.files import replace_text
+from mtrl.tracking.provenance import git_state, versions
+
+KINDS = ("greedy", "sampled")
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """One model."""
+
+    label: str
+    source: dict[str, Any]
+    """Where it comes from, as `mtrl.evaluation.rollouts.Source` says it."""
+    usage: dict[str, float]
+    results: dict[str, Result]
+    """By kind; one of which every episode failed is not in it."""
+    lost: dict[str, dict[str, int]]
+    """By kind of which every episode failed: how many, by stop reason."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an evaluation found. The first model is what was evaluated; the others are compared with it."""
+
+    name: str
+    created: str
+    models: list[ModelReport]
+    comparisons: list[Comparison]
+    disagreements: list[Disagreement]
+    remarks: list[Remark]
+    generalisation: str
+    """Whether the rows say anything about new ones, in words."""
+    independence: str
+    """Whether anybody but the reward calls it success, in words."""
+    method: dict[str, Any]
+    """Split, rows, sampling, seed, thresholds, versions."""
+
+    @property
+    def main(self) -> ModelReport:
+        return self.models[0]
+
+
+def build_report(models: Sequence[ModelRollouts], config: Config, family: Family) -> Report:
+    """
+    Args:
+        models: at least one; scored and paid, on the same rows.
+
+    Raises:
+        UserError: every episode of the first model failed, or a measure of the family is not in [0, 1].
+    """
+    evaluated = [_model(rollouts, config, family) for rollouts in models]
+    main = evaluated[0]
+    if not main.results:
+        raise UserError(_nothing_left(models[0]))
+    compared = [
+        comparison
+        for kind in KINDS
+        for comparison in comparisons(
+            main.label,
+            models[0].groups.get(kind, []),
+            [(other.label, other.groups.get(kind, [])) for other in models[1:]],
+            kind,
+            config.evaluation,
+        )
+    ]
+    thresholds = Thresholds.of(config.evaluation)
+    each = [(model.label, kind, result) for model in evaluated for kind, result in model.results.items()]
+    first = next(iter(main.results.values()))
+    return Report(
+        name=config.name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        models=evaluated,
+        comparisons=compared,
+        disagreements=[d for label, kind, result in each for d in disagreements(label, kind, result, thresholds)],
+        remarks=_remarks(evaluated, compared, config),
+        generalisation=generalisation(config.evaluation.split, first.rows),
+        independence=independence(first) if family.has_scorer else NO_SCORER,
+        method=method(config, family, {kind: len(groups) for kind, groups in models[0].groups.items()}),
+    )
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write `report.json`, `report.md` and `report.html` into the folder, each whole or not at all."""
+    from mtrl.evaluation.report_html import to_html
+    from mtrl.evaluation.report_json import to_json
+    from mtrl.evaluation.report_markdown import to_markdown
+
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"report.json": to_json(report), "report.md": to_markdown(report), "report.html": to_html(report)}
+    for name, text in texts.items():
+        # Halves of surrogate pairs, which no file takes; within the strings of JSON the escape stands for the half.
+        replace_text(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return [folder / name for name in texts]
+
+
+def method(config: Config, family: Family, rows: dict[str, int]) -> dict[str, Any]:
+    """How the numbers came about. `rows` by kind of episodes."""
+    evaluation, generator = config.evaluation, config.generator
+    sampling = generator.eval_sampling_params or generator.sampling_params
+    return {
+        "task": family.name,
+        "split": evaluation.split,
+        "rows": rows,
+        "samples_per_row": evaluation.samples_per_row,
+        "pass_k_values": list(evaluation.pass_k_values),
+        "success_threshold": evaluation.success_threshold,
+        "claim_threshold": Thresholds.of(evaluation).claim,
+        "confidence": evaluation.confidence,
+        "max_turns": generator.max_turns,
+        "max_context_length": generator.max_context_length,
+        "sampling": {
+            "max_generate_length": sampling.max_generate_length,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop": list(sampling.stop),
+        },
+        "reward_scheme": config.reward.scheme,
+        "seed": config.seed,
+        "versions": versions(),
+        "git": git_state(),
+    }
+
+
+def _model(rollouts: ModelRollouts, config: Config, family: Family) -> ModelReport:
+    results: dict[str, Result] = {}
+    lost: dict[str, dict[str, int]] = {}
+    for kind in KINDS:
+        groups = rollouts.groups.get(kind) or []
+        result = result_of(groups, kind, config.evaluation, family)
+        if result is not None:
+            results[kind] = result
+        elif groups:
+            stops = [str(t.stop_reason) for group in groups for t in group.trajectories]
+            lost[kind] = {reason: stops.count(reason) for reason in sorted(set(stops))}
+    source = {key: str(value) for key, value in vars(rollouts.source).items() if value not in (None, "")}
+    return ModelReport(rollouts.label, source, dict(rollouts.usage), results, lost)
+
+
+def _remarks(models: Sequence[ModelReport], compared: Sequence[Comparison], config: Config) -> list[Remark]:
+    main, others = models[0], models[1:]
+    found = [r for kind, result in main.results.items() for r in remarks_on(main.label, result, kind, config)]
+    found += [
+        r
+        for other in others
+        for kind, result in other.results.items()
+        for r in remarks_on_other(other.label, result, kind)
+    ]
+    return gravest_first([*found, *remarks_on_comparisons(compared)])
+
+
+def _nothing_left(model: ModelRollouts) -> str:
+    trajectories = [t for groups in model.groups.values() for group in groups for t in group.trajectories]
+    error = next((t.error for t in trajectories if t.error), None) or "no episode was played"
+    first = error.partition("\n")[0]
+    return f"there is nothing to report of {model.label}: all {len(trajectories)} episodes failed; the first: {first}"

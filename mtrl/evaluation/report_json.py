@@ -1,0 +1,58 @@
+"""report.json: every number of a report, in a form that does not change within a version."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from mtrl.evaluation.report import ModelReport, Report
+from mtrl.tracking.files import to_strict_json
+
+VERSION = 1
+"""Grows when a key changes its meaning or goes away; new keys may come within a version."""
+INTERNAL = frozenset({"seen", "episode"})
+"""Fields that hold whole episodes, which are files of their own."""
+
+
+def to_json(report: Report) -> str:
+    """Strict JSON with a final newline."""
+    return to_strict_json(to_dict(report), indent=2) + "\n"
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """`{"format": "mtrl.evaluation", "version": 1, …}`; rates are `{value, low, high, effective_samples}` in [0, 1]."""
+    return {
+        "format": "mtrl.evaluation",
+        "version": VERSION,
+        "name": report.name,
+        "created": report.created,
+        "method": report.method,
+        "models": [_model(model) for model in report.models],
+        "comparisons": _plain(report.comparisons),
+        "remarks": _plain(report.remarks),
+        "generalisation": report.generalisation,
+        "independence": report.independence,
+        "disagreements": _plain(report.disagreements),
+    }
+
+
+def _model(model: ModelReport) -> dict[str, Any]:
+    return {
+        "label": model.label,
+        "source": model.source,
+        "usage": model.usage,
+        "greedy": _plain(model.results.get("greedy")),
+        "sampled": _plain(model.results.get("sampled")),
+        "failed_kinds": model.lost,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in INTERNAL}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

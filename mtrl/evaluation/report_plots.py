@@ -1,0 +1,342 @@
+"""The plots of report.html, as SVG that takes its colours and its font from the page."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from mtrl.evaluation.agreement import succeeded
+from mtrl.evaluation.report import KINDS, Report
+from mtrl.evaluation.report_style import COLOURS
+from mtrl.evaluation.report_tables import each_result, name
+from mtrl.evaluation.results import Result
+from mtrl.evaluation.statistics import Rate
+from mtrl.tracking.plots import STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, MUTED, RULE = "#010203", "#040506", "#070809"
+"""Stand for the page's colours until the SVG is written."""
+SERIES = [COLOURS[each] for each in ("blue", "orange", "green", "purple", "grey")]
+WIDTH = 4.4
+"""Inches; at 400 pixels the text is as large as that of the page."""
+NAMED = 12
+"""Models, tools or fields in one plot; the tables have all of them."""
+POINTS = 400
+"""Episodes in one column of a scatter; of more, so many are drawn by chance."""
+
+
+def success(report: Report) -> str:
+    """Success with its interval, and what the reward says, of every model and kind."""
+    rows = [(label, result) for label, _, result in each_result(report)][:NAMED]
+
+    def draw(axes: Axes) -> None:
+        colours = _colours(report)
+        for place, (label, result) in enumerate(rows):
+            rate, colour = result.success, colours[label.rpartition(", ")[0]]
+            axes.barh(place, rate.value, height=0.5, color=colour, alpha=0.85 if label.endswith("greedy") else 0.45)
+            _interval(axes, rate, place)
+            axes.plot(result.agreement.claims, place, "D", color=MUTED, markersize=5, markerfacecolor="none")
+        axes.plot(
+            [], [], "D", color=MUTED, markersize=5, markerfacecolor="none", linestyle="", label="the reward's claim"
+        )
+        axes.plot([], [], color=INK, linewidth=1.6, label=f"{report.method['confidence']:.0%} interval")
+        _categories(axes, [label for label, _ in rows])
+        _shares(axes.xaxis)
+        axes.set_xlim(0, 1.02)
+        _legend(axes)
+
+    return _svg("success", 0.9 + 0.45 * len(rows), draw)
+
+
+def differences(report: Report) -> str:
+    """The difference to every other model with its interval, and zero."""
+    shown = report.comparisons[:NAMED]
+
+    def draw(axes: Axes) -> None:
+        axes.axvline(0, color=MUTED, linewidth=1)
+        for place, c in enumerate(shown):
+            d = c.difference
+            colour = SERIES[2] if d.low > 0 else SERIES[1] if d.high < 0 else COLOURS["grey"]
+            axes.plot([100 * d.low, 100 * d.high], [place, place], color=colour, linewidth=2.4)
+            axes.plot(100 * d.value, place, "o", color=colour, markersize=7)
+        _categories(axes, [f"{name(c.other)}, {c.kind}" for c in shown])
+        axes.set_xlabel("points of success", color=MUTED)
+        reach = max(abs(100 * end) for c in shown for end in (c.difference.low, c.difference.high))
+        axes.set_xlim(-1.1 * max(reach, 5), 1.1 * max(reach, 5))
+
+    return _svg("differences", 1.1 + 0.42 * len(shown), draw)
+
+
+def pass_at_k(report: Report) -> str | None:
+    """pass@k over k, with its interval; None where there is only one k."""
+    curves = [
+        (model.label, model.results["sampled"].pass_at_k) for model in report.models if "sampled" in model.results
+    ]
+    if not any(len(curve) > 1 for _, curve in curves):
+        return None
+
+    def draw(axes: Axes) -> None:
+        colours = _colours(report)
+        for label, curve in curves[:NAMED]:
+            ks = [each.k for each in curve]
+            axes.plot(ks, [each.rate.value for each in curve], "o-", color=colours[name(label)], label=name(label))
+            low, high = [e.rate.low for e in curve], [e.rate.high for e in curve]
+            axes.fill_between(ks, low, high, color=colours[name(label)], alpha=0.15, linewidth=0)
+        ticks = sorted({each.k for _, curve in curves for each in curve})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(k) for k in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("k, samples of a row", color=MUTED)
+        axes.set_ylim(0, 1.02)
+        _shares(axes.yaxis)
+        _legend(axes)
+
+    return _svg("pass_at_k", 3.2, draw)
+
+
+def reward_against_score(report: Report) -> str:
+    """The reward of every episode, beside each other those that the scorer calls solved and those that it does not."""
+    shown = _of_one_kind(report)[:4]
+    threshold = report.method["success_threshold"]
+
+    def draw(axes: Axes) -> None:
+        colours, rng = _colours(report), random.Random(0)
+        places, labels = [], []
+        for index, (label, result) in enumerate(shown):
+            for solved in (False, True):
+                place = index * 2.4 + solved
+                rewards = [e.trajectory.reward for e in result.seen if succeeded(e.trajectory, threshold) == solved]
+                _strip(axes, place, rewards, colours[label], rng)
+                places.append(place)
+                labels.append(f"{'solved' if solved else 'not solved'}\n{len(rewards)}")
+            axes.plot([], [], "o", color=colours[label], markersize=5, label=label)
+        axes.axhline(
+            report.method["claim_threshold"], color=INK, linewidth=1, linestyle="--", label="the reward claims"
+        )
+        axes.set_xticks(places, labels, fontsize=9 if len(shown) < 3 else 7.5)
+        axes.set_ylabel("reward", color=MUTED)
+        axes.grid(False, axis="x")
+        _legend(axes)
+
+    return _svg("reward_against_score", 3.5, draw)
+
+
+def stops(report: Report) -> str:
+    """How episodes ended: shares, one bar per model and kind."""
+    rows = [(label, result) for label, _, result in each_result(report)][:NAMED]
+    totals: dict[str, float] = {}
+    for _, result in rows:
+        for reason, count in result.stops.items():
+            totals[reason] = totals.get(reason, 0) + count / result.episodes
+    reasons = sorted(totals, key=lambda reason: (reason != "done", -totals[reason]))
+    palette = [COLOURS[each] for each in ("green", "orange", "purple", "blue", "grey")]
+    colours = {reason: palette[i if "done" in reasons else i + 1] for i, reason in enumerate(reasons[:4])}
+
+    def draw(axes: Axes) -> None:
+        for place, (_, result) in enumerate(rows):
+            left = 0.0
+            for reason in reasons:
+                share = result.stops.get(reason, 0) / result.episodes
+                colour = colours.get(reason, COLOURS["grey"])
+                axes.barh(place, share, left=left, height=0.5, color=colour, label=None if place else reason)
+                left += share
+        _categories(axes, [label for label, _ in rows])
+        _shares(axes.xaxis)
+        axes.set_xlim(0, 1)
+        _legend(axes)
+
+    return _svg("stops", 0.95 + 0.45 * len(rows), draw)
+
+
+def turns(report: Report) -> str:
+    """Share of episodes with so many turns."""
+    shown = _of_one_kind(report)
+    counts = [Counter(len(e.trajectory.turns) for e in result.seen) for _, result in shown]
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        colours, width = _colours(report), 0.8 / len(shown)
+        for index, ((label, result), found) in enumerate(zip(shown, counts, strict=True)):
+            places = [count + width * (index - (len(shown) - 1) / 2) for count in found]
+            axes.bar(places, [n / result.episodes for n in found.values()], width, color=colours[label], label=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("turns", color=MUTED)
+        axes.grid(False, axis="x")
+        _shares(axes.yaxis)
+        _legend(axes)
+
+    return _svg("turns", 3.0, draw)
+
+
+def tokens(report: Report) -> str:
+    """Share of episodes with at most so many sampled tokens."""
+    shown = _of_one_kind(report)
+    found = [sorted(e.trajectory.action_tokens for e in result.seen) for _, result in shown]
+    last = max(max(values) for values in found) * 1.03 + 1
+
+    def draw(axes: Axes) -> None:
+        colours = _colours(report)
+        for (label, _), values in zip(shown, found, strict=True):
+            shares = [(place + 1) / len(values) for place in range(len(values))]
+            places = [values[0], *values, last]
+            axes.step(places, [0, *shares, 1], where="post", color=colours[label], label=label, linewidth=2)
+        axes.set_xlabel("sampled tokens", color=MUTED)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlim(right=last)
+        _shares(axes.yaxis)
+        _legend(axes)
+
+    return _svg("tokens", 3.0, draw)
+
+
+def tools(report: Report) -> str | None:
+    """Calls per episode of the tools that are called most; None where none is."""
+    shown = _of_one_kind(report)[:4]
+    calls = [{tool.name: tool.calls_per_episode for tool in result.tools} for _, result in shown]
+    names = sorted({key for each in calls for key in each}, key=lambda key: (-max(e.get(key, 0) for e in calls), key))
+    if not names:
+        return None
+    names = names[:NAMED]
+
+    def draw(axes: Axes) -> None:
+        colours, height = _colours(report), 0.75 / len(shown)
+        for index, ((label, _), each) in enumerate(zip(shown, calls, strict=True)):
+            places = [place + height * (index - (len(shown) - 1) / 2) for place in range(len(names))]
+            axes.barh(places, [each.get(key, 0) for key in names], height, color=colours[label], label=label)
+        _categories(axes, [name(key) for key in names])
+        _legend(axes)
+
+    return _svg("tools", 1.0 + (0.2 + 0.09 * len(shown)) * len(names), draw)
+
+
+def fields(report: Report) -> str | None:
+    """Accuracy of every field, and format, with intervals; None where the family measures no fields."""
+    shown = _of_one_kind(report)[:4]
+    names = list(dict.fromkeys(key for _, result in shown for key in result.measures.fields))[:NAMED]
+    if not names:
+        return None
+
+    def draw(axes: Axes) -> None:
+        colours = _colours(report)
+        for index, (label, result) in enumerate(shown):
+            rates = _rates(result)
+            for place, key in enumerate(["format", "all fields", *names]):
+                if (rate := rates.get(key)) is not None:
+                    y = place + 0.18 * (index - (len(shown) - 1) / 2)
+                    axes.plot([rate.low, rate.high], [y, y], color=colours[label], linewidth=1.6)
+                    axes.plot(rate.value, y, "o", color=colours[label], markersize=5, label=None if place else label)
+        _categories(axes, ["format", "all fields", *map(name, names)])
+        _shares(axes.xaxis)
+        axes.set_xlim(0, 1.02)
+        _legend(axes)
+
+    return _svg("fields", 1.3 + 0.36 * len(names), draw)
+
+
+# -- how they are drawn ----------------------------------------------------------------------------------------------
+
+
+def _of_one_kind(report: Report) -> list[tuple[str, Result]]:
+    """The greedy episodes of every model, or the sampled ones where the model that is evaluated has no others."""
+    kind = next(kind for kind in KINDS if kind in report.main.results)
+    return [(name(m.label), m.results[kind]) for m in report.models if kind in m.results][:NAMED]
+
+
+def _rates(result: Result) -> dict[str, Rate | None]:
+    found = result.measures
+    return {"format": found.format, "all fields": result.success, **found.fields}
+
+
+def _colours(report: Report) -> dict[str, str]:
+    """Colour by the shown name of a model; the one that is evaluated is blue."""
+    return {name(model.label): SERIES[i % len(SERIES)] for i, model in enumerate(report.models)}
+
+
+def _interval(axes: Axes, rate: Rate, place: float) -> None:
+    axes.plot([rate.low, rate.high], [place, place], color=INK, linewidth=1.6, solid_capstyle="butt")
+    axes.plot([rate.low, rate.high], [place, place], "|", color=INK, markersize=8, markeredgewidth=1.6)
+
+
+def _strip(axes: Axes, place: float, values: Sequence[float], colour: str, rng: random.Random) -> None:
+    """Every value as a point, and a box over them."""
+    if not values:
+        return
+    shown = list(values) if len(values) <= POINTS else rng.sample(list(values), POINTS)
+    xs = [place + rng.uniform(-0.28, 0.28) for _ in shown]
+    axes.plot(xs, shown, "o", color=colour, markersize=3.2, alpha=0.35, markeredgewidth=0)
+    line: Any = {"color": INK, "linewidth": 1.1}
+    axes.boxplot(
+        [values], positions=[place], widths=0.62, showfliers=False, manage_ticks=False, boxprops=line,
+        whiskerprops=line, capprops=line, medianprops={**line, "linewidth": 2},
+    )  # fmt: skip
+
+
+def _categories(axes: Axes, labels: Sequence[str]) -> None:
+    """Names at the left, the first one on top."""
+    axes.set_yticks(range(len(labels)), [_short(label) for label in labels])
+    axes.set_ylim(len(labels) - 0.45, -0.55)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _short(label: str, limit: int = 22) -> str:
+    return label if len(label) <= limit else f"{label[: limit // 2 - 1]}…{label[-limit // 2 :]}"
+
+
+def _shares(axis: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _legend(axes: Axes) -> None:
+    """Below the plot, from the left edge of the figure, for names at the left can take half of its width."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        columns = 3 if max(map(len, labels)) < 12 else 2
+        axes.figure.legend(handles, [_short(label) for label in labels], loc="outside lower left", ncols=columns)
+
+
+_STYLE: dict[str, Any] = {
+    **STYLE,
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "grid.color": RULE,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+    "legend.labelcolor": INK,
+    "axes.axisbelow": True,
+}
+
+
+def _svg(title: str, height: float, draw: Callable[[Axes], None]) -> str:
+    """An `<svg>` element without a background, whose ids are its own."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    style: Any = {**_STYLE, "svg.hashsalt": title}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the page's font draws the text
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        draw(figure.subplots())
+        file = StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Type", "Format"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{title}">', svg, count=1
+    )
+    variables = {INK: "ink", MUTED: "muted", RULE: "rule", **{colour: key for key, colour in COLOURS.items()}}
+    return re.sub("|".join(variables), lambda found: f"var(--{variables[found[0]]})", svg)

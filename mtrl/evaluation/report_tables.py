@@ -1,0 +1,271 @@
+"""The tables of a report, as text: the same for Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtrl.evaluation.comparison import Comparison
+from mtrl.evaluation.measures import Spread
+from mtrl.evaluation.remarks import points
+from mtrl.evaluation.report import ModelReport, Report
+from mtrl.evaluation.results import Result
+from mtrl.evaluation.statistics import Rate
+from mtrl.evaluation.tool_use import ToolUse
+from mtrl.tracking.text import MISSING, one_line, percent, short, whole
+
+NAME_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts; nothing in it is escaped yet. The first column holds names, the others numbers."""
+
+    head: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+def headline(report: Report) -> Table:
+    rows = [
+        [
+            name,
+            rate(result.success),
+            rate(result.completion),
+            short(result.reward.mean),
+            percent(result.agreement.claims),
+            whole(result.episodes),
+            whole(sum(result.failures.values())),
+        ]
+        for name, _, result in each_result(report)
+    ]
+    head = ["model", "success", "completion", "mean reward", "reward says solved", "episodes", "failed"]
+    level = f"{report.method['confidence']:.0%}"
+    note = (
+        f"Success: the scorer gives at least {short(report.method['success_threshold'])}; completion: the environment "
+        f"ended the episode. In brackets the {level} interval, over rows. Failed episodes are in no rate."
+    )
+    return Table(head, rows + _all_failed(report), note)
+
+
+def comparison(report: Report) -> Table | None:
+    if not report.comparisons:
+        return None
+    rows = [
+        [
+            f"{name(c.model)} against {name(c.other)}, {c.kind}",
+            f"{percent(c.other_value)} → {percent(c.value)}",
+            f"{points(c.difference.value)} ({points(c.difference.low)} to {points(c.difference.high)})",
+            f"{c.paired.wins} / {c.paired.losses} / {c.paired.ties}",
+            p_value(c.paired.p_value),
+            p_value(c.p_adjusted),
+            whole(c.rows),
+        ]
+        for c in report.comparisons
+    ]
+    tests = sorted({f"{c.kind}: {c.test}" for c in report.comparisons})
+    note = (
+        f"On the same rows. Differences in points, with their {report.method['confidence']:.0%} interval. "
+        f"p: two-sided; {'; '.join(tests)}. p (Holm): for the number of models compared with."
+    )
+    head = ["models", "success", "difference", "won / lost / tied", "p", "p (Holm)", "rows"]
+    return Table(head, rows, note)
+
+
+def pass_at_k(report: Report) -> Table | None:
+    rows = [
+        [
+            f"{name(model.label)}, k = {each.k}",
+            rate(each.rate),
+            _pass_difference(report, model, each.k),
+            whole(each.rows),
+        ]
+        for model in report.models
+        for each in (model.results["sampled"].pass_at_k if "sampled" in model.results else [])
+    ]
+    note = "The chance that at least one of k samples succeeds, estimated without bias (Chen et al. 2021, eq. 1)."
+    return Table(["model", "pass@k", f"{name(report.main.label)} is ahead by", "rows"], rows, note) if rows else None
+
+
+def agreement(report: Report) -> Table:
+    rows = [
+        [
+            label,
+            rate(result.agreement.agree),
+            percent(result.agreement.claims),
+            percent(result.success.value),
+            whole(result.agreement.lenient),
+            whole(result.agreement.strict),
+            MISSING if result.agreement.ranking is None else f"{result.agreement.ranking:.3f}",
+        ]
+        for label, _, result in each_result(report)
+    ]
+    head = ["model", "they agree", "reward says solved", "scorer says solved", "lenient", "strict", "ranking"]
+    note = (
+        f"The reward says solved from {short(report.method['claim_threshold'])} on. Lenient: only the reward says so; "
+        "strict: only the scorer. Ranking: the chance that a solved episode was paid more than another (0.5: a coin)."
+    )
+    return Table(head, rows, note)
+
+
+def ends(report: Report) -> Table:
+    found = {reason for _, _, result in each_result(report) for reason in result.stops}
+    reasons = sorted(found, key=lambda reason: (reason != "done", reason))
+    rows = [
+        [label, *(percent(result.stops.get(reason, 0) / result.episodes) for reason in reasons)]
+        for label, _, result in each_result(report)
+    ]
+    return Table(["model", *reasons], rows)
+
+
+def budgets(report: Report) -> Table:
+    rows = [
+        [label, percent(b.out_of_turns), percent(b.at_token_cap), percent(b.cut_turns), percent(b.out_of_context)]
+        for label, b in ((label, result.budgets) for label, _, result in each_result(report))
+    ]
+    head = ["model", "out of turns", "with a cut turn", "turns that were cut", "context full"]
+    note = (
+        "Shares of episodes, of turns in the column before the last. Out of turns: max_turns without a final answer, "
+        "to stay below 10%; cut: at the limit of tokens per turn, to stay below 5% of the episodes."
+    )
+    return Table(head, rows, note)
+
+
+def lengths(report: Report) -> Table:
+    rows = []
+    for label, _, result in each_result(report):
+        found = result.lengths
+        rows.append([label, *map(_spread, (found.turns, found.response_tokens, found.episode_tokens))])
+    return Table(
+        ["model", "turns", "tokens of a turn", "tokens of an episode"], rows, "Mean / 95th percentile / maximum."
+    )
+
+
+def tools(report: Report) -> Table | None:
+    """One row per tool, one column per model and kind."""
+    found = [(label, {tool.name: tool for tool in result.tools}) for label, _, result in each_result(report)]
+    names = list(dict.fromkeys(key for _, each in found for key in each))
+    rows = [[name(key), *(_calls(each.get(key)) for _, each in found)] for key in names]
+    note = (
+        "Calls per episode; in brackets how many of all calls were malformed or answered by an error. Tools are those "
+        "of tool calls and, in plain text, elements such as <sql> and blocks of shell or Python."
+    )
+    return Table(["tool", *(label for label, _ in found)], rows, note) if rows else None
+
+
+def fields(report: Report) -> Table | None:
+    """One row per field, format and other measure; one column per model and kind."""
+    found = [(label, result.measures) for label, _, result in each_result(report)]
+    names = list(dict.fromkeys(key for _, each in found for key in [*each.fields]))
+    others = list(dict.fromkeys(key for _, each in found for key in each.others))
+    rows: list[list[str]] = []
+    if any(each.format for _, each in found):
+        rows.append(["format", *(_maybe(each.format) for _, each in found)])
+    if names:
+        rows.append(["all fields, mean", *(_maybe(each.field_accuracy) for _, each in found)])
+    rows += [[name(key), *(_maybe(each.fields.get(key)) for _, each in found)] for key in names]
+    rows += [[name(key), *(_maybe(each.others.get(key)) for _, each in found)] for key in others]
+    note = (
+        "Measured by the family's scorer. Format: the answer has the form that was asked for, right or wrong. "
+        "Fields: the mean over episodes of their share of right fields, while success asks for all of them."
+    )
+    return Table(["measure", *(label for label, _ in found)], rows, note) if rows else None
+
+
+def components(report: Report) -> Table | None:
+    found = [(label, result.components) for label, _, result in each_result(report)]
+    names = list(dict.fromkeys(key for _, each in found for key in each))
+    rows = [[name(key), *(_number(each.get(key)) for _, each in found)] for key in names]
+    note = "What each part of the reward paid in an episode, on average."
+    return Table(["part of the reward", *(label for label, _ in found)], rows, note) if rows else None
+
+
+def method(report: Report) -> Table:
+    rows = [[key.replace("_", " "), _flat(value)] for key, value in report.method.items() if value is not None]
+    for model in report.models:
+        rows.append([f"model {name(model.label)}", _flat(model.source)])
+        if model.usage:
+            rows.append([f"usage of {name(model.label)}", _flat(model.usage)])
+    return Table(["", ""], rows)
+
+
+# -- texts -----------------------------------------------------------------------------------------------------------
+
+
+def each_result(report: Report) -> Iterator[tuple[str, ModelReport, Result]]:
+    """Name of the row, model and numbers, of every model and kind."""
+    for model in report.models:
+        for kind, result in model.results.items():
+            yield f"{name(model.label)}, {kind}", model, result
+
+
+def name(text: str) -> str:
+    """A name of unknown origin, on one line."""
+    return one_line(text, NAME_CHARACTERS)
+
+
+def rate(value: Rate) -> str:
+    return f"{percent(value.value)} ({100 * value.low:.1f}–{100 * value.high:.1f})"
+
+
+def p_value(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
+def changes(comparison: Comparison, what: str, limit: int) -> str:
+    """`12 rows fixed: a, b (0% → 50%), …`"""
+    rows = comparison.fixed if what == "fixed" else comparison.broken
+    single = comparison.test.startswith("exact")
+    shown = [name(c.row) + ("" if single else f" ({c.before:.0%} → {c.after:.0%})") for c in rows[:limit]]
+    more = f", and {len(rows) - limit} more in report.json" if len(rows) > limit else ""
+    counted = f"{len(rows)} row{'' if len(rows) == 1 else 's'} {what if single else _sampled_word(what)}"
+    return f"{counted}: {', '.join(shown)}{more}" if rows else counted
+
+
+def _sampled_word(what: str) -> str:
+    return "better" if what == "fixed" else "worse"
+
+
+def _pass_difference(report: Report, model: ModelReport, k: int) -> str:
+    if model is report.main:
+        return ""
+    found = (d for c in report.comparisons if c.other == model.label for d in c.pass_at_k if d.k == k)
+    d = next(found, None)
+    if d is None:
+        return MISSING
+    return f"{points(d.difference.value)} ({points(d.difference.low)} to {points(d.difference.high)})"
+
+
+def _all_failed(report: Report) -> list[list[str]]:
+    return [
+        [f"{name(model.label)}, {kind}", *[MISSING] * 4, "0", whole(sum(reasons.values()))]
+        for model in report.models
+        for kind, reasons in model.lost.items()
+    ]
+
+
+def _spread(value: Spread | None) -> str:
+    return MISSING if value is None else " / ".join(map(short, (value.mean, value.p95, value.max)))
+
+
+def _calls(tool: ToolUse | None) -> str:
+    if tool is None:
+        return MISSING
+    return short(tool.calls_per_episode) + (f" ({tool.errors:,} wrong)" if tool.errors else "")
+
+
+def _maybe(value: Rate | None) -> str:
+    return MISSING if value is None else rate(value)
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else short(value)
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_flat(item)}" for key, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_flat, value)) or "none"
+    return f"{value:,.10g}" if isinstance(value, float) else one_line(value, 300)

@@ -1,0 +1,231 @@
+"""The numbers of one model's episodes of one kind, greedy or sampled."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from mtrl.config.schema import EvaluationConfig
+from mtrl.environments.family import Family
+from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.evaluation.measures import (
+    FIELD,
+    FORMAT,
+    Episode,
+    Spread,
+    episodes_of,
+    field_accuracies,
+    is_cut,
+    mean_components,
+    measured,
+    successes,
+)
+from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
+from mtrl.evaluation.statistics import Rate, mean_rate, ranking, success_rate
+from mtrl.evaluation.tool_use import ToolUse, tool_use
+from mtrl.generator.episode import FAILED
+from mtrl.types import FinishReason, Group, StopReason, Trajectory
+
+
+@dataclass(frozen=True)
+class PassAtK:
+    """pass@k over the rows with at least k samples."""
+
+    k: int
+    rate: Rate
+    rows: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the reward says of the same episodes that the scorer judged."""
+
+    claims: float
+    """Share of episodes that the reward calls solved."""
+    lenient: int
+    """Episodes that the reward calls solved and the scorer does not."""
+    strict: int
+    """The reverse."""
+    agree: Rate
+    """Share of episodes on which both say the same."""
+    ranking: float | None
+    """Chance that a solved episode was paid more than one that is not (ties half); None where all are alike."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long the episodes were; None where there are none."""
+
+    turns: Spread | None
+    response_tokens: Spread | None
+    """Tokens of one turn."""
+    episode_tokens: Spread | None
+    """Sampled tokens of a whole episode."""
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Shares of episodes (of turns, for `cut_turns`) that ran into a limit."""
+
+    out_of_turns: float
+    """Ended by max_turns, without a final answer."""
+    at_token_cap: float
+    """With any turn cut at the limit of tokens per turn."""
+    cut_turns: float
+    out_of_context: float
+
+
+@dataclass(frozen=True)
+class FamilyRates:
+    """What `Family.measure` found."""
+
+    format: Rate | None = None
+    field_accuracy: Rate | None = None
+    """Mean over episodes of their share of right fields."""
+    fields: dict[str, Rate] = field(default_factory=dict)
+    others: dict[str, Rate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model, one kind. Rates are over the episodes that did not fail."""
+
+    rows: int
+    """Rows with an episode that did not fail."""
+    episodes: int
+    """Episodes that did not fail."""
+    failures: dict[str, int]
+    """Episodes that failed, by stop reason: of the environment, the endpoint or an interruption, not of the policy."""
+    success: Rate
+    success_with_failures: float
+    """Success if the failed episodes are counted as not solved."""
+    pass_at_k: list[PassAtK]
+    """Of sampled episodes."""
+    reward: Spread
+    completion: Rate
+    """Share of episodes that the environment ended."""
+    stops: dict[str, int]
+    budgets: Budgets
+    lengths: Lengths
+    tools: list[ToolUse]
+    agreement: Agreement
+    components: dict[str, float]
+    measures: FamilyRates
+    seen: list[Episode] = field(repr=False)
+    """The episodes that did not fail."""
+
+
+def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, family: Family) -> Result | None:
+    """None where every episode failed, or there are none.
+
+    Raises:
+        UserError: a measure of the family that is not in [0, 1].
+    """
+    whole = [Group(g.group_id, g.row, [t for t in g.trajectories if not failed(t)]) for g in groups]
+    judged = [group for group in whole if group.trajectories]
+    if not judged:
+        return None
+    seen = episodes_of(judged)
+    trajectories = [e.trajectory for e in seen]
+    lost = [t for group in groups for t in group.trajectories if failed(t)]
+    solved = successes(judged, config.success_threshold)
+    level = config.confidence
+    return Result(
+        rows=len(judged),
+        episodes=len(seen),
+        failures=dict(Counter(str(t.stop_reason) for t in lost)),
+        success=success_rate(solved, level),
+        success_with_failures=sum(map(sum, solved)) / (len(seen) + len(lost)),
+        pass_at_k=pass_at_k_rates(solved, config.pass_k_values, level) if kind == "sampled" else [],
+        reward=_spread(t.reward for t in trajectories),
+        completion=_rate(judged, {id(t): float(t.stop_reason == StopReason.DONE) for t in trajectories}, level),
+        stops=dict(Counter(str(t.stop_reason) for t in trajectories).most_common()),
+        budgets=_budgets(trajectories),
+        lengths=_lengths(trajectories),
+        tools=tool_use(trajectories),
+        agreement=_agreement(judged, config),
+        components=mean_components(trajectories),
+        measures=_family_rates(seen, family, level),
+        seen=seen,
+    )
+
+
+def failed(trajectory: Trajectory) -> bool:
+    """Whether it says nothing about the policy."""
+    return trajectory.stop_reason in (*FAILED, StopReason.ABORTED) or not trajectory.turns
+
+
+def pass_at_k_rates(solved: Sequence[Sequence[float]], ks: Iterable[int], level: float) -> list[PassAtK]:
+    """pass@k for every k that some row has samples for.
+
+    Args:
+        solved: by row, 1.0 or 0.0 for each sample.
+    """
+    rates = []
+    for k in sorted(set(ks)):
+        rows = [samples for samples in solved if len(samples) >= k]
+        if rows:
+            worth = sum(len(samples) // k for samples in rows)  # trials of k samples that share none
+            rates.append(PassAtK(k, mean_rate(pass_at_k_by_prompt(rows, k), worth, level), len(rows)))
+    return rates
+
+
+def _spread(values: Iterable[float]) -> Spread:
+    spread = Spread.of(values)
+    assert spread is not None
+    return spread
+
+
+def _rate(groups: Sequence[Group], values: dict[int, float], level: float) -> Rate:
+    return success_rate([[values[id(t)] for t in group.trajectories] for group in groups], level)
+
+
+def _budgets(trajectories: Sequence[Trajectory]) -> Budgets:
+    turns = [turn for t in trajectories for turn in t.turns]
+    return Budgets(
+        out_of_turns=fmean(t.stop_reason == StopReason.MAX_TURNS for t in trajectories),
+        at_token_cap=fmean(map(is_cut, trajectories)),
+        cut_turns=fmean(turn.finish == FinishReason.LENGTH for turn in turns),
+        out_of_context=fmean(t.stop_reason == StopReason.CONTEXT_LIMIT for t in trajectories),
+    )
+
+
+def _lengths(trajectories: Sequence[Trajectory]) -> Lengths:
+    return Lengths(
+        turns=Spread.of(len(t.turns) for t in trajectories),
+        response_tokens=Spread.of(len(turn.action_ids) for t in trajectories for turn in t.turns),
+        episode_tokens=Spread.of(t.action_tokens for t in trajectories),
+    )
+
+
+def _agreement(groups: Sequence[Group], config: EvaluationConfig) -> Agreement:
+    thresholds = Thresholds.of(config)
+    trajectories = [t for group in groups for t in group.trajectories]
+    verdicts = {id(t): thresholds.verdict(t) for t in trajectories}
+    counts = Counter(verdicts.values())
+    right = [t.reward for t in trajectories if succeeded(t, thresholds.success)]
+    wrong = [t.reward for t in trajectories if not succeeded(t, thresholds.success)]
+    return Agreement(
+        claims=fmean(claimed(t, thresholds.claim) for t in trajectories),
+        lenient=counts[Verdict.LENIENT],
+        strict=counts[Verdict.STRICT],
+        agree=_rate(groups, {key: float(v == Verdict.AGREE) for key, v in verdicts.items()}, config.confidence),
+        ranking=ranking(right, wrong) if right and wrong else None,
+    )
+
+
+def _family_rates(seen: Sequence[Episode], family: Family, level: float) -> FamilyRates:
+    by_row: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for episode, found in zip(seen, measured(seen, family), strict=False):  # nothing is found without the hook
+        for name, value in found.items():
+            by_row[name][episode.trajectory.group_id].append(float(value))
+        for accuracy in field_accuracies([found]):
+            by_row[FIELD][episode.trajectory.group_id].append(accuracy)
+    rates = {name: success_rate(list(rows.values()), level) for name, rows in by_row.items()}
+    fields = {
+        name.removeprefix(FIELD): rate for name, rate in rates.items() if name.startswith(FIELD) and name != FIELD
+    }
+    others = {name: rate for name, rate in rates.items() if name != FORMAT and not name.startswith(FIELD)}
+    return FamilyRates(rates.get(FORMAT), rates.get(FIELD), fields, others)

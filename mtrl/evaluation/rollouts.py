@@ -1,0 +1,61 @@
+"""What one model did in an evaluation: where it came from, and the episodes that it played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mtrl.generator.episode import FAILED
+from mtrl.types import Group, Trajectory
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from."""
+
+    kind: str
+    """base: the policy before training | export: the final folder of a run | checkpoint | folder | hub | endpoint"""
+    label: str
+    """Short, unique within an evaluation, and fit for a file name."""
+    text: str
+    """As it was written in the configuration."""
+    path: str | None = None
+    """The folder of weights, or the Hub name; None for an endpoint."""
+    run: Path | None = None
+    """The run that made the weights, if one did."""
+    url: str | None = None
+    """Of an endpoint, up to and with `/v1`."""
+    model: str | None = None
+    """Of an endpoint: the name that the server knows it by."""
+    step: int = 0
+    """Training step of the weights, which is their policy version; 0 where none is known."""
+
+
+@dataclass
+class ModelRollouts:
+    """All episodes of one model. Every model of an evaluation plays the same rows, in the same order."""
+
+    label: str
+    """That of its source."""
+    source: Source
+    groups: dict[str, list[Group]]
+    """By kind: `greedy`, one trajectory per row; `sampled`, where asked for, `evaluation.samples_per_row` per row.
+    Groups are in the order of the rows, and `Group.row["id"]` pairs them between models. Every trajectory has its score
+    and its reward as the run pays it.
+
+    Episodes that failed (`mtrl.generator.episode.FAILED`: the environment broke, or an endpoint did not answer) are in
+    here with score None; they say nothing about the model, so rates are those of the others, and their number is told.
+    """
+    usage: dict[str, float] = field(default_factory=dict)
+    """Tokens that the provider of an endpoint counted: `prompt_tokens`, `completion_tokens`, `cached_tokens`; and
+    `requests`, `retries`. Empty for a model that ran here."""
+
+    def episodes(self, kind: str) -> list[Trajectory]:
+        """The episodes of a kind that did not fail, in the order of the rows."""
+        groups = self.groups.get(kind, [])
+        return [t for group in groups for t in group.trajectories if t.stop_reason not in FAILED]
+
+    def failures(self, kind: str | None = None) -> list[Trajectory]:
+        """The episodes that failed, of one kind or of all."""
+        groups = [group for name, some in self.groups.items() if kind in (None, name) for group in some]
+        return [t for group in groups for t in group.trajectories if t.stop_reason in FAILED]

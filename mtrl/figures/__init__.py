@@ -1,0 +1,1 @@
+"""Figures of runs, fit for a paper: `python -m mtrl.figures`."""

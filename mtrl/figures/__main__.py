@@ -1,0 +1,137 @@
+"""python -m mtrl.figures: figures of runs, fit for a paper.
+
+    python -m mtrl.figures RUN                                into RUN/figures, with an index.html
+    python -m mtrl.figures RUN RUN RUN --out FOLDER           runs that differ only by their seed are one line
+    python -m mtrl.figures SWEEP --out FOLDER --x tokens      every run up to two levels below a folder
+    python -m mtrl.figures SWEEP --only learning,stops --format pdf --out FOLDER
+    python -m mtrl.figures SWEEP --table --out FOLDER         and a table of the final success of each group
+
+Runs are grouped by their configuration, and a group is called by what tells it from the others.
+It ends with 0, or with 2 if the command is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from mtrl.config.program import run_program
+from mtrl.errors import UserError
+from mtrl.figures import results
+from mtrl.figures.axis import Axis
+from mtrl.figures.catalogue import FIGURES, draw
+from mtrl.figures.groups import Group, group_runs, repeated_seeds
+from mtrl.figures.index import page
+from mtrl.figures.runs import find_runs, measured, read_run
+from mtrl.figures.study import Study
+from mtrl.figures.style import save
+from mtrl.tracking.files import replace_text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read, group, draw. Returns the exit status."""
+    args = parse(argv)
+    names = chosen(args.only, args.x)
+    groups = read_groups(args.runs)
+    study = Study(groups, args.x)
+    folder = args.out or default_folder(groups)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be made ({error.strerror}); name another folder") from error
+    drawings = {name: draw(name, study) for name in names}
+    for name, drawing in drawings.items():
+        save(drawing.figure, folder / f"{name}.{args.format}", drawing.caption)
+    if args.table:
+        replace_text(folder / "table.md", results.markdown(groups))
+        replace_text(folder / "table.tex", results.latex(groups))
+        print(results.markdown(groups))
+    replace_text(folder / "index.html", page(drawings, groups, args.format, args.table))
+    print(f"{len(names)} figure{'s' * (len(names) > 1)} of {counted(groups)}: {folder / 'index.html'}")
+    return 0
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m mtrl.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run, or one that holds runs")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where they go; of a single run: RUN/figures")
+    parser.add_argument("--format", choices=["png", "svg", "pdf"], default="png")
+    parser.add_argument("--only", metavar="NAME,…", help=f"some of: {', '.join(FIGURES)}")
+    parser.add_argument(
+        "--table", action="store_true", help="also the final success of every group: table.md, table.tex"
+    )
+    parser.add_argument(
+        "--x", type=Axis, choices=list(Axis), default=Axis.STEPS, metavar="|".join(Axis), help="what curves run along"
+    )
+    return parser.parse_args(argv)
+
+
+def chosen(only: str | None, axis: Axis) -> list[str]:
+    """The names of the figures to draw, in the order of the catalogue.
+
+    Raises:
+        UserError: one of them is unknown, or none of them has the axis that was asked for.
+    """
+    if only is None:
+        return list(FIGURES)
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in FIGURES]
+    if unknown or not wanted:
+        wrong = unknown[0] if unknown else "this"
+        near = get_close_matches(wrong, FIGURES, 1)
+        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIGURES)}"
+        raise UserError(f"--only {only}: {wrong} is no figure; {advice}")
+    if axis is not Axis.STEPS and not any(FIGURES[name].over_time for name in wanted):
+        raise UserError(f"--x {axis} changes nothing in {', '.join(wanted)}; leave it out")
+    return [name for name in FIGURES if name in wanted]
+
+
+def read_groups(paths: Sequence[str]) -> list[Group]:
+    """The groups of all runs; what is left out or counts twice is told on stderr.
+
+    Raises:
+        UserError: no run has a row of metrics.
+    """
+    runs, empty = measured([read_run(path) for path in find_runs(paths)])
+    if not runs:
+        raise UserError(f"{empty[0].path} has no row of metrics yet; wait for its first step")
+    for run in empty:
+        print(f"warning: {run.path} has no row of metrics yet, and is left out", file=sys.stderr)
+    groups = group_runs(runs)
+    for group in groups:
+        for first, second in repeated_seeds(group):
+            print(
+                f"warning: {second.path} and {first.path} have the same settings and seed; both count, and narrow the "
+                "spread for nothing",
+                file=sys.stderr,
+            )
+    return groups
+
+
+def counted(groups: Sequence[Group]) -> str:
+    runs = sum(group.seeds for group in groups)
+    words = "1 run" if runs == 1 else f"{runs} runs"
+    return words if len(groups) == 1 else f"{words} in {len(groups)} groups"
+
+
+def default_folder(groups: Sequence[Group]) -> Path:
+    """
+    Raises:
+        UserError: the figures are of several runs, and belong in none of them.
+    """
+    if len(groups) > 1 or groups[0].seeds > 1:
+        raise UserError("figures of several runs need --out FOLDER")
+    return groups[0].runs[0].path / "figures"
+
+
+def cli(argv: Sequence[str] | None = None) -> None:
+    run_program(main, argv)
+
+
+if __name__ == "__main__":
+    cli()

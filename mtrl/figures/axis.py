@@ -1,0 +1,87 @@
+"""What the curves run along: steps, or what the steps have cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from mtrl.errors import UserError
+from mtrl.figures.groups import Group
+from mtrl.figures.runs import Run, is_number
+
+
+class Axis(StrEnum):
+    STEPS = "steps"
+    TRAJECTORIES = "trajectories"
+    TOKENS = "tokens"
+    HOURS = "hours"
+
+
+NAMES = {
+    Axis.STEPS: "training step",
+    Axis.TRAJECTORIES: "trajectories for training",
+    Axis.TOKENS: "tokens for training",
+    Axis.HOURS: "hours of training",
+}
+NEEDS = {
+    Axis.TRAJECTORIES: ("perf/tokens_per_second", "time/step", "rollout/tokens/trajectory_mean"),
+    Axis.TOKENS: ("perf/tokens_per_second", "time/step"),
+    Axis.HOURS: ("time/step",),
+}
+"""The metrics that an axis is computed from."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the steps of a group lie on an axis."""
+
+    axis: Axis
+    by_step: dict[int, float]
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.axis]
+
+    def of(self, steps: list[int]) -> list[float]:
+        return [self.by_step[step] for step in steps]
+
+
+def places(group: Group, axis: Axis) -> Places:
+    """Seeds are compared step by step; where a step costs them more or less, it lies at their mean cost."""
+    costs = [cost(run, axis) for run in group]
+    steps = sorted(set().union(*costs))
+    return Places(axis, {step: fmean(c[step] for c in costs if step in c) for step in steps})
+
+
+def cost(run: Run, axis: Axis) -> dict[int, float]:
+    """Step -> what all steps up to it have taken; step 0, before training, is 0.
+
+    Raises:
+        UserError: a step has not measured what the axis needs.
+    """
+    if axis is Axis.STEPS:
+        return {row["step"]: float(row["step"]) for row in run.rows}
+    total, found = 0.0, {}
+    for row in run.rows:
+        if row["step"]:
+            missing = [key for key in NEEDS[axis] if not is_number(row.get(key))]
+            if missing:
+                raise UserError(
+                    f"--x {axis} needs {missing[0]} of every step, and step {row['step']} of {run.path} has none; "
+                    "draw over --x steps"
+                )
+            total += _share(row, axis)
+        found[row["step"]] = total
+    return found
+
+
+def _share(row: dict[str, float], axis: Axis) -> float:
+    """What one step has taken. The rate of tokens is that of all tokens sampled in `time/step`."""
+    if axis is Axis.HOURS:
+        return row["time/step"] / 3600
+    tokens = row["perf/tokens_per_second"] * row["time/step"]
+    if axis is Axis.TOKENS:
+        return tokens
+    mean = row["rollout/tokens/trajectory_mean"]
+    return tokens / mean if mean else 0.0

@@ -1,0 +1,66 @@
+"""Whether two groups of seeds differ: Student's t test, paired by seed where it can be, else Welch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Comparison:
+    difference: float
+    """Mean of the second minus mean of the first."""
+    p_value: float | None
+    """Two-sided, of the hypothesis that there is no difference; None where there are too few seeds to tell."""
+    method: str
+    """paired | Welch"""
+
+
+def compare_seeds(first: Mapping[object, float], second: Mapping[object, float]) -> Comparison:
+    """Compare two groups given as seed -> value. The same seeds on both sides are pairs; a seed alone tells nothing.
+
+    Raises:
+        ValueError: a group is empty.
+    """
+    if not first or not second:
+        raise ValueError("a group without values cannot be compared")
+    difference = fmean(second.values()) - fmean(first.values())
+    if first.keys() == second.keys():
+        return Comparison(difference, paired([second[seed] - first[seed] for seed in first]), "paired")
+    return Comparison(difference, welch(list(first.values()), list(second.values())), "Welch")
+
+
+def paired(differences: Sequence[float]) -> float | None:
+    """p of Student's test that the differences have the mean 0."""
+    n = len(differences)
+    return None if n < 2 else _p(fmean(differences), variance(differences) / n, n - 1)
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """p of Welch's test (1947) that two samples of different variances have the same mean."""
+    if min(len(first), len(second)) < 2:
+        return None
+    errors = [variance(some) / len(some) for some in (first, second)]
+    spread = sum(error**2 / (len(some) - 1) for error, some in zip(errors, (first, second), strict=True))
+    return _p(fmean(second) - fmean(first), sum(errors), sum(errors) ** 2 / spread if spread else 1.0)
+
+
+def _p(mean: float, squared_error: float, freedom: float) -> float:
+    if squared_error <= 0:  # no spread at all: the means are what they are
+        return 1.0 if mean == 0 else 0.0
+    return tail(abs(mean) / math.sqrt(squared_error), freedom)
+
+
+def tail(t: float, freedom: float) -> float:
+    """P(|T| > t) of Student's distribution. With T = sqrt(freedom) tan(a), the density of a is that of
+    cos(a)^(freedom - 1), which is integrated numerically."""
+
+    def area(low: float) -> float:
+        angles = np.linspace(low, math.pi / 2, 4001)
+        return float(np.trapezoid(np.abs(np.cos(angles)) ** (freedom - 1), angles))
+
+    return min(1.0, area(math.atan(t / math.sqrt(freedom))) / area(0.0))

@@ -1,0 +1,159 @@
+"""What the figures need of stored trajectories, read line by line: never more than a share of them at once."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from mtrl.errors import UserError
+from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.figures.runs import Run
+from mtrl.types import Trajectory, Turn, trajectory_from_dict
+
+CAP = 8192
+"""Trajectories that are read of a run; of more, so many are drawn by lot, the same ones every time."""
+NAME = re.compile(r"(train|eval_greedy|eval_sampled)_step_(\d+)")
+"""The files that stand for all episodes of their step. `disagree` files do not: they were chosen."""
+
+_TOOL = re.compile(r"tool/(.+)/calls")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFacts:
+    tokens: int
+    """Sampled."""
+    reward: float
+    components: dict[str, float]
+    metrics: dict[str, float]
+    """What the environment counted in it; the calls of a tool by the tool's name."""
+    advantage: float | None
+    """Mean over its tokens; None where it was not credited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    kind: str
+    """train | eval_greedy | eval_sampled"""
+    step: int
+    reward: float
+    score: float | None
+    verdict: Verdict
+    claimed: bool
+    succeeded: bool
+    stop: str
+    context: int
+    """Tokens of the whole conversation at its end."""
+    turns: tuple[TurnFacts, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(turn.tokens for turn in self.turns)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Episodes in the order of their files, and how many there are on disk."""
+
+    kept: list[Episode]
+    stored: int
+
+    @classmethod
+    def together(cls, parts: Sequence[Episodes]) -> Episodes:
+        return cls([episode for part in parts for episode in part.kept], sum(part.stored for part in parts))
+
+    def of(self, kind: str) -> list[Episode]:
+        return [episode for episode in self.kept if episode.kind == kind]
+
+    @property
+    def note(self) -> str:
+        """For captions: a sentence where not all were read, else nothing."""
+        if len(self.kept) == self.stored:
+            return ""
+        return f" {len(self.kept):,} of {self.stored:,} stored trajectories, drawn by lot."
+
+
+def read_episodes(run: Run, cap: int = CAP) -> Episodes:
+    """The stored trajectories of a run, `cap` of them at most, drawn with a fixed seed from all of them.
+
+    Raises:
+        UserError: a line that is to be read is no trajectory.
+    """
+    paths = sorted(run.folder.trajectories.glob("*.jsonl"))
+    files = [(path, found) for path in paths if (found := NAME.fullmatch(path.stem))]
+    counts = [_lines(path) for path, _ in files]
+    total = sum(counts)
+    chosen = set(random.Random(0).sample(range(total), cap)) if total > cap else set(range(total))
+    thresholds = thresholds_of(run)
+    kept: list[Episode] = []
+    first = 0
+    for (path, found), count in zip(files, counts, strict=True):
+        for number, line in enumerate(_whole_lines(path)):
+            if number < count and first + number in chosen:
+                try:
+                    kept.append(_episode(found[1], int(found[2]), trajectory_from_dict(json.loads(line)), thresholds))
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                    raise UserError(f"{path}:{number + 1} is no trajectory; remove the line") from error
+        first += count
+    return Episodes(kept, total)
+
+
+def thresholds_of(run: Run) -> Thresholds:
+    success = float(run.settings.get("evaluation.success_threshold", 1.0))
+    claim = run.settings.get("evaluation.claim_threshold")
+    return Thresholds(success, success if claim is None else float(claim))
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines that are there to their end: a run may be writing the last one."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def _lines(path: Path) -> int:
+    return sum(1 for _ in _whole_lines(path))
+
+
+def _episode(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> Episode:
+    context = 0
+    for turn in trajectory.turns:  # the context of a broken turn is the whole of it
+        seen = len(turn.observation_ids) + len(turn.action_ids)
+        context = seen if turn.break_reason else context + seen
+    return Episode(
+        kind,
+        step,
+        trajectory.reward,
+        trajectory.score,
+        thresholds.verdict(trajectory),
+        claimed(trajectory, thresholds.claim),
+        succeeded(trajectory, thresholds.success),
+        str(trajectory.stop_reason),
+        context,
+        tuple(map(_turn, trajectory.turns)),
+    )
+
+
+def _turn(turn: Turn) -> TurnFacts:
+    return TurnFacts(
+        len(turn.action_ids),
+        turn.reward,
+        {name: float(value) for name, value in turn.components.items()},
+        _metrics(turn),
+        fmean(turn.advantages) if turn.advantages else None,
+    )
+
+
+def _metrics(turn: Turn) -> dict[str, float]:
+    """`tool/NAME/calls` is called NAME; where nothing counted the calls, those of the message are counted."""
+    found = {_TOOL.sub(r"\1", name): float(value) for name, value in turn.metrics.items()}
+    if not any(map(_TOOL.fullmatch, turn.metrics)):
+        for call in turn.message.get("tool_calls") or []:
+            name = f"{call.get('function', {}).get('name', '?')}" if isinstance(call, dict) else "?"
+            found[name] = found.get(name, 0.0) + 1.0
+    return found

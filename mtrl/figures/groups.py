@@ -1,0 +1,134 @@
+"""Runs that differ only by their seed belong together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mtrl.figures.episodes import Episodes, read_episodes
+from mtrl.figures.runs import Run
+from mtrl.tracking.text import one_line
+
+APART = (
+    "seed",
+    "run_dir",
+    "resume",
+    "objective",
+    "tracker",
+    "preflight",
+    "diagnosis",
+    "trainer.checkpoint",
+    "trainer.max_steps_without_signal",
+    "trainer.save_trajectories_every",
+    "trainer.threads",
+    "evaluation.keep_disagreements",
+)
+"""Settings, and sections of them, that do not tell one experiment from another: they change nothing that is learnt."""
+NAMES = {"algorithm.advantage_method": "algorithm", "algorithm.loss_fn": "loss", "environment.name": "environment"}
+"""Keys that a label calls otherwise than by their last word."""
+FIRST = ("name", "environment.name", "model.name", "algorithm.advantage_method", "algorithm.loss_fn")
+"""Keys that a label is made of if they can do it."""
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment: its seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+    @cached_property
+    def episodes_by_run(self) -> list[Episodes]:
+        """What is kept of the stored trajectories of each run."""
+        return [read_episodes(run) for run in self.runs]
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """Those of all seeds together."""
+        return Episodes.together(self.episodes_by_run)
+
+    def setting(self, key: str) -> Any:
+        return self.runs[0].settings.get(key)
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Groups in the order of their first runs, labelled by what tells them apart."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(json.dumps(identity(run.settings), sort_keys=True, default=str), []).append(run)
+    members = list(found.values())
+    names = labels([identity(group[0].settings) for group in members])
+    return [Group(name, tuple(group)) for name, group in zip(names, members, strict=True)]
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """The settings that make an experiment what it is; 1.0 is 1."""
+    apart = tuple(f"{key}." for key in APART)
+    return {key: _plain(value) for key, value in settings.items() if not f"{key}.".startswith(apart)}
+
+
+def repeated_seeds(group: Group) -> list[tuple[Run, Run]]:
+    """Pairs of runs with the same settings and the same seed: they count twice, and narrow the spread for nothing."""
+    first: dict[Any, Run] = {}
+    return [(first[run.seed], run) for run in group if first.setdefault(run.seed, run) is not run]
+
+
+def labels(identities: Sequence[Settings]) -> list[str]:
+    """A short label for each: the fewest differing keys that tell them apart, as `key=value`.
+
+    A single experiment is called by its name.
+    """
+    if len(identities) == 1:
+        return [one_line(identities[0].get("name", "run"), 40)]
+    keys = telling(identities)
+    short = {key: NAMES.get(key, key.rpartition(".")[2]) for key in keys}
+    words = {key: word if list(short.values()).count(word) == 1 else key for key, word in short.items()}
+    return [", ".join(_word(words[key], settings.get(key)) for key in keys) for settings in identities]
+
+
+def telling(identities: Sequence[Settings]) -> list[str]:
+    """The keys of the labels, one by one: those of FIRST that tell any apart, then whichever tells most apart."""
+    chosen: list[str] = []
+    candidates = sorted(differing(identities), key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
+    while _kinds(identities, chosen) < len(identities):
+        now = _kinds(identities, chosen)
+        useful = [key for key in candidates if _kinds(identities, [*chosen, key]) > now]
+        first = [key for key in useful if key in FIRST]
+        best = first[0] if first else max(useful, key=lambda key: _kinds(identities, [*chosen, key]))
+        chosen.append(best)
+        candidates.remove(best)
+    return chosen
+
+
+def differing(identities: Sequence[Settings]) -> list[str]:
+    """The keys whose values are not the same everywhere, in the order of the configuration."""
+    keys = list(dict.fromkeys(key for settings in identities for key in settings))
+    return [key for key in keys if _kinds(identities, [key]) > 1]
+
+
+def _kinds(identities: Sequence[Settings], keys: Sequence[str]) -> int:
+    return len({json.dumps([settings.get(key) for key in keys], default=str) for settings in identities})
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _word(name: str, value: Any) -> str:
+    return one_line(_text(value) if name == "name" else f"{name}={_text(value)}", 60)

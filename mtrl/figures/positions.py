@@ -1,0 +1,155 @@
+"""Figures by the place of a turn in its episode: what it earned, what was learnt from it, what was done in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mtrl.figures.curves import per_group
+from mtrl.figures.groups import Group
+from mtrl.figures.study import Drawing, Study
+from mtrl.figures.style import BLUE, GREY, colour_of
+from mtrl.figures.summaries import TURNS, ByTurn, by_turn, quantiles
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROWS = 14
+"""Metrics that are shown."""
+
+
+def turn_rewards(study: Study) -> Drawing:
+    """What turns paid, by place and by part of the reward; a panel for each group."""
+    names = sorted({name for group in study.groups for name in _parts(group).names})
+
+    def draw(axes: Axes, group: Group) -> bool:
+        found = _parts(group)
+        if found.counts:
+            places = list(range(1, len(found.counts) + 1))
+            for name, values in zip(found.names, found.per_turn, strict=True):
+                axes.plot(places, values, marker="o", markersize=2.5, label=name, **colour_of(names.index(name)))
+            paid = by_turn(group.episodes.of("train"), lambda turn: {"paid": turn.reward})
+            look: Any = {"color": "black", "marker": "D", "markersize": 3, "linewidth": 1, "linestyle": (0, (3, 2))}
+            axes.plot(places, paid.means[0], label="paid", **look)
+            axes.axhline(0, color=GREY, linewidth=0.8)
+            _place_ticks(axes, found.counts)
+        return bool(found.counts)
+
+    return Drawing(
+        per_group(study, draw, "turn of the episode", "mean reward per turn"),
+        "What a turn pays, by its place in the episode: means over the stored training episodes that came so far (n of "
+        "them). Coloured: parts of the reward as they were reported, before the weights of reward.components; dashed: "
+        f"what was paid.{_notes(study)}",
+    )
+
+
+def advantages(study: Study) -> Drawing:
+    """The advantages that turns were trained with, by place; a panel for each group."""
+
+    def draw(axes: Axes, group: Group) -> bool:
+        credited = [
+            (place, turn.advantage)
+            for episode in group.episodes.of("train")
+            for place, turn in enumerate(episode.turns[:TURNS], 1)
+            if turn.advantage is not None
+        ]
+        found = quantiles(credited)
+        if found:
+            boxes = [
+                {"whislo": row[0], "q1": row[1], "med": row[2], "q3": row[3], "whishi": row[4]} for row in found.values
+            ]
+            look: Any = {
+                "boxprops": {"facecolor": BLUE, "alpha": 0.35},
+                "medianprops": {"color": "black"},
+                "patch_artist": True,
+            }
+            axes.bxp(boxes, positions=found.places, widths=0.6, showfliers=False, manage_ticks=False, **look)
+            means = [float(np.mean([value for place, value in credited if place == p])) for p in found.places]
+            axes.plot(found.places, means, "D", color="black", markersize=3, label="mean")
+            axes.axhline(0, color=GREY, linewidth=0.8)
+            _place_ticks(axes, found.counts)
+        return bool(found)
+
+    return Drawing(
+        per_group(study, draw, "turn of the episode", "advantage"),
+        "Advantages by the place of the turn in its episode, stored training episodes: median, middle 50 % and 90 %, "
+        f"and mean. Turns that were never trained on are left out.{_notes(study)}",
+    )
+
+
+def actions(study: Study) -> Drawing:
+    """What the environment counted in turns, by place: calls of tools, mistakes; a panel for each group."""
+    tables = {group.label: by_turn(group.episodes.of("train"), lambda turn: turn.metrics) for group in study.groups}
+    names = counted(list(tables.values()))
+    largest = max(
+        (float(np.nanmax(np.abs(table.rows(names)))) for table in tables.values() if table.has(names)), default=0
+    )
+
+    def draw(axes: Axes, group: Group) -> bool:
+        table = tables[group.label]
+        if table.has(names):
+            _table(axes, names, table.rows(names), largest)
+        return table.has(names)
+
+    return Drawing(
+        per_group(study, draw, "turn of the episode", "", height=1.1 + 0.17 * max(len(names), 2)),
+        "What turns did, by their place in the episode: means of what the environment counts in a turn, over the turns "
+        "that report it; calls of a tool by its name. Stored training episodes; shades go with the square root of "
+        f"the mean.{_notes(study)}",
+    )
+
+
+def counted(tables: Sequence[ByTurn]) -> list[str]:
+    """The metrics that are not always zero, those of single answer fields left out; the largest ROWS of all groups."""
+    size: dict[str, float] = {}
+    for table in tables:
+        for name, row in zip(table.names, table.means, strict=True):
+            size[name] = max(size.get(name, 0.0), float(np.nanmax(np.abs(row))))
+    kept = [name for name in size if size[name] > 0 and "/" not in name]
+    return sorted(sorted(kept, key=lambda name: (-size[name], name))[:ROWS])
+
+
+def _parts(group: Group) -> ByTurn:
+    return by_turn(group.episodes.of("train"), lambda turn: turn.components)
+
+
+def _place_ticks(axes: Axes, counts: Sequence[int]) -> None:
+    """Every place, and how many turns there were."""
+    stride = math.ceil(len(counts) / 10)
+    shown = range(0, len(counts), stride)
+    axes.set_xticks([place + 1 for place in shown], [f"{place + 1}\nn={_count(counts[place])}" for place in shown])
+    axes.tick_params(axis="x", labelsize=6.5)
+    axes.grid(False, axis="x")
+
+
+def _count(value: int) -> str:
+    return str(value) if value < 10_000 else f"{value / 1000:.0f}k"
+
+
+def _table(axes: Axes, names: Sequence[str], means: np.ndarray, largest: float) -> None:
+    """Means as a table, its cells shaded by the square root of their size, so that small ones can be seen."""
+    places = means.shape[1]
+    axes.imshow(np.sqrt(np.nan_to_num(np.abs(means)) / largest), cmap="Blues", vmin=0, vmax=1.6, aspect="auto")
+    for (row, column), value in np.ndenumerate(means):
+        if not math.isnan(value) and places <= 12:
+            axes.text(column, row, _short(value), ha="center", va="center", fontsize=6.5)
+    axes.set_yticks(range(len(names)), [name[:28] for name in names])
+    stride = math.ceil(places / 12)
+    axes.set_xticks(range(0, places, stride), list(map(str, range(1, places + 1, stride))))
+    axes.grid(False)
+    axes.tick_params(length=0)
+
+
+def _short(value: float) -> str:
+    if 0 < abs(value) < 0.005:
+        return "<.01" if value > 0 else "-<.01"
+    return f"{value:.2f}" if value else "·"
+
+
+def _notes(study: Study) -> str:
+    longest = max((len(e.turns) for group in study.groups for e in group.episodes.of("train")), default=0)
+    late = f" Turns after the {TURNS}th are left out." if longest > TURNS else ""
+    return late + "".join(dict.fromkeys(group.episodes.note for group in study.groups))

@@ -1,0 +1,130 @@
+"""Runs as they lie in their folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from mtrl.config.schema import Config
+from mtrl.errors import UserError
+from mtrl.tracking.metrics import MetricsLog
+from mtrl.tracking.run_dir import RunDir
+
+LEVELS = 2
+"""How far below a given folder runs are looked for: sweep/run, study/arm/seed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has written down so far."""
+
+    path: Path
+    settings: dict[str, Any]
+    """Every setting by its dotted key; those that an older config.yaml does not know have their defaults."""
+    rows: list[dict[str, Any]]
+    """Of metrics.jsonl, by step, one a step."""
+
+    @property
+    def seed(self) -> Any:
+        return self.settings.get("seed")
+
+    @property
+    def last_step(self) -> int:
+        return self.rows[-1]["step"]
+
+    @property
+    def folder(self) -> RunDir:
+        return RunDir(self.path)
+
+    def series(self, key: str) -> dict[int, float]:
+        """Step -> value, where it was measured and is finite."""
+        return {row["step"]: float(row[key]) for row in self.rows if is_number(row.get(key))}
+
+    @cached_property
+    def spans(self) -> list[dict[str, Any]]:
+        """Of timeline.jsonl; empty where it is missing."""
+        spans = MetricsLog(self.folder.path / "timeline.jsonl").read()
+        return [span for span in spans if is_number(span.get("start")) and is_number(span.get("end"))]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+    """The folders of the runs among and below `paths`, each once, in the order of their names below each path.
+
+    Raises:
+        UserError: a path does not exist, or holds no run.
+    """
+    found: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise UserError(f"{path} is no folder; give the folder of a run, or one that holds runs")
+        below = list(_runs(path, LEVELS))
+        if not below:
+            raise UserError(
+                f"{path} holds no run (a folder with metrics.jsonl), nor do the folders up to {LEVELS} levels below "
+                "it; give the run_dir of a training"
+            )
+        for run in below:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def _runs(path: Path, levels: int) -> Iterator[Path]:
+    if RunDir(path).metrics.is_file():
+        yield path
+    elif levels:
+        for folder in sorted(path.iterdir()):
+            if folder.is_dir() and not folder.name.startswith("."):
+                yield from _runs(folder, levels - 1)
+
+
+def read_run(path: Path) -> Run:
+    """
+    Raises:
+        UserError: config.yaml or metrics.jsonl cannot be read.
+    """
+    rows = {int(row["step"]): row for row in MetricsLog(RunDir(path).metrics).read()}  # of two rows of a step, the last
+    return Run(path, read_settings(RunDir(path).config), [rows[step] for step in sorted(rows)])
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A config.yaml by dotted keys, above the defaults of the schema; only the defaults where there is none."""
+    given: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            given = flat(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+        except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read as YAML; restore it from the run, or remove it") from error
+    defaults = flat(OmegaConf.to_container(OmegaConf.structured(Config), resolve=False))
+    return {**{key: value for key, value in defaults.items() if not _is_open(value)}, **given}
+
+
+def _is_open(value: Any) -> bool:
+    """A default that only a run can fill in: a missing value or an interpolation."""
+    return isinstance(value, str) and (value == "???" or "${" in value)
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values, and an empty mapping holds nothing."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def measured(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The runs that have a row of metrics, and those that have none yet."""
+    return [run for run in runs if run.rows], [run for run in runs if not run.rows]

@@ -1,0 +1,122 @@
+"""Where the time of a run went, from the spans of its timeline."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+IDLE = "idle"
+OUTSIDE = ("evaluate", "save")
+"""What is not part of every step."""
+
+
+@dataclass(frozen=True)
+class Span:
+    step: int
+    name: str
+    lane: str
+    start: float
+    """Seconds since the start of the run."""
+    end: float
+
+
+@dataclass
+class Window:
+    """The time from the start of a step to the start of the next."""
+
+    step: int
+    start: float
+    end: float
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Lane -> what it did -> seconds; those of a lane, IDLE among them, sum to the window's."""
+    both: float = 0.0
+    """Seconds in which more than one lane did something."""
+
+
+def read_spans(raw: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """By start; a span that ends before it starts is left out."""
+    spans = [
+        Span(int(s["step"]), str(s.get("name", "?")), str(s.get("lane", "?")), float(s["start"]), float(s["end"]))
+        for s in raw
+    ]
+    return sorted((s for s in spans if s.end >= s.start), key=lambda s: (s.start, s.end, s.lane, s.name))
+
+
+def lanes(spans: Sequence[Span]) -> list[str]:
+    """The generator above, the trainer below it, then others by name."""
+    order = {"generator": 0, "trainer": 1}
+    return sorted({span.lane for span in spans}, key=lambda lane: (order.get(lane, 2), lane))
+
+
+def windows(spans: Sequence[Span]) -> list[Window]:
+    """The run cut at the first span of every step, and who did what in each piece.
+
+    A step that is generated while the one before it is trained begins where its generation does, so the piece of one
+    step can hold the training of another. Where spans of one lane overlap, the time is the later-started one's.
+    """
+    found = [Window(step, start, end) for step, start, end in _cuts(spans)]
+    names = lanes(spans)
+    number = 0
+    for left, right, running in _stretches(spans, [window.start for window in found]):
+        while right > found[number].end:
+            number += 1
+        window = found[number]
+        doing = {span.lane: span.name for span in running}
+        for lane in names:
+            spent = window.seconds.setdefault(lane, defaultdict(float))
+            spent[doing.get(lane, IDLE)] += right - left
+        window.both += (right - left) * (len(doing) > 1)
+    return [window for window in found if window.seconds]
+
+
+def shares(some: Sequence[Window], lane: str) -> dict[str, float]:
+    """What a lane did in these windows, as shares of their time; they sum to 1."""
+    total = sum(window.end - window.start for window in some)
+    spent: defaultdict[str, float] = defaultdict(float)
+    for window in some:
+        for name, seconds in window.seconds.get(lane, {}).items():
+            spent[name] += seconds / total
+    return dict(spent)
+
+
+def overlap(some: Sequence[Window]) -> float:
+    """Share of the time of these windows in which more than one lane did something."""
+    total = sum(window.end - window.start for window in some)
+    return sum(window.both for window in some) / total if total else 0.0
+
+
+def middle_steps(spans: Sequence[Span], count: int = 3) -> list[int]:
+    """`count` steps in a row from the middle of the run, where it is warm."""
+    steps = sorted({span.step for span in spans if span.name not in OUTSIDE})
+    first = max(0, (len(steps) - count) // 2)
+    return steps[first : first + count]
+
+
+def _cuts(spans: Sequence[Span]) -> list[tuple[int, float, float]]:
+    """`(step, start, end)` that partition the time of the run."""
+    starts: dict[int, float] = {}
+    for span in spans:
+        starts[span.step] = min(starts.get(span.step, span.start), span.start)
+    order = sorted(starts, key=lambda step: (starts[step], step))
+    if not order:
+        return []
+    ends = [starts[step] for step in order[1:]] + [max(span.end for span in spans)]
+    return [(step, starts[step], end) for step, end in zip(order, ends, strict=True)]
+
+
+def _stretches(spans: Sequence[Span], cuts: Sequence[float]) -> Iterator[tuple[float, float, list[Span]]]:
+    """Between each two moments at which anything starts, ends or is cut: the spans that run, by start."""
+    edges = sorted({*cuts, *(moment for span in spans for moment in (span.start, span.end))})
+    running: list[Span] = []
+    waiting = iter([*spans, None])
+    coming = next(waiting)
+    for left, right in itertools.pairwise(edges):
+        running = [span for span in running if span.end > left]
+        while coming is not None and coming.start <= left:
+            if coming.end > left:
+                running.append(coming)
+            coming = next(waiting)
+        yield left, right, running

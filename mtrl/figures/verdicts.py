@@ -1,0 +1,158 @@
+"""Figures of the reward beside the scorer: where they part, the policy is paid for something else than success."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mtrl.evaluation.agreement import Verdict
+from mtrl.figures.bands import Band, band, seed_band
+from mtrl.figures.curves import along, draw_mean, per_group
+from mtrl.figures.episodes import Episode, thresholds_of
+from mtrl.figures.groups import Group
+from mtrl.figures.learning import smoothed
+from mtrl.figures.study import Drawing, Study
+from mtrl.figures.style import BLUE, GREEN, ORANGE, PURPLE, unit_scale
+from mtrl.figures.summaries import cells, shares
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LOOKS = {Verdict.AGREE: BLUE, Verdict.LENIENT: ORANGE, Verdict.STRICT: PURPLE}
+CORNERS = {
+    (False, False): ("neither", BLUE),
+    (True, True): ("both", BLUE),
+    (True, False): ("lenient", ORANGE),
+    (False, True): ("strict", PURPLE),
+}
+"""Claimed, succeeded -> what the corner is called."""
+NAMES = {
+    Verdict.AGREE: "they agree",
+    Verdict.LENIENT: "lenient: paid as solved, and not solved",
+    Verdict.STRICT: "strict: solved, and not paid as such",
+}
+LARGEST = 260.0
+"""Points squared: the area of the circle of the most frequent pair."""
+SMALLEST = 5.0
+FEW = 4
+"""So many different scores have a tick each."""
+
+
+def reward_vs_score(study: Study) -> Drawing:
+    """Stored training episodes by score and reward, a panel for each group."""
+
+    def draw(axes: Axes, group: Group) -> bool:
+        episodes = [episode for episode in group.episodes.of("train") if episode.score is not None]
+        if episodes:
+            _circles(axes, episodes)
+            _quadrants(axes, group, episodes)
+        return bool(episodes)
+
+    note = "".join(dict.fromkeys(group.episodes.note for group in study.groups))
+    return Drawing(
+        per_group(study, draw, "score, by the scorer", "reward", height=2.6),
+        "Reward against score of the stored training episodes. The area of a circle is the number of episodes; lines "
+        "are the thresholds from which reward and scorer call an episode a success; where only one of them does, they "
+        f"disagree.{note}",
+    )
+
+
+def agreement(study: Study) -> Drawing:
+    """Reward, claims and success of training episodes over time, on one axis, a panel for each group."""
+
+    def draw(axes: Axes, group: Group) -> bool:
+        places = study.places(group)
+        claims, success = claims_of(group), success_of(group)
+        reward = seed_band(group, "rollout/reward/mean", smooth=True)
+        drawn = [
+            draw_mean(axes, places, success, "success: solved", color=GREEN, linewidth=2),
+            draw_mean(axes, places, claims, "claims: paid as solved", color=ORANGE, linestyle=(0, (2.5, 1.5))),
+            draw_mean(axes, places, reward, "reward", color=BLUE, linestyle=(0, (1, 1))),
+        ]
+        _gap(axes, study, claims, success, group)
+        unit_scale(axes)
+        along(axes, study)
+        return any(drawn)
+
+    return Drawing(
+        per_group(study, draw, "", "share; reward"),
+        "Reward, claims and success of training episodes, means over seeds. A claim is an episode whose reward says "
+        "that it is solved; shaded: more claims than successes, as where a reward is exploited. Of runs that did not "
+        f"count claims, those of stored episodes.{smoothed(study)}",
+    )
+
+
+def claims_of(group: Group) -> Band:
+    """Share of training episodes that the reward calls solved; of stored ones where the run did not count them."""
+    found = seed_band(group, "rollout/claims/mean", smooth=True)
+    return found or _stored(group, lambda episode: float(episode.claimed))
+
+
+def success_of(group: Group) -> Band:
+    found = seed_band(group, "rollout/success/mean", smooth=True)
+    return found or _stored(group, lambda episode: float(episode.succeeded))
+
+
+def _stored(group: Group, of: Callable[[Episode], float]) -> Band:
+    return band([shares(episodes.of("train"), of) for episodes in group.episodes_by_run])
+
+
+def _gap(axes: Axes, study: Study, claims: Band, success: Band, group: Group) -> None:
+    """Shade where more is claimed than solved."""
+    solved = dict(zip(success.steps, success.mean, strict=True))
+    both = [
+        (step, claim, solved[step]) for step, claim in zip(claims.steps, claims.mean, strict=True) if step in solved
+    ]
+    if both:
+        steps, above, below = zip(*both, strict=True)
+        more = [claim > solved for _, claim, solved in both]
+        x = study.places(group).of(list(steps))
+        axes.fill_between(
+            x, above, below, where=more, color=ORANGE, alpha=0.25, linewidth=0, label="claimed, not solved"
+        )
+
+
+def _circles(axes: Axes, episodes: Sequence[Episode]) -> None:
+    found = cells(episodes)
+    most = max(cell.count for cell in found)
+    for verdict, colour in LOOKS.items():
+        mine = [cell for cell in found if cell.verdict == verdict]
+        axes.scatter(
+            [cell.score for cell in mine],
+            [cell.reward for cell in mine],
+            [max(SMALLEST, LARGEST * cell.count / most) for cell in mine],
+            color=colour,
+            alpha=0.55,
+            edgecolor=colour,
+            linewidth=0.6,
+            zorder=3,
+        )
+        axes.scatter([], [], 40, color=colour, alpha=0.55, label=NAMES[verdict])
+
+
+def _quadrants(axes: Axes, group: Group, episodes: Sequence[Episode]) -> None:
+    """The thresholds, and the share of the episodes in each of the four corners that they make."""
+    limits = thresholds_of(group.runs[0])
+    scores = {round(episode.score or 0.0, 6) for episode in episodes}
+    low, high = min(*scores, 0.0), max(*scores, limits.success)
+    axes.set_xlim(low - 0.4 * (high - low), high + 0.4 * (high - low))
+    bottom, top = axes.get_ylim()
+    bottom, top = min(bottom, 0.0), max(top, limits.claim)
+    axes.set_ylim(bottom - 0.15 * (top - bottom), top + 0.2 * (top - bottom))
+    if len(scores) <= FEW:
+        axes.set_xticks(sorted({*scores, limits.success}))
+    axes.axvline(limits.success, color="black", linewidth=0.7, linestyle=(0, (4, 2)))
+    axes.axhline(limits.claim, color="black", linewidth=0.7, linestyle=(0, (4, 2)))
+    places = Counter((episode.claimed, episode.succeeded) for episode in episodes)
+    for (claim, success), (name, colour) in CORNERS.items():
+        words = f"{name} {places[claim, success] / len(episodes):.1%}"
+        look: Any = {"color": colour, "fontsize": "small", "zorder": 4, "transform": axes.transAxes}
+        axes.text(
+            0.98 if success else 0.02,
+            0.98 if claim else 0.02,
+            words,
+            ha="right" if success else "left",
+            va="top" if claim else "bottom",
+            **look,
+        )

@@ -1,0 +1,79 @@
+"""What the HTTP servers of mtrl share: a socket on this machine, and uvicorn on it until it is told to stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from mtrl.errors import UserError
+
+MOST_CONNECTIONS = 512
+"""Further ones are answered with 503, which clients take as a reason to come again."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches the host."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bind(host: str, port: int, token: str | None, variable: str) -> socket.socket:
+    """A socket for the server, bound and not listening yet; port 0 is a free one.
+
+    Args:
+        variable: the environment variable that may hold the token; errors name it.
+
+    Raises:
+        UserError: the address cannot be had, or others reach it and no token protects it.
+    """
+    if not is_loopback(host) and not token:
+        raise UserError(f"--host {host} is open to others and there is no token; set {variable} or use 127.0.0.1")
+    if not 0 <= port <= 65535:  # getaddrinfo takes 70000 for 4464
+        raise UserError(f"--port {port} does not exist; choose one from 1 to 65535, or 0 for a free one")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port} cannot be had ({error}); choose another, or port 0") from error
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """The URL of a socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(app: Any, bound: socket.socket, when_ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT; requests that are under way are answered first."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            when_ready()
+
+    # Named, because "auto" takes what happens to be installed.
+    config = uvicorn.Config(
+        app, http="h11", loop="asyncio", ws="none", lifespan="off", log_level="warning", access_log=False,
+        limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=10,
+    )  # fmt: skip
+    server = Server(config)
+
+    def stop(*_: Any) -> None:
+        server.should_exit = True
+
+    # uvicorn's own handlers raise the signal again at the end, which would end the process with an error.
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run(sockets=[bound])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""python -m mtrl.track: send what a run has recorded to its trackers."""

@@ -1,0 +1,6 @@
+"""Trackers as followers: the folder of a run is the truth, and what is new in it is copied to somewhere else."""
+
+from mtrl.tracking.followers.followers import Followers
+from mtrl.tracking.followers.start import check_trackers, mlflow_url, start_followers
+
+__all__ = ["Followers", "check_trackers", "mlflow_url", "start_followers"]

@@ -1,0 +1,188 @@
+"""The folder of a run as a row of pieces: what is in it that a destination does not have yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from mtrl.evaluation.agreement import Thresholds
+from mtrl.tracking.followers.items import (
+    Artifact,
+    Ended,
+    Episode,
+    Item,
+    Row,
+    Settings,
+    Unreadable,
+    Whole,
+    digest,
+    flat,
+    trajectory_digest,
+)
+from mtrl.tracking.followers.receipts import Receipts
+from mtrl.tracking.followers.rows import Rows
+from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.trajectories import kind_and_step
+from mtrl.types import trajectory_from_dict
+
+FILES = (
+    *("config.yaml", "summary.json", "curves.png", "preflight.json", "alarms.jsonl", "timeline.jsonl"),
+    *("report.json", "report.md", "report.html"),
+)
+"""What goes as it is once the run is over; the last three are an evaluation's."""
+ENDS = ("summary.json", "report.json")
+"""Files that are written when all is done."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a run's folder is read."""
+
+    trajectories: int
+    """Of each file, so many."""
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    rows_at_once: int = 10
+    episodes_at_once: int | None = 8
+    """None: all of a file."""
+
+
+class Folder:
+    """What is new in the folder of a run, or of an evaluation, which is laid out in the same way."""
+
+    def __init__(self, run: RunDir, receipts: Receipts, started: int, reading: Reading):
+        self.run, self.receipts, self.started, self.reading = run, receipts, started, reading
+        self._rows = Rows(run.metrics, started)
+        self._waiting: list[Item] = []
+
+    def restart(self) -> None:
+        """The receipts have changed: look at everything again."""
+        self._rows.restart()
+        self._waiting.clear()
+
+    def pending(self, final: bool = False, is_over: bool = False) -> Iterator[list[Item]]:
+        """What is to be sent, in batches of one kind, in order. Ask again when the receipts have changed.
+
+        While a run goes on, a file of trajectories counts as whole when the row of its step is there.
+
+        Args:
+            final: all files too, and trajectories of a step that never got its row.
+            is_over: nobody writes here any more, so that the run has ended in one way or the other.
+        """
+        yield from self._one(self._settings())
+        yield from _batches(self._new_rows(), self.reading.rows_at_once)
+        for path in sorted(self.run.trajectories.glob("*.jsonl"), key=_in_order):
+            if final or (kind_and_step(path)[1] or 0) <= self._rows.last_step:
+                yield from self._file(path)
+        if final:
+            for name in FILES:
+                yield from self._one(self._artifact(self.run.path / name))
+            if is_over or self.is_finished():
+                yield from self._one(self._ended())
+
+    def first_step(self) -> int:
+        """The lowest step whose row is to be sent; past the last row if there is none."""
+        return min((row.step for row in self._new_rows() if isinstance(row, Row)), default=self._rows.last_step + 1)
+
+    def _one(self, item: Item | None) -> Iterator[list[Item]]:
+        if item is not None and not self.receipts.has(item):
+            yield [item]
+
+    def _settings(self) -> Item | None:
+        content = _read(self.run.config)
+        if content is None:
+            return None
+        try:
+            return Settings(self.run.config.name, digest(content), flat(yaml.safe_load(content)))
+        except (yaml.YAMLError, AttributeError, RecursionError):
+            return Unreadable(self.run.config.name, digest(content), "it is no YAML mapping")
+
+    def _new_rows(self) -> list[Item]:
+        fresh, rows = self._rows.new()
+        known = [] if fresh else self._waiting
+        self._waiting = [row for row in [*known, *rows] if not self.receipts.has(row)]
+        return self._waiting
+
+    def _file(self, path: Path) -> Iterator[list[Item]]:
+        """The trajectories of a file that are not sent yet, and then the file."""
+        key, state = f"trajectories/{path.name}", path.stat()
+        whole = Whole(key, f"{state.st_size}:{state.st_mtime_ns}:{self.reading.trajectories}")
+        if self.receipts.has(whole):
+            return
+        with path.open("rb") as file:
+            lines = (line for line in enumerate(file, 1) if line[1].endswith(b"\n"))
+            episodes = (self._episode(path, number, line) for number, line in islice(lines, self.reading.trajectories))
+            yield from _batches((e for e in episodes if not self.receipts.has(e)), self.reading.episodes_at_once)
+        yield [whole]
+
+    def _episode(self, path: Path, number: int, line: bytes) -> Item:
+        key = f"trajectories/{path.name}:{number}"
+        kind, step = kind_and_step(path)
+        at = self._rows.times.get(step or 0, self._rows.started)
+        try:
+            data = json.loads(line)
+            trajectory = trajectory_from_dict(data)
+            verdict = self.reading.thresholds.verdict(trajectory)
+            return Episode(
+                key, trajectory_digest(data), path.stem, number, kind, step or 0, str(verdict), at, trajectory
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return Unreadable(key, digest(line), f"it is no trajectory ({type(error).__name__}: {error})")
+
+    def _artifact(self, path: Path) -> Item | None:
+        content = _read(path)
+        return None if content is None else Artifact(f"file {path.name}", digest(content), path)
+
+    def is_finished(self) -> bool:
+        """Whether the files that come last are there, and no row came after them."""
+        ends = [self.run.path / name for name in ENDS if (self.run.path / name).exists()]
+        rows = self.run.metrics.stat().st_mtime if self.run.metrics.exists() else 0.0
+        return any(path.stat().st_mtime >= rows for path in ends)
+
+    def _is_short(self) -> bool:
+        """A run whose last step is not its last one was stopped, though it wrote its summary."""
+        settings = self._settings()
+        steps = settings.values.get("trainer.max_steps") if isinstance(settings, Settings) else None
+        is_evaluation = (self.run.path / "report.json").exists()
+        return isinstance(steps, int) and not is_evaluation and self._rows.last_step < steps
+
+    def _ended(self) -> Item:
+        finished = self.is_finished() and not self._is_short()
+        return Ended("end", f"{'finished' if finished else 'stopped'} at step {self._rows.last_step}", finished)
+
+
+def _batches(items: Iterable[T], size: int | None) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _in_order(path: Path) -> tuple[int, str]:
+    return kind_and_step(path)[1] or 0, path.name
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def count(batches: Iterable[list[Item]]) -> dict[str, int]:
+    """How many pieces of each kind: `{"rows": 3, "trajectories": 64, "files": 2}`."""
+    found = {"rows": 0, "trajectories": 0, "files": 0}
+    for item in (item for batch in batches for item in batch):
+        if isinstance(item, Row):
+            found["rows"] += 1
+        elif isinstance(item, Episode):
+            found["trajectories"] += 1
+        elif isinstance(item, Settings | Artifact):
+            found["files"] += 1
+    return {name: number for name, number in found.items() if number}

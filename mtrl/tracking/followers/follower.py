@@ -1,0 +1,116 @@
+"""One tracker following one run: sends what is new, and remembers what has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mtrl.tracking.followers.backend import Backend, RefusedError, ReopenError
+from mtrl.tracking.followers.folder import Folder, Reading, count
+from mtrl.tracking.followers.items import Artifact, Ended, Episode, Item, Row, Settings, Unreadable, Whole
+from mtrl.tracking.followers.receipts import Receipts, folder_of
+from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.text import one_line
+
+
+class Follower:
+    """Holds the journal of one run and one tracker.
+
+    Raises:
+        BusyError: another process holds it.
+    """
+
+    def __init__(self, backend: Backend, run: RunDir, started: int, reading: Reading):
+        self.backend = backend
+        self.receipts = Receipts(folder_of(run), backend.name, backend.destination)
+        self.folder = Folder(run, self.receipts, started, reading)
+        self._is_open = False
+
+    def advance(self, final: bool = False, is_over: bool = False) -> int:
+        """Send what is new, and return how many pieces that were. Arguments as for `Folder.pending`.
+
+        Raises:
+            Exception: whatever the tracker says; what was sent before is remembered, the rest is still to be sent.
+        """
+        before = self.receipts.sent
+        if not self._is_open:
+            if not self.was_cut_off and next(self.folder.pending(final, is_over), None) is None:
+                return 0
+            self._open()
+        try:
+            self._send_all(final, is_over)
+        except ReopenError:
+            self.close()
+            self._open()
+            self._send_all(final, is_over)
+        return self.receipts.sent - before
+
+    @property
+    def was_cut_off(self) -> bool:
+        """A kill came before all that the tracker took had arrived."""
+        return self.receipts.remote.get("held") == "yes"
+
+    def close(self) -> None:
+        """Let the tracker finish what it holds. The journal stays, and with it the right to send."""
+        if self._is_open:
+            self._is_open = False
+            self.backend.close()
+            if self.was_cut_off:
+                self.receipts.remember(held="no")
+
+    def release(self) -> None:
+        """Let another process send."""
+        self.receipts.close()
+
+    def left(self) -> dict[str, int]:
+        """What is not sent yet: `{"rows": 3, "trajectories": 64, "files": 2}`."""
+        folder = self.folder
+        fresh = Folder(folder.run, self.receipts, folder.started, folder.reading)  # another thread may be reading
+        return count(fresh.pending(final=True))
+
+    def url(self) -> str:
+        return self.backend.url(self.receipts.remote)
+
+    def hint(self) -> str:
+        return self.backend.hint(self.receipts.remote)
+
+    def _open(self) -> None:
+        self.backend.open(self.receipts, self.folder.first_step())
+        self._is_open = True
+        if self.backend.is_buffered:
+            self.receipts.remember(held="yes")
+        self.folder.restart()
+
+    def _send_all(self, final: bool, is_over: bool) -> None:
+        for batch in self.folder.pending(final, is_over):
+            for item in batch:
+                if isinstance(item, Unreadable):
+                    self.receipts.refuse(item, item.why)
+            self._send([item for item in batch if not isinstance(item, Unreadable)])
+
+    def _send(self, batch: list[Any]) -> None:
+        """Send a batch; where it is refused, piece by piece, so that one bad piece keeps no other back."""
+        if not batch:
+            return
+        try:
+            self._hand_over(batch)
+        except RefusedError as error:
+            if len(batch) == 1:
+                self.receipts.refuse(batch[0], one_line(error))
+                return
+            for item in batch:
+                self._send([item])
+            return
+        self.receipts.add(batch)
+
+    def _hand_over(self, batch: list[Any]) -> None:
+        backend, kind = self.backend, type(batch[0])
+        calls: dict[type[Item], Callable[[Sequence[Any]], None]] = {
+            Settings: lambda items: backend.send_settings(items[0]),
+            Row: backend.send_rows,
+            Episode: backend.send_episodes,
+            Artifact: lambda items: backend.send_artifact(items[0]),
+            Ended: lambda items: backend.send_ended(items[0]),
+            Whole: lambda items: None,
+        }
+        calls[kind](batch)

@@ -1,0 +1,232 @@
+"""MLflow: metrics, parameters and artifacts in a run, and a trace for every trajectory.
+
+Nothing of MLflow's global state is touched: every call goes to the client of this run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from mtrl.errors import UserError
+from mtrl.tracking.followers.backend import Identity, Place, RefusedError
+from mtrl.tracking.followers.items import Artifact, Ended, Episode, Row, Settings
+from mtrl.tracking.followers.mlflow_names import LONGEST_PARAM, LONGEST_TAG, safe_name, short_text
+from mtrl.tracking.followers.mlflow_traces import TraceWriter
+from mtrl.tracking.followers.receipts import Receipts
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+DATABASE = "mlflow.db"
+METRICS_AT_ONCE = 1000
+WORDS_AT_ONCE = 100
+"""Parameters, and tags, of one call."""
+ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Unless the environment says otherwise: a follower tries again itself, tells nobody that it runs, and where it is is
+told by us."""
+REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "REQUEST_LIMIT_EXCEEDED_SIZE", "MALFORMED_REQUEST")
+
+
+class ToMlflow:
+    """One run of a tracking server or of an SQLite file."""
+
+    name = "mlflow"
+    episodes_at_once: int | None = 8
+    is_buffered = False
+
+    def __init__(self, place: Place):
+        self.place = place
+        self.project = place.tracker.mlflow.experiment or place.tracker.project
+        self._identity: Identity = place.identity
+        self._client: MlflowClient
+        self._traces: Any
+        self._writer: TraceWriter
+        self._in_doubt = True
+        """The last call failed, or was another process's: what follows may have arrived."""
+
+    # -- where -------------------------------------------------------------------------------------------------------
+
+    @property
+    def uri(self) -> str:
+        """The tracking server, or the SQLite file beside the folders of the runs."""
+        return self.place.tracker.mlflow.uri or os.environ.get("MLFLOW_TRACKING_URI") or self._own_database
+
+    @property
+    def _own_database(self) -> str:
+        return f"sqlite:///{self.place.folder / DATABASE}"
+
+    @property
+    def destination(self) -> str:
+        uri = f"beside the run: {DATABASE}" if self.uri == self._own_database else self.uri
+        return f"{uri} {self.project}"
+
+    def url(self, remote: dict[str, str]) -> str:
+        base = self.uri.rstrip("/") if self.uri.startswith("http") else "http://127.0.0.1:5000"
+        if "run_id" not in remote:
+            return base
+        return f"{base}/#/experiments/{remote['experiment_id']}/runs/{remote['run_id']}"
+
+    def hint(self, remote: dict[str, str]) -> str:
+        return "" if self.uri.startswith("http") else shlex.join(["mlflow", "server", "--backend-store-uri", self.uri])
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    def open(self, receipts: Receipts, first_step: int) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow.tracing.client import TracingClient
+        from mlflow.tracking import MlflowClient
+
+        for logger in ("mlflow", "alembic"):  # making an SQLite file is no news
+            logging.getLogger(logger).setLevel(logging.WARNING)
+        self._in_doubt = True
+        self._client = MlflowClient(tracking_uri=self.uri)
+        self._traces = TracingClient(self.uri)
+        if "run_id" not in receipts.remote:
+            receipts.remember(**self._find_or_make())
+        run = self._client.get_run(receipts.remote["run_id"])
+        if run.info.lifecycle_stage != "active":
+            raise UserError(
+                f"the MLflow run {run.info.run_id} was deleted; restore it, or remove {receipts.path} to send all anew"
+            )
+        if run.info.status != "RUNNING":
+            self._client.update_run(run.info.run_id, status="RUNNING")
+        self._run_id = run.info.run_id
+        self._writer = TraceWriter(self._identity.id, run.info.run_id, run.info.experiment_id)
+
+    def _find_or_make(self) -> dict[str, str]:
+        """The run that carries our id; there is one already if a kill came before its receipt."""
+        experiment = self._experiment()
+        known = self._client.search_runs([experiment], f"tags.`mtrl.run` = '{self._identity.id}'", max_results=1)
+        run = known[0] if known else self._make(experiment)
+        return {"run_id": run.info.run_id, "experiment_id": experiment}
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        for _ in range(2):
+            if known := self._client.get_experiment_by_name(self.project):
+                return known.experiment_id
+            try:
+                # a file's artifacts would else be in the folder that the command happened to run in
+                local = self.uri.startswith("sqlite:")
+                beside = (
+                    (self.place.folder / "mlflow_artifacts").as_uri() + f"/{quote(self.project)}" if local else None
+                )
+                return self._client.create_experiment(self.project, artifact_location=beside)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run was first
+                    raise
+        raise UserError(f"the MLflow experiment {self.project} was deleted; restore it, or set another tracker.project")
+
+    def _artifacts(self) -> str | None:
+        """Beside the SQLite file; MLflow would take the folder in which the command happens to run."""
+        if not self.uri.startswith("sqlite:///"):
+            return None
+        folder = Path(self.uri.removeprefix("sqlite:///")).resolve().parent
+        return f"{(folder / 'mlflow_artifacts').as_uri()}/{quote(self.project, safe='')}"
+
+    def _make(self, experiment: str) -> Any:
+        identity = self._identity
+        tags = {
+            "mtrl.run": identity.id,
+            "mlflow.source.name": "python -m mtrl.main",
+            "mlflow.source.type": "LOCAL",
+            **{f"mtrl.{name}": short_text(value, LONGEST_TAG) for name, value in identity.facts.items()},
+        }
+        if commit := identity.facts.get("git.commit"):
+            tags["mlflow.source.git.commit"] = commit
+        return self._client.create_run(experiment, identity.started, tags, identity.name)
+
+    # -- what is sent ------------------------------------------------------------------------------------------------
+
+    def send_settings(self, settings: Settings) -> None:
+        """Parameters. MLflow keeps the first value of each; what a resumption changes becomes a tag."""
+        from mlflow.entities import Param, RunTag
+
+        known = self._client.get_run(self._run_id).data.params
+        values = {safe_name(name): short_text(value, LONGEST_PARAM) for name, value in settings.values.items()}
+        new = [Param(name, value) for name, value in values.items() if name not in known]
+        changed = [RunTag(f"changed.{name}", v) for name, v in values.items() if known.get(name, v) != v]
+        for start in range(0, len(new), WORDS_AT_ONCE):
+            self._batch(params=new[start : start + WORDS_AT_ONCE])
+        for start in range(0, len(changed), WORDS_AT_ONCE):
+            self._batch(tags=changed[start : start + WORDS_AT_ONCE])
+
+    def send_rows(self, rows: Sequence[Row]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(safe_name(name), float(value), row.milliseconds, row.step)
+            for row in self._unknown(rows)
+            for name, value in row.metrics.items()
+        ]
+        for start in range(0, len(metrics), METRICS_AT_ONCE):
+            self._batch(metrics=metrics[start : start + METRICS_AT_ONCE])
+        self._in_doubt = False
+
+    def _unknown(self, rows: Sequence[Row]) -> Iterator[Row]:
+        """The rows that are not there. Only asked after a failure or a kill, since only then any may be."""
+        histories: dict[str, set[tuple[int, float]]] = {}
+        for row in rows:
+            name = safe_name(min(row.metrics, default=""))
+            if self._in_doubt and name:
+                if name not in histories:
+                    history = self._client.get_metric_history(self._run_id, name)
+                    histories[name] = {(metric.step, metric.value) for metric in history}
+                if (row.step, row.metrics[min(row.metrics)]) in histories[name]:
+                    continue
+            yield row
+
+    def _batch(self, **what: Any) -> None:
+        self._in_doubt = True
+        with _Refusals():
+            self._client.log_batch(self._run_id, **what)
+
+    def send_episodes(self, episodes: Sequence[Episode]) -> None:
+        from mlflow.entities import TraceData
+
+        try:
+            spans = [span for episode in episodes for span in self._writer.spans(episode)]
+            infos = [self._writer.info(episode) for episode in episodes]
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise RefusedError(f"it makes no trace ({type(error).__name__}: {error})") from error
+        with _Refusals():
+            made = [self._traces.start_trace(info) for info in infos]  # first, since MLflow is slow the other way round
+            try:
+                self._traces.log_spans(self._writer.experiment, spans)
+            except NotImplementedError:  # servers before 3.4 keep them as artifacts
+                for info in made:
+                    mine = [span for span in spans if span.trace_id == info.trace_id]
+                    self._traces._upload_trace_data(info, TraceData(mine))
+
+    def send_artifact(self, artifact: Artifact) -> None:
+        with _Refusals():
+            self._client.log_artifact(self._run_id, str(artifact.path))
+
+    def send_ended(self, ended: Ended) -> None:
+        self._client.set_terminated(self._run_id, "FINISHED" if ended.finished else "KILLED")
+
+    def close(self) -> None:
+        """Every call has returned, so everything has arrived."""
+
+
+class _Refusals:
+    """Tells `this will never be taken` from `nobody answers`."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if getattr(error, "error_code", None) in REFUSALS:
+            raise RefusedError(str(error)) from error

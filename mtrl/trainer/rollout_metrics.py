@@ -1,0 +1,87 @@
+"""What the episodes of a training step looked like, in numbers: `rollout/…`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from mtrl.evaluation.agreement import Thresholds
+from mtrl.evaluation.measures import agreement_metrics, is_cut, mean_components, nearest_rank
+from mtrl.generator.rollouts import RolloutReport
+from mtrl.types import FinishReason, Group, StopReason
+
+
+def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None) -> dict[str, float]:
+    """
+    `rollout/success/mean`         mean score
+    `rollout/claims/mean`          share of trajectories that the reward calls solved
+    `rollout/lenient_frac`         … that the reward calls solved and the scorer does not; `strict_frac` the reverse
+    `rollout/completion/mean`      share of episodes that the environment ended
+    `rollout/turns/cut_frac`       share of turns that the token limit of a turn cut
+    `rollout/tokens/at_cap_frac`   share of episodes with such a turn
+    `rollout/tokens/response_*`    sampled tokens of a turn; `trajectory_mean`: of an episode
+    `rollout/context/*`            tokens of a whole conversation at its end
+    `rollout/components/NAME`      mean over episodes of the sums of their turns
+    `rollout/metrics/NAME`         mean over the turns that reported it
+    `rollout/stop/REASON`          share of episodes that ended so
+    """
+    trajectories = [t for group in report.groups for t in group.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    responses = [len(turn.action_ids) for turn in turns]
+    lengths = [len(t.turns) for t in trajectories]
+    context = [t.context_tokens for t in trajectories]
+    stops = Counter(t.stop_reason for t in trajectories)
+    reported: defaultdict[str, list[float]] = defaultdict(list)
+    for turn in turns:
+        for name, value in turn.metrics.items():
+            reported[name].append(value)
+    return {
+        "rollout/success/mean": fmean(t.score or 0.0 for t in trajectories),
+        **agreement_metrics("rollout", trajectories, thresholds or Thresholds()),
+        "rollout/turns/mean": fmean(lengths),
+        "rollout/turns/p95": nearest_rank(sorted(lengths), 0.95),
+        "rollout/turns/max": float(max(lengths)),
+        "rollout/tokens/response_mean": fmean(responses),
+        "rollout/tokens/response_p95": nearest_rank(sorted(responses), 0.95),
+        "rollout/tokens/response_max": float(max(responses)),
+        "rollout/tokens/trajectory_mean": fmean(t.action_tokens for t in trajectories),
+        "rollout/tokens/at_cap_frac": fmean(is_cut(t) for t in trajectories),
+        "rollout/context/mean": fmean(context),
+        "rollout/context/max": float(max(context)),
+        "rollout/completion/mean": stops[StopReason.DONE] / len(trajectories),
+        "rollout/turns/cut_frac": fmean(turn.finish == FinishReason.LENGTH for turn in turns),
+        "rollout/reward/std": pstdev(t.reward for t in trajectories),
+        "analysis/group_reward_std": group_reward_std(report.groups),
+        "rollout/failed_episodes": float(len(report.failures)),
+        "rollout/breaks": float(sum(turn.break_reason is not None for turn in turns)),
+        **{f"rollout/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},
+        **{f"rollout/components/{name}": mean for name, mean in mean_components(trajectories).items()},
+        **{f"rollout/metrics/{name}": fmean(values) for name, values in sorted(reported.items())},
+    }
+
+
+def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """`analysis/staleness/{mean,p95,max}`: by how many updates policy `version` is newer than what sampled each token;
+    nothing for no tokens."""
+    ages = Counter[int]()
+    for group in groups:
+        for turn in (turn for t in group.trajectories for turn in t.turns):
+            for sampled_by, tokens in turn.version_spans:
+                ages[version - sampled_by] += tokens
+    total = sum(ages.values())
+    if not total:
+        return {}
+    seen, p95 = 0, 0
+    for age in sorted(ages):
+        seen, p95 = seen + ages[age], age
+        if seen >= 0.95 * total:
+            break
+    mean = sum(age * tokens for age, tokens in ages.items()) / total
+    values = {"mean": mean, "p95": p95, "max": max(ages)}
+    return {f"analysis/staleness/{name}": float(value) for name, value in values.items()}
+
+
+def group_reward_std(groups: Sequence[Group]) -> float:
+    """Mean over groups of the standard deviation of their trajectories' rewards: what group estimators live on."""
+    return fmean(pstdev(t.reward for t in group.trajectories) for group in groups)

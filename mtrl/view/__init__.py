@@ -1,0 +1,1 @@
+"""What the agent did, as a web page on this machine: `python -m mtrl.view`."""

@@ -1,0 +1,329 @@
+"""What the page asks, and what it is answered. This is the contract between `mtrl.view` and `mtrl/view/static`.
+
+GET only. Answers are strict JSON; what is not known is null or empty, and no key is ever missing. Errors have a status
+and `{"error": "one sentence"}`; words that mean nothing are refused. Every string that comes from a run is hostile
+text: the page shows it by `textContent`. Times are unix seconds. R is the id of a run, FILE the name of a file of
+trajectories without `.jsonl`, LINE counts from 0; each is percent-encoded in a path.
+
+`/api/runs`: `{runs: [RUN], differing: [key], version, warnings: [sentence]}`. RUN: `{id, name, experiment, path (its
+    last parts), seed, family, status: running | finished | stopped | empty, step, max_steps, started, updated,
+    differences: {key: value}, summary (summary.json), thresholds: {success, claim}, alarms (how many), files,
+    trajectories, has_timeline, tokens: text | ids, problems: [sentence]}`. `family` is a label that runs share which
+    differ in nothing but the seed; `differing` are the keys of config.yaml with several values.
+`/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, indexing}]}`, at once;
+    asked about every second. Strings that differ from those of the last answer: ask for that again. `since=STATE` is
+    taken and changes nothing. `indexing` is `{done, total}` in bytes of the files; equal: all lists are complete.
+`/api/runs/R/config`: `{text, flat: {key: value}}`.
+`/api/runs/R/metrics?keys=a,b/*&since=STEP&points=2000`: `{last_step, rows, keys, columns: {key: {steps, values}},
+    thinned: [key], problems}`. A value is null where it was NaN or infinite. Of `thinned` curves the extremes are kept.
+`/api/runs/R/timeline?from_step=&to_step=`: `{spans: [{step, name, lane, start, end}], total, shown, problems}`.
+`/api/runs/R/alarms`: `{alarms: [as mtrl/diagnose/finding.py writes them], problems}`.
+`/api/runs/R/files`: `{files: [{file, kind, step, size, modified, indexed, count, unreadable, problem, reward_mean,
+    score_mean, success_frac, lenient, strict, failed, truncated, turns_mean, tokens_mean}], indexing}`, the first step
+    first: one file is one kind of trajectories of one step.
+`/api/runs/R/trajectories?FILTERS&sort=&order=&offset=&limit=`: `{total, offset, limit, items: [SUMMARY], indexing}`.
+    sort: newest | reward | score | turns | tokens | longest_turn | drift | advantage | gap (|reward - score|) |
+    seconds; order: desc | asc; null last in both. Ties, and `newest`: by step (the latest first, none last; `asc` turns
+    only this), kind, file, line.
+    SUMMARY: `{file, line, kind, step, task, group, index, reward, score, verdict: agree | lenient | strict | null,
+    success, claimed, stop, turns, tokens (sampled), longest_turn, cut_turns, context, versions: [oldest, newest],
+    advantage (null: never credited), drift, components: {name: sum}, rewards (of the first 64 turns), trainable,
+    failed, truncated, seconds, error (its last line), problem (why the line cannot be read)}`.
+    FILTERS, joined by AND: file=, task= (each also several times), group=, kind=a,b, stop=a,b, step=3 or 3-9, contains=
+    (part of the task's id), verdict=agree | lenient | strict | disagree, success= failed= truncated= trainable=
+    readable= 1 or 0, reward_min= reward_max= turns_min= turns_max=. Without a score there is neither verdict nor
+    success. failed: it stopped by env_error, timeout, parse_error or aborted, has an error, or cannot be read.
+    truncated: it stopped by turn_token_limit or context_limit, or a turn was cut.
+`/api/runs/R/groups?FILTERS&sort=&order=&offset=&limit=`: `{total, offset, limit, items: [GROUP], indexing}`. sort:
+    newest | reward_mean | reward_std | successes | disagreements | size. GROUP, one file's: `{file, kind, step, group,
+    task, size, reward_mean, reward_std (population), reward_min, reward_max, scored, successes, lenient, strict,
+    failed, tokens_mean, turns_mean, informative (null: never credited), members: [SUMMARY]}`, of members that match.
+`/api/runs/R/facets?FILTERS`: `{total, kinds, steps, stops, verdicts: [{value, count}], tasks: [{value, count,
+    reward_mean, successes, scored}], tasks_total, components: [name], indexing}`.
+`/api/runs/R/search?q=&FILTERS&sort=&order=&cursor=&limit=`: `{items: [{summary, hits: [{turn (0: the last
+    observation), role, before, match, after}], hit_count}], searched, missed, total, cursor, indexing}`. Plain text in
+    any case, in all messages. A request ends after half a second or `limit` items; its `cursor` goes on from there,
+    null is the end. `missed` came into the list meanwhile, at places that were passed: only a new search sees them.
+`/api/runs/R/trajectory/FILE/LINE`: `{summary, tokens: text | ids, metrics, error, final_observation: [MESSAGE], turns:
+    [TURN], previous, next: {file, line} of its group, group: [SUMMARY], problem, raw (of a line that cannot be read)}`.
+    MESSAGE: `{role, content, tool_calls: [{name, arguments}], name, reasoning}`, all text.
+    TURN: `{number, observation: {messages, tokens: TOKENS, whole_context}, action: {text, message, tokens: TOKENS},
+    reward, components, metrics, advantage (mean), finish, cut, break, trained, untrained (why), versions: [[version,
+    tokens]], seconds_generate, seconds_environment}`. TOKENS, columns of equal length: `{ids, texts, special: [place],
+    continued: [place] (their character began before), by: [[count, template | policy | context | a role]], logprobs,
+    trainer_logprobs, drift (trainer - sampler), advantages}`; columns that are not known are null.
+
+An exported file holds `{version: 1, created, left_out, runs_left_out, routes: {path: answer}}` in the script element
+`mtrl-export`: the answers to paths without a query, `trajectories` with all that were kept. Groups, facets and finds
+are then made in the page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mtrl
+from mtrl.view import differences
+from mtrl.view.detail import RAW_KEPT, Unreadable, message, parse, turns_of
+from mtrl.view.query import Query, Refusal
+from mtrl.view.runs import Library, Run, modified
+from mtrl.view.search import Needle, search
+from mtrl.view.select import FILTERS, ORDERS, in_order, matching
+from mtrl.view.series import MOST_POINTS, curves
+from mtrl.view.store import Row, StoredFile
+from mtrl.view.summaries import GROUP_SORTS, facets, file_summary, group_summary, grouped, sort_groups, summary
+
+LARGEST_YAML = 256 * 1024
+"""Characters of config.yaml that are shown."""
+MOST_SPANS = 4000
+MOST_ALARMS = 1000
+MOST_ITEMS = 500
+LISTS_KEPT = 16
+"""Filtered and sorted lists that are kept for the next page of the same."""
+
+Json = dict[str, Any]
+
+
+class Api:
+    """The answers, as Python objects; `mtrl.view.server` sends them, `mtrl.view.export` writes them down."""
+
+    def __init__(self, library: Library):
+        self.library = library
+        self._lists: dict[Any, Sequence[Row]] = {}
+        self._lock = threading.Lock()
+        self._files: dict[StoredFile, tuple[Any, Json]] = {}
+
+    def run(self, run_id: str) -> Run:
+        """
+        Raises:
+            Refusal: there is no such run.
+        """
+        run = self.library.run(run_id)
+        if run is None:
+            raise Refusal(404, "there is no such run here")
+        return run
+
+    def runs(self, query: Query) -> Json:
+        query.check(())
+        runs = self.library.runs
+        keys = differences.differing([run.config for run in runs])
+        labels = differences.families([(run.name, run.config) for run in runs], keys)
+        shown = [self._run(run, keys, label) for run, label in zip(runs, labels, strict=True)]
+        return {"runs": shown, "differing": keys, "version": mtrl.__version__, "warnings": self.library.warnings}
+
+    def _run(self, run: Run, keys: Sequence[str], family: str) -> Json:
+        run.trajectories.refresh()
+        files = run.trajectories.files
+        return {
+            "id": run.id,
+            "name": run.name,
+            "experiment": run.config.get("name"),
+            "path": "/".join(run.path.parts[1:][-3:]),
+            "seed": run.config.get("seed"),
+            "family": family,
+            "status": run.status,
+            "step": run.step,
+            "max_steps": run.max_steps,
+            "started": modified(run.dir.config),
+            "updated": run.updated,
+            "differences": differences.of_run(run.config, keys),
+            "summary": run.read_summary()[0],
+            "thresholds": {"success": run.thresholds.success, "claim": run.thresholds.claim},
+            "alarms": len(run.alarms.refresh()),
+            "files": len(files),
+            "trajectories": sum(len(file.lines) for file in files),
+            "has_timeline": run.dir.timeline.is_file(),
+            "tokens": tokens_as(run),
+            "problems": run.problems(),
+        }
+
+    def changes(self, query: Query) -> Json:
+        """How everything stands; the page compares it with what it knows."""
+        query.check(("since",))
+        runs = [self._state(run) for run in self.library.runs]
+        return {"state": _digest([{k: v for k, v in run.items() if k != "updated"} for run in runs]), "runs": runs}
+
+    def _state(self, run: Run) -> Json:
+        run.trajectories.refresh()
+        for file in (run.metrics, run.alarms, run.timeline):
+            file.refresh()
+        return {
+            "id": run.id,
+            "status": run.status,
+            "step": run.step,
+            "updated": run.updated,
+            "metrics": run.metrics.state,
+            "files": _digest([(f.name, f.size, f.modified, f.indexed) for f in run.trajectories.files]),
+            "alarms": run.alarms.state,
+            "timeline": run.timeline.state,
+            "indexing": indexing(run),
+        }
+
+    def config(self, run: Run, query: Query) -> Json:
+        query.check(())
+        try:
+            text = run.dir.config.read_text(encoding="utf-8", errors="replace")[:LARGEST_YAML]
+        except OSError:
+            text = ""
+        return {"text": text, "flat": run.config}
+
+    def metrics(self, run: Run, query: Query) -> Json:
+        query.check(("keys", "since", "points"))
+        points = query.integer("points", MOST_POINTS, 2, MOST_POINTS)
+        found = curves(run.metrics.refresh(), query.words("keys"), query.optional("since"), points)
+        return {**found, "problems": run.metrics.problems}
+
+    def timeline(self, run: Run, query: Query) -> Json:
+        query.check(("from_step", "to_step"))
+        first, last = query.optional("from_step"), query.optional("to_step")
+        spans = [
+            {name: span.get(name) for name in ("step", "name", "lane", "start", "end")}
+            for span in run.timeline.refresh()
+            if (first is None or span["step"] >= first) and (last is None or span["step"] <= last)
+        ]
+        shown = spans[-MOST_SPANS:]
+        return {"spans": shown, "total": len(spans), "shown": len(shown), "problems": run.timeline.problems}
+
+    def alarms(self, run: Run, query: Query) -> Json:
+        query.check(())
+        return {"alarms": run.alarms.refresh()[-MOST_ALARMS:], "problems": run.alarms.problems}
+
+    def files(self, run: Run, query: Query) -> Json:
+        query.check(())
+        run.trajectories.rows()
+        files = sorted(run.trajectories.files, key=lambda f: (f.step is None, f.step or 0, f.kind, f.name))
+        return {"files": [self._file(file, run) for file in files], "indexing": indexing(run)}
+
+    def _file(self, file: StoredFile, run: Run) -> Json:
+        state = (file.version, file.size, file.indexed, run.thresholds)
+        if file not in self._files or self._files[file][0] != state:
+            self._files[file] = (state, file_summary(file, run.thresholds))
+        return self._files[file][1]
+
+    def trajectories(self, run: Run, query: Query) -> Json:
+        query.check((*FILTERS, "sort", "order", "offset", "limit"))
+        rows, thresholds = self._list(run, query), run.thresholds
+        items = [summary(row, thresholds) for row in page(rows, query, 100)]
+        return {**pages(rows, query, 100), "items": items, "indexing": indexing(run)}
+
+    def groups(self, run: Run, query: Query) -> Json:
+        query.check((*FILTERS, "sort", "order", "offset", "limit"))
+        name, is_ascending = query.choice("sort", GROUP_SORTS), query.choice("order", ORDERS) == "asc"
+        thresholds = run.thresholds
+        found = grouped(matching(run.trajectories.rows(), query, thresholds))
+        groups = sort_groups(found, name, is_ascending, thresholds)
+        items = [group_summary(rows, thresholds) for rows in page(groups, query, 50)]
+        return {**pages(groups, query, 50), "items": items, "indexing": indexing(run)}
+
+    def facets(self, run: Run, query: Query) -> Json:
+        query.check(FILTERS)
+        rows = matching(run.trajectories.rows(), query, run.thresholds)
+        return {**facets(rows, run.thresholds), "indexing": indexing(run)}
+
+    def search(self, run: Run, query: Query) -> Json:
+        query.check((*FILTERS, "q", "sort", "order", "cursor", "limit"))
+        rows = self._list(run, query)
+        most = query.integer("limit", 50, 1, MOST_ITEMS)
+        found = search(rows, Needle(query.text("q")), query.text("cursor") or None, most)
+        items = [
+            {"summary": summary(row, run.thresholds), "hits": hits, "hit_count": number}
+            for row, hits, number in found.rows
+        ]
+        counts = {"searched": found.searched, "missed": found.missed, "total": len(rows)}
+        return {"items": items, **counts, "cursor": found.cursor, "indexing": indexing(run)}
+
+    def _list(self, run: Run, query: Query) -> Sequence[Row]:
+        """The filtered and sorted rows; those of the last questions are kept, since pages are asked for one by one."""
+        rows = run.trajectories.rows()
+        asked = tuple((name, tuple(query.all(name))) for name in (*FILTERS, "sort", "order"))
+        key = (run.id, run.trajectories.version, run.thresholds, asked)
+        found = self._lists.get(key)
+        if found is None:
+            found = in_order(matching(rows, query, run.thresholds), query)
+            with self._lock:
+                while len(self._lists) >= LISTS_KEPT:
+                    del self._lists[next(iter(self._lists))]
+                self._lists[key] = found
+        return found
+
+    def trajectory(self, run: Run, name: str, number: str, query: Query) -> Json:
+        query.check(())
+        run.trajectories.rows()
+        file = run.trajectories.file(name)
+        if file is None or not number.isdecimal() or len(number) > 12 or int(number) >= len(file.lines):
+            raise Refusal(404, "there is no such trajectory in this run")
+        row = Row(file, int(number), file.lines[int(number)])
+        answer: Json = {
+            "summary": summary(row, run.thresholds),
+            "tokens": "ids" if run.tokenizer is None else "text",
+            **{"metrics": {}, "error": None, "final_observation": [], "turns": [], "group": []},
+            **dict.fromkeys(("previous", "next", "problem", "raw")),
+        }
+        line = b""
+        try:
+            line = file.read_line(row.number)
+            trajectory = parse(line)
+            answer["turns"] = turns_of(trajectory, file.kind, run.tokenizer)
+            answer["final_observation"] = [message(each) for each in trajectory.final_observation]
+            answer["metrics"], answer["error"] = trajectory.metrics, trajectory.error
+        except (Unreadable, OSError) as error:
+            answer["problem"] = f"the line cannot be read: {error}"
+            answer["raw"] = line[: 4 * RAW_KEPT].decode("utf-8", "replace")[:RAW_KEPT]
+        if row.line.problem is None:
+            answer |= self._neighbours(row, run)
+        return answer
+
+    def _neighbours(self, row: Row, run: Run) -> Json:
+        """The others of its group."""
+        lines = enumerate(list(row.file.lines))
+        mates = [Row(row.file, n, line) for n, line in lines if line.group_id == row.line.group_id]
+        mates = sorted((r for r in mates if r.line.problem is None), key=lambda r: (r.line.place, r.number))
+        numbers = [mate.number for mate in mates]
+        place = numbers.index(row.number) if row.number in numbers else 0
+        return {
+            "group": [summary(mate, run.thresholds) for mate in mates],
+            "previous": {"file": row.file.name, "line": numbers[place - 1]} if place else None,
+            "next": {"file": row.file.name, "line": numbers[place + 1]} if place + 1 < len(numbers) else None,
+        }
+
+
+OF_A_RUN: dict[str, Callable[[Api, Run, Query], Json]] = {
+    "config": Api.config,
+    "metrics": Api.metrics,
+    "timeline": Api.timeline,
+    "alarms": Api.alarms,
+    "files": Api.files,
+    "trajectories": Api.trajectories,
+    "groups": Api.groups,
+    "facets": Api.facets,
+    "search": Api.search,
+}
+"""The last part of `/api/runs/R/…` to who answers it."""
+
+
+def indexing(run: Run) -> Json:
+    done, total = run.trajectories.progress
+    return {"done": done, "total": total}
+
+
+def tokens_as(run: Run) -> str:
+    return "text" if run.has_tokenizer else "ids"
+
+
+def page(items: Sequence[Any], query: Query, size: int) -> Sequence[Any]:
+    """The part of a list that a request asks for."""
+    found = pages(items, query, size)
+    return items[found["offset"] : found["offset"] + found["limit"]]
+
+
+def pages(items: Sequence[Any], query: Query, size: int) -> Json:
+    offset = query.integer("offset", 0, 0, 10**9)
+    return {"total": len(items), "offset": offset, "limit": query.integer("limit", size, 1, MOST_ITEMS)}
+
+
+def _digest(value: Any) -> str:
+    """A short text that changes when the value does."""
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,0 +1,48 @@
+"""Several runs side by side: which keys of their configurations differ, and which runs are seeds of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mtrl.view.runs import PLACES, Flat
+
+TOLD = 4
+"""Differences in the label of a family."""
+
+
+def differing(configs: Sequence[Flat]) -> list[str]:
+    """Keys that have several values, in the order of their names. A key that a run lacks is no difference: older
+    versions had fewer. Where a run is kept never counts."""
+    keys = sorted({key for config in configs for key in config} - set(PLACES))
+    return [key for key in keys if len({repr(config[key]) for config in configs if key in config}) > 1]
+
+
+def of_run(config: Flat, keys: Sequence[str]) -> Flat:
+    return {key: config.get(key) for key in keys}
+
+
+def families(runs: Sequence[tuple[str, Flat]], keys: Sequence[str]) -> list[str]:
+    """A label for each run (name, configuration); those that differ in nothing but the seed share one."""
+    labels: dict[str, str] = {}
+    found = []
+    for name, config in runs:
+        told = [key for key in keys if key not in ("seed", "name") and key in config]
+        signature = repr((name, [(key, config[key]) for key in told]))
+        if signature not in labels:
+            label = _label(name, config, told)
+            taken = sum(known == label or known.startswith(f"{label} (") for known in labels.values())
+            labels[signature] = f"{label} ({taken + 1})" if taken else label
+        found.append(labels[signature])
+    return found
+
+
+def _label(name: str, config: Flat, keys: Sequence[str]) -> str:
+    shown = [f"{key.rpartition('.')[2]}={_short(config[key])}" for key in keys[:TOLD]]
+    more = [f"+{len(keys) - TOLD}"] if len(keys) > TOLD else []
+    return " · ".join([name, *shown, *more])
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

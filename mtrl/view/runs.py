@@ -1,0 +1,271 @@
+"""The runs that are shown: where they are, what they were made of, and how far they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mtrl.errors import UserError
+from mtrl.evaluation.agreement import Thresholds
+from mtrl.tracking.run_dir import RunDir
+from mtrl.view.records import Records, has_step, is_span
+from mtrl.view.series import finite
+from mtrl.view.store import Indexer, TrajectoryFolder
+from mtrl.view.tokens import Tokenizer, find_tokenizer, tokenizer_files
+
+DEPTH = 3
+"""Folders below the one that is named: outputs/NAME/TIME, and the jobs of a sweep below that."""
+MOST_RUNS = 200
+MOST_FOLDERS = 20_000
+LARGEST_CONFIG = 2**20
+"""Bytes."""
+MOST_KEYS = 5000
+SILENCE = 120.0
+"""Seconds without a word after which a run counts as stopped; or ten steps, if those take longer."""
+PLACES = ("run_dir", "resume")
+"""Keys that are never a difference between runs."""
+
+Flat = dict[str, Any]
+
+
+class Run:
+    """One folder. Everything is read when it is asked for, and again when it has changed."""
+
+    def __init__(self, path: Path, run_id: str, indexer: Indexer):
+        self.path, self.id = path, run_id
+        self.dir = RunDir(path)
+        self.metrics = Records(self.dir.metrics, has_step)
+        self.timeline = Records(self.dir.timeline, is_span)
+        self.alarms = Records(self.dir.alarms)
+        self.trajectories = TrajectoryFolder(path, indexer)
+        self._config: tuple[float, Flat, list[str]] = (-1.0, {}, [])
+        self._tokenizer: tuple[Tokenizer | None, list[str]] | None = None
+
+    @property
+    def config(self) -> Flat:
+        """config.yaml with dotted keys; empty where there is none that can be read."""
+        changed = modified(self.dir.config) or 0.0
+        if changed != self._config[0]:
+            self._config = (changed, *read_config(self.dir.config))
+        return self._config[1]
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("name") or self.path.name)
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """`evaluation.success_threshold` and `evaluation.claim_threshold` of the run."""
+        values = [self.config.get(f"evaluation.{name}_threshold") for name in ("success", "claim")]
+        success, claim = (finite(v) if isinstance(v, int | float) else None for v in values)
+        success = 1.0 if success is None else success
+        return Thresholds(success, success if claim is None else claim)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Looked for again while there is none: a run writes it at its start or its end."""
+        if self._tokenizer is None or self._tokenizer[0] is None:
+            self._tokenizer = find_tokenizer(self.path)
+        return self._tokenizer[0]
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a file; it is read when a trajectory is."""
+        if self._tokenizer is not None and self._tokenizer[0] is None and self._tokenizer[1]:
+            return False
+        return any(path.is_file() for path in tokenizer_files(self.path))
+
+    def read_summary(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """summary.json, and what is wrong with it."""
+        try:
+            summary = json.loads(self.dir.summary.read_bytes())
+        except OSError:
+            return None, []
+        except (ValueError, RecursionError):
+            return None, ["summary.json is not JSON"]
+        return (summary, []) if isinstance(summary, dict) else (None, ["summary.json holds no summary"])
+
+    def problems(self) -> list[str]:
+        """What could not be read, in sentences."""
+        broken = [f"trajectories/{f.name}.jsonl {f.problem}" for f in self.trajectories.files if f.problem]
+        records = [problem for file in (self.metrics, self.timeline, self.alarms) for problem in file.problems]
+        tokenizer = self._tokenizer[1] if self._tokenizer is not None else []
+        return [*self._config[2], *self.read_summary()[1], *records, *tokenizer, *broken]
+
+    @property
+    def step(self) -> int | None:
+        return max((row["step"] for row in self.metrics.refresh()), default=None)
+
+    @property
+    def max_steps(self) -> int | None:
+        steps = self.config.get("trainer.max_steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def updated(self) -> float | None:
+        """When the run last wrote something."""
+        newest = (file.modified / 1e9 for file in self.trajectories.files)
+        watched = map(modified, (self.dir.metrics, self.dir.log, self.dir.timeline, self.dir.summary))
+        return max((t for t in (*watched, *newest) if t is not None), default=modified(self.dir.config))
+
+    @property
+    def status(self) -> str:
+        """running | finished | stopped | empty"""
+        summary, step, updated = self.read_summary()[0], self.step, self.updated
+        if step is None and summary is None and not self.trajectories.files:
+            return "running" if self._spoke_lately(updated) else "empty"
+        done = summary.get("steps") if summary is not None else None
+        summed_up = summary is not None and (modified(self.dir.summary) or 0) >= (modified(self.dir.metrics) or 0)
+        if summed_up and isinstance(done, int) and done >= (self.max_steps or 0):
+            return "finished"
+        return "running" if not summed_up and self._spoke_lately(updated) else "stopped"
+
+    def _spoke_lately(self, updated: float | None) -> bool:
+        rows = self.metrics.rows
+        took = rows[-1].get("time/step") if rows else None
+        patience = max(SILENCE, 10 * took if isinstance(took, int | float) else 0)
+        return updated is not None and time.time() - updated < patience
+
+
+class Library:
+    """The runs below the paths of the command line; new ones are found when somebody asks."""
+
+    LOOK_EVERY = 3.0
+    """Seconds."""
+
+    def __init__(self, paths: Sequence[Path]):
+        """
+        Raises:
+            UserError: a path that is no run and holds none.
+        """
+        self.paths = paths
+        self.indexer = Indexer()
+        self.warnings: list[str] = []
+        self.left_out = 0
+        """Runs that were found and are not shown."""
+        self._runs: dict[Path, Run] = {}
+        self._looked = -math.inf
+        self._lock = threading.Lock()
+        for path in paths:
+            if not path.is_dir():
+                what = "is no folder" if path.exists() else "does not exist"
+                raise UserError(f"{path} {what}; give the folder of a run, or one that holds runs")
+            if next(find_runs(path), None) is None:
+                raise UserError(
+                    f"{path} holds no run (config.yaml and metrics.jsonl or trajectories/); give another folder"
+                )
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for new runs, now and then."""
+        with self._lock:
+            if time.monotonic() - self._looked >= self.LOOK_EVERY:
+                self._looked = time.monotonic()
+                self._find()
+
+    def _find(self) -> None:
+        found = list(dict.fromkeys(run for path in self.paths for run in find_runs(path)))
+        self.warnings, self.left_out = [], max(0, len(found) - MOST_RUNS)
+        if len(found) > MOST_RUNS:
+            self.warnings = [f"{len(found)} runs were found, and the newest {MOST_RUNS} are shown; name fewer"]
+            found = sorted(found, key=lambda run: modified(run) or 0, reverse=True)[:MOST_RUNS]
+        ids = names_of(found)
+        for path in found:
+            if path not in self._runs:
+                self._runs[path] = Run(path, ids[path], self.indexer)
+        for path in self._runs.keys() - set(found):
+            del self._runs[path]
+
+    @property
+    def runs(self) -> list[Run]:
+        """In the order of the command line, those of one folder by their names."""
+        self.refresh()
+        return list(self._runs.values())
+
+    def run(self, run_id: str) -> Run | None:
+        return next((run for run in self.runs if run.id == run_id), None)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder holds what a run writes."""
+    run = RunDir(path)
+    if run.metrics.is_file() or next(run.trajectories.glob("*.jsonl"), None) is not None:
+        return True
+    return run.config.is_file() and (run.trajectories.is_dir() or run.summary.is_file())
+
+
+def find_runs(path: Path) -> Iterator[Path]:
+    """The folder itself if it is a run, else the runs below it, by name."""
+    todo, seen = [(path.resolve(), 0)], 0
+    while todo:
+        folder, depth = todo.pop()
+        seen += 1
+        if is_run(folder):
+            yield folder
+        elif depth < DEPTH and seen < MOST_FOLDERS:
+            with suppress(OSError):
+                below = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+                todo += [(entry, depth + 1) for entry in sorted(below, reverse=True) if not entry.is_symlink()]
+
+
+def names_of(paths: Sequence[Path]) -> dict[Path, str]:
+    """An id for each: the last parts of its path, as many as tell it from the others, and a number if those do not."""
+    ids: dict[Path, str] = {}
+    for path in paths:
+        parts = path.parts[1:] or ("run",)
+        longer = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
+        ends = {n: [p.parts[-n:] for p in paths] for n in range(1, len(parts) + 1)}
+        unique = (name for n, name in enumerate(longer, 1) if ends[n].count(path.parts[-n:]) == 1)
+        name = next(unique, ".".join(parts))
+        ids[path] = next(each for n in count(1) if (each := name if n == 1 else f"{name}~{n}") not in ids.values())
+    return ids
+
+
+def modified(path: Path) -> float | None:
+    """When a file was changed; None where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def read_config(path: Path) -> tuple[Flat, list[str]]:
+    """config.yaml with dotted keys, and what is wrong with it."""
+    try:
+        if path.stat().st_size > LARGEST_CONFIG:
+            return {}, [f"config.yaml is larger than {LARGEST_CONFIG // 2**20} MiB"]
+        tree = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except OSError:
+        return {}, []
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return {}, [f"config.yaml is not YAML ({next(iter(str(error).splitlines()), '')})"]
+    flat: Flat = {}
+    for key, value in leaves(tree, ""):
+        if len(flat) == MOST_KEYS:
+            return flat, [f"config.yaml has more than {MOST_KEYS} keys; the others are left out"]
+        flat[key] = value
+    return flat, []
+
+
+def leaves(tree: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values; lists are values, as text where they hold more than plain values."""
+    if isinstance(tree, dict) and tree and depth < 20:
+        for key, value in tree.items():
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+    elif prefix:
+        yield prefix, tree if tree is None or isinstance(tree, bool | int | float | str) else as_text(tree)
+
+
+def as_text(value: Any) -> str:
+    """A list or mapping in a line, cut where it is long. Aliases of YAML can make a small file endless."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6)[:2000] if not isinstance(value, dict) else "{}"
+    return text.strip()

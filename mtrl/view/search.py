@@ -1,0 +1,152 @@
+"""Text in the messages of trajectories: some of the files at a time, so that no request takes long."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from mtrl.types import Trajectory
+from mtrl.view.detail import Unreadable, message, parse
+from mtrl.view.query import Refusal
+from mtrl.view.store import Row, StoredFile
+
+SECONDS = 0.5
+"""That one request may search."""
+MOST_HITS = 3
+"""Shown of one trajectory."""
+MOST_COUNTED = 1000
+AROUND = 60
+"""Characters shown on each side."""
+LONGEST_QUERY = 1000
+
+_PLAIN = re.compile(r"[ !#-\[\]-~]+")
+"""Text that JSON writes as it is: printable ASCII without quotes and backslashes."""
+
+
+@dataclass
+class Found:
+    """What one request found."""
+
+    rows: list[tuple[Row, list[dict[str, Any]], int]] = field(default_factory=list)
+    """Row, its first hits, and how many it has."""
+    searched: int = 0
+    """Rows that were looked at up to here, those of earlier requests included."""
+    missed: int = 0
+    """Rows that came into the list since, at places that were already passed: only a new search sees them."""
+    cursor: str | None = None
+    """Where to go on; None: all was searched."""
+
+
+class Needle:
+    """What is looked for: plain text in any case; only that of ASCII letters if it is all ASCII."""
+
+    def __init__(self, text: str):
+        if not text.strip() or len(text) > LONGEST_QUERY:
+            raise Refusal(400, f"q must be text of 1 to {LONGEST_QUERY} characters")
+        flags = re.IGNORECASE | re.ASCII if text.isascii() else re.IGNORECASE
+        self._pattern = re.compile(re.escape(text), flags)
+        self._bytes = text.lower().encode() if _PLAIN.fullmatch(text) else None
+
+    def may_be_in(self, line: bytes) -> bool:
+        """False only if the text is in no message of the line. Reading JSON takes ten times as long as this."""
+        return self._bytes is None or self._bytes in line.lower() or b"\\u00" in line
+
+    def hits(self, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
+        for turn, role, text in texts_of(trajectory):
+            for match in self._pattern.finditer(text):
+                yield {
+                    "turn": turn,
+                    "role": role,
+                    "before": text[max(0, match.start() - AROUND) : match.start()],
+                    "match": match[0],
+                    "after": text[match.end() : match.end() + AROUND],
+                }
+
+
+def texts_of(trajectory: Trajectory) -> Iterator[tuple[int, str, str]]:
+    """(turn from 1 on, role, text) of every message; turn 0 is what was said at the end."""
+    for number, turn in enumerate(trajectory.turns, 1):
+        for each in [*turn.observation, turn.message]:
+            yield from _texts(number, each)
+    for each in trajectory.final_observation:
+        yield from _texts(0, each)
+
+
+def _texts(number: int, data: Any) -> Iterator[tuple[int, str, str]]:
+    said = message(data)
+    calls = (f"{call['name']} {call['arguments']}" for call in said["tool_calls"])
+    for text in (said["reasoning"], said["content"], *calls):
+        if text:
+            yield number, said["role"], text
+
+
+def search(
+    rows: Sequence[Row],
+    needle: Needle,
+    cursor: str | None,
+    most: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Search on from the cursor until `most` trajectories are found or `SECONDS` are over.
+
+    Raises:
+        Refusal: the cursor is of another search, or its trajectory is gone.
+    """
+    found = Found()
+    start, found.searched = resume(rows, cursor) if cursor else (0, 0)
+    found.missed = max(0, start - found.searched)
+    end = clock() + SECONDS
+    with ExitStack() as stack:
+        files: dict[StoredFile, IO[bytes] | None] = {}
+        for place, row in enumerate(rows[start:], start):
+            hits = _look(row, needle, files, stack)
+            found.searched += 1
+            if hits:
+                found.rows.append((row, hits[:MOST_HITS], len(hits)))
+            if (len(found.rows) == most or clock() > end) and place + 1 < len(rows):
+                found.cursor = f"{row.file.name}/{row.number}/{place}/{found.searched}"
+                break
+    return found
+
+
+def resume(rows: Sequence[Row], cursor: str) -> tuple[int, int]:
+    """Where to go on, and how many were searched. Lists change while a run goes on, so the cursor names the last
+    trajectory: FILE/LINE/PLACE/SEARCHED."""
+    name, *numbers = cursor.rsplit("/", 3)
+    if len(numbers) == 3 and all(n.isdecimal() and len(n) < 18 for n in numbers):
+        line, guess, searched = map(int, numbers)
+        for place in (*range(guess, min(guess + 1, len(rows))), *range(len(rows))):
+            if rows[place].number == line and rows[place].file.name == name:
+                return place + 1, searched
+    raise Refusal(400, "cursor is of another search, or its trajectory is gone; search anew")
+
+
+def _look(
+    row: Row, needle: Needle, files: dict[StoredFile, IO[bytes] | None], stack: ExitStack
+) -> list[dict[str, Any]]:
+    """The hits in one line; a line that cannot be read has none."""
+    if row.line.problem is not None:
+        return []
+    if row.file not in files:
+        stack.pop_all().close()
+        files.clear()
+        try:
+            files[row.file] = stack.enter_context(row.file.path.open("rb"))
+        except OSError:
+            files[row.file] = None
+    file = files[row.file]
+    if file is None:
+        return []
+    file.seek(row.line.offset)
+    line = file.read(row.line.length)
+    if not needle.may_be_in(line):
+        return []
+    try:
+        hits = needle.hits(parse(line))
+        return [hit for hit, _ in zip(hits, range(MOST_COUNTED), strict=False)]
+    except Unreadable:
+        return []

@@ -1,0 +1,70 @@
+"""Rows of metrics as curves: columns by key, thinned where a curve has more points than a screen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mtrl.view.records import Record
+
+MOST_POINTS = 2000
+
+Points = list[tuple[int, float | None]]
+
+
+def curves(rows: Sequence[Record], patterns: Sequence[str], since: int | None, most: int) -> dict[str, Any]:
+    """What `/metrics` answers.
+
+    Args:
+        patterns: keys, or beginnings of keys that end with `*`; none: all keys.
+        since: only rows of later steps.
+        most: points per curve.
+    """
+    keys = sorted({key for row in rows for key in row if key != "step"})
+    wanted = [key for key in keys if not patterns or matches(key, patterns)]
+    later = [row for row in rows if since is None or row["step"] > since]
+    found = {key: points_of(later, key) for key in wanted}
+    return {
+        "last_step": max((row["step"] for row in rows), default=None),
+        "rows": len(rows),
+        "keys": keys,
+        "columns": {key: column(thin(points, most)) for key, points in found.items() if points},
+        "thinned": [key for key, points in found.items() if len(points) > most],
+    }
+
+
+def matches(key: str, patterns: Iterable[str]) -> bool:
+    return any(key.startswith(p[:-1]) if p.endswith("*") else key == p for p in patterns)
+
+
+def points_of(rows: Iterable[Record], key: str) -> Points:
+    """(step, value) of the rows that have the key; None where the value was not finite. Text is no value."""
+    values = ((row["step"], row[key]) for row in rows if key in row)
+    return [(step, finite(value)) for step, value in values if value is None or isinstance(value, int | float)]
+
+
+def finite(value: float | None) -> float | None:
+    """None for what no curve can show; JSON's whole numbers have no limit."""
+    return float(value) if value is not None and abs(value) < sys.float_info.max else None
+
+
+def thin(points: Points, most: int) -> Points:
+    """At most `most` points: of each of equal stretches the lowest and the highest, so that spikes stay.
+
+    A stretch without a number keeps that it has none.
+    """
+    if len(points) <= most:
+        return points
+    stretches = max(1, most // 2)
+    kept: Points = []
+    for number in range(stretches):
+        stretch = points[number * len(points) // stretches : (number + 1) * len(points) // stretches]
+        numbers = [(value, place) for place, (_, value) in enumerate(stretch) if value is not None]
+        places = {min(numbers)[1], max(numbers)[1]} if numbers else {0}
+        kept += [stretch[place] for place in sorted(places)]
+    return kept[:most]
+
+
+def column(points: Points) -> dict[str, Any]:
+    return {"steps": [step for step, _ in points], "values": [value for _, value in points]}

@@ -1,0 +1,185 @@
+"""The viewer as a web server: who may ask, and how answers are sent. `mtrl.view.api` says what they are."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from mtrl.serving import is_loopback
+from mtrl.tracking.files import plain
+from mtrl.view.api import OF_A_RUN, Api
+from mtrl.view.query import Query, Refusal
+
+log = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "static"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+class Guard:
+    """Who may ask.
+
+    - Only GET and HEAD.
+    - On a loopback address the `Host` must be one: a page elsewhere can point its own name at this machine (DNS
+      rebinding), but not write another `Host`.
+    - Whatever tells of a run needs the token, since every user of a machine reaches its loopback: as the cookie that
+      the printed URL sets, or as `Authorization: Bearer`. The page itself holds nothing and needs none, so that a link
+      to a place in it opens from anywhere.
+    """
+
+    def __init__(self, host: str, port: int, token: str):
+        self.token = token
+        self.cookie = f"mtrl_view_{port}"
+        """Cookies do not know ports, so each viewer has its own."""
+        self._checks_host = is_loopback(host)
+
+    def check(self, request: Any) -> None:
+        """
+        Raises:
+            Refusal: the request is not to be answered.
+        """
+        if request.method not in ("GET", "HEAD"):
+            raise Refusal(405, "only GET is answered here")
+        host = request.headers.get("host", "")
+        if self._checks_host and name_of(f"//{host}") not in LOOPBACK_NAMES:
+            raise Refusal(403, "the Host header is not this machine's loopback; open the URL that mtrl.view printed")
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise Refusal(403, "the request comes from another site")
+        if request.url.path.startswith("/api/") and not self._has_token(request):
+            raise Refusal(401, "the token is missing or wrong; open the URL that mtrl.view printed")
+
+    def _has_token(self, request: Any) -> bool:
+        given = [request.cookies.get(self.cookie, ""), request.headers.get("authorization", "").removeprefix("Bearer ")]
+        return any(self.is_token(each) for each in given)
+
+    def is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
+
+    def cookie_header(self) -> str:
+        return f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+
+
+def name_of(url: str) -> str | None:
+    """The host of a URL, without port and brackets."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def to_json(value: Any) -> bytes:
+    """Strict JSON. What is not finite is null, and half a surrogate pair stays an escape."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")
+
+
+def create_app(api: Api, guard: Guard) -> Any:
+    """The FastAPI application. Plain routes: what a request holds is checked by `Query`, whose errors are sentences."""
+    from fastapi import FastAPI, Request, Response
+
+    app = FastAPI(title="mtrl view", docs_url=None, redoc_url=None, openapi_url=None)
+
+    def answer(content: bytes, media_type: str, status: int = 200, **headers: str) -> Response:
+        return Response(content, status, {**HEADERS, **headers}, media_type)
+
+    def refused(status: int, sentence: str) -> Response:
+        return answer(to_json({"error": sentence}), "application/json", status)
+
+    def ask(found: Callable[[Request, Query], Any]) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
+            try:
+                body = to_json(found(request, Query(request.query_params.multi_items())))
+            except Refusal as refusal:
+                return refused(refusal.status, str(refusal))
+            except Exception as error:
+                log.exception("%s failed", request.url.path)
+                return refused(500, f"this cannot be shown ({type(error).__name__}); it is a bug of the viewer")
+            return answer(body, "application/json")
+
+        return endpoint
+
+    def of_run(request: Request, query: Query) -> Any:
+        what = request.path_params["what"]
+        if what not in OF_A_RUN:
+            raise Refusal(404, f"there is no {what[:80]} here; there is {', '.join(OF_A_RUN)}")
+        return OF_A_RUN[what](api, api.run(request.path_params["run"]), query)
+
+    def trajectory(request: Request, query: Query) -> Any:
+        place = request.path_params
+        return api.trajectory(api.run(place["run"]), place["file"], place["line"], query)
+
+    def metrics(request: Request) -> Response:
+        run = api.library.run(request.path_params["run"])
+        if run is None:
+            return refused(404, "there is no such run here")
+        run.metrics.refresh()
+        tag = f'"{run.metrics.state}"'
+        if request.headers.get("if-none-match") == tag:
+            return answer(b"", "application/json", 304, ETag=tag)
+        response = ask(lambda request, query: api.metrics(run, query))(request)
+        response.headers["ETag"] = tag
+        return response
+
+    def page(request: Request) -> Response:
+        if (given := request.query_params.get("token")) is None:
+            return static("index.html")
+        if not guard.is_token(given):
+            return refused(401, "the token is wrong; open the URL that mtrl.view printed")
+        return answer(b"", "text/plain", 303, **{"Location": "/", "Set-Cookie": guard.cookie_header()})
+
+    def static(name: str) -> Response:
+        path = STATIC / name
+        if "/" in name or "\\" in name or path.suffix not in TYPES or not path.is_file():
+            return refused(404, "there is no such page")
+        return answer(path.read_bytes(), TYPES[path.suffix])
+
+    def nothing(_: Request) -> Response:
+        return refused(404, "there is no such page")
+
+    @app.middleware("http")
+    async def guarded(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        try:
+            guard.check(request)
+        except Refusal as refusal:
+            return refused(refusal.status, str(refusal))
+        return await go_on(request)
+
+    app.add_route("/api/runs", ask(lambda request, query: api.runs(query)))
+    app.add_route("/api/changes", ask(lambda request, query: api.changes(query)))
+    app.add_route("/api/runs/{run}/metrics", metrics)
+    app.add_route("/api/runs/{run}/trajectory/{file}/{line}", ask(trajectory))
+    app.add_route("/api/runs/{run}/{what}", ask(of_run))
+    app.add_route("/static/{name}", lambda request: static(request.path_params["name"]))
+    app.add_route("/", page)
+    app.add_route("/{rest:path}", nothing)
+    return app

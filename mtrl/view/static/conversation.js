@@ -1,0 +1,97 @@
+/* What was said and done, turn by turn. All of it is text. */
+
+import { h } from "./dom.js";
+import * as format from "./format.js";
+import { bar } from "./summary.js";
+import * as visible from "./visible.js";
+
+const LONG = 6000; // characters of a message that are shown at first
+
+/** JSON set out over lines, or null where the text is none. */
+function pretty(text) {
+  if (!/^\s*[[{]/.test(text)) return null;
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return null;
+  }
+}
+
+/** Text with its lines; what is too long is cut, with a button for the rest. */
+export function textView(text) {
+  const short = text.length > LONG ? text.slice(0, LONG) : text;
+  const box = h("div", { class: "text" }, visible.nodes(short));
+  if (short !== text) {
+    box.append(h("button", { type: "button", class: "quiet more",
+      onclick: (event) => event.target.replaceWith(...visible.nodes(text.slice(LONG))) },
+      `… show the other ${format.number(text.length - LONG)} characters`));
+  }
+  return box;
+}
+
+function callView(call) {
+  const text = pretty(call.arguments) || call.arguments;
+  return h("div", { class: "call" }, h("span", { class: "call-name" }, visible.plain(call.name)),
+    h("pre", {}, visible.nodes(text)));
+}
+
+/** One message: its role, its text, the tools that it calls. */
+export function messageView(message) {
+  const text = message.role === "tool" ? pretty(message.content) || message.content : message.content;
+  const calls = message.tool_calls || [];
+  return h("div",
+    { class: `message ${["system", "user", "assistant", "tool"].includes(message.role) ? message.role : "other"}` },
+    h("div", { class: "role" }, visible.plain(message.role),
+      message.name ? h("b", {}, ` ${visible.plain(message.name)}`) : null),
+    message.reasoning ? h("details", { class: "reasoning", open: true }, h("summary", {}, "Reasoning"),
+      textView(message.reasoning)) : null,
+    text ? textView(text) : calls.length || message.reasoning ? null : h("div", { class: "text nothing" }, "(empty)"),
+    calls.map(callView));
+}
+
+/** The response of a turn in a line or a few: its calls if it made any, else its words. */
+export function actionText(turn) {
+  const calls = turn.action.message.tool_calls || [];
+  if (!calls.length) return visible.nodes(turn.action.text);
+  return calls.map((call) => h("span", { class: "call-line" }, visible.line(`${call.name}(${call.arguments})`, 200)));
+}
+
+/** The head of a turn: what it was paid, how long it took, who spoke, and whether it was learnt from. */
+export function turnHead(turn, most) {
+  const parts = Object.entries(turn.components).map(([name,
+    value]) => `${visible.plain(name)} ${format.signed(value)}`);
+  const versions = turn.versions.map(([version,
+    count]) => (turn.versions.length > 1 ? `v${version} (${count})` : `v${version}`)).join(", ");
+  const facts = [`${format.plural(turn.action.tokens.ids.length, "token")}`, versions && `policy ${versions}`,
+    `${format.seconds(turn.seconds_generate)} + ${format.seconds(turn.seconds_environment)}`];
+  return h("header", { class: "turn-head" }, h("h2", {}, `Turn ${turn.number}`),
+    h("span", { class: "turn-paid", title: parts.join("\n") || "Reward of this turn" },
+      bar(turn.reward, most, `reward ${format.number(turn.reward)}`),
+      h("b", {}, format.signed(turn.reward)), h("small", {}, parts.join(", "))),
+    format.isNumber(turn.advantage) ? h("span",
+      { class: `fact ${turn.advantage < 0 ? "minus" : turn.advantage > 0 ? "plus" : ""}`,
+      title: "Mean advantage of its tokens" }, `adv. ${format.signed(Number(turn.advantage.toPrecision(3)))}`) : null,
+    turn.cut ? h("span", { class: "flag", title: "The engine stopped it at a token limit" }, "✂ cut") : null,
+    turn.break ? h("span", { class: "flag",
+      title: "Its context is not the previous tokens and more: a new sample starts here" },
+      `context broken: ${visible.plain(turn.break)}`) : null,
+    turn.untrained ? h("span", { class: "fact dim", title: visible.plain(turn.untrained) }, "not trained") : null,
+    h("span", { class: "fact dim",
+      title: "Sampled tokens, policy version, seconds to generate + in the environment" },
+      facts.filter(Boolean).join(" · ")));
+}
+
+/** The exchange of a turn: what came in, and what the model answered. */
+export function turnBody(turn) {
+  const { text } = turn.action;
+  const same = turn.action.message.content === text;
+  // The calls, set out, are the whole of a response that is nothing but its calls.
+  const message = same && turn.action.message.tool_calls.length ? { ...turn.action.message,
+    content: "" } : turn.action.message;
+  const raw = message.tool_calls.length || message.reasoning || !same;
+  return h("div", { class: "turn-body" }, turn.observation.messages.map((m) => messageView(m)),
+    turn.observation.whole_context ? h("p", { class: "note" }, "This turn saw its whole context anew.") : null,
+      messageView(message),
+    raw && text ? h("details", { class: "raw" }, h("summary", {}, "The response as it was sampled"),
+      textView(text)) : null);
+}

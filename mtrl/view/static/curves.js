@@ -1,0 +1,205 @@
+/* Small multiples of the metrics of all runs. */
+
+import { Chart } from "./chart.js";
+import { source } from "./data.js";
+import * as dom from "./dom.js";
+import * as format from "./format.js";
+import { KEYS, linesOf, PANELS, single } from "./panels.js";
+import * as route from "./route.js";
+import * as scale from "./scale.js";
+import { entities, points, smooth } from "./series.js";
+import * as visible from "./visible.js";
+
+const { h } = dom;
+const DASHES = [null, "5 3", "1.5 3", "8 3 1.5 3"];
+const MOST_FOUND = 30;
+
+export class Curves {
+  constructor(app, store) {
+    this.app = app;
+    this.store = store;
+    this.charts = new Map();
+    this.find = h("input", { type: "search", class: "search", placeholder: "Find a metric ( / )",
+      "aria-label": "Find a metric by its name",
+      oninput: () => route.change({ find: this.find.value.trim() || null }, true) });
+    this.runs = h("div", { class: "run-keys", role: "group", "aria-label": "Runs shown" });
+    this.tools = h("div", { class: "tools" });
+    this.note = h("p", { class: "note", hidden: true });
+    this.grid = h("div", { class: "charts" });
+    this.element = h("section", { class: "curves", "aria-label": "Curves" },
+      h("div", { class: "toolbar" }, h("h2", {}, "Curves"), this.find, this.tools), this.runs, this.note, this.grid);
+  }
+
+  async open(values) {
+    this.values = values;
+    if (document.activeElement !== this.find) this.find.value = values.find || "";
+    this.drawTools();
+    this.draw();
+    try {
+      await Promise.all(this.app.runs.map((run) => this.store.need(run.id, KEYS)));
+      await this.needFound();
+    } catch (error) {
+      this.say(error.message);
+    }
+    if (values === this.values) this.draw();
+  }
+
+  /** Metrics whose names hold every word that was typed, and those that were kept. */
+  async needFound() {
+    const keys = [...this.found(), ...this.keptKeys()];
+    if (keys.length) await Promise.all(this.app.runs.map((run) => this.store.need(run.id, keys)));
+  }
+
+  found() {
+    const words = (this.values.find || "").toLowerCase().split(/\s+/).filter(Boolean);
+    if (!words.length) return [];
+    const fits = (key) => words.every((word) => key.toLowerCase().includes(word));
+    return this.store.keys(this.app.runs).filter(fits).slice(0, MOST_FOUND);
+  }
+
+  keptKeys() {
+    return (this.values.keep || "").split(",").filter(Boolean);
+  }
+
+  hidden() {
+    return new Set((this.values.hide || "").split(",").filter(Boolean));
+  }
+
+  zoom() {
+    const [low, high] = (this.values.zoom || "").split("_").map(Number);
+    return format.isNumber(low) && format.isNumber(high) && high > low ? [low, high] : null;
+  }
+
+  drawTools() {
+    const families = new Set(this.app.runs.map((run) => run.family)).size < this.app.runs.length;
+    const window = this.values.smooth || "1";
+    const smoothing = h("label", { class: "choice" }, "Smooth ",
+      h("select", { id: "smooth",
+      onchange: (event) => route.change({ smooth: event.target.value === "1" ? null : event.target.value }) },
+      [["1", "off"], ["5", "5 points"], ["20", "20 points"]].map(([value, text]) => h("option",
+        { value, selected: value === window }, text))));
+    const seeds = families ? h("label", { class: "choice" },
+      h("input", { type: "checkbox", id: "group-seeds", checked: this.values.seeds !== "apart",
+      onchange: (event) => route.change({ seeds: event.target.checked ? null : "apart" }) }), " join seeds") : null;
+    const whole = this.zoom() ? h("button", { type: "button", class: "button", id: "whole",
+      onclick: () => route.change({ zoom: null }) }, "Show all steps") : null;
+    dom.replace(this.tools, seeds, smoothing, whole);
+  }
+
+  drawRuns(all) {
+    const hidden = this.hidden();
+    if (all.length < 2) return dom.replace(this.runs);
+    dom.replace(this.runs,
+      all.map((entity, i) => h("button", { type: "button", class: "chip run-key", id: `run-key-${i}`,
+      "aria-pressed": String(!hidden.has(entity.key)), title: "Show or hide it",
+      onclick: () => {
+        if (!hidden.delete(entity.key)) hidden.add(entity.key);
+        route.change({ hide: [...hidden].join(",") || null }, true);
+      } }, h("i", { class: "swatch", vars: { background: entity.colour } }), visible.plain(entity.label))));
+  }
+
+  draw() {
+    const all = entities(this.app.runs, this.values.seeds !== "apart", scale.categorical);
+    this.drawRuns(all);
+    const hidden = this.hidden(), shown = all.filter((entity) => !hidden.has(entity.key));
+    const specs = this.panels().flatMap((panel) => this.specs(panel,
+      shown)).filter((spec) => spec.series.some((s) => s.points.length));
+    const whole = this.zoom() || Chart.span(specs);
+    specs.forEach((spec) => { spec.x = whole; });
+    const wanted = new Set(specs.map((spec) => spec.id));
+    for (const [id, chart] of this.charts) if (!wanted.has(id)) chart.close(), chart.element.remove(),
+      this.charts.delete(id);
+    specs.forEach((spec, i) => this.place(spec, i));
+    const why = this.values.find ? "No metric has this name." : "No step has been measured yet.";
+    this.say(specs.length ? "" : shown.length ? why : "All runs are hidden.");
+  }
+
+  panels() {
+    if (this.values.find) return this.found().map(single);
+    return [...PANELS, ...this.keptKeys().map(single)];
+  }
+
+  /** A stack is of one run; everything else shows all of them. */
+  specs(panel, shown) {
+    const groups = panel.stacked ? shown.map((entity) => [entity]) : [shown];
+    return groups.map((group) => {
+      const lines = linesOf(panel, this.store.keys(this.app.runs));
+      const alone = group.length === 1;
+      const made = group.flatMap((entity, e) => lines.map((line, i) => this.line(panel, entity, line, i, alone,
+        lines.length)));
+      const whose = panel.stacked && shown.length > 1 ? `: ${visible.plain(group[0].label)}` : "";
+      const title = panel.title + whose;
+      const legend = alone ? null : lines.map((line, i) => ({ label: line.label, colour: "var(--ink-2)",
+        dash: DASHES[i % 4] }));
+      const tells = panel.stacked ? (p) => p.y > 0 : (p) => format.isNumber(p.y);
+      const series = made.filter((s) => s.points.some(tells));
+      return { ...panel, id: title, title, series,
+        legend: legend && lines.length > 1 ? legend.filter((l) => series.some((s) => s.line === l.label)) : null,
+        alone };
+    });
+  }
+
+  line(panel, entity, line, i, alone, lines) {
+    const made = points(this.store, entity, line, panel.factor);
+    const window = panel.stacked ? 1 : Number(this.values.smooth || 1);
+    const crowded = lines > 2 && entity.runs.length > 1; // bands over bands say nothing
+    return {
+      points: smooth(crowded ? made.map((p) => ({ ...p, low: null, high: null })) : made, window), line: line.label,
+        colour: alone ? scale.categorical(line.hue ?? i) : entity.colour, dash: alone ? null : DASHES[i % 4],
+      bars: Boolean(line.low) && entity.runs.length === 1,
+        label: alone ? line.label : visible.plain(entity.label) + (lines > 1 ? `, ${line.label}` : ""),
+    };
+  }
+
+  place(spec, i) {
+    let chart = this.charts.get(spec.id);
+    if (chart) chart.update(spec);
+    else {
+      chart = new Chart(spec, { hover: (x, on) => this.hover(x, on), zoom: (range) => this.zoomTo(range),
+        pick: (step) => this.pick(step) });
+      if (this.values.find) dom.append(chart.element.firstChild, [this.keepButton(spec.id)]);
+      this.charts.set(spec.id, chart);
+    }
+    if (this.grid.children[i] !== chart.element) this.grid.insertBefore(chart.element, this.grid.children[i] || null);
+  }
+
+  keepButton(key) {
+    return h("button", { type: "button", class: "quiet", title: "Keep this curve below the others", onclick: () => {
+      route.change({ keep: [...new Set([...this.keptKeys(), key])].join(","), find: null });
+    } }, "keep");
+  }
+
+  hover(x, on) {
+    for (const chart of this.charts.values()) chart.point(x, chart === on);
+  }
+
+  zoomTo(range) {
+    route.change({ zoom: range ? range.map((x) => Number(x.toFixed(2))).join("_") : null });
+  }
+
+  /** The step of the nearest trajectories that were kept. */
+  async pick(step) {
+    if (step === undefined) return;
+    const run = this.app.runs.find((r) => r.files) || this.app.runs[0];
+    const { files } = await source.files(run.id);
+    const steps = files.map((file) => file.step).filter(format.isNumber);
+    if (!steps.length) return this.app.say("This run has kept no trajectories.");
+    const near = steps.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
+    if (near !== step) this.app.say(`Step ${step} kept no trajectories; this is step ${near}.`);
+    route.go("browse", { run: run.id, step: near });
+  }
+
+  say(text) {
+    this.note.hidden = !text;
+    this.note.textContent = text;
+  }
+
+  async changed(run) {
+    await this.store.again(run).catch((error) => this.say(error.message));
+    this.draw();
+  }
+
+  close() {
+    this.charts.forEach((chart) => chart.close());
+  }
+}

@@ -1,0 +1,122 @@
+/* Where everything that is shown comes from: the server, or the JSON inside an exported file. Same answers,
+  same names. */
+
+import * as selection from "./selection.js";
+
+/** The part of a path or query that names something. */
+function path(...parts) {
+  return "/api/" + parts.map((part) => encodeURIComponent(part)).join("/");
+}
+
+function query(values) {
+  const words = new URLSearchParams();
+  for (const [key, value] of Object.entries(values || {})) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== undefined && one !== null && one !== "") words.append(key, one);
+    }
+  }
+  const text = words.toString();
+  return text ? "?" + text : "";
+}
+
+/** What both sources answer. `get(path, values)` is theirs; errors are Errors with one plain sentence. */
+class Source {
+  runs() { return this.get(path("runs")); }
+  config(run) { return this.get(path("runs", run, "config")); }
+  metrics(run, keys) { return this.get(path("runs", run, "metrics"), { keys: keys && keys.join(",") }); }
+  timeline(run) { return this.get(path("runs", run, "timeline")); }
+  alarms(run) { return this.get(path("runs", run, "alarms")); }
+  files(run) { return this.get(path("runs", run, "files")); }
+  trajectories(run, values) { return this.get(path("runs", run, "trajectories"), values); }
+  groups(run, values) { return this.get(path("runs", run, "groups"), values); }
+  facets(run, values) { return this.get(path("runs", run, "facets"), values); }
+  search(run, values) { return this.get(path("runs", run, "search"), values); }
+  trajectory(run, file, line) { return this.get(path("runs", run, "trajectory", file, line)); }
+}
+
+class Server extends Source {
+  live = true;
+  leftOut = 0;
+  recent = new Map(); // the last trajectories looked at: going back and forth costs nothing
+
+  async get(address, values) {
+    let answer;
+    try {
+      answer = await fetch(address + query(values), { headers: { Accept: "application/json" } });
+    } catch {
+      throw new Error("The server does not answer. Is python -m mtrl.view still running?");
+    }
+    const body = await answer.json().catch(() => null);
+    if (!answer.ok) throw new Error((body && body.error) || `The server answered ${answer.status}.`);
+    if (body === null) throw new Error("The server's answer is not JSON.");
+    return body;
+  }
+
+  changes(state) {
+    return this.get(path("changes"), { since: state });
+  }
+
+  trajectory(run, file, line) {
+    const key = [run, file, line].join("\n");
+    if (!this.recent.has(key)) {
+      const found = super.trajectory(run, file, line);
+      found.catch(() => this.recent.delete(key));
+      this.recent.set(key, found);
+      if (this.recent.size > 24) this.recent.delete(this.recent.keys().next().value);
+    }
+    return this.recent.get(key);
+  }
+
+  /** Files can be written anew (a resumed run): what was kept of a run is asked for again. */
+  forget(run) {
+    for (const key of this.recent.keys()) if (key.startsWith(run + "\n")) this.recent.delete(key);
+  }
+}
+
+class Exported extends Source {
+  live = false;
+
+  constructor(kept) {
+    super();
+    this.kept = kept;
+    this.leftOut = kept.left_out;
+  }
+
+  async get(address, values) {
+    const answer = this.kept.routes[address];
+    if (answer === undefined) throw new Error("The exported file does not hold this; python -m mtrl.view RUN does.");
+    if (address.endsWith("/metrics") && values && values.keys) return this.columns(answer, values.keys.split(","));
+    return answer;
+  }
+
+  columns(answer, wanted) {
+    const fits = (key) => wanted.some((w) => (w.endsWith("*") ? key.startsWith(w.slice(0, -1)) : key === w));
+    return { ...answer, columns: Object.fromEntries(Object.entries(answer.columns).filter(([key]) => fits(key))) };
+  }
+
+  summaries(run) {
+    const answer = this.kept.routes[path("runs", run, "trajectories")];
+    return answer ? answer.items : [];
+  }
+
+  async trajectories(run, values) {
+    return selection.page(selection.sorted(selection.chosen(this.summaries(run), values), values), values, 100);
+  }
+
+  async groups(run, values) {
+    return selection.page(selection.grouped(selection.chosen(this.summaries(run), values), values), values, 50);
+  }
+
+  async facets(run, values) {
+    return selection.facets(selection.chosen(this.summaries(run), values));
+  }
+
+  async search(run, values) {
+    const items = selection.sorted(selection.chosen(this.summaries(run), values), values);
+    return selection.search(items, values, (s) => this.kept.routes[path("runs", run, "trajectory", s.file, s.line)]);
+  }
+}
+
+const kept = document.getElementById("mtrl-export");
+
+export const source = kept ? new Exported(JSON.parse(kept.textContent)) : new Server();

@@ -1,0 +1,118 @@
+/* A list of any length that keeps only the rows in sight in the page. */
+
+import { h } from "./dom.js";
+
+/**
+ * row(index) → element, for index in 0 … count - 1. Rows have one height, so the scroll bar tells the truth.
+ * The list is one stop of the Tab key: arrows, Page Up and Down, Home, End move, Enter opens (`open(index)`).
+ */
+export class VirtualList {
+  static ROW = 30;
+  static BEYOND = 12; // rows kept above and below those in sight
+
+  constructor({ head, row, open, label }) {
+    this.row = row;
+    this.open = open;
+    this.count = 0;
+    this.selected = 0;
+    this.rows = new Map();
+    this.spacer = h("div", { class: "vl-spacer" });
+    this.body = h("div", { class: "vl-body", role: "rowgroup" }, this.spacer);
+    this.element = h("div", { class: "vl", role: "grid", tabindex: 0, "aria-label": label }, head, this.body);
+    this.element.addEventListener("scroll", () => this.render(), { passive: true });
+    this.resize = new ResizeObserver(() => this.render());
+    this.resize.observe(this.element);
+  }
+
+  close() {
+    this.resize.disconnect();
+  }
+
+  /** All rows anew. `keep` leaves the place in the list as it is, for rows that came later. */
+  show(count, selected, keep = false) {
+    this.count = count;
+    this.selected = Math.max(0, Math.min(selected, count - 1));
+    this.spacer.style.height = `${count * VirtualList.ROW}px`;
+    this.element.setAttribute("aria-rowcount", count);
+    this.rows.forEach((element) => element.remove());
+    this.rows.clear();
+    if (!keep) this.reveal(this.selected);
+    this.render();
+  }
+
+  /** Whether someone left the top of the list. */
+  moved() {
+    return this.element.scrollTop >= VirtualList.ROW || this.selected > 0;
+  }
+
+  /** Rows were put in above: what is in sight stays in sight. */
+  shift(count) {
+    this.count += count;
+    this.selected += count;
+    this.spacer.style.height = `${this.count * VirtualList.ROW}px`;
+    this.element.scrollTop += count * VirtualList.ROW;
+  }
+
+  render() {
+    const height = this.element.clientHeight;
+    if (!height) return;
+    const first = Math.max(0, Math.floor(this.element.scrollTop / VirtualList.ROW) - VirtualList.BEYOND);
+    const last = Math.min(this.count, first + Math.ceil(height / VirtualList.ROW) + 2 * VirtualList.BEYOND);
+    for (const [index, element] of this.rows) {
+      if (index < first || index >= last) element.remove(), this.rows.delete(index);
+    }
+    for (let index = first; index < last; index++) if (!this.rows.has(index)) this.add(index);
+  }
+
+  add(index) {
+    const element = this.row(index);
+    element.classList.add("vl-row");
+    element.setAttribute("role", "row");
+    element.setAttribute("aria-rowindex", index + 1);
+    element.id = `row-${index}`;
+    element.style.transform = `translateY(${index * VirtualList.ROW}px)`;
+    this.mark(element, index);
+    element.addEventListener("click", (event) => {
+      if (event.metaKey || event.ctrlKey || event.target.closest("a")) return;
+      this.select(index);
+      this.open(index);
+    });
+    this.rows.set(index, element);
+    this.body.append(element);
+  }
+
+  reveal(index) {
+    const head = this.body.offsetTop;
+    const box = this.element, top = index * VirtualList.ROW;
+    const lowest = top + VirtualList.ROW + head - box.clientHeight;
+    if (top < box.scrollTop) box.scrollTop = top;
+    else if (lowest > box.scrollTop) box.scrollTop = lowest;
+  }
+
+  select(index) {
+    this.selected = Math.max(0, Math.min(index, this.count - 1));
+    this.reveal(this.selected);
+    this.render();
+    this.rows.forEach((element, i) => this.mark(element, i));
+  }
+
+  mark(element, index) {
+    const chosen = index === this.selected;
+    element.classList.toggle("selected", chosen);
+    element.setAttribute("aria-selected", chosen);
+    if (chosen) this.element.setAttribute("aria-activedescendant", `row-${index}`);
+  }
+
+  /** The keys of the view that shows the list. */
+  keys() {
+    const page = Math.max(1, Math.floor(this.element.clientHeight / VirtualList.ROW) - 2);
+    const moves = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: page, PageUp: -page, Home: -this.count,
+      End: this.count };
+    const go = (move) => {
+      this.select(this.selected + move);
+      this.element.focus({ preventScroll: true }); // so that Enter means the row, not what was clicked last
+    };
+    const acts = Object.entries(moves).map(([key, move]) => [key, () => go(move)]);
+    return { ...Object.fromEntries(acts), Enter: () => this.open(this.selected) };
+  }
+}

@@ -1,0 +1,73 @@
+/* What is new in the runs: asked about once a second while the page is in sight. */
+
+import { source } from "./data.js";
+
+const EVERY = 1000; // milliseconds
+const WATCHED = ["metrics", "files", "alarms", "timeline"];
+
+export class Live {
+  constructor(app) {
+    this.app = app;
+    this.state = undefined;
+    this.known = new Map();
+  }
+
+  /** Note how things stand, before anything is shown: what is written later is then seen as new. */
+  async begin() {
+    const answer = await source.changes();
+    this.state = answer.state;
+    answer.runs.forEach((run) => this.known.set(run.id, run));
+  }
+
+  start() {
+    this.timer = setTimeout(() => this.look(), EVERY);
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden) this.look();
+    });
+  }
+
+  async look() {
+    clearTimeout(this.timer);
+    if (this.looking) return;
+    this.looking = true;
+    try {
+      const answer = await source.changes(this.state);
+      if (this.app.silent) this.heard();
+      if (answer.state !== this.state) await this.tell(answer);
+      this.state = answer.state;
+    } catch {
+      if (!this.app.silent) this.lost();
+    }
+    this.looking = false;
+    if (!document.hidden) this.timer = setTimeout(() => this.look(), this.app.silent ? 3 * EVERY : EVERY);
+  }
+
+  /** Views are told which parts of which run changed. */
+  async tell(answer) {
+    const news = answer.runs.map((run) => [run, this.difference(run)]).filter(([, names]) => names.length);
+    answer.runs.forEach((run) => this.known.set(run.id, run));
+    await this.app.readRuns();
+    this.app.drawBar();
+    for (const [run, names] of news) {
+      source.forget(run.id);
+      if (this.app.view) this.app.view.changed(run.id, names);
+    }
+  }
+
+  difference(run) {
+    const before = this.known.get(run.id);
+    const names = WATCHED.filter((name) => !before || before[name] !== run[name]);
+    const moved = !before || JSON.stringify(before.indexing) !== JSON.stringify(run.indexing);
+    return moved && !names.includes("files") ? [...names, "files"] : names;
+  }
+
+  lost() {
+    this.app.silent = true;
+    this.app.drawBar();
+  }
+
+  heard() {
+    this.app.silent = false;
+    this.app.drawBar();
+  }
+}

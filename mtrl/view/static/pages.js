@@ -1,0 +1,162 @@
+/* A long list that is fetched in parts, as its rows come into sight. */
+
+import { source } from "./data.js";
+import * as route from "./route.js";
+import { orderOf } from "./selection.js";
+
+const SIZE = 100;
+
+/** Items 0 … total - 1 of what `ask({offset, limit})` answers; `changed()` is called when more of it is known. */
+export class Pages {
+  constructor(ask, changed) {
+    this.ask = ask;
+    this.changed = changed;
+    this.items = new Map();
+    this.asked = new Map();
+    this.age = 0;
+    this.total = null;
+    this.error = null;
+    this.indexing = null;
+  }
+
+  /** The item, or undefined while it is on its way. */
+  get(index) {
+    const page = Math.floor(index / SIZE);
+    if (this.asked.get(page) !== this.age) this.load(page);
+    return this.items.get(index);
+  }
+
+  async load(page) {
+    const age = this.age;
+    this.asked.set(page, age);
+    try {
+      const answer = await this.ask({ offset: page * SIZE, limit: SIZE });
+      if (age !== this.age) return;
+      this.error = null;
+      this.total = answer.total;
+      this.indexing = answer.indexing;
+      answer.items.forEach((item, i) => this.items.set(answer.offset + i, item));
+    } catch (error) {
+      if (age !== this.age) return;
+      this.asked.delete(page);
+      this.error = error;
+    }
+    this.changed();
+  }
+
+  /** Ask again for what comes into sight; what is there stays until the answer comes. */
+  stale() {
+    this.age += 1;
+  }
+
+  /** Rows were put in above: the item that was at index i is at i + count. */
+  shift(count) {
+    this.items = new Map([...this.items].map(([index, item]) => [index + count, item]).filter(([index]) => index >= 0));
+  }
+
+  find(same) {
+    for (const [index, item] of this.items) if (same(item)) return index;
+    return -1;
+  }
+
+  /** The item at an index, fetched if need be. */
+  async item(index) {
+    if (index < 0 || (this.total !== null && index >= this.total)) return undefined;
+    if (!this.items.has(index)) await this.load(Math.floor(index / SIZE));
+    return this.items.get(index);
+  }
+}
+
+/** What a search found, grown as long as someone looks: the server searches in short stretches. */
+export class Found {
+  constructor(run, values, changed) {
+    this.run = run;
+    this.values = values;
+    this.changed = changed;
+    this.list = [];
+    this.total = 0;
+    this.searched = 0;
+    this.missed = 0;
+    this.of = null;
+    this.error = null;
+    this.done = false;
+    this.running = this.more();
+  }
+
+  get(index) {
+    return this.list[index];
+  }
+
+  async item(index) {
+    return this.list[index];
+  }
+
+  find(same) {
+    return this.list.findIndex(same);
+  }
+
+  stop() {
+    this.done = true;
+  }
+
+  async more() {
+    let cursor;
+    while (!this.done) {
+      try {
+        const answer = await source.search(this.run, { ...this.values, cursor, limit: SIZE });
+        if (this.done) return;
+        this.list.push(...answer.items.map((found) => ({ ...found.summary, hits: found.hits,
+          hit_count: found.hit_count })));
+        this.total = this.list.length;
+        this.searched = answer.searched;
+        this.missed = answer.missed;
+        this.of = answer.total;
+        cursor = answer.cursor;
+        this.done = cursor === null || this.total >= 5000;
+      } catch (error) {
+        this.error = error;
+        this.done = true;
+      }
+      this.changed();
+    }
+  }
+}
+
+let last = null;
+
+/** The list that filters, order and search describe. The same one again keeps what it knows and where one was: `at`. */
+export function listed(run, values, changed) {
+  const { q } = values, asked = route.asked(values);
+  const key = JSON.stringify([run, asked, q || ""]);
+  if (last && last.key === key) {
+    last.changed = changed;
+    if (!q) last.stale();
+    return last;
+  }
+  if (last instanceof Found) last.stop();
+  last = q ? new Found(run, { ...asked, q }, changed) : new Pages((part) => source.trajectories(run,
+    { ...asked, ...part }), changed);
+  last.key = key;
+  last.at = 0;
+  return last;
+}
+
+/** Where a trajectory is in a list, found by halves, since the order is known; -1: it is not in the list. */
+export async function locate(list, summary, values) {
+  const same = (s) => s.file === summary.file && s.line === summary.line;
+  if (list instanceof Found) await list.running;
+  const known = list.find(same);
+  if (known >= 0 || list instanceof Found) return known;
+  const before = orderOf(route.asked(values));
+  if (list.total === null) await list.item(0);
+  let low = 0, high = list.total;
+  while (low < high) {
+    const middle = Math.floor((low + high) / 2);
+    const { items: [there] } = await list.ask({ offset: middle, limit: 1 });
+    if (!there) return -1;
+    if (same(there)) return middle;
+    if (before(there, summary) < 0) low = middle + 1;
+    else high = middle;
+  }
+  return -1;
+}

@@ -1,0 +1,102 @@
+/* The runs beside one another: what they are, how far they are, what they reached, how they differ. */
+
+import { source } from "./data.js";
+import * as dom from "./dom.js";
+import * as format from "./format.js";
+import * as keys from "./keys.js";
+import * as route from "./route.js";
+import * as visible from "./visible.js";
+
+const { h } = dom;
+const MOST_DIFFERENCES = 8;
+
+export function runTable(app, store) {
+  const differing = app.differing.filter((key) => !["seed", "name"].includes(key));
+  const columns = differing.slice(0, MOST_DIFFERENCES);
+  const head = ["Run", "Seed", "Status", "Step", "Success before → after", "Reward", "Time", "Findings",
+    ...columns.map((key) => key.split(".").slice(-2).join("."))];
+  const table = h("table", {}, h("thead", {}, h("tr", {},
+    head.map((title, i) => h("th", { scope: "col", title: i > 7 ? columns[i - 8] : null }, visible.plain(title))),
+    h("th", { scope: "col" }, h("span", { class: "sr" }, "Open")))),
+    h("tbody", {}, app.runs.map((run) => row(run, store, columns))));
+  const more = differing.slice(MOST_DIFFERENCES).map(visible.plain), rest = more.length;
+  const problem = (run, text) => dom.note(`${visible.plain(run.name)}: ${visible.plain(text)}`, "error");
+  return h("section", { class: "card runs", "aria-label": "Runs" },
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of the runs" }, table),
+    rest > 0 ? h("p", { class: "dim" },
+      `${format.plural(rest, "more setting")} differ${rest === 1 ? "s" : ""}: ${more.join(", ")}`) : null,
+    app.runs.flatMap((run) => run.problems.map((text) => problem(run, text))),
+    app.warnings.map((text) => dom.note(visible.plain(text), "error")));
+}
+
+function row(run, store, columns) {
+  const cell = (content, name = "") => h("td", { class: name }, content);
+  return h("tr", {},
+    h("th", { scope: "row" }, h("a", { href: route.link("browse", { run: run.id }) }, visible.plain(run.name)),
+      h("small", { class: "path" }, visible.plain(run.path))),
+    cell(format.value(run.seed), "num"), cell(h("span",
+      { class: `badge ${run.status === "running" ? "live" : run.status}` }, visible.plain(run.status))),
+    cell(run.max_steps ? `${format.number(run.step)} / ${format.number(run.max_steps)}` : format.number(run.step),
+      "num"),
+    cell(success(run, store)), cell(reward(run, store), "num"), cell(format.seconds(time(run)), "num"),
+    cell(run.alarms ? h("a", { class: "alarm-count", href: "#overview", onclick: (event) => toAlarms(event) },
+      String(run.alarms)) : "none", "num"),
+    columns.map((key) => cell(format.value(run.differences[key]))),
+    cell([h("a", { href: route.link("browse", { run: run.id, verdict: "disagree" }),
+      title: "Trajectories on which reward and score disagree" }, "reward ≠ score"), " ",
+      h("button", { type: "button", class: "quiet", id: `config-${run.id}`, onclick: () => showConfig(run) }, "config"),
+    ], "links"));
+}
+
+function toAlarms(event) {
+  event.preventDefault();
+  document.querySelector(".alarms")?.scrollIntoView();
+}
+
+function time(run) {
+  if (run.summary && format.isNumber(run.summary.seconds)) return run.summary.seconds;
+  return format.isNumber(run.started) && format.isNumber(run.updated) ? run.updated - run.started : null;
+}
+
+/** The scorer's success on held-out rows, first and last, with the interval of the last. */
+function success(run, store) {
+  const of = (key, which) => store[which](run.id, key);
+  const before = run.summary?.success_before ?? of("val/success/mean", "first"),
+    after = run.summary?.success_after ?? of("val/success/mean", "last");
+  if (!format.isNumber(before) && !format.isNumber(after)) return h("span", { class: "dim" }, "not evaluated");
+  const low = of("val/success/ci_low", "last"), high = of("val/success/ci_high", "last");
+  const known = format.isNumber(low) && format.isNumber(high);
+  const interval = known ? ` (${format.percent(low)} – ${format.percent(high)})` : "";
+  return h("span", { class: "before-after" }, h("span", { class: "dim" }, format.percent(before)), " → ",
+    h("b", {}, format.percent(after)), h("small", {}, interval),
+    h("span", { class: "gauge", "aria-hidden": "true", vars: { "--low": low ?? after ?? 0,
+      "--high": high ?? after ?? 0, "--before": before ?? 0, "--after": after ?? 0 } }, h("i", { class: "between" }),
+      h("i", { class: "was" }), h("i", { class: "is" })));
+}
+
+function reward(run, store) {
+  return format.number(run.summary?.reward_after ?? store.last(run.id, "val/reward/mean") ?? store.last(run.id,
+    "rollout/reward/mean"));
+}
+
+async function showConfig(run) {
+  const field = h("input", { type: "search", class: "search", placeholder: "Find a key or value",
+    "aria-label": "Find a key or value" });
+  const text = h("pre", { class: "text config" }, "Reading…");
+  keys.showDialog(`Configuration of ${visible.plain(run.name)}`, h("p", { class: "dim" }, visible.plain(run.path)),
+    field, text);
+  try {
+    const { flat, text: yaml } = await source.config(run.id);
+    const show = () => {
+      const words = field.value.toLowerCase();
+      const found = Object.entries(flat).map(([key,
+        value]) => `${key} = ${format.value(value)}`).filter((line) => line.toLowerCase().includes(words));
+      dom.replace(text,
+        words ? visible.nodes(found.join("\n") || "Nothing has this name or value.") : visible.nodes(yaml));
+    };
+    field.addEventListener("input", show);
+    show();
+  } catch (error) {
+    dom.replace(text, error.message);
+  }
+}

@@ -1,0 +1,241 @@
+/* One trajectory: what was said, what it was paid, and every token of it. */
+
+import { turnBody, turnHead, messageView } from "./conversation.js";
+import { source } from "./data.js";
+import * as dom from "./dom.js";
+import * as format from "./format.js";
+import { listed, locate } from "./pages.js";
+import { COLOURINGS, legend } from "./paint.js";
+import * as route from "./route.js";
+import { side } from "./side.js";
+import { outcome, scoreCell, verdictMark } from "./summary.js";
+import { details, TokenFlow } from "./tokens.js";
+import * as visible from "./visible.js";
+
+const { h } = dom;
+
+/** What reward bars are drawn against: the largest of the turns, the components and the group. */
+function mostPaid({ turns, summary, group }) {
+  const rewards = [...turns, ...(group || [])].map((each) => each.reward || 0);
+  return Math.max(0, ...[...rewards, ...Object.values(summary.components)].map(Math.abs));
+}
+
+export class TrajectoryView {
+  constructor(app) {
+    this.app = app;
+    this.element = h("section", { class: "trajectory", "aria-label": "Trajectory" });
+  }
+
+  async open(values) {
+    this.values = values;
+    this.run = this.app.run(values.run);
+    const key = `${this.run.id}\n${values.at}`;
+    if (key !== this.key) await this.load(key);
+    else if (this.whole) this.apply();
+  }
+
+  async load(key) {
+    this.key = key;
+    this.whole = null;
+    const [file, line] = route.parts(this.values.at);
+    if (!this.element.childElementCount) dom.replace(this.element, dom.note("Reading the trajectory…", "loading"));
+    try {
+      const whole = await source.trajectory(this.run.id, file, line);
+      if (key !== this.key) return;
+      this.draw(whole);
+    } catch (error) {
+      if (key === this.key) dom.replace(this.element, this.crumbs(), dom.note(error.message, "error"));
+    }
+  }
+
+  draw(whole) {
+    if (this.flow) this.flow.close();
+    this.whole = whole;
+    this.shown = null;
+    const most = Math.max(0, ...(whole.group || []).map((s) => Math.abs(s.advantage || 0)));
+    this.flow = new TokenFlow(whole.turns, most, { look: (token) => this.look(token),
+      pick: (token) => this.pick(token) });
+    this.most = mostPaid(whole);
+    this.position = h("span", { class: "position" });
+    this.modes = h("div", { class: "segments", role: "group", "aria-label": "Show" });
+    this.colours = h("div", { class: "colours" });
+    this.turns = h("div", { class: "turns" });
+    this.token = h("section", { class: "token-details card", "aria-label": "Token", "aria-live": "polite" });
+    const s = whole.summary;
+    const headline = h("span", { class: "headline" }, `reward ${format.number(s.reward)}`, scoreCell(s),
+      verdictMark(s), outcome(s));
+    const steps = h("div", { class: "walk" }, this.position, this.step("k", -1, "‹ Previous"),
+      this.step("j", 1, "Next ›"));
+    dom.replace(this.element, h("div", { class: "toolbar" }, this.crumbs(), headline, steps),
+      h("div", { class: "trajectory-bar toolbar" }, this.modes, this.colours),
+      h("div", { class: "trajectory-main" }, this.turns, h("aside", { class: "side" }, this.token,
+        side(whole, this.run, this.values, this.most))));
+    this.apply();
+    this.locate();
+  }
+
+  crumbs() {
+    const s = this.whole && this.whole.summary, kept = route.kept(this.values);
+    const back = h("a", { class: "crumb", href: route.link("browse", kept) }, "‹ List");
+    if (!s) return h("nav", { class: "crumbs" }, back);
+    return h("nav", { class: "crumbs", "aria-label": "Where this is" }, back,
+      h("a", { href: route.link("browse", { run: this.run.id, level: "groups", step: s.step, kind: s.kind }) },
+        `step ${format.number(s.step)}, ${format.words(s.kind)}`),
+      h("a", { href: route.link("group", { ...kept, of: route.place(s.file, s.group) }) }, visible.line(s.task, 60)),
+      h("span", { "aria-current": "page" }, `#${s.index}`));
+  }
+
+  step(key, move, text) {
+    return h("button", { type: "button", class: "button", title: `${text} (${key})`, onclick: () => this.go(move) },
+      text);
+  }
+
+  /** What the address says of this trajectory: conversation or tokens, colours, turn, token. */
+  apply() {
+    const { show, turn, token } = this.values;
+    const mode = show === "tokens" || token !== undefined ? "tokens" : "conversation";
+    const colouring = COLOURINGS.some(([name]) => name === this.values.colour) ? this.values.colour : this.usual();
+    this.drawModes(mode, colouring);
+    if (this.shown !== mode) this.drawTurns(mode);
+    this.flow.colour(colouring);
+    const chosen = token === undefined ? null : this.flow.token(Number(turn), Number(token));
+    this.flow.choose(chosen);
+    this.look(null);
+    this.settle(turn, chosen, mode);
+  }
+
+  /** Go to the turn or token that is named, once: later changes of colour leave the page where it is. */
+  settle(turn, chosen, mode) {
+    const place = `${this.key}\n${turn}\n${this.values.token}\n${mode}`;
+    if (place === this.settled) return;
+    const other = this.settled === undefined || !this.settled.startsWith(this.key + "\n");
+    this.settled = place;
+    const target = chosen ? this.flow.spanOf(chosen) : turn ? dom.byId(`turn-${turn}`) : null;
+    this.turns.querySelectorAll(".turn.current").forEach((element) => element.classList.remove("current"));
+    dom.byId(`turn-${turn}`)?.classList.add("current");
+    if (!target) return other ? window.scrollTo(0, 0) : undefined;
+    const box = target.getBoundingClientRect(),
+      top = this.element.querySelector(".trajectory-bar").getBoundingClientRect().bottom;
+    if (chosen && box.top > top && box.bottom < innerHeight) return undefined;
+    const go = () => target.scrollIntoView({ block: chosen ? "center" : "start" });
+    go();
+    return requestAnimationFrame(go); // what came into sight may have changed the heights above
+  }
+
+  usual() {
+    if (this.whole.turns.some((turn) => turn.advantage !== null)) return "advantage";
+    return this.whole.turns.some((turn) => turn.action.tokens.logprobs) ? "logprob" : "by";
+  }
+
+  drawModes(mode, colouring) {
+    dom.replace(this.modes, ["conversation", "tokens"].map((name) => h("button",
+      { type: "button", id: `show-${name}`, "aria-pressed": String(name === mode),
+      onclick: () => route.change({ show: name === "tokens" ? name : null, token: null }) },
+        name[0].toUpperCase() + name.slice(1))));
+    const choices = COLOURINGS.map(([name, title, about], i) => h("button",
+      { type: "button", id: `colour-${name}`, title: `${about} (${i + 1})`,
+      "aria-pressed": String(name === colouring), onclick: () => route.change({ colour: name, show: "tokens" }) },
+        title));
+    if (mode !== "tokens") return dom.replace(this.colours);
+    return dom.replace(this.colours, h("div", { class: "segments", role: "group",
+      "aria-label": "Colour the tokens by" }, choices), legend(colouring, this.flow.all, this.flow.most));
+  }
+
+  drawTurns(mode) {
+    this.shown = mode;
+    const { whole } = this;
+    this.element.classList.toggle("with-tokens", mode === "tokens");
+    const body = (turn) => (mode === "tokens" ? this.flow.box(turn.number) : turnBody(turn));
+    const end = whole.final_observation.length ? h("article", { class: "turn end" },
+      h("header", { class: "turn-head" }, h("h2", {}, "After the last turn"),
+      h("span", { class: "fact dim" }, "never shown to the model")),
+        h("div", { class: "turn-body" }, whole.final_observation.map((m) => messageView(m)))) : null;
+    this.flow.clear();
+    dom.replace(this.turns, whole.problem ? [dom.note(visible.plain(whole.problem), "error"),
+      whole.raw ? h("pre", { class: "text" }, visible.nodes(whole.raw)) : null] : null,
+      mode === "tokens" && whole.tokens === "ids" ? dom.note("The run kept no tokenizer: tokens are ids here.") : null,
+      whole.turns.map((turn) => h("article", { class: "turn", id: `turn-${turn.number}`,
+        "aria-label": `Turn ${turn.number}` }, turnHead(turn, this.most), body(turn))),
+      end, whole.turns.length || whole.problem ? null : dom.note("This episode has no turns."));
+  }
+
+  /** Show what is known of a token; of the chosen one while none is pointed at. */
+  look(token) {
+    const shown = token || this.flow.chosen;
+    this.token.hidden = this.shown !== "tokens";
+    if (!shown) return dom.replace(this.token, h("h3", {}, "Token"),
+      h("p", { class: "dim" },
+      "Point at a token, or go to it by Tab and the arrow keys. A click keeps it here and in the link."));
+    const close = this.flow.chosen ? h("button", { type: "button", class: "quiet close",
+      "aria-label": "Let go of the token", onclick: () => route.change({ token: null, show: "tokens" }) }, "×") : null;
+    return dom.replace(this.token, h("h3", {}, shown === this.flow.chosen ? "Token, chosen" : "Token", close),
+      details(shown, this.place(shown)));
+  }
+
+  /** Where a token is in its context: since the last turn that saw its whole context anew. */
+  place(token) {
+    let position = token.index;
+    const anew = (i) => this.whole.turns[i].observation.whole_context;
+    for (let i = token.turn - 1; i >= 1 && !anew(i); i--) position += this.flow.turns.get(i).length;
+    return { position };
+  }
+
+  pick(token) {
+    const same = this.flow.chosen === token;
+    route.change({ turn: token.turn, token: same ? null : token.index, show: "tokens" },
+      this.flow.chosen !== null && this.flow.chosen !== undefined);
+  }
+
+  /** Find this trajectory in the list that the address describes: next and previous walk through that list. */
+  async locate() {
+    const { key } = this, s = this.whole.summary;
+    this.list = listed(this.run.id, this.values, () => {});
+    this.index = await locate(this.list, s, this.values).catch(() => -1);
+    if (key !== this.key) return;
+    if (this.index >= 0) {
+      this.list.at = this.index;
+      dom.replace(this.position, `${format.number(this.index + 1)} of ${format.number(this.list.total)}`);
+      for (const near of [1, -1]) this.neighbour(near).then((t) => t && source.live && source.trajectory(this.run.id,
+        t.file, t.line)).catch(() => {});
+    } else dom.replace(this.position, "walking its group");
+  }
+
+  async neighbour(move) {
+    if (this.index >= 0) return this.list.item(this.index + move);
+    return move > 0 ? this.whole.next : this.whole.previous;
+  }
+
+  async go(move) {
+    const { key } = this, next = await this.neighbour(move);
+    if (key !== this.key) return;
+    if (!next) return this.app.say(move > 0 ? "This is the last one." : "This is the first one.");
+    const { turn, token, ...rest } = this.values;
+    route.go("trajectory", { ...rest, at: route.place(next.file, next.line) });
+  }
+
+  turn(move) {
+    const now = Number(this.values.turn || 0), next = now + move;
+    if (next >= 1 && next <= this.whole.turns.length) route.change({ turn: next, token: null,
+      show: this.shown === "tokens" ? "tokens" : null }, true);
+  }
+
+  /** Where it is in a list that has grown; what is shown stays. */
+  changed(run, names) {
+    if (this.whole && run === this.run.id && names.includes("files")) this.locate();
+  }
+
+  close() {
+    if (this.flow) this.flow.close();
+  }
+
+  keys() {
+    if (!this.whole) return {};
+    const colours = Object.fromEntries(COLOURINGS.map(([name], i) => [String(i + 1),
+      () => route.change({ colour: name, show: "tokens" })]));
+    return {
+      ...colours, j: () => this.go(1), k: () => this.go(-1), n: () => this.turn(1), p: () => this.turn(-1),
+      t: () => route.change({ show: this.shown === "tokens" ? null : "tokens", token: null }),
+      Escape: () => this.values.token !== undefined && route.change({ token: null, show: "tokens" }),
+    };
+  }
+}

@@ -1,0 +1,70 @@
+/* Text as it is: control, bidi and zero-width characters get a visible mark, so that nothing hides or reorders. */
+
+import { h } from "./dom.js";
+
+const NAMES = new Map([
+  [0x00ad, "SHY"], [0x061c, "ALM"], [0x180e, "MVS"], [0x200b, "ZWSP"], [0x200c, "ZWNJ"], [0x200d, "ZWJ"],
+  [0x200e, "LRM"], [0x200f, "RLM"], [0x2028, "LS"], [0x2029, "PS"], [0x202a, "LRE"], [0x202b, "RLE"],
+  [0x202c, "PDF"], [0x202d, "LRO"], [0x202e, "RLO"], [0x2060, "WJ"], [0x2066, "LRI"], [0x2067, "RLI"],
+  [0x2068, "FSI"], [0x2069, "PDI"], [0xfeff, "BOM"], [0xfffd, "U+FFFD"],
+]);
+const RANGES = [
+  "\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f", // control characters, but for tab and newline
+  "\\u00ad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f", // zero width, bidi
+  "\\ufeff\\ufff9-\\ufffb\\ufffd\\u{e0000}-\\u{e007f}", // byte order mark, replacement, tags
+].join("");
+const HIDDEN = new RegExp(`[${RANGES}]`, "gu");
+// In a token, also the white space is part of what was sampled.
+const TOKEN = new RegExp("[ \\n\\t\\u00a0]|" + HIDDEN.source, "gu");
+const SPACE = { " ": "·", "\n": "↵", "\t": "⇥", "\u00a0": "⍽" };
+
+function nameOf(character) {
+  const code = character.codePointAt(0);
+  if (code < 0x20) return String.fromCodePoint(0x2400 + code); // ␀ to ␟
+  if (code === 0x7f) return "␡";
+  return NAMES.get(code) || "U+" + code.toString(16).toUpperCase().padStart(4, "0");
+}
+
+function mark(character) {
+  const code = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+  return h("span", { class: "hidden-char", title: `U+${code}` }, nameOf(character));
+}
+
+/** Nodes for running text: lines stay lines, hidden characters become marks. */
+export function nodes(text) {
+  return split(String(text), HIDDEN, mark);
+}
+
+/** Nodes for one token: white space is drawn too, and a newline also breaks the line. */
+export function tokenNodes(text) {
+  return split(String(text), TOKEN, (c) =>
+    c in SPACE ? h("span", { class: "space" }, SPACE[c] + (c === "\n" ? "\n" : "")) : mark(c));
+}
+
+function split(text, pattern, make) {
+  const found = [];
+  let last = 0;
+  for (const match of text.matchAll(pattern)) {
+    if (match.index > last) found.push(text.slice(last, match.index));
+    found.push(make(match[0]));
+    last = match.index + match[0].length;
+  }
+  if (last < text.length) found.push(text.slice(last));
+  return found;
+}
+
+/** The same as plain text, for places that hold no elements: titles, options, labels. */
+export function plain(text) {
+  return String(text).replace(HIDDEN, nameOf);
+}
+
+/** A part of a line: its spaces are kept, one for many. */
+export function snippet(text) {
+  return plain(String(text).replace(/\s+/g, " "));
+}
+
+/** One line, cut to `length` characters. */
+export function line(text, length = 200) {
+  const one = plain(String(text).slice(0, 4 * length).replace(/\s+/g, " ").trim());
+  return one.length > length ? one.slice(0, length - 1) + "…" : one;
+}

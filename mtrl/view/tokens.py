@@ -1,0 +1,144 @@
+"""Token ids as text, token by token, through the tokenizer that the run kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mtrl.tracking.run_dir import RunDir
+
+LARGEST_TOKENIZER = 256 * 2**20
+"""Bytes."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The text of each id; a character belongs to the token that holds its first byte."""
+
+    texts: list[str]
+    special: list[int]
+    """Places of tokens that stand for no text, such as `<|end|>`, or that the tokenizer does not know."""
+    continued: list[int]
+    """Places of tokens that only hold the rest of a character; their text is empty."""
+
+
+class Tokenizer:
+    """A `tokenizer.json`.
+
+    Byte-level and byte-fallback tokens are put together byte by byte, since one character can take several tokens;
+    bytes that are no UTF-8 are shown as U+FFFD. Special tokens keep their names.
+    """
+
+    def __init__(self, path: Path):
+        """
+        Raises:
+            ValueError: it is no tokenizer.
+        """
+        from tokenizers import Tokenizer as Library
+
+        try:
+            if path.stat().st_size > LARGEST_TOKENIZER:
+                raise ValueError(f"larger than {LARGEST_TOKENIZER // 2**20} MiB")
+            text = path.read_text(encoding="utf-8")
+            self._library = Library.from_str(text)
+            self._to_bytes = bytes_rule(json.loads(text).get("decoder"))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{path.parent.name}/{path.name} is no tokenizer ({error})") from error
+        self._added = self._library.get_added_tokens_decoder()
+        self._known: dict[int, bytes | None] = {}
+
+    def pieces(self, ids: Sequence[int]) -> Pieces:
+        """The texts of `ids`; joined, they are what the ids say."""
+        said = [self._bytes(token_id) for token_id in ids]
+        owners = [place for place, data in enumerate(said) for _ in data or b""]
+        texts = [""] * len(ids)
+        start = 0
+        for char, length in characters(b"".join(data or b"" for data in said)):
+            texts[owners[start]] += char
+            start += length
+        continued = [place for place, data in enumerate(said) if data and not texts[place]]
+        special = []
+        for place, token_id in enumerate(ids):
+            if said[place] is None:
+                texts[place] = f"<{token_id}>"
+            if said[place] is None or (token_id in self._added and self._added[token_id].special):
+                special.append(place)
+        return Pieces(texts, special, continued)
+
+    def _bytes(self, token_id: int) -> bytes | None:
+        """What a token says; None where there is no such token."""
+        if token_id not in self._known:
+            if token_id in self._added:
+                self._known[token_id] = self._added[token_id].content.encode()
+            else:
+                token = self._library.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+                self._known[token_id] = None if token is None else self._to_bytes(token)
+        return self._known[token_id]
+
+
+def find_tokenizer(run: Path) -> tuple[Tokenizer | None, list[str]]:
+    """The tokenizer of a run, or of its export, and what is wrong with those that cannot be read."""
+    problems: list[str] = []
+    for path in tokenizer_files(run):
+        if path.is_file():
+            try:
+                return Tokenizer(path), problems
+            except ValueError as error:
+                problems.append(str(error))
+    return None, problems
+
+
+def tokenizer_files(run: Path) -> list[Path]:
+    """Where a run keeps its tokenizer, the best place first."""
+    return [folder / "tokenizer.json" for folder in (RunDir(run).tokenizer, RunDir(run).export)]
+
+
+def characters(data: bytes) -> Iterator[tuple[str, int]]:
+    """Every character with the number of its bytes; a byte that belongs to none is U+FFFD."""
+    for char in data.decode("utf-8", "surrogateescape"):
+        yield ("\ufffd", 1) if "\udc80" <= char <= "\udcff" else (char, len(char.encode()))
+
+
+def bytes_rule(decoder: Any) -> Callable[[str], bytes]:
+    """How the names of tokens become bytes, from the `decoder` of a tokenizer.json."""
+    kinds = {step["type"]: step for step in _steps(decoder)}
+    if "ByteLevel" in kinds:
+        return byte_level
+    if "WordPiece" in kinds:
+        prefix = str(kinds["WordPiece"].get("prefix", "##"))
+        return lambda token: (token.removeprefix(prefix) if token.startswith(prefix) else f" {token}").encode()
+    spaced = "▁"
+    fallback = "ByteFallback" in kinds
+
+    def sentencepiece(token: str) -> bytes:
+        if fallback and (found := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)):
+            return bytes.fromhex(found[1])
+        return token.replace(spaced, " ").encode()
+
+    return sentencepiece
+
+
+def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(decoder, dict) and "type" in decoder:
+        yield decoder
+        for step in decoder.get("decoders", []):
+            yield from _steps(step)
+
+
+def byte_level(token: str) -> bytes:
+    """GPT-2's alphabet, in which every byte is a printable character, back to bytes."""
+    alphabet = byte_alphabet()
+    return b"".join(bytes([alphabet[char]]) if char in alphabet else char.encode() for char in token)
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """Character to byte: printable bytes are themselves, the others follow from U+0100 on (as in GPT-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(others)}}

@@ -1,0 +1,125 @@
+"""The watch beside a run: what it tells, when, and that it never gets in the way."""
+
+import json
+import logging
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from made_up_runs import learning, rows
+
+from mtrl.config.schema import AlgorithmConfig, Config, DiagnosisConfig, EnvironmentConfig, TrainerConfig
+from mtrl.diagnose.finding import Severity
+from mtrl.diagnose.live import Watch, read_alarms
+from mtrl.tracking.metrics import MetricsLog
+from mtrl.tracking.run_dir import RunDir
+
+
+def config(live="warn", steps=100):
+    return Config(
+        environment=EnvironmentConfig(name="gsm8k"),
+        algorithm=AlgorithmConfig(group_size=8),
+        trainer=TrainerConfig(max_steps=steps),
+        diagnosis=DiagnosisConfig(live=live),
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir(tmp_path / "run").create()
+
+
+COLLAPSE = rows(0, np.concatenate([learning(0.3, 0.7, 40), np.full(12, 0.0)]))
+
+
+def watch_all(watch, made):
+    return [(row["step"], finding) for row in made for finding in watch.after_step(row)]
+
+
+def test_it_tells_each_finding_once_and_keeps_it(run):
+    told = watch_all(Watch(config(), run), COLLAPSE)
+    collapses = [(step, f.severity) for step, f in told if f.rule == "collapse"]
+    assert collapses[-1][1] == Severity.ALARM and len(collapses) <= 2, "once, and again if it got worse"
+    assert 42 <= collapses[-1][0] <= 46
+    assert read_alarms(run) == told
+    collapse = next(f for _, f in told if f.rule == "collapse")
+    assert str(collapse.change).startswith(("algorithm.", "trainer.")), "settled: it can be run as it is"
+
+
+def test_a_healthy_run_is_left_in_peace(run):
+    told = watch_all(Watch(config(steps=80), run), rows(1, learning(0.2, 0.9, 80)))
+    assert [f for _, f in told if f.severity != Severity.NOTE] == []
+
+
+def test_only_stop_stops(run):
+    for mode, stops in (("warn", False), ("stop", True)):
+        watch = Watch(config(mode), run)
+        watch_all(watch, COLLAPSE)
+        assert (watch.stop is not None) == stops
+        (run.path / "alarms.jsonl").unlink()
+    assert watch.stop.rule == "collapse"
+
+
+def test_none_says_nothing(run):
+    assert watch_all(Watch(config("none"), run), COLLAPSE) == []
+    assert not (run.path / "alarms.jsonl").exists()
+
+
+def test_a_resumed_run_tells_what_it_has_not_told(run):
+    """As the trainer does it: metrics are cut back to the checkpoint, then the watch starts anew."""
+    log, first = MetricsLog(run.metrics), Watch(config(), run)
+    for row in COLLAPSE[:50]:
+        log.log(row["step"], row)
+        first.after_step(row)
+    before = read_alarms(run)
+    assert any(f.rule == "collapse" for _, f in before)
+    log.truncate(45)
+    second = Watch(config(), run)
+    assert [step for step, _ in read_alarms(run)] == [step for step, _ in before if step <= 45]
+    again = watch_all(second, COLLAPSE[46:])
+    rules = [f.rule for _, f in read_alarms(run) if f.severity == Severity.ALARM]
+    assert len(rules) == len(set(rules)), again
+
+
+def test_a_run_that_is_set_back_forgets_what_came_after(run):
+    watch = Watch(config(), run)
+    watch_all(watch, COLLAPSE)
+    told = read_alarms(run)
+    assert any(f.rule == "collapse" for _, f in told)
+    better = rows(0, learning(0.3, 0.7, 60))
+    watch_all(watch, better[35:])
+    assert not any(f.rule == "collapse" for _, f in read_alarms(run))
+
+
+def test_half_a_line_of_a_killed_run_is_no_hindrance(run):
+    watch_all(Watch(config(), run), COLLAPSE)
+    path = run.path / "alarms.jsonl"
+    whole = len(read_alarms(run))
+    path.write_text(path.read_text() + '{"step": 3, "rul')
+    assert len(read_alarms(run)) == whole
+    log = MetricsLog(run.metrics)
+    for row in COLLAPSE:
+        log.log(row["step"], row)
+    Watch(config(), run)
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_it_never_raises_and_complains_once(run, caplog):
+    watch = Watch(config(), run)
+    with caplog.at_level(logging.WARNING, logger="mtrl.diagnose"):
+        for broken in ({}, {"step": "x"}, {"step": None}):
+            assert watch.after_step(broken) == []
+    assert len(caplog.records) == 1
+    assert "the run goes on" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_does_not_end_the_run(run, caplog):
+    (run.path / "alarms.jsonl").mkdir()
+    watch = Watch(config(), run)
+    assert watch_all(watch, COLLAPSE) == []
+    assert caplog.records
+
+
+def test_its_configuration_is_that_of_the_run(run):
+    watch = Watch(config(), run)
+    assert watch._record.setting("algorithm.group_size") == asdict(config())["algorithm"]["group_size"]

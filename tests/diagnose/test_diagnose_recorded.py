@@ -1,0 +1,144 @@
+"""Real runs, ill and healthy, are diagnosed right: after the fact and while they go on. `experiments/diagnosis` makes
+them; what is kept of each is in `recorded/`."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from omegaconf import OmegaConf
+
+import mtrl
+from experiments.diagnosis.record import read_runs
+from mtrl.config.schema import Config
+from mtrl.diagnose.finding import Severity
+from mtrl.diagnose.live import Watch, read_alarms
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.walk import walk
+from mtrl.rescore.source import read
+from mtrl.tracking.metrics import MetricsLog
+from mtrl.tracking.run_dir import RunDir
+
+ROOT = Path(mtrl.__file__).parent.parent
+RECORDED = Path(__file__).parent / "recorded"
+ILL = {
+    "unread": ("flat_from_start", Severity.ALARM),
+    "saturated": ("equal_groups", Severity.ALARM),
+    "hacked_0": ("hacked_reward", Severity.ALARM),
+    "hacked_1": ("hacked_reward", Severity.ALARM),
+    "hacked_2": ("hacked_reward", Severity.ALARM),
+    "collapsed": ("collapse", Severity.ALARM),
+}
+"""By run the first finding that it must have, and how bad it is."""
+HACKED = [name for name, (rule, _) in ILL.items() if rule == "hacked_reward"]
+HEALTHY = ()
+
+
+def told(findings):
+    """What somebody has to act on."""
+    return [finding for finding in findings if finding.severity != Severity.NOTE]
+
+
+def fed(name, folder):
+    """The recorded rows, one after the other, as a run would bring them: `(step, finding)` of all that was told."""
+    shutil.copytree(RECORDED / name, folder, ignore=shutil.ignore_patterns("metrics.jsonl"))
+    run = RunDir(folder)
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(run.config)))
+    watch = Watch(config, run)
+    rows = MetricsLog(RECORDED / name / "metrics.jsonl").read()
+    found = [(row["step"], finding) for row in rows for finding in watch.after_step(row)]
+    assert read_alarms(run) == found
+    return found
+
+
+def test_there_is_a_run_for_each_illness():
+    assert {rule for rule, _ in ILL.values()} == {
+        "flat_from_start",
+        "equal_groups",
+        "hacked_reward",
+        "collapse",
+    }
+    assert {path.name for path in RECORDED.iterdir()} == {*ILL, *HEALTHY}
+
+
+@pytest.mark.parametrize("name", ILL)
+def test_the_first_finding_of_an_ill_run_is_its_illness(name):
+    diagnosis = walk(Record.load(RECORDED / name))
+    assert not diagnosis.broken
+    assert (diagnosis.findings[0].rule, diagnosis.findings[0].severity) == ILL[name]
+
+
+@pytest.mark.parametrize("name", ILL)
+def test_the_illness_is_told_first_while_the_run_goes_on(name, tmp_path):
+    rule, severity = ILL[name]
+    found = fed(name, tmp_path / "run")
+    worst = [finding.rule for _, finding in found if finding.severity == severity]
+    assert worst[0] == rule
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_gets_no_alarm_and_no_warning(name, tmp_path):
+    assert MetricsLog(RECORDED / name / "metrics.jsonl").read()[-1]["val/success/mean"] > 0.6
+    assert not told(walk(Record.load(RECORDED / name)).findings)
+    assert not told(finding for _, finding in fed(name, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", HACKED)
+def test_the_alarm_of_a_hacked_reward_comes_within_30_steps(name, tmp_path):
+    alarms = [step for step, f in fed(name, tmp_path / "run") if f.rule == "hacked_reward" and f.severity == "alarm"]
+    assert 0 < alarms[0] <= 30
+
+
+@pytest.mark.parametrize("name", HACKED)
+def test_in_the_hacked_runs_the_reward_rose_and_success_did_not(name):
+    """What makes them the case: else the tests above would show nothing."""
+    rows = MetricsLog(RECORDED / name / "metrics.jsonl").read()
+
+    def rise(key, width=1):
+        values = [row[key] for row in rows if key in row]
+        return fmean(values[-width:]) - fmean(values[:width])
+
+    assert rise("rollout/reward/mean", 3) > 0.2 and rise("val/reward/sampled") > 0.2
+    assert abs(rise("rollout/success/mean", 3)) < 0.1 and rise("val/success/sampled") < 0.1
+    assert rise("val/success/mean") < 0.1
+
+
+def test_the_report_names_the_guilty_trajectories():
+    """FILE:LINE of each: one that the reward pays in full, and the scorer refuses."""
+    run = RECORDED / "hacked_0"
+    (finding,) = (f for f in walk(Record.load(run)).findings if f.rule == "hacked_reward")
+    assert finding.witnesses
+    for witness in finding.witnesses:
+        file, _, line = witness.where.rpartition(":")
+        (guilty,) = (stored.trajectory for stored in read(run / file) if stored.line == int(line))
+        assert guilty.reward >= 1.0 and guilty.score == 0.0
+    shown = diagnose(run).stdout
+    assert all(witness.where in shown for witness in finding.witnesses)
+
+
+def diagnose(run):
+    """The program, as somebody would call it."""
+    return subprocess.run(
+        [sys.executable, "-m", "mtrl.diagnose", str(run)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+SHORTER = ["trainer.max_steps=20", "evaluation.rows=20", "evaluation.sampled_rows=0", "diagnosis.live=stop"]
+
+
+@pytest.mark.slow
+def test_training_on_the_lenient_reward_raises_the_alarm(tmp_path):
+    """The whole way, with nothing recorded: the policy finds the hole, the run tells it, names who did it, and ends."""
+    (recorded,) = (run for run in read_runs(ROOT / "experiments" / "diagnosis" / "runs.yaml") if run.name == "hacked_0")
+    run = RunDir(tmp_path / "run")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = [*recorded.words(run.path), *SHORTER]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    (step, alarm) = next((step, f) for step, f in read_alarms(run) if f.severity == Severity.ALARM)
+    assert alarm.rule == "hacked_reward" and step <= 20 and alarm.witnesses
+    assert done.returncode != 0 and "hacked" in done.stdout + done.stderr  # diagnosis.live=stop
+    shown = diagnose(run.path).stdout
+    assert all(witness.where in shown for witness in alarm.witnesses)

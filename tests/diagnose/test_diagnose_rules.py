@@ -1,0 +1,211 @@
+"""Every rule on a run that has its symptom: it is found, in time, and the first thing to change is the right one."""
+
+import numpy as np
+import pytest
+from ill_runs import RUNS, collapsing, hacked, of
+from made_up_runs import configured, learning, record, rows
+
+from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.proposals import Proposals
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import RULES
+from mtrl.diagnose.rules.equal_groups import share_equal, spread_of
+from mtrl.diagnose.rules.stall import larger_model
+from mtrl.diagnose.walk import walk
+
+
+def found(run, rule):
+    proposals = Proposals(run.config)
+    diagnosis = walk(run, lambda finding: proposals.settle(finding) if finding.rule == rule else finding)
+    assert not diagnosis.broken
+    return next((finding for finding in diagnosis.findings if finding.rule == rule), None)
+
+
+def words(finding):
+    return [str(proposal) for proposal in finding.proposals]
+
+
+def test_there_is_an_ill_run_for_every_rule():
+    assert set(RUNS) == {rule.name for rule in RULES}
+
+
+def test_the_order_of_the_walk():
+    """What has to hold first, then the five rules in the order of the source."""
+    names = [rule.name for rule in RULES]
+    five = ["flat_from_start", "equal_groups", "hacked_reward", "collapse", "stall"]
+    assert [name for name in names if name in five] == five
+    assert names.index("zero_baseline") < names.index("lenient_baseline") < names.index("flat_from_start")
+    assert all(names.index(name) > names.index("stall") for name in ("variance_collapse", "token_cap", "slow_steps"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_is_found_and_told(name):
+    finding = found(RUNS[name](), name)
+    assert finding is not None
+    rule = next(rule for rule in RULES if rule.name == name)
+    assert finding.requirements == rule.requirements and rule.summary
+    assert finding.title and not finding.title.endswith(".") and finding.metrics and finding.expect
+    assert finding.proposals or finding.advice, "it says what to do"
+    assert Finding.from_dict(finding.to_dict()) == finding
+
+
+LOSS = "algorithm.loss_fn=ppo algorithm.clip_low_threshold=0.8 algorithm.clip_high_threshold=1.2"
+SMALLER = "algorithm.group_size=4 trainer.prompts_per_step=32"
+CISPO = {"algorithm__loss_fn": "cispo", "algorithm__clip_low_threshold": 0.0, "algorithm__clip_high_threshold": 5.0}
+STALE = {"async_config": {"max_steps_off_policy": 4}}
+
+
+@pytest.mark.parametrize(
+    ("run", "rule", "severity", "change"),
+    [
+        (RUNS["flat_from_start"], "flat_from_start", "alarm", "reward.scheme=guide"),
+        (RUNS["equal_groups"], "equal_groups", "alarm", SMALLER),
+        (collapsing, "collapse", "alarm", None),
+        (lambda: collapsing(**STALE, **CISPO), "collapse", "alarm", "async_config.max_steps_off_policy=0"),
+        (lambda: collapsing(**CISPO), "collapse", "alarm", LOSS),
+        (RUNS["stall"], "stall", "warning", "model.tiny.hidden_size=256 model.tiny.intermediate_size=768"),
+        (RUNS["variance_collapse"], "variance_collapse", "warning", SMALLER),
+        (RUNS["token_cap"], "token_cap", "warning", "generator.sampling_params.max_generate_length=128"),
+        (RUNS["turn_budget"], "turn_budget", "warning", "generator.max_turns=6"),
+        (RUNS["unfinished_success"], "unfinished_success", "warning", "generator.max_turns=6"),
+        (RUNS["oversized_turns"], "oversized_turns", "note", "generator.max_turns=6"),
+        (RUNS["entropy_collapse"], "entropy_collapse", "warning", "algorithm.clip_high_threshold=1.28"),
+        (RUNS["idle_turn_credit"], "idle_turn_credit", "note", "reward.scheme=guide"),
+    ],
+)  # fmt: skip
+def test_the_first_thing_to_change(run, rule, severity, change):
+    finding = found(run(), rule)
+    assert finding.severity == severity
+    assert change is None or str(finding.change) == change
+
+
+def test_lora_is_doubled_where_there_is_lora():
+    """R152: 64 and 128. This version refuses LoRA, so the rule itself is asked, before proposals are settled."""
+    run = RUNS["stall"]()
+    stall = next(rule for rule in RULES if rule.name == "stall")
+    for rank, alpha, doubled in ((32, 64, (64, 128)), (64, 128, (128, 256)), (8, 16, (64, 128))):
+        run.config = {**run.config, "model": {"name": "hf", "path": "x/y", "lora_rank": rank, "lora_alpha": alpha}}
+        assert stall.check(run).change.words == (f"model.lora_rank={doubled[0]}", f"model.lora_alpha={doubled[1]}")
+
+
+def test_the_next_larger_model():
+    assert larger_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert larger_model("Qwen/Qwen2.5-32B-Instruct") is None
+    assert larger_model("someone/model") is None
+
+
+def test_smaller_groups_agree_more_often_and_more_of_them_teach():
+    """The worked numbers: 128 groups of 8 against 256 of 4."""
+    assert share_equal(0.05, 0, 8) == pytest.approx(0.663, abs=5e-4)
+    assert share_equal(0.05, 0, 4) == pytest.approx(0.815, abs=5e-4)
+    assert share_equal(0.5, 0, 8) == pytest.approx(0.008, abs=5e-4)
+    assert share_equal(0.5, 0, 4) == pytest.approx(0.125, abs=5e-4)
+    assert 128 * (1 - share_equal(0.1, 0, 8)) == pytest.approx(72.9, abs=0.05)
+    assert 256 * (1 - share_equal(0.1, 0, 4)) == pytest.approx(88.0, abs=0.05)
+
+
+def test_the_spread_of_prompts_explains_how_many_groups_agree():
+    for paid, equal, size in ((0.3, 0.5, 8), (0.1, 0.9, 4), (0.5, 0.3, 8)):
+        assert share_equal(paid, spread_of(paid, equal, size), size) == pytest.approx(equal, abs=1e-6)
+    assert spread_of(0.5, 0.001, 8) == 0.0
+
+
+def test_both_numbers_are_told_with_the_rule_and_what_helps_besides():
+    finding = found(of(np.full(60, 0.1), **{"analysis/zero_adv_frac": 0.8}), "equal_groups")
+    said = " ".join(finding.evidence)
+    assert "with groups of 4 and 32 prompts" in said and "groups with one become" in said
+    assert "algorithm.dynamic_sampling_rounds=3" in words(finding) and "reward.scheme=guide" in words(finding)
+
+
+def test_groups_of_four_are_not_made_smaller():
+    run = of(np.full(60, 0.1), {"algorithm__group_size": 4}, **{"analysis/zero_adv_frac": 0.95})
+    assert str(found(run, "equal_groups").change) == "algorithm.dynamic_sampling_rounds=3"
+
+
+def test_a_hacked_reward_is_found_within_thirty_steps():
+    run = hacked()
+    assert found(run, "hacked_reward").severity == Severity.ALARM
+    growing = Record(configured(trainer__max_steps=100))
+    for row in _rows(run)[:31]:
+        growing.add(row)
+    assert found(growing, "hacked_reward").severity == Severity.ALARM
+
+
+def test_partial_credit_that_leads_to_success_is_no_hack():
+    """A dense reward is above success all the time; what counts is that success follows."""
+    success = learning(0.1, 0.8, 60)
+    run = of(
+        success, **{"rollout/reward/mean": 0.4 + 0.6 * success, "val/reward/mean": np.r_[0.46, 0.4 + 0.6 * success]}
+    )
+    assert found(run, "hacked_reward") is None
+
+
+@pytest.mark.parametrize("step", [12, 30, 54])
+def test_a_collapse_is_found_within_ten_steps_wherever_it_is(step):
+    chances = np.concatenate([learning(0.3, 0.7, step), np.full(10, 0.005)])
+    run = record(1, chances, configured(trainer__max_steps=100))
+    finding = found(run, "collapse")
+    assert finding.severity == Severity.ALARM
+    assert any(finding.title.endswith(f"at step {step + late}") for late in range(3))
+
+
+def test_a_bad_step_or_two_is_no_collapse():
+    chances = np.concatenate([learning(0.3, 0.7, 40), [0.05, 0.1], np.full(3, 0.7)])
+    for count in (42, 43, 45):
+        assert found(record(1, chances[:count], configured(trainer__max_steps=100)), "collapse") is None
+
+
+def test_the_evidence_of_a_collapse_names_what_moved():
+    finding = found(collapsing(), "collapse")
+    assert any(sentence.startswith("entropy went from") for sentence in finding.evidence)
+    assert "train/entropy" in finding.metrics
+
+
+def test_a_collapse_explains_groups_that_agree():
+    """One symptom, one finding: after the fall every group scores 0."""
+    chances = np.concatenate([learning(0.2, 0.7, 50), np.full(30, 0.0)])
+    run = record(0, chances, configured(trainer__max_steps=100))
+    assert found(run, "collapse") and found(run, "equal_groups") is None
+
+
+def test_a_finding_of_a_step_needs_enough_steps():
+    early = {rule.name: rule for rule in RULES}
+    run = record(0, np.full(12, 0.5), configured(trainer__max_steps=100))
+    assert not early["stall"].is_due(run) and early["collapse"].is_due(run)
+    assert "stall" in walk(run).early
+
+
+def test_a_rule_that_fails_costs_only_itself(monkeypatch):
+    import mtrl.diagnose.walk as walking
+    from mtrl.diagnose.registry import Rule
+
+    broken = Rule("broken", (), "", lambda record: 1 / 0, 0.0)
+    monkeypatch.setattr(walking, "RULES", [broken, *RULES])
+    diagnosis = walk(hacked())
+    assert diagnosis.broken == ["broken: ZeroDivisionError: division by zero"]
+    assert any(finding.rule == "hacked_reward" for finding in diagnosis.findings)
+
+
+def test_the_worst_comes_first():
+    severities = [finding.severity.rank for finding in walk(hacked()).findings]
+    assert severities == sorted(severities)
+
+
+def _rows(run):
+    made = {}
+    for key in run.metrics():
+        series = run.series(key)
+        for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+            made.setdefault(step, {"step": step})[key] = value
+    return [made[step] for step in sorted(made)]
+
+
+def test_rows_are_those_of_the_run():
+    made = rows(0, learning(0.2, 0.6, 20))
+    assert len(_rows(Record({}, None, made))) == len(made)
+
+
+def test_memory_that_has_jumped_and_stays_is_no_leak():
+    """What is measured is the most that was ever held: longer episodes raise it once."""
+    jumped = np.r_[np.full(20, 7e8), np.linspace(8e8, 1.1e9, 5), np.full(35, 1.1e9)]
+    assert found(of(learning(0.2, 0.6, 60), **{"perf/memory_bytes": jumped}), "memory_growth") is None

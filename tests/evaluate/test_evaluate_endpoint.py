@@ -1,0 +1,164 @@
+"""Models behind an endpoint, as a program: a real server that answers, and one that does not."""
+
+import json
+from zlib import crc32
+
+import pytest
+
+from mtrl.config.compose import compose
+from mtrl.environments.factory import load_task
+from mtrl.generator.engines import endpoint
+from mtrl.types import StopReason, read_trajectories
+from tests.evaluate.conftest import TASK
+from tests.evaluate.outputs import metrics_of, report_of
+from tests.generator.chat_server import ChatServer, always, refusal, said
+
+ROWS = ["evaluation.rows=6", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1", "evaluation.output=out"]
+KEY = "sk-very-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture(scope="module")
+def task():
+    from omegaconf import OmegaConf
+
+    return load_task(OmegaConf.to_object(compose(TASK)))
+
+
+@pytest.fixture
+def gold(task):
+    """`gold(wrong=())`: a player that knows every row, and says nonsense to those of the given places."""
+    known = {row["prompt"][-1]["content"]: (place, task.family.gold(row)) for place, row in enumerate(task.splits.test)}
+
+    def make(wrong=()):
+        def answer(body, n):
+            place, responses = known[next(m["content"] for m in body["messages"] if m["role"] == "user")]
+            turn = sum(message["role"] == "assistant" for message in body["messages"])
+            return said("no idea" if place in wrong else responses[min(turn, len(responses) - 1)])
+
+        return answer
+
+    return make
+
+
+def model(server, name="m"):
+    return f"evaluation.model={name}@{server.url}"
+
+
+def test_gold_behind_an_endpoint_beside_a_local_model(evaluate, run, gold, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", KEY)
+    with ChatServer(gold(wrong={1, 4})) as server:
+        words = [model(server, "big/gold"), "evaluation.compare=[base]", "evaluation.endpoint.api_key_env=SOME_KEY"]
+        done = evaluate(run, *words, *ROWS)
+    assert done.status == 0, done.err
+    remote, local = metrics_of(tmp_path / "out")
+    assert (remote["model"], remote["val/success/mean"], remote["val/episodes"]) == (
+        "big_gold",
+        pytest.approx(4 / 6),
+        6,
+    )
+    assert set(remote) == set(local), "the same keys, wherever the weights are"
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+    requests = len(server.requests)
+    usage = report_of(tmp_path / "out")["models"][0]["usage"]
+    counted = {"prompt_tokens": 11.0, "completion_tokens": 5.0, "cached_tokens": 3.0, "requests": 1.0, "retries": 0.0}
+    assert usage == {name: count * requests for name, count in counted.items()}
+    assert f"big_gold: {11 * requests} prompt tokens" in done.out
+    written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert KEY.encode() not in written and KEY not in done.out + done.err
+
+
+def test_the_same_words_get_the_same_marks_here_and_there(evaluate, task, gold, tmp_path):
+    """The episodes of the endpoint, said again to a local loop with token ids by the rescorer: not one differs."""
+    from mtrl.rescore.__main__ import main as rescore
+
+    with ChatServer(gold(wrong={2})) as server:
+        assert evaluate(*TASK, model(server), *ROWS).status == 0
+    out = tmp_path / "again.json"
+    assert rescore([str(tmp_path / "out"), f"out={out}"]) == 0
+    found = json.loads(out.read_text())["all"]
+    assert found["episodes"] == 6 and found["changed"] == 0 and found["success_after"] == pytest.approx(5 / 6)
+
+
+def test_several_endpoints_play_at_once(evaluate, gold, tmp_path):
+    """Each waits for the other: one after another they would wait for ever."""
+    import threading
+
+    meet = threading.Barrier(2, timeout=20)
+    answer = gold()
+
+    def first(body, n):
+        if n == 0:
+            meet.wait()
+        return answer(body, n)
+
+    with ChatServer(first) as one, ChatServer(first) as two:
+        done = evaluate(*TASK, model(one), f"evaluation.compare=[m@{two.url}]", *ROWS)
+    assert done.status == 0, done.out
+    assert [row["model"] for row in metrics_of(tmp_path / "out")] == ["m", "m-2"]
+
+
+def test_failures_are_no_wrong_answers_and_are_tried_again(evaluate, gold, tmp_path):
+    answer = gold(wrong={0})
+    state = {"sick": True}
+
+    def sometimes(body, n):
+        reply = answer(body, n)
+        is_wrong_row = "no idea" in json.dumps(reply.body)
+        prompt = next(m["content"] for m in body["messages"] if m["role"] == "user")
+        sick_row = state["sick"] and not is_wrong_row and crc32(prompt.encode()) % 2
+        return refusal(500, "the disk is full") if sick_row else reply
+
+    few = ["evaluation.endpoint.retries=0", "environment.retries=0", "environment.max_failed_share=1"]
+    with ChatServer(sometimes) as server:
+        done = evaluate(*TASK, model(server), *ROWS, *few)
+        assert done.status == 0, done.err
+        first = list(read_trajectories(tmp_path / "out" / "trajectories" / "m_greedy.jsonl"))
+        failed = [t for t in first if t.stop_reason == StopReason.ENV_ERROR]
+        assert failed and all(t.score is None and "HTTP 500 the disk is full" in t.error for t in failed)
+        (row,) = metrics_of(tmp_path / "out")
+        assert row["val/episodes"] == 6 - len(failed)
+        assert row["val/success/mean"] == pytest.approx((5 - len(failed)) / (6 - len(failed)))
+        assert f"m: {len(failed)} episodes failed and are left out of the rates" in done.out
+        assert report_of(tmp_path / "out")["models"][0]["greedy"]["failures"] == {"env_error": len(failed)}
+        state["sick"] = False
+        asked = len(server.requests)
+        done = evaluate(*TASK, model(server), *ROWS, *few)
+    assert done.status == 0 and "going on with" in done.out
+    (row,) = metrics_of(tmp_path / "out")
+    assert row["val/episodes"] == 6 and row["val/success/mean"] == pytest.approx(5 / 6)
+    prompts = {request["messages"][0]["content"] for request in server.requests[asked:]}
+    assert len(prompts) == len(failed), "only those that failed are played again"
+
+
+def test_too_many_failures(evaluate, tmp_path):
+    with ChatServer(always(refusal(500, "on fire"))) as server:
+        done = evaluate(*TASK, model(server), *ROWS, "evaluation.endpoint.retries=0", "environment.retries=0")
+    assert done.status == 1
+    assert "4 of 4 episodes failed, and environment.max_failed_share=0.5 of 6 is borne" in done.out
+    assert "HTTP 500 on fire" in done.out and "go on with: the same command and evaluation.output=out" in done.out
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [(refusal(401, "bad key"), "api_key_env=OPENAI_API_KEY"), (refusal(404, "no such model"), "check the name")],
+)
+def test_a_refusal_ends_at_once(evaluate, reply, words):
+    with ChatServer(always(reply)) as server:
+        done = evaluate(*TASK, model(server), *ROWS, "evaluation.endpoint.max_concurrent=1")
+    assert done.status == 2 and words in done.err and "\n" not in done.err
+    assert len(server.requests) == 1
+
+
+def test_settings_that_endpoints_do_not_read(evaluate, gold):
+    with ChatServer(gold()) as server:
+        idle = ["generator.max_num_seqs=4", "generator.use_conversation_multi_turn=false"]
+        done = evaluate(*TASK, model(server), *ROWS, *idle)
+    assert done.status == 0, done.err
+    assert "generator.max_num_seqs changes nothing, for every model is an endpoint" in done.out
+    assert "use_conversation_multi_turn=False changes nothing for endpoints" in done.out

@@ -1,0 +1,126 @@
+"""The numbers of a run's evaluations: by hand, and the same as before they had a module of their own."""
+
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrl.config.schema import EvaluationConfig
+from mtrl.errors import UserError
+from mtrl.evaluation.agreement import Thresholds, Verdict
+from mtrl.evaluation.measures import Spread, field_accuracies, measured, nearest_rank, val_metrics
+from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
+from mtrl.evaluation.statistics import success_rate
+from mtrl.types import StopReason
+from tests.evaluation.made import family_of, groups_of, played, scored
+
+EPISODES = [
+    played("#### 5", score=1.0, reward=1.2),
+    played("hm", score=0.0, reward=1.0, turns=2, cut=True, stop=StopReason.TURN_TOKEN_LIMIT),
+    played("#### x", score=1.0, reward=0.5, turns=3, stop=StopReason.MAX_TURNS),
+    played("7", score=0.0, reward=-0.1),
+]
+
+
+def test_by_hand():
+    for turn in EPISODES[0].turns:
+        turn.components = {"correct": 1.0, "format": 0.2}
+    metrics = val_metrics({"greedy": groups_of(EPISODES)}, EvaluationConfig(), family_of())
+    assert metrics == pytest.approx(
+        {
+            "val/success/mean": 0.5,
+            "val/success/ci_low": success_rate([[1], [0], [1], [0]]).low,
+            "val/success/ci_high": success_rate([[1], [0], [1], [0]]).high,
+            "val/reward/mean": 2.6 / 4,
+            "val/reward/pass_k_1": 0.5,
+            "val/claims/mean": 0.5,
+            "val/lenient_frac": 0.25,
+            "val/strict_frac": 0.25,
+            "val/episodes": 4.0,
+            "val/turns/mean": 7 / 4,
+            "val/turns/cut_frac": 2 / 7,
+            "val/tokens/at_cap_frac": 0.25,
+            "val/completion/mean": 0.5,
+            **{f"val/stop/{reason}": 0.0 for reason in StopReason},
+            "val/stop/done": 0.5,
+            "val/stop/max_turns": 0.25,
+            "val/stop/turn_token_limit": 0.25,
+            "val/components/correct": 0.25,
+            "val/components/format": 0.05,
+            "val/format": 0.5,
+            "val/fields/number": 0.5,
+            "val/field_accuracy": 0.5,
+        }
+    )
+
+
+samples = st.lists(st.tuples(st.sampled_from([0.0, 0.4, 1.0]), st.floats(-1, 2)), min_size=2, max_size=4)
+
+
+@given(rows=st.lists(samples, min_size=1, max_size=5), threshold=st.sampled_from([0.4, 1.0]))
+def test_sampled_numbers_are_those_of_the_sampled_episodes(rows, threshold):
+    config = EvaluationConfig(pass_k_values=[1, 2], success_threshold=threshold)
+    greedy = groups_of([played(score=1.0)])
+    sampled = groups_of([[played(score=s, reward=r) for s, r in row] for row in rows], "sampled")
+    metrics = val_metrics({"greedy": greedy, "sampled": sampled}, config, family_of(None))
+    solved = [[float(s >= threshold) for s, _ in row] for row in rows]
+    assert metrics["val/success/mean"] == 1.0
+    assert metrics["val/success/sampled"] == success_rate(solved).value
+    assert metrics["val/reward/sampled"] == pytest.approx(fmean(r for row in rows for _, r in row))
+    for k in (1, 2):
+        assert metrics[f"val/reward/pass_k_{k}"] == pytest.approx(fmean(pass_at_k_by_prompt(solved, k)))
+    assert "val/format" not in metrics
+
+
+def test_the_claim_has_a_threshold_of_its_own():
+    groups = {"greedy": groups_of([played(score=1.0, reward=0.6), played(score=0.0, reward=0.6)])}
+    high = val_metrics(groups, EvaluationConfig(), family_of())
+    low = val_metrics(groups, EvaluationConfig(claim_threshold=0.5), family_of())
+    assert (high["val/claims/mean"], high["val/lenient_frac"], high["val/strict_frac"]) == (0.0, 0.0, 0.5)
+    assert (low["val/claims/mean"], low["val/lenient_frac"], low["val/strict_frac"]) == (1.0, 0.5, 0.0)
+    assert Thresholds.of(EvaluationConfig()).verdict(groups["greedy"][0].trajectories[0]) == Verdict.STRICT
+
+
+def test_too_few_samples_for_a_k_are_told():
+    groups = {"greedy": groups_of(scored([1])), "sampled": groups_of(scored([[1, 0]]), "sampled")}
+    with pytest.raises(UserError, match="pass@4 needs"):
+        val_metrics(groups, EvaluationConfig(pass_k_values=[4]), family_of())
+
+
+def test_a_failed_episode_without_a_turn_counts_and_is_not_measured():
+    failure = played(score=0.0, stop=StopReason.ENV_ERROR)
+    failure.turns = []
+    metrics = val_metrics({"greedy": groups_of([failure, played(score=1.0)])}, EvaluationConfig(), family_of())
+    assert (metrics["val/success/mean"], metrics["val/format"], metrics["val/episodes"]) == (0.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+def test_measures_outside_of_zero_and_one_are_refused(value):
+    family = family_of(lambda trajectory, row: {"length": value})
+    with pytest.raises(UserError, match="measure length of environment.name=made"):
+        val_metrics({"greedy": groups_of([played()])}, EvaluationConfig(), family)
+
+
+def test_other_measures_have_keys_of_their_own():
+    family = family_of(lambda trajectory, row: {"executes": 1.0})
+    metrics = val_metrics({"greedy": groups_of([played()])}, EvaluationConfig(), family)
+    assert metrics["val/measures/executes"] == 1.0 and "val/field_accuracy" not in metrics
+    assert measured([], family_of(None)) == []
+
+
+def test_field_accuracy_is_of_the_episodes_with_fields():
+    values = [{"field/a": 1.0, "field/b": 0.0, "format": 1.0}, {"format": 0.0}, {"field/c": 1.0}]
+    assert field_accuracies(values) == [0.5, 1.0]
+
+
+@given(values=st.lists(st.integers(0, 9), min_size=1, max_size=30), share=st.floats(0.01, 1))
+def test_nearest_rank_is_the_smallest_value_that_covers_the_share(values, share):
+    ordered = sorted(values)
+    covers = [v for v in ordered if sum(w <= v for w in ordered) >= share * len(ordered) - 1e-9]
+    assert nearest_rank(ordered, share) == min(covers)
+
+
+def test_spread():
+    assert Spread.of([]) is None
+    assert Spread.of(range(1, 101)) == Spread(50.5, 50.0, 95.0, 100.0)

@@ -1,0 +1,143 @@
+"""The words of a report: said where they hold, silent where they do not, each with a fix."""
+
+from dataclasses import replace
+
+import pytest
+
+from mtrl.evaluation.comparison import comparisons
+from mtrl.evaluation.remarks import (
+    Level,
+    generalisation,
+    gravest_first,
+    independence,
+    remarks_on,
+    remarks_on_comparisons,
+    remarks_on_other,
+)
+from mtrl.evaluation.results import result_of
+from mtrl.types import StopReason
+from tests.evaluation.made import config_of, family_of, groups_of, played, scored
+
+
+def result(episodes, kind="greedy"):
+    return result_of(groups_of(episodes), kind, config_of().evaluation, family_of())
+
+
+def said(episodes, kind="greedy"):
+    return {remark.topic: remark for remark in remarks_on("new", result(episodes, kind), kind, config_of())}
+
+
+def quiet(solved=380, unsolved=20):
+    return scored([1] * solved + [0] * unsolved)
+
+
+def test_a_good_evaluation_is_not_remarked_on():
+    assert said(quiet()) == {}
+
+
+def test_few_rows_and_a_wide_interval():
+    assert "7 rows are few" in said(scored([1, 0] * 3 + [1]))["interval"].text
+    wide = said(scored([1, 0] * 50))["interval"]
+    assert wide.level == Level.NOTE and "20 points wide" not in wide.text and "19 points wide" in wide.text
+    needed = int(wide.change.rpartition(" ")[2].rstrip("."))
+    again = result(scored([1, 0] * (needed // 2)))
+    assert again.success.high - again.success.low <= 0.101
+    assert "evaluation.sampled_rows" in said(scored([1, 0] * 50), "sampled")["interval"].change
+
+
+def test_no_foothold():
+    remark = said(scored([0] * 100))["foothold"]
+    assert remark.level == Level.PROBLEM and "nothing to reinforce" in remark.text
+    assert "foothold" not in said(scored([1] + [0] * 99))
+
+
+def test_a_generous_reward():
+    lenient = [played(score=0.0, reward=1.0) for _ in range(12)]
+    remark = said([*quiet(), *lenient])["generosity"]
+    assert remark.level == Level.PROBLEM and "more generous than the scorer" in remark.text
+    assert said([*quiet(), *lenient[:2]])["generosity"].level == Level.CAUTION
+    strict = [played(score=1.0, reward=0.0) for _ in range(12)]
+    assert "not learnt" in said([*quiet(), *strict])["severity"].text
+    assert "severity" not in said([*quiet(), *strict[:2]])
+
+
+def test_finishing_is_what_is_missing():
+    cut = [played(stop=StopReason.MAX_TURNS) for _ in range(200)]
+    remark = said([*scored([1] * 200), *cut])["completion"]
+    assert "generator.max_turns" in remark.change
+    for episode in cut:
+        episode.stop_reason = StopReason.CONTEXT_LIMIT
+    assert "max_context_length" in said([*scored([1] * 200), *cut])["completion"].change
+
+
+def test_answers_are_wrong():
+    assert "redesign" in said(quiet(40, 360))["answers"].change
+    assert "answers" not in said(quiet(380, 20))
+
+
+@pytest.mark.parametrize(
+    ("topic", "share", "episode"),
+    [
+        ("turns", 0.10, {"stop": StopReason.MAX_TURNS}),
+        ("tokens", 0.05, {"cut": True}),
+        ("context", 0.05, {"stop": StopReason.CONTEXT_LIMIT}),
+    ],
+)
+def test_budgets_are_told_from_their_share_on(topic, share, episode):
+    at = round(400 * share)
+    assert topic not in said([*quiet(400 - at, 0), *(played(score=1.0, **episode) for _ in range(at))])
+    assert topic in said([*quiet(399 - at, 0), *(played(score=1.0, **episode) for _ in range(at + 1))])
+
+
+def test_a_reward_that_ranks_badly():
+    assert "coin" in said([*(played(score=1.0, reward=0.2) for _ in range(200)), *quiet(0, 0), *(
+        played(score=0.0, reward=0.2) for _ in range(200))])["ranking"].text  # fmt: skip
+
+
+def test_failures():
+    lost = [played(stop=StopReason.TIMEOUT, error="x") for _ in range(2)]
+    remark = said([*quiet(), *lost])["failures"]
+    assert remark.level == Level.CAUTION and "2 episodes of 402 failed (2 timeout)" in remark.text
+    assert "success is 95.0%, and would be 94.5% with them" in remark.text
+    assert said([*quiet(), *lost * 20])["failures"].level == Level.PROBLEM
+
+
+def test_others_are_remarked_on_only_where_the_comparison_suffers():
+    others = remarks_on_other("base", result(scored([0] * 10)), "greedy")
+    assert [(remark.topic, remark.about) for remark in others] == [("foothold", "base, greedy")]
+
+
+def compared(mine, theirs):
+    return comparisons("new", groups_of(mine), [("old", groups_of(theirs))], "greedy", config_of().evaluation)
+
+
+def test_differences():
+    assert remarks_on_comparisons(compared(scored([1] * 20), scored([0] * 20))) == []
+    (same,) = remarks_on_comparisons(compared(scored([1, 0] * 20), scored([0, 1] * 20)))
+    assert same.level == Level.NOTE and "not proof that they are alike" in same.text
+    (edge,) = remarks_on_comparisons(compared(scored([1] * 5 + [0] * 15), scored([0] * 20)))
+    assert "on the edge" in edge.text and "p = 0.062" in edge.text
+    (worse,) = remarks_on_comparisons(compared(scored([0] * 20), scored([1] * 20)))
+    assert worse.level == Level.PROBLEM and worse.text.startswith("It is worse than old (greedy): -100.0 points")
+    mine = scored([1] * 20)
+    mine[0].stop_reason = StopReason.ENV_ERROR
+    (missing,) = remarks_on_comparisons(compared(mine, scored([0] * 20)))
+    assert missing.topic == "pairs" and missing.text.startswith("1 row could not")
+
+
+def test_the_gravest_comes_first_and_none_twice():
+    few = said(scored([0] * 4))
+    remarks = gravest_first([*few.values(), *few.values(), replace(few["interval"], model="old")])
+    levels = [list(Level).index(remark.level) for remark in remarks]
+    assert levels == sorted(levels)
+    assert len(remarks) == len(few) + 1
+    assert all(remark.text and remark.change for remark in remarks)
+
+
+def test_the_two_questions_are_answered_apart():
+    assert "never trained on" in generalisation("test", 5)
+    assert "may have seen" in generalisation("train", 5)
+    assert "little too good" in generalisation("validation", 5)
+    assert "no episode that one of them" in independence(result(scored([1, 0])))
+    odd = independence(result([played(score=0.0, reward=1.0), played(score=1.0, reward=0.0), *scored([1, 1])]))
+    assert "agree on 50.0%" in odd and "calls 1 episode solved" in odd and "misses 1" in odd

@@ -1,0 +1,219 @@
+"""Invariant 7: a scorer shares no parsing code with the reward. Shown twice: by what the modules import, followed to
+the end, and by what really runs when an episode is paid and when it is scored."""
+
+import ast
+import asyncio
+import functools
+import importlib
+import inspect
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import mtrl
+from mtrl.config.schema import DataConfig
+from mtrl.environments.family import BUILT_IN, get_family
+from tests.envs.episodes import trajectory_of
+
+ROOT = Path(mtrl.__file__).parent.parent
+NEUTRAL = {"mtrl.types", "mtrl.errors"}
+"""Nouns and one exception: nothing in them reads what a model said."""
+EXECUTOR = "mtrl.sandbox."
+"""Where SQL and commands run is one place for both sides of `RUNNING`: it is handed what each has parsed by itself."""
+RUNNING = ("text_to_sql", "mini_swe")
+
+
+# -- what is imported ------------------------------------------------------------------------------------------------
+
+
+def file_of(module, root):
+    """The source of a module of this tree; None if it is not of this tree."""
+    path = root / module.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def imports_of(module, root):
+    """Every module of this tree that a module imports: at the top, in functions, relatively, or by `import_module`."""
+    file = file_of(module, root)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            base = ".".join(filter(None, (above, node.module)))
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            modules = {name for name in names if file_of(name, root)}
+            found |= modules if modules == names else {*modules, base}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            found |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
+    return {name for name in found if file_of(name, root)}
+
+
+def reach(modules, root=ROOT):
+    """These modules and all that they import, and what those import, and so on."""
+    found, todo = set(), set(modules)
+    while todo:
+        module = todo.pop()
+        found.add(module)
+        todo |= imports_of(module, root) - found
+    return found
+
+
+def defined_in(function):
+    """The module that holds the code of a function, also where it is wrapped or partly applied."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.unwrap(function).__module__
+
+
+def sides(name):
+    """Where the scorer of a family is, and where its environment and its rewards are."""
+    family, package = get_family(name), BUILT_IN[name]
+    paid = {defined_in(family.environment)}
+    paid |= {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / package.replace(".", "/")).rglob("*.py")
+        if path.stem in ("reward", "environment", "grading") or path.parent.name == "rewards"
+    }
+    return {defined_in(family.score)}, {module.removesuffix(".__init__") for module in paid}
+
+
+def is_harmless(module, name):
+    """Whether scorer and reward of this family may both use the module."""
+    return module in NEUTRAL or (name in RUNNING and module.startswith(EXECUTOR))
+
+
+def shared(name, root=ROOT):
+    """Modules that both sides of a family end up importing and that could read what a model said."""
+    scored, paid = sides(name)
+    return {module for module in reach(scored, root) & reach(paid, root) if not is_harmless(module, name)}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_scorer_and_reward_import_nothing_in_common(name):
+    scored, paid = sides(name)
+    assert not shared(name)
+    assert {module for module in reach(scored) if module.startswith("envs.")} == scored
+    assert f"envs.{name}.environment" in reach(paid)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_the_exception_is_needed(name):
+    scored, paid = sides(name)
+    assert any(module.startswith(EXECUTOR) for module in reach(scored) & reach(paid))
+
+
+PLANTED = {
+    "at the top": "from envs.{name}.{module} import {attribute}",
+    "in a function": "def late():\n    from envs.{name}.{module} import {attribute}",
+    "under another name": "import envs.{name}.{module} as other",
+    "relatively": "from .{module} import {attribute}",
+    "as a module": "from . import {module}",
+    "through a third module": "from helpers.through import {attribute}",
+    "by its name": "import importlib\nother = importlib.import_module('envs.{name}.{module}')",
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("how", PLANTED)
+def test_a_planted_import_is_found(name, how, tmp_path):
+    """In a copy of the tree's sources, whatever the family and whatever way the scorer gets at the reward's code."""
+    scored, paid = sides(name)
+    (scorer,) = scored
+    module = f"envs.{name}.environment"
+    attribute = get_family(name).environment.__name__
+    copy_sources(reach(scored | paid), tmp_path)
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers" / "through.py").write_text(f"from {module} import {attribute}\n")
+    planted = PLANTED[how].format(name=name, module="environment", attribute=attribute)
+    file = tmp_path / file_of(scorer, ROOT).relative_to(ROOT)
+    assert not shared(name, tmp_path)
+    file.write_text(f"{file.read_text(encoding='utf-8')}\n\n{planted}\n", encoding="utf-8")
+    assert module in shared(name, tmp_path)
+
+
+def copy_sources(modules, folder):
+    for module in modules:
+        source = file_of(module, ROOT)
+        target = folder / source.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+# -- what runs -------------------------------------------------------------------------------------------------------
+
+SETTINGS = {"gsm8k": {"calculator": True}, "sop": {"domain": "aircraft_inspection"}}
+"""environment.config of the families whose shipped experiment sets some."""
+
+
+@contextmanager
+def functions_run():
+    """The functions of this tree that are called meanwhile, in any thread: `(module, name)`."""
+    found = set()
+
+    def note(frame, event, argument):
+        if event == "call" and (module := frame.f_globals.get("__name__", "")).startswith(("envs.", "mtrl.")):
+            found.add((module, frame.f_code.co_qualname))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+async def play(family, row, responses, **settings):
+    """What an episode of these responses is paid."""
+    environment = family.environment(**settings)
+    try:
+        opening = environment.reset(row)
+        if inspect.isawaitable(opening):
+            await opening
+        paid = 0.0
+        for response in responses:
+            result = environment.step(response, row["ground_truth"])
+            paid += (await result if inspect.isawaitable(result) else result).reward
+        return paid
+    finally:
+        environment.close()
+
+
+def run_in_common(family, row, responses, **settings):
+    """Functions that run both when these responses are paid and when they are scored; the reward and the score."""
+    with functions_run() as paying:
+        reward = asyncio.run(play(family, row, responses, **settings))
+    with functions_run() as scoring:
+        score = family.score(trajectory_of(responses), row)
+        family.measure(trajectory_of(responses), row)
+    assert {(defined_in(family.score), name) for name in ("score", "measure")} <= scoring and paying
+    return paying & scoring, reward, score
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_paying_and_scoring_run_no_function_in_common(name):
+    family = get_family(name)
+    settings = SETTINGS.get(name, {})
+    data = DataConfig(synthetic_train_rows=16, synthetic_test_rows=8)
+    row = family.load(data, 0, **settings).train[0]
+    both, reward, score = run_in_common(family, row, family.gold(row), max_turns=6, **settings)
+    assert score == 1.0 and reward > 0
+    assert not {(module, function) for module, function in both if not is_harmless(module, name)}
+
+
+def test_a_scorer_that_calls_the_rewards_parser_is_seen(monkeypatch):
+    """Handed over without any import: only running shows it."""
+    reward = importlib.import_module("envs.gsm8k.reward")
+    scorer = importlib.import_module("envs.gsm8k.scorer")
+    monkeypatch.setattr(scorer, "_final_answer", reward.parse_answer)
+    family = get_family("gsm8k")
+    row = {"prompt": [], "ground_truth": {"answer": "72"}}
+    both, reward, score = run_in_common(family, row, ["#### 72"])
+    assert score == reward == 1.0
+    assert ("envs.gsm8k.reward", "parse_answer") in both

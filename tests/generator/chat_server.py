@@ -1,0 +1,111 @@
+"""A real HTTP server that speaks OpenAI's wire format, and misbehaves as it is told."""
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Reply:
+    """What one request is answered with."""
+
+    status: int = 200
+    body: object = None
+    """JSON, or bytes as they are; None: the connection is closed without a word."""
+    headers: dict = field(default_factory=dict)
+    before: float = 0.0
+    """Seconds until the first byte."""
+    between: float = 0.0
+    """Seconds between two bytes."""
+
+
+def said(text, *, calls=None, finish="stop", prompt=11, completion=5, cached=3, **message):
+    """A chat completion."""
+    message = {"role": "assistant", "content": text, **message}
+    if calls:
+        message["tool_calls"] = calls
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+    return Reply(body={"id": "x", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage})
+
+
+def refusal(status, message, code=None, **headers):
+    """An error as OpenAI writes it."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return Reply(status, {"error": error}, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+class ChatServer:
+    """`with ChatServer(answer) as server:` where `answer(body, n)` replies to the n-th request."""
+
+    def __init__(self, answer):
+        self.answer, self.requests, self.headers, self.times = answer, [], [], []
+        self.busy = self.most_busy = 0
+        self.lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with outer.lock:
+                    number = len(outer.requests)
+                    outer.requests.append(body)
+                    outer.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    outer.times.append(time.monotonic())
+                    outer.busy += 1
+                    outer.most_busy = max(outer.most_busy, outer.busy)
+                try:
+                    found = self.path == "/v1/chat/completions"
+                    reply = outer.answer(body, number) if found else refusal(404, f"no {self.path} here")
+                    self.reply(reply)
+                except (BrokenPipeError, ConnectionResetError):
+                    self.close_connection = True
+                finally:
+                    with outer.lock:
+                        outer.busy -= 1
+
+            def reply(self, reply):
+                time.sleep(reply.before)
+                if reply.body is None:
+                    self.close_connection = True
+                    return
+                content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+                self.send_response(reply.status)
+                for name, value in {"content-length": str(len(content)), **reply.headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                for at in range(len(content)) if reply.between else ():
+                    self.wfile.write(content[at : at + 1])
+                    self.wfile.flush()
+                    time.sleep(reply.between)
+                if not reply.between:
+                    self.wfile.write(content)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def always(*replies):
+    """The replies in order, and the last one ever after."""
+    return lambda body, n: replies[min(n, len(replies) - 1)]

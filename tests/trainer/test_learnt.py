@@ -1,0 +1,39 @@
+"""What the update made of each token, written back to the turns."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrl.trainer.learnt import note_advantages, note_logprobs
+from mtrl.trainer.samples import group_samples
+from tests.trainer.helpers import make_group
+
+
+@given(st.integers(0, 1000), st.booleans())
+def test_every_credited_turn_gets_its_own_numbers_also_where_a_break_splits_the_trajectory(seed, broken):
+    group = make_group(seed, 50)
+    if broken:
+        for trajectory in group.trajectories:
+            trajectory.turns[-1].break_reason = "template"
+    group.trajectories[0].trainable = False
+    given_ = [[float(10 * i + j) for j in range(len(t.turns))] for i, t in enumerate(group.trajectories)]
+    samples = group_samples(group, given_)
+    note_advantages([group], samples)
+    note_logprobs([group], [(s, torch.tensor([-float(turn) for turn in s.turns if turn >= 0])) for s in samples])
+    for i, trajectory in enumerate(group.trajectories):
+        for j, turn in enumerate(trajectory.turns):
+            if trajectory.trainable:
+                assert turn.advantages == [given_[i][j]]
+                assert turn.trainer_logprobs == [-float(j)] * len(turn.action_ids)
+            else:
+                assert turn.advantages == turn.trainer_logprobs == []
+
+
+def test_credit_per_token_stays_per_token():
+    group = make_group(1, 50, size=1, turns=1)
+    (sample,) = group_samples(group, [[0.0]])
+    values = [float(i) for i in range(sample.action_tokens)]
+    said = iter(values)
+    sample.advantages = [next(said) if mask else 0.0 for mask in sample.loss_mask]
+    note_advantages([group], [sample])
+    assert group.trajectories[0].turns[0].advantages == (values if len(values) > 1 else [0.0])

@@ -1,0 +1,27 @@
+"""A viewer that several tests look through."""
+
+import pytest
+
+from mtrl.view.api import Api
+from mtrl.view.runs import Library
+from tests.view.made_runs import make_run
+
+
+@pytest.fixture
+def api_of():
+    """An `Api` of these folders whose trajectories are all indexed."""
+
+    def make(*paths):
+        from mtrl.view.export import wait_for_indexes
+
+        api = Api(Library(paths))
+        for run in api.library.runs:
+            wait_for_indexes(run)
+        return api
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def made_run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "one")

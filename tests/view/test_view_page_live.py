@@ -1,0 +1,63 @@
+"""The page of a run that goes on: what is new appears, and whoever reads stays where they are."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.view.made_runs import TOKEN, viewing
+from tests.view.page_browser import chromium, opened, until
+from tests.view.page_runs import SIZE, TASKS, add_step, finish_run, rich_run
+
+ROW = ".vl-row:not(.waiting)"
+ALL = 3 * SIZE * len(TASKS) + 2
+NEW = 2 * SIZE
+TOP = "document.querySelector('.vl-row.selected')?.getBoundingClientRect().top"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "page"
+    folder.mkdir()
+    return rich_run(folder)
+
+
+def test_new_steps_and_files_appear_and_nothing_moves(browser, run):
+    with viewing(run) as client, opened(browser, f"{str(client.base_url).rstrip('/')}/?token={TOKEN}") as page:
+        expect(page.locator("#badge")).to_have_text("live")
+        expect(page.get_by_role("region", name="Table of the runs")).to_contain_text("3 / 3")
+        add_step(run, 4)
+        expect(page.get_by_role("region", name="Table of the runs")).to_contain_text("4 / 3")
+        page.get_by_role("link", name="Browse").click()
+        expect(page.locator(".count")).to_have_text(f"{ALL + NEW} trajectories")
+        expect(page.locator(ROW).first).to_contain_text("late")
+        for _ in range(NEW + 3):
+            page.keyboard.press("j")
+        chosen = page.locator(".vl-row.selected")
+        place = chosen.get_attribute("data-place")
+        above = page.evaluate(TOP)
+        add_step(run, 5)
+        expect(page.locator(".count")).to_have_text(f"{ALL + 2 * NEW} trajectories")
+        expect(chosen).to_have_attribute("data-place", place)
+        expect(chosen).to_have_attribute("aria-rowindex", str(2 * NEW + 4))
+        until(page, f"above => Math.abs(({TOP}) - above) < 2", above)
+        page.keyboard.press("Home")
+        expect(page.locator(ROW).first).to_contain_text("late")
+        finish_run(run)
+        expect(page.locator("#badge")).to_have_text("finished")
+
+
+def test_a_server_that_is_gone_is_told(browser, run):
+    with viewing(run) as client:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{str(client.base_url).rstrip('/')}/?token={TOKEN}")
+        expect(page.locator("#badge")).to_have_text("live")
+    expect(page.locator("#badge")).to_have_text("stalled")
+    page.get_by_role("link", name="Browse").click()
+    expect(page.get_by_role("alert").first).to_contain_text("The server does not answer")
+    context.close()
