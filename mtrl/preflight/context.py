@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from mtrl.config.schema import Config
@@ -15,6 +15,7 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.factory import environment_factory
 from mtrl.environments.family import Family, Splits
 from mtrl.errors import UserError
+from mtrl.preflight.lazy import lazy
 from mtrl.preflight.play import Episode, Script, Stage, saying
 from mtrl.preflight.repeats import Action, Repeats
 from mtrl.preflight.responses import FUZZ, final_answers, nonsense
@@ -55,7 +56,7 @@ class Context:
     processes: int = 0
     """Fresh processes that repeat episodes; 0: this one says what is right."""
 
-    @cached_property
+    @lazy
     def stage(self) -> Stage:
         environment = self.config.environment
         return Stage(
@@ -76,7 +77,7 @@ class Context:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def places(self) -> list[tuple[str, int]]:
         """Split and index of the rows that are played: from both splits, spread evenly."""
         test = min(len(self.splits.test), self.rows_played // 2)
@@ -84,29 +85,29 @@ class Context:
         spread = [("train", _spread(len(self.splits.train), train)), ("test", _spread(len(self.splits.test), test))]
         return [(split, index) for split, indices in spread for index in indices]
 
-    @cached_property
+    @lazy
     def rows(self) -> list[Row]:
         return [getattr(self.splits, split)[index] for split, index in self.places]
 
     # -- players -----------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def gold(self) -> list[Episode]:
         """The perfect player on every row that is played and that it knows; empty without `Family.gold`."""
         return self.stage.play(Script(row, saying(said), "gold") for row, said in self.gold_responses)
 
-    @cached_property
+    @lazy
     def gold_responses(self) -> list[tuple[Row, Sequence[str]]]:
         """What the perfect player says, on the rows that are played."""
         return [] if self.family.gold is None else list(_known(self.family.gold, self.rows))
 
-    @cached_property
+    @lazy
     def solved(self) -> list[Episode]:
         """Right at once: the gold episodes that the scorer calls a success, of the rows on which exploits are tried."""
         good = [episode for episode in self.gold if self.succeeds(episode) and not episode.error]
         return [good[index] for index in _spread(len(good), min(len(good), SEARCHED_ROWS))]
 
-    @cached_property
+    @lazy
     def weak(self) -> list[Episode]:
         """The family's demonstrator on training rows; empty without `Family.demonstrate`."""
         demonstrate = self.family.demonstrate
@@ -126,7 +127,7 @@ class Context:
         ]
         return self.stage.play(scripts)
 
-    @cached_property
+    @lazy
     def fuzz(self) -> list[Episode]:
         """Responses that nobody planned for, on the first rows that are played."""
         rows = self.rows[: len(FUZZ)]
@@ -135,7 +136,7 @@ class Context:
         ]
         return self.stage.play(scripts)
 
-    @cached_property
+    @lazy
     def wrong(self) -> dict[str, list[str]]:
         """Row id -> final responses, as well formed as gold's, that the scorer refuses on this row."""
         candidates = {self.key(episode): self._candidates(episode) for episode in self.solved}
@@ -160,7 +161,7 @@ class Context:
         unique = dict.fromkeys([*list(others)[: 2 * DECOYS], *nonsense(final)])
         return [text for text in unique if text != final]
 
-    @cached_property
+    @lazy
     def repeats(self) -> Repeats:
         """What gold, the demonstrator and nobody in his right mind said, to be said again."""
         place = {id(row): where for row, where in zip(self.rows, self.places, strict=True)}

@@ -9,11 +9,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mtrl.config.schema import Config
+from mtrl.preflight.lazy import lazy
 from mtrl.preflight.play import Episode, Script, Stage, saying
 from mtrl.types import Row
 
@@ -53,7 +53,7 @@ class Repeats:
     seconds: float
     stage: Stage
 
-    @cached_property
+    @lazy
     def fresh(self) -> list[dict[int, Transcript]]:
         """For each process: number of the action -> transcript. They differ in hash seed and time zone only.
 

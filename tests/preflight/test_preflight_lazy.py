@@ -1,0 +1,53 @@
+"""A value that never comes holds up nobody else."""
+
+import threading
+from dataclasses import dataclass
+
+from mtrl.preflight.context import Context
+from mtrl.preflight.lazy import lazy
+
+
+@dataclass
+class Slow:
+    gate: threading.Event
+    made: int = 0
+
+    @lazy
+    def value(self) -> int:
+        """What comes."""
+        self.made += 1
+        self.gate.wait(60)
+        return self.made
+
+
+def test_it_is_made_once_and_at_its_first_use():
+    open_ = threading.Event()
+    open_.set()
+    thing = Slow(open_)
+    assert thing.made == 0
+    assert thing.value == thing.value == thing.made == 1
+
+
+def test_one_that_hangs_does_not_stop_another_instance():
+    closed, open_ = threading.Event(), threading.Event()
+    open_.set()
+    hanging = Slow(closed)
+    thread = threading.Thread(target=lambda: hanging.value, daemon=True)
+    thread.start()
+    try:
+        while not hanging.made:
+            pass
+        got = []
+        other = threading.Thread(target=lambda: got.append(Slow(open_).value), daemon=True)
+        other.start()
+        other.join(30)
+        assert got == [1]
+    finally:
+        closed.set()
+        thread.join()
+
+
+def test_what_the_checks_share_is_made_so():
+    """What a task has a hand in may hang."""
+    for name in ("gold", "gold_responses", "solved", "weak", "fuzz", "wrong", "repeats"):
+        assert isinstance(vars(Context)[name], lazy), name
