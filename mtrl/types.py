@@ -42,6 +42,10 @@ class StopReason(StrEnum):
     ABORTED = "aborted"
 
 
+FAILED = (StopReason.ENV_ERROR, StopReason.TIMEOUT, StopReason.PARSE_ERROR)
+"""Stop reasons of episodes that say nothing about the policy: they are retried, and then their group is replaced."""
+
+
 class FinishReason(StrEnum):
     """Why the engine stopped sampling one turn."""
 

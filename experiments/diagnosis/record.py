@@ -131,7 +131,8 @@ def telling(path: Path, config: Any, count: int) -> Iterator[Trajectory]:
 
 def live(run: RunDir) -> list[tuple[int, Finding]]:
     """What would have been told while the run went on, with the steps: findings that are new or got worse."""
-    record, told, found = Record(read_config(run.config), run.path), {}, []
+    record, found = Record(read_config(run.config), run.path), []
+    told: dict[str, int] = {}
     for row in rows_of(run):
         record.add(row)
         for finding in walk(record).findings:

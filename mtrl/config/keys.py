@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -12,6 +13,15 @@ from typing import Any
 from omegaconf import MISSING
 
 from mtrl.config.schema import Config
+
+IDLE = (
+    *("run_dir", "resume", "parent", "objective", "plugins", "tracker", "preflight", "diagnosis"),
+    *("model.device", "trainer.threads", "trainer.checkpoint", "trainer.save_trajectories_every"),
+    *("trainer.max_steps_without_signal", "environment.max_workers"),
+    *(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint", "keep_disagreements")),
+    *("evaluation.confidence", "evaluation.every_steps"),
+)
+"""Keys and sections that change nothing that a policy learns."""
 
 
 @dataclass(frozen=True)
@@ -154,3 +164,11 @@ def children(section: str) -> list[str]:
     """The last words of the keys of a section; those of the top level for an empty path."""
     prefix = f"{section}." if section else ""
     return [k.removeprefix(prefix) for k in all_keys() if k.startswith(prefix) and "." not in k.removeprefix(prefix)]
+
+
+def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values, and an empty mapping holds nothing."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

@@ -8,6 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from mtrl.config.compose import merge
 from mtrl.config.overrides import CONF, normalise
@@ -16,6 +18,21 @@ from mtrl.tracking.run_dir import RunDir
 
 THEIRS = ("run_dir", "resume", "preflight")
 """What only the run itself needed."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.yaml as a plain tree.
+
+    Raises:
+        UserError: it cannot be read as one.
+    """
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as YAML ({type(error).__name__}); give another run") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} is no configuration of a run; give another run")
+    return {str(key): value for key, value in tree.items()}
 
 
 def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS) -> DictConfig:
@@ -27,9 +44,7 @@ def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS
     Raises:
         UserError: it is no configuration, or the overrides do not fit.
     """
-    stored: Any = OmegaConf.to_container(OmegaConf.load(RunDir(run).config))
-    if not isinstance(stored, dict):
-        raise UserError(f"{RunDir(run).config} is no configuration of a run; give another run")
+    stored = read_config(RunDir(run).config)
     components = stored.get("reward", {}).get("components")
     chosen = [key for key in map(key_of, overrides) if (CONF / key).is_dir()]
     for path in (*forget, *chosen):

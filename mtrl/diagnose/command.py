@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from mtrl.config import keys
 from mtrl.config.compose import merge
 from mtrl.config.overrides import CONF, normalise, quoted
-from mtrl.diagnose.lineage import leaves
 
 OWN = ("run_dir", "resume", "parent")
 """Keys that a new run has of its own."""
@@ -32,7 +31,7 @@ def words_of(config: Mapping[str, Any], changes: Sequence[str] = ()) -> list[str
     """The overrides that make `config` again, but for the keys of `changes`."""
     experiment = _experiment(config)
     changed = {change.partition("=")[0] for change in changes} | set(OWN)
-    words = list(_differences(dict(leaves(_base(experiment))), dict(leaves(config)), changed))
+    words = list(_differences(keys.flat(_base(experiment)), keys.flat(config), changed))
     return [f"experiment={experiment}", *words]
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from pathlib import Path
 
 from mtrl.diagnose.finding import Witness
 from mtrl.diagnose.record import Record
 from mtrl.evaluation.agreement import Thresholds, Verdict, succeeded
-from mtrl.rescore.source import Stored
+from mtrl.rescore.source import Stored, read
 from mtrl.tracking.text import one_line, short
 
 MOST = 2000
-"""Trajectories that are looked at, the newest first."""
+"""Trajectories after which no further file is looked at, the newest first."""
 SHOWN = 5
 END = 160
 """Characters of the last response that are shown: its end, where answers are."""
@@ -41,29 +41,63 @@ class Disagreement:
         return self.lenient / self.looked_at if self.looked_at else 0.0
 
 
+@dataclass(frozen=True)
+class _Tally:
+    """One file of trajectories."""
+
+    lines: int
+    looked_at: int
+    lenient: int
+    strict: int
+    earned: tuple[float, ...]
+    """By successes."""
+    witnesses: tuple[tuple[float, Witness], ...]
+    """The best paid of the lenient ones, with their rewards."""
+
+
 def disagreement(record: Record) -> Disagreement:
     """Look at the newest training trajectories, in the last two windows of steps."""
     since = max(0, record.step - 2 * record.window)
-    return _count(record, record.trajectories("disagree", "train", since=since))
+    return _count(record, record.files("disagree", "train", since=since))
 
 
 def baseline_disagreement(record: Record) -> Disagreement:
-    """Look at the evaluation before training, once."""
-    if "baseline" not in record.memory:
-        record.memory["baseline"] = _count(record, record.trajectories("eval_sampled", "eval_greedy", until=0))
-    found: Disagreement = record.memory["baseline"]
-    return found
+    """Look at the evaluation before training."""
+    return _count(record, record.files("eval_sampled", "eval_greedy", until=0))
 
 
-def _count(record: Record, lines: Iterator[Stored]) -> Disagreement:
-    success = float(record.setting("evaluation.success_threshold"))
-    thresholds = Thresholds(success, record.unit)
-    stored = islice(lines, MOST)
+def _count(record: Record, files: Iterable[Path]) -> Disagreement:
+    tallies: list[_Tally] = []
+    for file in files:
+        if sum(tally.lines for tally in tallies) >= MOST:
+            break
+        tallies.append(_remembered(record, file))
+    witnesses = sorted((each for tally in tallies for each in tally.witnesses), key=lambda each: -each[0])[:SHOWN]
+    earned = [reward for tally in tallies for reward in tally.earned]
+    best, lowest = witnesses[0][0] if witnesses else 0.0, min(earned, default=0.0)
+    fits = witnesses and len(earned) >= ENOUGH and lowest > 1.05 * best
+    return Disagreement(
+        sum(tally.looked_at for tally in tallies),
+        sum(tally.lenient for tally in tallies),
+        sum(tally.strict for tally in tallies),
+        tuple(witness for _, witness in witnesses),
+        best,
+        round(lowest, 6) if fits else None,
+    )
+
+
+def _remembered(record: Record, file: Path) -> _Tally:
+    success, found = float(record.setting("evaluation.success_threshold")), file.stat()
+    key = ("tally", file, found.st_mtime_ns, found.st_size)  # a run that is set back writes it again
+    return record.once(key, lambda: _tally(file, Thresholds(success, record.unit)))
+
+
+def _tally(file: Path, thresholds: Thresholds) -> _Tally:
     lenient: list[Stored] = []
-    looked_at = counted = strict = 0
+    lines = looked_at = counted = strict = 0
     earned: list[float] = []
-    """By successes."""
-    for line in stored:
+    for line in read(file):
+        lines += 1
         trajectory = line.trajectory
         if trajectory is None or trajectory.score is None:
             continue
@@ -73,14 +107,11 @@ def _count(record: Record, lines: Iterator[Stored]) -> Disagreement:
         if verdict == Verdict.LENIENT:
             lenient.append(line)
             counted += whole
-        if succeeded(trajectory, success):
+        if succeeded(trajectory, thresholds.success):
             earned.append(trajectory.reward)
-    lenient.sort(key=lambda line: -_reward(line))
-    best = _reward(lenient[0]) if lenient else 0.0
-    lowest = min(earned, default=0.0)
-    fits = lenient and len(earned) >= ENOUGH and lowest > 1.05 * best
-    shown = tuple(map(_witness, lenient[:SHOWN]))
-    return Disagreement(looked_at, counted, strict, shown, best, round(lowest, 6) if fits else None)
+    best = sorted(((_reward(line), line) for line in lenient), key=lambda each: -each[0])[:SHOWN]
+    shown = tuple((reward, _witness(line)) for reward, line in best)
+    return _Tally(lines, looked_at, counted, strict, tuple(earned), shown)
 
 
 def _reward(line: Stored) -> float:

@@ -17,14 +17,7 @@ from mtrl.errors import UserError
 
 MOST = 20
 """Ancestors that are looked at."""
-IGNORED = (
-    *("name", "run_dir", "resume", "parent", "objective", "plugins", "tracker", "preflight", "diagnosis"),
-    *("model.device", "trainer.threads", "trainer.checkpoint", "trainer.save_trajectories_every"),
-    *("trainer.max_steps_without_signal", "environment.max_workers"),
-    *(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint", "keep_disagreements")),
-    *("evaluation.confidence", "evaluation.every_steps"),
-)
-"""Keys and sections that change nothing that a policy learns."""
+IGNORED = ("name", *keys.IDLE)
 TOGETHER = (
     {"algorithm.group_size", "trainer.prompts_per_step"},
     {"algorithm.loss_fn", "algorithm.clip_low_threshold", "algorithm.clip_high_threshold"},
@@ -161,7 +154,7 @@ def _link(parent: Record, child: Record) -> Link:
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Setting]:
     """What is otherwise; what one of them does not have is the schema's default there."""
-    first, second = dict(leaves(before)), dict(leaves(after))
+    first, second = keys.flat(before), keys.flat(after)
     found = []
     for key in sorted({*first, *second}):
         if any(key == ignored or key.startswith(f"{ignored}.") for ignored in IGNORED):
@@ -172,15 +165,6 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Set
         if was != now and not (isinstance(was, tuple) and list(was) == now):
             found.append(Setting(key, was, now))
     return found
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a configuration by its dotted key."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _effect(parent: Record, child: Record, metric: str, name: str) -> Effect | None:

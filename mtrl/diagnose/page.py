@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import re
-from html import escape
-
 from mtrl.diagnose.finding import Finding
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.report import Report
-from mtrl.tracking.text import clean, short
+from mtrl.tracking.text import html_text, short
 
 CURVES = 4
 """Metrics of a finding that are drawn."""
@@ -29,11 +25,11 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; }
 
 def page(report: Report) -> str:
     """The whole document. Text of a run is escaped; there is no script, and a policy forbids any."""
-    name = _text(str(report.record.path))
+    name = html_text(str(report.record.path))
     findings = "".join(_section(report, finding) for finding in report.diagnosis.findings)
     if not findings:
         said = f"None of: {', '.join(report.diagnosis.checked) or 'nothing'}."
-        findings = f'<section class="healthy"><h2>{_text(report.status)}</h2><p>{_text(said)}</p></section>'
+        findings = f'<section class="healthy"><h2>{html_text(report.status)}</h2><p>{html_text(said)}</p></section>'
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         "<!doctype html>\n"
@@ -48,30 +44,30 @@ def page(report: Report) -> str:
 
 def _section(report: Report, finding: Finding) -> str:
     parts = [
-        f'<section class="{finding.severity.value}"><h2>{_text(finding.title)}</h2>',
-        f"<p class=soft>{finding.severity.value} · {_text(finding.rule)} · {_text(', '.join(finding.requirements))} · "
-        f"steps {finding.steps[0]} to {finding.steps[1]}</p>",
-        _list([_text(sentence) for sentence in finding.evidence]),
+        f'<section class="{finding.severity.value}"><h2>{html_text(finding.title)}</h2>',
+        f"<p class=soft>{finding.severity.value} · {html_text(finding.rule)} · "
+        f"{html_text(', '.join(finding.requirements))} · steps {finding.steps[0]} to {finding.steps[1]}</p>",
+        _list([html_text(sentence) for sentence in finding.evidence]),
         curves(report.record, finding),
-        _list([f"<code>{_text(each.where)}</code> {_text(each.said)}" for each in finding.witnesses]),
-        f"<p>{_text(finding.advice)}</p>" if finding.advice else "",
+        _list([f"<code>{html_text(each.where)}</code> {html_text(each.said)}" for each in finding.witnesses]),
+        f"<p>{html_text(finding.advice)}</p>" if finding.advice else "",
         _changes(finding),
     ]
     command = report.command if finding is report.first else None
     shown = [*([command] if command else []), *finding.look]
     if shown:
-        parts.append(f"<pre>{_text(chr(10).join(shown))}</pre>")
+        parts.append(f"<pre>{html_text(chr(10).join(shown))}</pre>")
     return "".join([*parts, "</section>"])
 
 
 def _changes(finding: Finding) -> str:
     rows = []
     for number, proposal in enumerate(finding.proposals):
-        now = f" <span class=soft>(now {_text(', '.join(proposal.current))})</span>" if proposal.current else ""
+        now = f" <span class=soft>(now {html_text(', '.join(proposal.current))})</span>" if proposal.current else ""
         label = ("<dt>Change</dt>", "<dt>If that is done or does not help</dt>", "")[min(number, 2)]
-        rows.append(f"{label}<dd><code>{_text(str(proposal))}</code>{now}<br>{_text(proposal.why)}</dd>")
+        rows.append(f"{label}<dd><code>{html_text(str(proposal))}</code>{now}<br>{html_text(proposal.why)}</dd>")
     if finding.expect:
-        rows.append(f"<dt>What should then be seen</dt><dd>{_text(finding.expect)}</dd>")
+        rows.append(f"<dt>What should then be seen</dt><dd>{html_text(finding.expect)}</dd>")
     return f"<dl>{''.join(rows)}</dl>" if rows else ""
 
 
@@ -83,21 +79,17 @@ def _lineage(report: Report) -> str:
             f"{e.name} {short(e.change.before)} → {short(e.change.after)} (± {short(2 * e.change.error)}): {e.verdict}"
             for e in link.effects
         )
-        rows.append(_text(f"{link.child} changed {changed} of {link.parent}: {effects or link.verdict}"))
-    return _list([*rows, *map(_text, report.remarks)])
+        rows.append(html_text(f"{link.child} changed {changed} of {link.parent}: {effects or link.verdict}"))
+    return _list([*rows, *map(html_text, report.remarks)])
 
 
 def _early(report: Report) -> str:
     early = ", ".join(report.diagnosis.early)
-    return f"<p class=soft>Too early to tell: {_text(early)}</p>" if early else ""
+    return f"<p class=soft>Too early to tell: {html_text(early)}</p>" if early else ""
 
 
 def _list(items: list[str]) -> str:
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>" if items else ""
-
-
-def _text(text: str) -> str:
-    return escape(clean(text))
 
 
 # -- curves ----------------------------------------------------------------------------------------------------------
@@ -108,22 +100,19 @@ def curves(record: Record, finding: Finding) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from mtrl.tracking.plots import BLUE, GREEN, ORANGE, PURPLE, STYLE
+    from mtrl.figures.style import COLOURS, STYLE, to_svg
 
     measured = [key for key in finding.metrics if len(record.series(key)) > 1][:CURVES]
     if not measured:
         return ""
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": finding.rule, "svg.fonttype": "none"}):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.4 * len(measured), 2.5), layout="constrained")
         panels = figure.subplots(1, len(measured), squeeze=False)[0]
-        for axes, key, colour in zip(panels, measured, (BLUE, GREEN, ORANGE, PURPLE), strict=False):
+        for axes, key, colour in zip(panels, measured, COLOURS, strict=False):
             series = record.series(key)
             marker = "o" if len(series) < 15 else None
             axes.plot(series.steps, series.values, color=colour, linewidth=1.5, marker=marker, markersize=4)
             if finding.steps[0] > series.steps[0] + 1 or finding.steps[1] < series.steps[-1]:
                 axes.axvspan(*finding.steps, color="#999999", alpha=0.12, linewidth=0)
             axes.set_title(key, fontsize=9)
-        page = io.StringIO()
-        figure.savefig(page, format="svg", metadata={"Date": None})
-    found = re.search(r"<svg.*</svg>", page.getvalue(), re.DOTALL)
-    return found[0] if found else ""
+        return to_svg(figure, finding.rule)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from mtrl.config import keys
+from mtrl.config.stored import read_config
 from mtrl.errors import UserError
-from mtrl.rescore.source import Stored, read
 from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.trajectories import kind_and_step
+
+T = TypeVar("T")
 
 LEAST_WINDOW = 5
 """Steps; with fewer nothing is decided, however short the run."""
@@ -70,8 +70,7 @@ class Record:
         """The last step that is known."""
         self._columns: dict[str, _Column] = {}
         self._series: dict[str, Series] = {}
-        self.memory: dict[str, Any] = {}
-        """What a rule found out at some cost and does not change any more."""
+        self._memory: dict[Hashable, Any] = {}
         for row in rows:
             self.add(row)
 
@@ -87,6 +86,9 @@ class Record:
             raise UserError(f"{path} does not exist; give the folder of a run, such as outputs/gsm8k/TIME")
         if not run.config.is_file():
             raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run")
+        if run.is_evaluation:
+            report = path / "report.html"
+            raise UserError(f"{path} is an evaluation, and {report} tells of it; give the folder of a run")
         return cls(read_config(run.config), path, MetricsLog(run.metrics).read())
 
     # -- growing -----------------------------------------------------------------------------------------------------
@@ -165,34 +167,23 @@ class Record:
         """Episodes of one training step."""
         return int(self.setting("trainer.prompts_per_step")) * int(self.setting("algorithm.group_size"))
 
-    def trajectories(self, *kinds: str, since: int = 0, until: int | None = None) -> Iterator[Stored]:
-        """The stored trajectories of these kinds (`train`, `disagree`, `eval_greedy`, …), the newest step first."""
-        for file in self.files(*kinds, since=since, until=until):
-            yield from read(file)
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What costs something to find out and does not change any more: the live diagnosis asks after every step."""
+        if key not in self._memory:
+            self._memory[key] = make()
+        found: T = self._memory[key]
+        return found
 
     def files(self, *kinds: str, since: int = 0, until: int | None = None) -> list[Path]:
-        """The files of `trajectories`, in its order."""
+        """The files of trajectories of these kinds (`train`, `disagree`, `eval_greedy`, …), the newest step first. They
+        are written whole and do not change.
+        """
         if self.path is None:
             return []
         found = []
         for kind in kinds:
             for file in RunDir(self.path).trajectories.glob(f"{kind}_step_*.jsonl"):
-                step = file.stem.rpartition("_")[2]
-                if step.isdigit() and since <= int(step) <= (self.step if until is None else until):
-                    found.append((-int(step), kinds.index(kind), file))
+                step = kind_and_step(file)[1]
+                if step is not None and since <= step <= (self.step if until is None else until):
+                    found.append((-step, kinds.index(kind), file))
         return [file for _, _, file in sorted(found)]
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A config.yaml as a plain tree.
-
-    Raises:
-        UserError: it cannot be read as one.
-    """
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}); give another run") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} is no configuration of a run; give another run")
-    return {str(key): value for key, value in tree.items()}

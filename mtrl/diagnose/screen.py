@@ -25,7 +25,8 @@ def show(report: Report, file: TextIO | None = None, width: int | None = None) -
     """Print the report. Whatever comes from a run is cleaned: a response must not act on the terminal."""
     screen = Console(file=file or sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     record, diagnosis = report.record, report.diagnosis
-    head = f"{one_line(record.path)}: {record.steps} steps, {len(diagnosis.checked)} symptoms looked for"
+    checked = len(diagnosis.checked)
+    head = f"{one_line(record.path)}: {record.steps} steps, {checked} symptom{'' if checked == 1 else 's'} looked for"
     screen.print(Rule(Text(head, style="bold"), align="left", style="cyan"))
     for link in report.links:
         _line(screen, "", _said_of(link))
@@ -35,7 +36,7 @@ def show(report: Report, file: TextIO | None = None, width: int | None = None) -
     if first is None:
         _healthy(screen, report)
     elif first.severity == Severity.NOTE:
-        looked = f"none of {len(diagnosis.checked)} symptoms is an alarm or a warning; worth knowing:"
+        looked = f"none of {checked} symptoms is an alarm or a warning; worth knowing:"
         _line(screen, "healthy", looked, "bold green")
         _others(screen, diagnosis.findings)
     else:

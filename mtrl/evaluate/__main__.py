@@ -49,7 +49,7 @@ from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_log import RunLog
 from mtrl.types import Row
 
-BEFORE_ANYTHING = {LOCK, "run.log"}
+BEFORE_ANYTHING = {LOCK, "run.log", f".{MODELS}.part"}
 """What an evaluation that was killed at its very beginning leaves."""
 
 

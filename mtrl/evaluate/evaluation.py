@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -19,12 +20,11 @@ from mtrl.evaluate.table import tables_of, usage_line
 from mtrl.evaluation.measures import val_metrics
 from mtrl.evaluation.report import build_report, write_report
 from mtrl.evaluation.rollouts import ModelRollouts, Source
-from mtrl.generator.episode import FAILED
 from mtrl.tracking.console import Console
 from mtrl.tracking.files import replace_text, to_strict_json
 from mtrl.tracking.followers import start_followers
 from mtrl.tracking.run_dir import RunDir
-from mtrl.types import Group, Row, Trajectory
+from mtrl.types import Row
 
 
 @dataclass
@@ -96,23 +96,27 @@ class Evaluation:
         return contender
 
     def _write_metrics(self, models: list[ModelRollouts]) -> None:
-        """A row for each model, with the keys of a run's evaluations; rows of data on which an episode failed are left
-        out."""
-        rows = []
+        """A row for each step, as a run has them. The first model has the names of a run's evaluations; those of the
+        others begin with their label: `base/val/success/mean`. Rows of data on which an episode failed are left out."""
+        rows: dict[int, dict[str, Any]] = {}
         for model in models:
-            whole = {kind: [g for g in groups if not failures(g)] for kind, groups in model.groups.items()}
+            failed = {t.group_id for t in model.failures()}
+            whole = {kind: [g for g in groups if g.group_id not in failed] for kind, groups in model.groups.items()}
             if whole["greedy"]:
+                prefix = "" if model is models[0] else f"{model.label}/"
                 metrics = val_metrics(whole, self.config.evaluation, self.task.family)
-                rows.append({"step": model.source.step, "model": model.label, **metrics})
-        replace_text(RunDir(self.folder).metrics, "".join(to_strict_json(row) + "\n" for row in rows))
+                row = rows.setdefault(model.source.step, {"step": model.source.step})
+                row |= {prefix + name: value for name, value in metrics.items()}
+        text = "".join(to_strict_json(rows[step]) + "\n" for step in sorted(rows))
+        replace_text(RunDir(self.folder).metrics, text)
 
     def _tell_failures(self, models: list[ModelRollouts]) -> None:
         for model in models:
-            failed = [t for groups in model.groups.values() for g in groups for t in g.trajectories if _failed(t)]
-            if failed:
+            if failed := model.failures():
+                episodes = "1 failed episode is" if len(failed) == 1 else f"{len(failed)} failed episodes are"
                 cause = (failed[0].error or failed[0].stop_reason).partition("\n")[0]
                 self.console.warning(
-                    f"{model.label}: {len(failed)} episodes failed and are left out of the rates; the same command "
+                    f"{model.label}: {episodes} left out of the rates; the same command "
                     f"with evaluation.output={self.folder} plays them again (the first cause: {cause})"
                 )
 
@@ -136,11 +140,3 @@ def described(source: Source) -> str:
     where = f"{source.model}@{source.url}" if source.kind == "endpoint" else source.path
     step = f", step {source.step}" if source.step else ""
     return f"{source.label}: {source.kind}{step}, {where}"
-
-
-def failures(group: Group) -> int:
-    return sum(_failed(trajectory) for trajectory in group.trajectories)
-
-
-def _failed(trajectory: Trajectory) -> bool:
-    return trajectory.stop_reason in FAILED

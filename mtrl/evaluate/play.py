@@ -14,12 +14,11 @@ from mtrl.evaluate.store import Store, group_name
 from mtrl.evaluation.heldout import score_group
 from mtrl.evaluation.rollouts import ModelRollouts, Source
 from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.episode import FAILED
 from mtrl.generator.rollouts import Rollouts
 from mtrl.rewards.compose import RewardComposer
 from mtrl.tracking.console import Console
 from mtrl.tracking.progress import Work
-from mtrl.types import Group, Row, Trajectory
+from mtrl.types import FAILED, Group, Row, Trajectory
 
 T = TypeVar("T")
 

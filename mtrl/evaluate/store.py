@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mtrl.errors import UserError
-from mtrl.generator.episode import FAILED
 from mtrl.tracking.files import replace_text
-from mtrl.types import Group, Row, Trajectory, to_json, trajectory_from_dict
+from mtrl.types import FAILED, Group, Row, Trajectory, to_json, trajectory_from_dict
 
 LOCK = ".lock"
 _PLACE = re.compile(r"eval/\w+/(\d+)")

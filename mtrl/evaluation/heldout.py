@@ -14,7 +14,7 @@ from mtrl.types import Group, Row, Trajectory
 
 
 def score_group(family: Family, group: Group) -> None:
-    """Let the scorer judge every trajectory; one that failed scores 0."""
+    """Let the scorer judge every trajectory; one without a turn scores 0."""
     for trajectory in group.trajectories:
         trajectory.score = float(family.score(trajectory, group.row)) if trajectory.turns else 0.0
 

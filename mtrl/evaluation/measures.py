@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.environments.family import Family
@@ -14,7 +15,9 @@ from mtrl.errors import UserError
 from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
 from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
 from mtrl.evaluation.statistics import success_rate
-from mtrl.types import FinishReason, Group, Row, StopReason, Trajectory
+from mtrl.types import FinishReason, Group, Row, StopReason, Trajectory, Turn
+
+T = TypeVar("T")
 
 FIELD = "field/"
 """Prefix of a family's measures that are fields of its answer."""
@@ -69,9 +72,33 @@ def successes(groups: Iterable[Group], threshold: float) -> list[list[float]]:
     return [[float(succeeded(t, threshold)) for t in group.trajectories] for group in groups]
 
 
+def at_cap(turn: Turn) -> bool:
+    """Whether it stopped at the limit of tokens per turn. One without a token did not: its context was full."""
+    return turn.finish == FinishReason.LENGTH and sampled_tokens(turn) != 0
+
+
 def is_cut(trajectory: Trajectory) -> bool:
     """Whether any of its turns stopped at the limit of tokens per turn."""
-    return any(turn.finish == FinishReason.LENGTH for turn in trajectory.turns)
+    return any(map(at_cap, trajectory.turns))
+
+
+def sampled_tokens(turn: Turn) -> int | None:
+    """Sampled tokens of a turn: its ids; of an endpoint, which gives none, what its provider counted. None where that
+    did not count either."""
+    if turn.action_ids or "completion_tokens" not in turn.metrics:
+        return len(turn.action_ids)
+    return int(turn.metrics["completion_tokens"]) or None
+
+
+def episode_tokens(trajectory: Trajectory) -> int | None:
+    """Sampled tokens of an episode; None where those of a turn are not known."""
+    counts = [sampled_tokens(turn) for turn in trajectory.turns]
+    return None if None in counts else sum(count for count in counts if count)
+
+
+def known(values: Iterable[T | None]) -> list[T]:
+    """Those that are not None."""
+    return [value for value in values if value is not None]
 
 
 def mean_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -171,7 +198,7 @@ def _course(groups: Sequence[Group]) -> dict[str, float]:
     stops = Counter(t.stop_reason for t in trajectories)
     return {
         "val/turns/mean": fmean(len(t.turns) for t in trajectories),
-        "val/turns/cut_frac": fmean(turn.finish == FinishReason.LENGTH for turn in turns) if turns else 0.0,
+        "val/turns/cut_frac": fmean(map(at_cap, turns)) if turns else 0.0,
         "val/tokens/at_cap_frac": fmean(map(is_cut, trajectories)),
         "val/completion/mean": stops[StopReason.DONE] / len(trajectories),
         **{f"val/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},

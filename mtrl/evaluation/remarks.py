@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from mtrl.config.schema import Config
 from mtrl.evaluation.comparison import Comparison
 from mtrl.evaluation.results import Result
+from mtrl.evaluation.rollouts import Source
 from mtrl.evaluation.statistics import mcnemar
 from mtrl.tracking.text import percent
 
@@ -71,16 +73,16 @@ def remarks_on_comparisons(found: Sequence[Comparison]) -> list[Remark]:
 
 
 def gravest_first(remarks: Iterable[Remark]) -> list[Remark]:
-    """Sorted by level; of one model and topic only the first, for greedy and sampled episodes often show the same."""
+    """Sorted by level; of one model and topic only the gravest, for greedy and sampled episodes often show the same."""
     first: dict[tuple[str, str, str], Remark] = {}
-    for remark in remarks:
+    for remark in sorted(remarks, key=lambda remark: list(Level).index(remark.level)):
         about = remark.text if remark.topic in ("pairs", "difference") else ""
         first.setdefault((remark.model, remark.topic, about), remark)
-    return sorted(first.values(), key=lambda remark: list(Level).index(remark.level))
+    return list(first.values())
 
 
-def generalisation(split: str, rows: int) -> str:
-    """The first of the two questions, which the scorer's numbers answer as far as the split allows."""
+def generalisation(split: str, rows: int, source: Source, validation_rows: int) -> str:
+    """The first of the two questions, which the scorer's numbers answer as far as split and model allow."""
     if split == "train":
         return (
             f"Not shown here. These {rows} rows are of the train split, which training may have seen: the numbers tell "
@@ -91,10 +93,23 @@ def generalisation(split: str, rows: int) -> str:
             f"These {rows} rows were not trained on, but checkpoints may have been chosen by them, which makes the "
             "numbers a little too good. Use evaluation.split=test for the number to report."
         )
+    head = f"These {rows} rows are of the test split, which is never trained on"
+    if _is_chosen(source) and not validation_rows:
+        return (
+            f"{head}, but the run was evaluated on them as well, and a checkpoint that was chosen by that looks a "
+            "little too good here. Compare with the end of the run, or set data.validation_rows in the next one."
+        )
+    if source.kind in ("endpoint", "hub", "folder"):
+        head += " here (whether this model has met them elsewhere, nobody here can tell)"
     return (
-        f"These {rows} rows are of the test split, which is never trained on: the success rate is what to expect of "
-        "new rows like them. It says nothing about rows of another kind."
+        f"{head}: the success rate is what to expect of new rows like them. It says nothing about rows of another kind."
     )
+
+
+def _is_chosen(source: Source) -> bool:
+    """Whether somebody asked for this checkpoint, and not for the newest."""
+    path = Path(source.text)
+    return source.kind == "checkpoint" and path.parent.name == "checkpoints" and path.name != "latest"
 
 
 NO_SCORER = (

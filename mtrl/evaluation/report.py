@@ -101,7 +101,9 @@ def build_report(models: Sequence[ModelRollouts], config: Config, family: Family
         comparisons=compared,
         disagreements=[d for label, kind, result in each for d in disagreements(label, kind, result, thresholds)],
         remarks=_remarks(evaluated, compared, config),
-        generalisation=generalisation(config.evaluation.split, first.rows),
+        generalisation=generalisation(
+            config.evaluation.split, first.rows, models[0].source, config.data.validation_rows
+        ),
         independence=independence(first) if family.has_scorer else NO_SCORER,
         method=method(config, family, {kind: len(groups) for kind, groups in models[0].groups.items()}),
     )
@@ -174,6 +176,9 @@ def _remarks(models: Sequence[ModelReport], compared: Sequence[Comparison], conf
         for kind, result in other.results.items()
         for r in remarks_on_other(other.label, result, kind)
     ]
+    # Greedy episodes alone do not show that there is nothing to reinforce where samples were solved.
+    solved = {model.label for model in models if any(result.success.value for result in model.results.values())}
+    found = [remark for remark in found if remark.topic != "foothold" or remark.model not in solved]
     return gravest_first([*found, *remarks_on_comparisons(compared)])
 
 

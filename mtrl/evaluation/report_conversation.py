@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from html import escape
 
 from mtrl.evaluation.disagreements import Disagreement
+from mtrl.evaluation.measures import at_cap, sampled_tokens
 from mtrl.tracking.episode_view import message_text
-from mtrl.tracking.text import clean, cut, one_line, short, signed
-from mtrl.types import FinishReason, Message, Row, Trajectory, Turn
+from mtrl.tracking.text import cut, html_text, one_line, short, signed
+from mtrl.types import Message, Row, Trajectory, Turn
 
 MESSAGE_CHARACTERS, MESSAGE_LINES = 1600, 40
 OTHER_CHARACTERS = {"system": 400, "expected": 600}
 TURNS = 12
 """Shown of one conversation: the first and the last ones."""
 ROLES = frozenset({"system", "user", "assistant", "tool"})
-
-
-def html_text(text: object) -> str:
-    """Text of unknown origin within an element: nothing in it is markup, and nothing turns or hides it."""
-    return escape(clean(str(text)))
 
 
 def conversation(disagreement: Disagreement) -> str:
@@ -64,8 +59,9 @@ def _turns(trajectory: Trajectory) -> str:
 def _head(index: int, turn: Turn) -> str:
     facts = [f"turn {index + 1}", f"reward {signed(turn.reward)}"]
     facts += [f"{one_line(key, 40)} {signed(value)}" for key, value in turn.components.items() if value]
-    facts.append(f"{len(turn.action_ids):,} tokens")
-    if turn.finish == FinishReason.LENGTH:
+    if (tokens := sampled_tokens(turn)) is not None:
+        facts.append(f"{tokens:,} tokens")
+    if at_cap(turn):
         facts.append("cut at the limit of tokens per turn")
     return f'<p class="turn">{html_text(" · ".join(facts))}</p>'
 

@@ -10,11 +10,11 @@ from mtrl.evaluation import report_tables as tables
 from mtrl.evaluation.comparison import Comparison
 from mtrl.evaluation.remarks import Remark, points
 from mtrl.evaluation.report import Report
-from mtrl.evaluation.report_conversation import conversation, html_text
+from mtrl.evaluation.report_conversation import conversation
 from mtrl.evaluation.report_style import CSS
 from mtrl.evaluation.report_tables import Table
 from mtrl.evaluation.statistics import Rate
-from mtrl.tracking.text import percent, short
+from mtrl.tracking.text import html_text, percent, short
 
 CONVERSATIONS = 30
 """Shown on the page; all disagreements are in report.json, and whole in trajectories/."""
@@ -75,7 +75,9 @@ def _headline(report: Report) -> str:
     facts.append((percent(result.completion.value), "completion: episodes that ended by themselves"))
     for c in report.comparisons[:COMPARED]:
         low, high = points(c.difference.low), points(c.difference.high)
-        facts.append((points(c.difference.value), f"points to {tables.name(c.other)} ({low} to {high}), {c.kind}"))
+        facts.append(
+            (points(c.difference.value), f"points ahead of {tables.name(c.other)} ({low} to {high}), {c.kind}")
+        )
     facts.append((short(result.reward.mean), "mean reward"))
     if lost := sum(result.failures.values()):
         facts.append((f"{lost:,}", "episodes that failed, in no rate"))
@@ -134,10 +136,11 @@ def _fields(report: Report) -> str:
 
 
 def _course(report: Report) -> str:
+    tokens = plots.tokens(report)
     figures = _grid(
         _figure("Ends of episodes", plots.stops(report)),
         _figure("Turns of an episode", plots.turns(report)),
-        _figure("Tokens of an episode: share that has at most so many", plots.tokens(report)),
+        _figure("Tokens of an episode: share that has at most so many", tokens) if tokens else "",
     )
     return figures + "".join(map(_table, (tables.ends(report), tables.budgets(report), tables.lengths(report))))
 

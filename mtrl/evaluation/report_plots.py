@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from mtrl.evaluation.agreement import succeeded
+from mtrl.evaluation.measures import episode_tokens, known
 from mtrl.evaluation.report import KINDS, Report
 from mtrl.evaluation.report_style import COLOURS
 from mtrl.evaluation.report_tables import each_result, name
 from mtrl.evaluation.results import Result
 from mtrl.evaluation.statistics import Rate
-from mtrl.tracking.plots import STYLE
+from mtrl.figures.style import STYLE, to_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,15 +175,20 @@ def turns(report: Report) -> str:
     return _svg("turns", 3.0, draw)
 
 
-def tokens(report: Report) -> str:
-    """Share of episodes with at most so many sampled tokens."""
-    shown = _of_one_kind(report)
-    found = [sorted(e.trajectory.action_tokens for e in result.seen) for _, result in shown]
-    last = max(max(values) for values in found) * 1.03 + 1
+def tokens(report: Report) -> str | None:
+    """Share of episodes with at most so many sampled tokens; None where nobody counted them."""
+    counted = [
+        (label, sorted(known(episode_tokens(e.trajectory) for e in result.seen)))
+        for label, result in _of_one_kind(report)
+    ]
+    found = [(label, values) for label, values in counted if values]
+    if not found:
+        return None
+    last = max(values[-1] for _, values in found) * 1.03 + 1
 
     def draw(axes: Axes) -> None:
         colours = _colours(report)
-        for (label, _), values in zip(shown, found, strict=True):
+        for label, values in found:
             shares = [(place + 1) / len(values) for place in range(len(values))]
             places = [values[0], *values, last]
             axes.step(places, [0, *shares, 1], where="post", color=colours[label], label=label, linewidth=2)
@@ -305,10 +309,8 @@ def _legend(axes: Axes) -> None:
         axes.figure.legend(handles, [_short(label) for label in labels], loc="outside lower left", ncols=columns)
 
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     **STYLE,
-    "svg.fonttype": "none",
-    "text.parse_math": False,
     "text.color": INK,
     "axes.edgecolor": RULE,
     "grid.color": RULE,
@@ -316,7 +318,6 @@ _STYLE: dict[str, Any] = {
     "ytick.color": MUTED,
     "ytick.labelcolor": INK,
     "legend.labelcolor": INK,
-    "axes.axisbelow": True,
 }
 
 
@@ -325,16 +326,10 @@ def _svg(title: str, height: float, draw: Callable[[Axes], None]) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    style: Any = {**_STYLE, "svg.hashsalt": title}
-    with matplotlib.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the page's font draws the text
+    with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         draw(figure.subplots())
-        file = StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Type", "Format"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
+        svg = to_svg(figure, title)
     svg = re.sub(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{title}">', svg, count=1
     )

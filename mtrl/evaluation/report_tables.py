@@ -78,7 +78,7 @@ def pass_at_k(report: Report) -> Table | None:
         [
             f"{name(model.label)}, k = {each.k}",
             rate(each.rate),
-            _pass_difference(report, model, each.k),
+            _pass_difference(report, model, each.k, each.rows),
             whole(each.rows),
         ]
         for model in report.models
@@ -137,9 +137,10 @@ def lengths(report: Report) -> Table:
     for label, _, result in each_result(report):
         found = result.lengths
         rows.append([label, *map(_spread, (found.turns, found.response_tokens, found.episode_tokens))])
-    return Table(
-        ["model", "turns", "tokens of a turn", "tokens of an episode"], rows, "Mean / 95th percentile / maximum."
-    )
+    note = "Mean / 95th percentile / maximum."
+    if any(model.usage for model in report.models):
+        note += " Tokens of an endpoint are those that its provider counted, with a tokenizer of its own."
+    return Table(["model", "turns", "tokens of a turn", "tokens of an episode"], rows, note)
 
 
 def tools(report: Report) -> Table | None:
@@ -227,14 +228,16 @@ def _sampled_word(what: str) -> str:
     return "better" if what == "fixed" else "worse"
 
 
-def _pass_difference(report: Report, model: ModelReport, k: int) -> str:
+def _pass_difference(report: Report, model: ModelReport, k: int, rows: int) -> str:
+    """With the number of its rows where it is not that of the model's own rate."""
     if model is report.main:
         return ""
     found = (d for c in report.comparisons if c.other == model.label for d in c.pass_at_k if d.k == k)
     d = next(found, None)
     if d is None:
         return MISSING
-    return f"{points(d.difference.value)} ({points(d.difference.low)} to {points(d.difference.high)})"
+    on = "" if rows == d.rows else f", {d.rows} rows"
+    return f"{points(d.difference.value)} ({points(d.difference.low)} to {points(d.difference.high)}{on})"
 
 
 def _all_failed(report: Report) -> list[list[str]]:

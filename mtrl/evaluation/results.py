@@ -15,18 +15,21 @@ from mtrl.evaluation.measures import (
     FORMAT,
     Episode,
     Spread,
+    at_cap,
+    episode_tokens,
     episodes_of,
     field_accuracies,
     is_cut,
+    known,
     mean_components,
     measured,
+    sampled_tokens,
     successes,
 )
 from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
 from mtrl.evaluation.statistics import Rate, mean_rate, ranking, success_rate
 from mtrl.evaluation.tool_use import ToolUse, tool_use
-from mtrl.generator.episode import FAILED
-from mtrl.types import FinishReason, Group, StopReason, Trajectory
+from mtrl.types import FAILED, Group, StopReason, Trajectory
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the episodes were; None where there are none."""
+    """How long the episodes were; None where that is not known, as of an endpoint that counts no tokens."""
 
     turns: Spread | None
     response_tokens: Spread | None
@@ -187,7 +190,7 @@ def _budgets(trajectories: Sequence[Trajectory]) -> Budgets:
     return Budgets(
         out_of_turns=fmean(t.stop_reason == StopReason.MAX_TURNS for t in trajectories),
         at_token_cap=fmean(map(is_cut, trajectories)),
-        cut_turns=fmean(turn.finish == FinishReason.LENGTH for turn in turns),
+        cut_turns=fmean(map(at_cap, turns)),
         out_of_context=fmean(t.stop_reason == StopReason.CONTEXT_LIMIT for t in trajectories),
     )
 
@@ -195,8 +198,8 @@ def _budgets(trajectories: Sequence[Trajectory]) -> Budgets:
 def _lengths(trajectories: Sequence[Trajectory]) -> Lengths:
     return Lengths(
         turns=Spread.of(len(t.turns) for t in trajectories),
-        response_tokens=Spread.of(len(turn.action_ids) for t in trajectories for turn in t.turns),
-        episode_tokens=Spread.of(t.action_tokens for t in trajectories),
+        response_tokens=Spread.of(known(sampled_tokens(turn) for t in trajectories for turn in t.turns)),
+        episode_tokens=Spread.of(known(map(episode_tokens, trajectories))),
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mtrl.generator.episode import FAILED
-from mtrl.types import Group, Trajectory
+from mtrl.types import FAILED, Group, Trajectory
 
 
 @dataclass(frozen=True)
@@ -43,19 +42,14 @@ class ModelRollouts:
     Groups are in the order of the rows, and `Group.row["id"]` pairs them between models. Every trajectory has its score
     and its reward as the run pays it.
 
-    Episodes that failed (`mtrl.generator.episode.FAILED`: the environment broke, or an endpoint did not answer) are in
+    Episodes that failed (`mtrl.types.FAILED`: the environment broke, or an endpoint did not answer) are in
     here with score None; they say nothing about the model, so rates are those of the others, and their number is told.
     """
     usage: dict[str, float] = field(default_factory=dict)
     """Tokens that the provider of an endpoint counted: `prompt_tokens`, `completion_tokens`, `cached_tokens`; and
     `requests`, `retries`. Empty for a model that ran here."""
 
-    def episodes(self, kind: str) -> list[Trajectory]:
-        """The episodes of a kind that did not fail, in the order of the rows."""
-        groups = self.groups.get(kind, [])
-        return [t for group in groups for t in group.trajectories if t.stop_reason not in FAILED]
-
-    def failures(self, kind: str | None = None) -> list[Trajectory]:
-        """The episodes that failed, of one kind or of all."""
-        groups = [group for name, some in self.groups.items() if kind in (None, name) for group in some]
+    def failures(self) -> list[Trajectory]:
+        """The episodes that failed, of all kinds."""
+        groups = [group for some in self.groups.values() for group in some]
         return [t for group in groups for t in group.trajectories if t.stop_reason in FAILED]

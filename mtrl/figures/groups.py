@@ -8,25 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from mtrl.config.keys import IDLE
 from mtrl.figures.episodes import Episodes, read_episodes
 from mtrl.figures.runs import Run
 from mtrl.tracking.text import one_line
 
-APART = (
-    "seed",
-    "run_dir",
-    "resume",
-    "objective",
-    "tracker",
-    "preflight",
-    "diagnosis",
-    "trainer.checkpoint",
-    "trainer.max_steps_without_signal",
-    "trainer.save_trajectories_every",
-    "trainer.threads",
-    "evaluation.keep_disagreements",
-)
-"""Settings, and sections of them, that do not tell one experiment from another: they change nothing that is learnt."""
+APART = ("seed", *IDLE)
+"""Settings, and sections of them, that do not tell one experiment from another."""
 NAMES = {"algorithm.advantage_method": "algorithm", "algorithm.loss_fn": "loss", "environment.name": "environment"}
 """Keys that a label calls otherwise than by their last word."""
 FIRST = ("name", "environment.name", "model.name", "algorithm.advantage_method", "algorithm.loss_fn")

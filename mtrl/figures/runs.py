@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from mtrl.config.keys import flat
 from mtrl.config.schema import Config
+from mtrl.config.stored import read_config
 from mtrl.errors import UserError
 from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
@@ -51,7 +51,7 @@ class Run:
     @cached_property
     def spans(self) -> list[dict[str, Any]]:
         """Of timeline.jsonl; empty where it is missing."""
-        spans = MetricsLog(self.folder.path / "timeline.jsonl").read()
+        spans = MetricsLog(self.folder.timeline).read()
         return [span for span in spans if is_number(span.get("start")) and is_number(span.get("end"))]
 
 
@@ -72,8 +72,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
         below = list(_runs(path, LEVELS))
         if not below:
             raise UserError(
-                f"{path} holds no run (a folder with metrics.jsonl), nor do the folders up to {LEVELS} levels below "
-                "it; give the run_dir of a training"
+                f"{path} holds no run (a folder with metrics.jsonl that is no evaluation), nor do the folders up to "
+                f"{LEVELS} levels below it; give the run_dir of a training"
             )
         for run in below:
             found.setdefault(run.resolve(), run)
@@ -81,6 +81,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _runs(path: Path, levels: int) -> Iterator[Path]:
+    if RunDir(path).is_evaluation:
+        return  # its models are no runs of their own
     if RunDir(path).metrics.is_file():
         yield path
     elif levels:
@@ -100,12 +102,7 @@ def read_run(path: Path) -> Run:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """A config.yaml by dotted keys, above the defaults of the schema; only the defaults where there is none."""
-    given: dict[str, Any] = {}
-    if path.is_file():
-        try:
-            given = flat(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
-        except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read as YAML; restore it from the run, or remove it") from error
+    given = flat(read_config(path)) if path.is_file() else {}
     defaults = flat(OmegaConf.to_container(OmegaConf.structured(Config), resolve=False))
     return {**{key: value for key, value in defaults.items() if not _is_open(value)}, **given}
 
@@ -113,16 +110,6 @@ def read_settings(path: Path) -> dict[str, Any]:
 def _is_open(value: Any) -> bool:
     """A default that only a run can fill in: a missing value or an interpolation."""
     return isinstance(value, str) and (value == "???" or "${" in value)
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values, and an empty mapping holds nothing."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
 
 
 def measured(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +101,23 @@ def save(figure: Figure, path: Path, caption: str) -> None:
     }[kind]
     with matplotlib.rc_context(PAPER):
         replace_file(path, lambda part: figure.savefig(part, format=kind, dpi=220, metadata=metadata))
+
+
+def to_svg(figure: Figure, name: str) -> str:
+    """The figure as an `<svg>` element of a page, without a background; its text stays text, in the page's font.
+
+    Args:
+        name: another one for every figure of a page, so that their ids differ.
+    """
+    import matplotlib
+
+    file = StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Type", "Format"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    svg = file.getvalue()
+    return svg[svg.index("<svg") :]
 
 
 def colour_of(number: int) -> dict[str, Any]:

@@ -19,12 +19,9 @@ from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, SamplingParams
-from mtrl.types import FinishReason, Message, Row, StopReason, Trajectory, Turn
+from mtrl.types import FAILED, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
 log = logging.getLogger(__name__)
-
-FAILED = (StopReason.ENV_ERROR, StopReason.TIMEOUT, StopReason.PARSE_ERROR)
-"""Stop reasons of episodes that say nothing about the policy: they are retried, and then their group is replaced."""
 
 
 @dataclass(frozen=True)

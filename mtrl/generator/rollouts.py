@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.episode import FAILED, EpisodeLoop
-from mtrl.types import Group, Row, Trajectory
+from mtrl.generator.episode import EpisodeLoop
+from mtrl.types import FAILED, Group, Row, Trajectory
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
-from mtrl.generator.episode import FAILED
 from mtrl.play.episode import Episode, Rules, judge
 from mtrl.rescore.source import Rows, Stored
 from mtrl.rewards.component import ENVIRONMENT
 from mtrl.rewards.compose import RewardComposer
 from mtrl.tracking.text import cut
-from mtrl.types import Message, StopReason, Trajectory
+from mtrl.types import FAILED, Message, StopReason, Trajectory
 
 SHOWN = 60
 """Characters of each of two observations that differ."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,8 @@ from pathlib import Path
 from mtrl.environments.family import Splits
 from mtrl.errors import UserError
 from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.trajectories import kind_and_step
 from mtrl.types import Row, Trajectory, trajectory_from_dict
-
-_STEP = re.compile(r"(.+)_step_\d+")
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class Stored:
     @property
     def kind(self) -> str:
         """eval_greedy | eval_sampled | train | the name of the file."""
-        found = _STEP.fullmatch(self.file.stem)
-        return found[1] if found else self.file.stem
+        return kind_and_step(self.file)[0]
 
 
 def run_of(path: Path) -> Path | None:

@@ -97,6 +97,11 @@ class RunDir:
     def tokenizer(self) -> Path:
         return self.path / "tokenizer"
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it is the folder of an evaluation, which is laid out as a run's is."""
+        return (self.path / "models.json").is_file()
+
     def create(self, resume: bool = False) -> RunDir:
         """Make the folder. `export/` comes with the export, so that an empty one never passes for a model.
 

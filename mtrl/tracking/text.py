@@ -1,9 +1,10 @@
-"""Text for terminals: hostile text made harmless, long text cut, numbers in few characters."""
+"""Text for terminals and pages: hostile text made harmless, long text cut, numbers in few characters."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
+from html import escape
 from typing import Any
 
 MISSING = "–"
@@ -20,6 +21,11 @@ def clean(text: str) -> str:
 
 def _code(ch: str) -> str:
     return ch.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def html_text(text: object) -> str:
+    """Text of unknown origin within an element: nothing in it is markup, and nothing turns or hides it."""
+    return escape(clean(str(text)))
 
 
 def one_line(text: Any, chars: int = 200) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 
 from mtrl.evaluation.agreement import Thresholds
-from mtrl.evaluation.measures import agreement_metrics, is_cut, mean_components, nearest_rank
+from mtrl.evaluation.measures import agreement_metrics, at_cap, is_cut, mean_components, nearest_rank
 from mtrl.generator.rollouts import RolloutReport
-from mtrl.types import FinishReason, Group, StopReason
+from mtrl.types import Group, StopReason
 
 
 def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None) -> dict[str, float]:
@@ -50,7 +50,7 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
         "rollout/context/mean": fmean(context),
         "rollout/context/max": float(max(context)),
         "rollout/completion/mean": stops[StopReason.DONE] / len(trajectories),
-        "rollout/turns/cut_frac": fmean(turn.finish == FinishReason.LENGTH for turn in turns),
+        "rollout/turns/cut_frac": fmean(map(at_cap, turns)),
         "rollout/reward/std": pstdev(t.reward for t in trajectories),
         "analysis/group_reward_std": group_reward_std(report.groups),
         "rollout/failed_episodes": float(len(report.failures)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import shlex
 from contextlib import closing
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
+from mtrl.errors import UserError
 from mtrl.preflight.at_start import check_at_start
 from mtrl.tracking.console import Console
 from mtrl.tracking.facts import run_facts
@@ -23,9 +25,15 @@ from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_log import RunLog
 from mtrl.trainer.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def train(cfg: DictConfig) -> dict[str, Any]:
-    """Train as `cfg` says and return what summary.json holds."""
+    """Train as `cfg` says and return what summary.json holds.
+
+    Raises:
+        UserError: the run cannot go on, and why; also where the disk is full.
+    """
     config: Config = OmegaConf.to_object(cfg)
     run = RunDir(config.run_dir).create(resume=config.resume != "none")
     run.write_config(cfg)
@@ -34,8 +42,11 @@ def train(cfg: DictConfig) -> dict[str, Any]:
         log.show_warnings(console.show_warning)
         try:
             return _train(config, run, console)
-        except Exception:
+        except Exception as error:
             logging.getLogger("mtrl").info("the run stopped", exc_info=True)
+            if isinstance(error, OSError) and error.errno in FULL:
+                again = resume_command(config)
+                raise UserError(f"there is no space left for {run}; free some, then go on with: {again}") from error
             raise
 
 

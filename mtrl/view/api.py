@@ -67,7 +67,9 @@ from typing import Any
 
 import mtrl
 from mtrl.view import differences
+from mtrl.view.config import LARGEST
 from mtrl.view.detail import RAW_KEPT, Unreadable, message, parse, turns_of
+from mtrl.view.kept import read
 from mtrl.view.query import Query, Refusal
 from mtrl.view.runs import Library, Run, modified
 from mtrl.view.search import Needle, search
@@ -165,8 +167,8 @@ class Api:
     def config(self, run: Run, query: Query) -> Json:
         query.check(())
         try:
-            text = run.dir.config.read_text(encoding="utf-8", errors="replace")[:LARGEST_YAML]
-        except OSError:
+            text = read(run.dir.config, run.path, LARGEST).decode("utf-8", "replace")[:LARGEST_YAML]
+        except OSError:  # `problems` of the run tells why
             text = ""
         return {"text": text, "flat": run.config}
 
@@ -253,9 +255,10 @@ class Api:
         query.check(())
         run.trajectories.rows()
         file = run.trajectories.file(name)
-        if file is None or not number.isdecimal() or len(number) > 12 or int(number) >= len(file.lines):
+        lines = file.lines if file is not None else []  # one list: a file that is indexed anew gets another
+        if file is None or not number.isdecimal() or len(number) > 12 or int(number) >= len(lines):
             raise Refusal(404, "there is no such trajectory in this run")
-        row = Row(file, int(number), file.lines[int(number)])
+        row = Row(file, int(number), lines[int(number)])
         answer: Json = {
             "summary": summary(row, run.thresholds),
             "tokens": "ids" if run.tokenizer is None else "text",
@@ -264,7 +267,7 @@ class Api:
         }
         line = b""
         try:
-            line = file.read_line(row.number)
+            line = file.read_line(row.line)
             trajectory = parse(line)
             answer["turns"] = turns_of(trajectory, file.kind, run.tokenizer)
             answer["final_observation"] = [message(each) for each in trajectory.final_observation]

@@ -42,6 +42,14 @@ def parse(line: bytes) -> Trajectory:
 
 def _check(turn: Turn) -> None:
     """A line may be JSON of the right keys and hold anything in them."""
+    expected = {
+        **dict.fromkeys(("observation_ids", "action_ids", "action_logprobs", "version_spans", "observation"), list),
+        **dict.fromkeys(("advantages", "trainer_logprobs"), list),
+        **{"text": str, "components": dict, "metrics": dict, "break_reason": str | None},
+    }
+    for name, kind in expected.items():
+        if not isinstance(getattr(turn, name), kind):
+            raise TypeError(f"a turn has another {name}")
     _whole_numbers([*turn.observation_ids, *turn.action_ids, *(n for span in turn.version_spans for n in span)])
     _numbers([turn.reward, turn.seconds_generate, turn.seconds_environment])
     _numbers([*turn.action_logprobs, *turn.trainer_logprobs, *turn.advantages])
@@ -54,10 +62,6 @@ def _check(turn: Turn) -> None:
         raise ValueError("a span of versions is no pair")
     if sum(count for _, count in turn.version_spans) != tokens:
         raise ValueError("versions and ids are not of one length")
-    expected = {"text": str, "observation": list, "components": dict, "metrics": dict, "break_reason": str | None}
-    for name, kind in expected.items():
-        if not isinstance(getattr(turn, name), kind):
-            raise TypeError(f"a turn has another {name}")
 
 
 def _whole_numbers(values: Sequence[Any]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mtrl.view.runs import PLACES, Flat
+from mtrl.view.config import Flat
+from mtrl.view.runs import PLACES
 
 TOLD = 4
 """Differences in the label of a family."""

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from mtrl.view.kept import Foreign, state_of
+
 Record = dict[str, Any]
 
+LARGEST = 512 * 2**20
+"""Bytes of a file that are kept in memory."""
+LARGEST_NUMBER = 2**53
+"""Of a step or a time: no axis goes further."""
 TAIL = 4096
 """Bytes before the place that was read to; if they change, the file was written anew."""
 PROBLEMS_KEPT = 5
@@ -31,14 +37,15 @@ class Records:
         self.state = ""
         """Changes when the file does."""
         self._bad: list[int] = []
+        self._foreign: list[str] = []
         self._offset = self._lines = self._tail = 0
         self._lock = threading.Lock()
 
     @property
     def problems(self) -> list[str]:
-        """One sentence if lines were left out."""
+        """One sentence if lines, or the whole file, were left out."""
         if not self._bad:
-            return []
+            return self._foreign
         shown = ", ".join(map(str, self._bad[:PROBLEMS_KEPT])) + (" …" if len(self._bad) > PROBLEMS_KEPT else "")
         return [f"{self.path.name}: {len(self._bad)} lines cannot be read ({shown})"]
 
@@ -46,13 +53,14 @@ class Records:
         """Read what is new, and return all rows; a file that is not there has none."""
         with self._lock:
             try:
-                found = self.path.stat()
+                found = state_of(self.path, self.path.parent, LARGEST)
                 state = f"{found.st_size}-{found.st_mtime_ns}"
                 if state != self.state:
                     self._read()
-                    self.state = state
-            except OSError:
+                    self.state, self._foreign = state, []
+            except OSError as error:
                 self._forget()
+                self._foreign = [str(error)] if isinstance(error, Foreign) else []
             return self.rows
 
     def _read(self) -> None:
@@ -93,9 +101,41 @@ class Records:
 def has_step(record: Record) -> bool:
     """Whether it is a row of metrics."""
     step = record.get("step")
-    return isinstance(step, int) and not isinstance(step, bool)
+    return isinstance(step, int) and not isinstance(step, bool) and abs(step) < LARGEST_NUMBER
 
 
 def is_span(record: Record) -> bool:
     """Whether it is a span of the timeline."""
-    return has_step(record) and all(isinstance(record.get(key), int | float) for key in ("start", "end"))
+    return has_step(record) and all(_is_number(record.get(key)) for key in ("start", "end"))
+
+
+def is_finding(record: Record) -> bool:
+    """Whether it is a finding of the diagnosis as far as the page shows it; keys may be missing."""
+    texts = all(isinstance(record.get(key, ""), str) for key in ("rule", "severity", "title", "advice", "expect"))
+    steps = record.get("steps", [])
+    parts = {"proposals": (("why",), ("words", "current")), "witnesses": (("where", "said"), ())}
+    return (
+        texts
+        and all(_are_texts(record.get(key, [])) for key in ("evidence", "metrics"))
+        and isinstance(steps, list)
+        and all(map(_is_number, steps))
+        and all(_are_parts(record.get(key, []), *keys) for key, keys in parts.items())
+    )
+
+
+def _is_number(value: Any) -> bool:
+    """Of a size that can be drawn; NaN is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _are_parts(parts: Any, texts: Iterable[str], lists: Iterable[str]) -> bool:
+    return isinstance(parts, list) and all(
+        isinstance(part, dict)
+        and all(isinstance(part.get(key, ""), str) for key in texts)
+        and all(_are_texts(part.get(key, [])) for key in lists)
+        for part in parts
+    )

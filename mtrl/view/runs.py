@@ -12,12 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mtrl.errors import UserError
 from mtrl.evaluation.agreement import Thresholds
 from mtrl.tracking.run_dir import RunDir
-from mtrl.view.records import Records, has_step, is_span
+from mtrl.view.config import Flat, read_config
+from mtrl.view.kept import Foreign, read
+from mtrl.view.records import Records, has_step, is_finding, is_span
 from mtrl.view.series import finite
 from mtrl.view.store import Indexer, TrajectoryFolder
 from mtrl.view.tokens import Tokenizer, find_tokenizer, tokenizer_files
@@ -26,15 +26,14 @@ DEPTH = 3
 """Folders below the one that is named: outputs/NAME/TIME, and the jobs of a sweep below that."""
 MOST_RUNS = 200
 MOST_FOLDERS = 20_000
-LARGEST_CONFIG = 2**20
+LARGEST_SUMMARY = 2**20
 """Bytes."""
-MOST_KEYS = 5000
 SILENCE = 120.0
 """Seconds without a word after which a run counts as stopped; or ten steps, if those take longer."""
+REPORT = "report.json"
+"""What an evaluation (`mtrl.evaluate`) writes last; it has no summary.json."""
 PLACES = ("run_dir", "resume")
 """Keys that are never a difference between runs."""
-
-Flat = dict[str, Any]
 
 
 class Run:
@@ -45,7 +44,7 @@ class Run:
         self.dir = RunDir(path)
         self.metrics = Records(self.dir.metrics, has_step)
         self.timeline = Records(self.dir.timeline, is_span)
-        self.alarms = Records(self.dir.alarms)
+        self.alarms = Records(self.dir.alarms, is_finding)
         self.trajectories = TrajectoryFolder(path, indexer)
         self._config: tuple[float, Flat, list[str]] = (-1.0, {}, [])
         self._tokenizer: tuple[Tokenizer | None, list[str]] | None = None
@@ -55,7 +54,7 @@ class Run:
         """config.yaml with dotted keys; empty where there is none that can be read."""
         changed = modified(self.dir.config) or 0.0
         if changed != self._config[0]:
-            self._config = (changed, *read_config(self.dir.config))
+            self._config = (changed, *read_config(self.path))
         return self._config[1]
 
     @property
@@ -87,7 +86,9 @@ class Run:
     def read_summary(self) -> tuple[dict[str, Any] | None, list[str]]:
         """summary.json, and what is wrong with it."""
         try:
-            summary = json.loads(self.dir.summary.read_bytes())
+            summary = json.loads(read(self.dir.summary, self.path, LARGEST_SUMMARY))
+        except Foreign as error:
+            return None, [str(error)]
         except OSError:
             return None, []
         except (ValueError, RecursionError):
@@ -97,9 +98,10 @@ class Run:
     def problems(self) -> list[str]:
         """What could not be read, in sentences."""
         broken = [f"trajectories/{f.name}.jsonl {f.problem}" for f in self.trajectories.files if f.problem]
+        foreign = [f"{name} leads out of the run and is not read" for name in self.trajectories.foreign]
         records = [problem for file in (self.metrics, self.timeline, self.alarms) for problem in file.problems]
         tokenizer = self._tokenizer[1] if self._tokenizer is not None else []
-        return [*self._config[2], *self.read_summary()[1], *records, *tokenizer, *broken]
+        return [*self._config[2], *self.read_summary()[1], *records, *tokenizer, *broken, *foreign]
 
     @property
     def step(self) -> int | None:
@@ -120,6 +122,8 @@ class Run:
     @property
     def status(self) -> str:
         """running | finished | stopped | empty"""
+        if (modified(self.path / REPORT) or -1) >= (modified(self.dir.metrics) or 0):
+            return "finished"
         summary, step, updated = self.read_summary()[0], self.step, self.updated
         if step is None and summary is None and not self.trajectories.files:
             return "running" if self._spoke_lately(updated) else "empty"
@@ -236,36 +240,3 @@ def modified(path: Path) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
-
-
-def read_config(path: Path) -> tuple[Flat, list[str]]:
-    """config.yaml with dotted keys, and what is wrong with it."""
-    try:
-        if path.stat().st_size > LARGEST_CONFIG:
-            return {}, [f"config.yaml is larger than {LARGEST_CONFIG // 2**20} MiB"]
-        tree = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except OSError:
-        return {}, []
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        return {}, [f"config.yaml is not YAML ({next(iter(str(error).splitlines()), '')})"]
-    flat: Flat = {}
-    for key, value in leaves(tree, ""):
-        if len(flat) == MOST_KEYS:
-            return flat, [f"config.yaml has more than {MOST_KEYS} keys; the others are left out"]
-        flat[key] = value
-    return flat, []
-
-
-def leaves(tree: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values; lists are values, as text where they hold more than plain values."""
-    if isinstance(tree, dict) and tree and depth < 20:
-        for key, value in tree.items():
-            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
-    elif prefix:
-        yield prefix, tree if tree is None or isinstance(tree, bool | int | float | str) else as_text(tree)
-
-
-def as_text(value: Any) -> str:
-    """A list or mapping in a line, cut where it is long. Aliases of YAML can make a small file endless."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6)[:2000] if not isinstance(value, dict) else "{}"
-    return text.strip()

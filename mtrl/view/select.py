@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
-from mtrl.generator.episode import FAILED
 from mtrl.tracking.trajectories import LineSummary
-from mtrl.types import StopReason
+from mtrl.types import FAILED, StopReason
 from mtrl.view.query import Query, flag, number, whole, wrong
 from mtrl.view.store import Row
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from mtrl.view.records import Record
@@ -39,9 +40,10 @@ def matches(key: str, patterns: Iterable[str]) -> bool:
 
 
 def points_of(rows: Iterable[Record], key: str) -> Points:
-    """(step, value) of the rows that have the key; None where the value was not finite. Text is no value."""
+    """(step, value) of the rows that have the key, by step; None where the value was not finite. Text is no value."""
     values = ((row["step"], row[key]) for row in rows if key in row)
-    return [(step, finite(value)) for step, value in values if value is None or isinstance(value, int | float)]
+    points = [(step, finite(value)) for step, value in values if value is None or isinstance(value, int | float)]
+    return sorted(points, key=itemgetter(0))  # an evaluation has the rows of its models in their order
 
 
 def finite(value: float | None) -> float | None:

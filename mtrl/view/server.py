@@ -39,7 +39,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 class Guard:
@@ -67,7 +66,7 @@ class Guard:
         if request.method not in ("GET", "HEAD"):
             raise Refusal(405, "only GET is answered here")
         host = request.headers.get("host", "")
-        if self._checks_host and name_of(f"//{host}") not in LOOPBACK_NAMES:
+        if self._checks_host and not is_loopback(name_of(f"//{host}") or ""):
             raise Refusal(403, "the Host header is not this machine's loopback; open the URL that mtrl.view printed")
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import math
 import os
@@ -26,6 +27,7 @@ from mtrl.tracking.trajectories import (
     stamp_of,
     write_index,
 )
+from mtrl.view.kept import is_inside
 
 PATIENCE = 2.0
 """Seconds that the first answer waits for stored indexes."""
@@ -64,13 +66,12 @@ class StoredFile:
     def lines(self) -> list[LineSummary]:
         return self.index.lines if self.index is not None else []
 
-    def read_line(self, number: int) -> bytes:
+    def read_line(self, line: LineSummary) -> bytes:
         """One line of the file.
 
         Raises:
             OSError: it cannot be read, or is no longer there.
         """
-        line = self.lines[number]
         with self.path.open("rb") as file:
             file.seek(line.offset)
             data = file.read(line.length)
@@ -148,6 +149,7 @@ def index_file(file: StoredFile) -> None:
 
 def _scan(file: StoredFile, before: TrajectoryIndex | None) -> TrajectoryIndex:
     """Read what the index of an older state does not hold, and keep the new one where it can be kept."""
+    inode = file.path.stat().st_ino
     known = before.lines if before is not None and continues(before, file.path) else []
     end = known[-1].offset + known[-1].length if known else 0
     index = file.index = TrajectoryIndex(stamp_of(file.path, end), list(known))
@@ -156,6 +158,9 @@ def _scan(file: StoredFile, before: TrajectoryIndex | None) -> TrajectoryIndex:
         index.lines.append(summary)
         file.version += 1
     index.stamp = stamp_of(file.path, end)
+    if file.path.stat().st_ino != inode:
+        file.index = None  # the stamp is of another file than the lines: nothing may be built on it
+        raise OSError(errno.ESTALE, "it was replaced while it was read; it is read again")
     if len(index.lines) - file.stored > WORTH_STORING * file.stored:
         with suppress(OSError):  # a folder that cannot be written: the index stays in memory
             write_index(file.path, index)
@@ -172,6 +177,8 @@ class TrajectoryFolder:
         self.indexer = indexer
         self._files: dict[str, StoredFile] = {}
         self._rows: tuple[Any, list[Row]] = (None, [])
+        self.foreign: list[str] = []
+        """What lies among the files and leads out of the run."""
         self._next_look = -math.inf
         self._lock = threading.Lock()
 
@@ -194,16 +201,17 @@ class TrajectoryFolder:
     def _list(self) -> Iterator[tuple[str, tuple[Path, os.stat_result]]]:
         """Name to path and state of every file of trajectories that is inside of the run."""
         try:
-            entries = list(os.scandir(self.folder))
+            self.foreign = [] if is_inside(self.folder, self.run) else [self.folder.name]
+            entries = [] if self.foreign else list(os.scandir(self.folder))
         except OSError:
             return
         for entry in entries:
             with suppress(OSError):
-                if entry.name.endswith(".jsonl") and entry.is_file() and self._is_inside(entry):
-                    yield entry.name.removesuffix(".jsonl"), (Path(entry.path), entry.stat())
-
-    def _is_inside(self, entry: os.DirEntry[str]) -> bool:
-        return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(self.run.resolve())
+                if entry.name.endswith(".jsonl") and entry.is_file():
+                    if entry.is_symlink() and not is_inside(Path(entry.path), self.run):
+                        self.foreign.append(f"{self.folder.name}/{entry.name}")
+                    else:
+                        yield entry.name.removesuffix(".jsonl"), (Path(entry.path), entry.stat())
 
     @property
     def files(self) -> list[StoredFile]:

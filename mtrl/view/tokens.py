@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.tracking.run_dir import RunDir
+from mtrl.view.kept import read
 
 LARGEST_TOKENIZER = 256 * 2**20
 """Bytes."""
@@ -36,15 +37,16 @@ class Tokenizer:
 
     def __init__(self, path: Path):
         """
+        Args:
+            path: `FOLDER/tokenizer.json` of a run.
+
         Raises:
             ValueError: it is no tokenizer.
         """
         from tokenizers import Tokenizer as Library
 
         try:
-            if path.stat().st_size > LARGEST_TOKENIZER:
-                raise ValueError(f"larger than {LARGEST_TOKENIZER // 2**20} MiB")
-            text = path.read_text(encoding="utf-8")
+            text = read(path, path.parent.parent, LARGEST_TOKENIZER).decode()
             self._library = Library.from_str(text)
             self._to_bytes = bytes_rule(json.loads(text).get("decoder"))
         except Exception as error:  # the library raises plain Exception

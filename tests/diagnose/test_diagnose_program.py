@@ -138,6 +138,12 @@ def test_a_run_without_a_single_step(tmp_path, capsys):
     assert "too early to tell" in capsys.readouterr().out
 
 
+def test_an_evaluation_is_refused(healthy):
+    (healthy / "models.json").write_text("[]")
+    with pytest.raises(UserError, match=f"{healthy} is an evaluation, and {healthy}/report.html tells of it; give"):
+        main([str(healthy)])
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         main([str(tmp_path / "nowhere")])

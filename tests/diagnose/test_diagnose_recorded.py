@@ -30,11 +30,13 @@ ILL = {
     "hacked_0": ("hacked_reward", Severity.ALARM),
     "hacked_1": ("hacked_reward", Severity.ALARM),
     "hacked_2": ("hacked_reward", Severity.ALARM),
+    "marker": ("hacked_reward", Severity.ALARM),
     "collapsed": ("collapse", Severity.ALARM),
+    "stalled": ("stall", Severity.WARNING),
 }
 """By run the first finding that it must have, and how bad it is."""
 HACKED = [name for name, (rule, _) in ILL.items() if rule == "hacked_reward"]
-HEALTHY = ()
+HEALTHY = ("healthy_gsm8k", "healthy_text_to_sql", "healthy_games")
 
 
 def told(findings):
@@ -55,12 +57,8 @@ def fed(name, folder):
 
 
 def test_there_is_a_run_for_each_illness():
-    assert {rule for rule, _ in ILL.values()} == {
-        "flat_from_start",
-        "equal_groups",
-        "hacked_reward",
-        "collapse",
-    }
+    five = {"flat_from_start", "equal_groups", "hacked_reward", "collapse", "stall"}
+    assert {rule for rule, _ in ILL.values()} == five
     assert {path.name for path in RECORDED.iterdir()} == {*ILL, *HEALTHY}
 
 
@@ -72,11 +70,12 @@ def test_the_first_finding_of_an_ill_run_is_its_illness(name):
 
 
 @pytest.mark.parametrize("name", ILL)
-def test_the_illness_is_told_first_while_the_run_goes_on(name, tmp_path):
-    rule, severity = ILL[name]
+def test_the_illness_is_told_while_the_run_goes_on(name, tmp_path):
+    """And it is the first alarm: a stall is a warning, and its run gets no alarm at all."""
     found = fed(name, tmp_path / "run")
-    worst = [finding.rule for _, finding in found if finding.severity == severity]
-    assert worst[0] == rule
+    assert ILL[name] in [(finding.rule, finding.severity) for _, finding in found]
+    alarms = [finding.rule for _, finding in found if finding.severity == Severity.ALARM]
+    assert alarms[:1] == ([ILL[name][0]] if ILL[name][1] == Severity.ALARM else [])
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -122,6 +122,22 @@ def test_groups_of_four_are_not_made_smaller():
     assert str(found(run, "equal_groups").change) == "algorithm.dynamic_sampling_rounds=3"
 
 
+def test_groups_that_are_never_paid_are_not_only_cut_otherwise():
+    """Nothing is paid in any of them: other groups would agree as well."""
+    finding = found(RUNS["flat_from_start"](), "equal_groups")
+    assert str(finding.change) == "reward.scheme=guide"
+    assert not {SMALLER, "algorithm.dynamic_sampling_rounds=3"} & set(words(finding))
+
+
+@pytest.mark.parametrize(("weights", "is_proposed"), [({"format": 0.2}, True), ({"format": 0}, False), ({}, False)])
+def test_the_only_part_that_is_paid_is_not_taken_away(weights, is_proposed):
+    run = hacked()
+    for row in _rows(run):
+        run.add({"step": row["step"], "rollout/components/correct": row.get("rollout/reward/mean")})
+    run.config = {**run.config, "reward": {"components": {"environment": 0, "correct": 1, **weights}}}
+    assert ("reward.components.correct=0" in words(found(run, "hacked_reward"))) == is_proposed
+
+
 def test_a_hacked_reward_is_found_within_thirty_steps():
     run = hacked()
     assert found(run, "hacked_reward").severity == Severity.ALARM

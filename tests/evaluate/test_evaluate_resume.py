@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mtrl
+from mtrl.config.schema import Config, EvaluationConfig
 from mtrl.errors import UserError
 from mtrl.evaluate.play import companies_of
 from mtrl.evaluate.store import Lock, Store, group_name
@@ -164,6 +165,18 @@ def test_other_rows(store):
     store.append("m", "sampled", group(3))
     with pytest.raises(UserError, match="is an episode of row r3, which is not in this evaluation"):
         store.read("m", "sampled", ROWS[:2], 2)
+
+
+def test_a_kill_before_anything(tmp_path):
+    from mtrl.evaluate.__main__ import output_of
+
+    config = Config(evaluation=EvaluationConfig(output=str(tmp_path)))
+    for name in (".lock", "run.log", ".models.json.part"):
+        (tmp_path / name).touch()
+    assert output_of(config) == tmp_path
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="holds other things"):
+        output_of(config)
 
 
 def test_two_at_once(tmp_path):

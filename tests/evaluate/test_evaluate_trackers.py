@@ -19,9 +19,10 @@ def test_numbers_and_trajectories_arrive_in_mlflow(evaluate, run, tmp_path):
     (experiment,) = client.search_experiments(filter_string="name = 'mtrl'")
     (there,) = client.search_runs([experiment.experiment_id])
     assert there.info.status == "FINISHED"
-    for row in metrics_of(tmp_path / "out"):
-        values = {m.step: m.value for m in client.get_metric_history(there.info.run_id, "val/success/mean")}
-        assert values[row["step"]] == row["val/success/mean"]
+    rows = {row["step"]: row for row in metrics_of(tmp_path / "out")}
+    for name, step in (("val/success/mean", 2), ("base/val/success/mean", 0)):
+        (found,) = client.get_metric_history(there.info.run_id, name)
+        assert (found.step, found.value) == (step, rows[step][name])
     traces = client.search_traces(locations=[experiment.experiment_id], max_results=100)
     assert len(traces) == 6
     assert "report.html" in {file.path for file in client.list_artifacts(there.info.run_id)}

@@ -7,6 +7,7 @@ import pytest
 from mtrl.evaluation.comparison import comparisons
 from mtrl.evaluation.remarks import (
     Level,
+    Remark,
     generalisation,
     gravest_first,
     independence,
@@ -15,6 +16,7 @@ from mtrl.evaluation.remarks import (
     remarks_on_other,
 )
 from mtrl.evaluation.results import result_of
+from mtrl.evaluation.rollouts import Source
 from mtrl.types import StopReason
 from tests.evaluation.made import config_of, family_of, groups_of, played, scored
 
@@ -107,6 +109,17 @@ def test_others_are_remarked_on_only_where_the_comparison_suffers():
     assert [(remark.topic, remark.about) for remark in others] == [("foothold", "base, greedy")]
 
 
+def test_what_the_test_split_does_not_show_of_a_model():
+    def told(kind, text, validation_rows=0):
+        return generalisation("test", 5, Source(kind, "new", text), validation_rows)
+
+    for name in ("best", "step_000020"):
+        assert "a checkpoint that was chosen by that" in told("checkpoint", f"RUN/checkpoints/{name}")
+        assert "chosen" not in told("checkpoint", f"RUN/checkpoints/{name}", 8)
+    assert "chosen" not in told("checkpoint", "RUN/checkpoints/latest") + told("checkpoint", "RUN")
+    assert "nobody here can tell" in told("endpoint", "m@http://h/v1") and "nobody" not in told("base", "base")
+
+
 def compared(mine, theirs):
     return comparisons("new", groups_of(mine), [("old", groups_of(theirs))], "greedy", config_of().evaluation)
 
@@ -134,10 +147,17 @@ def test_the_gravest_comes_first_and_none_twice():
     assert all(remark.text and remark.change for remark in remarks)
 
 
+def test_of_two_remarks_on_a_topic_the_graver_is_kept():
+    few = Remark(Level.CAUTION, "failures", "new", "1 of 100", "mend", "greedy")
+    many = replace(few, level=Level.PROBLEM, text="50 of 100", kind="sampled")
+    assert gravest_first([few, many]) == [many]
+
+
 def test_the_two_questions_are_answered_apart():
-    assert "never trained on" in generalisation("test", 5)
-    assert "may have seen" in generalisation("train", 5)
-    assert "little too good" in generalisation("validation", 5)
+    end = Source("export", "new", "RUN", "RUN/export")
+    assert "never trained on: the success rate is what to expect" in generalisation("test", 5, end, 0)
+    assert "may have seen" in generalisation("train", 5, end, 0)
+    assert "little too good" in generalisation("validation", 5, end, 8)
     assert "no episode that one of them" in independence(result(scored([1, 0])))
     odd = independence(result([played(score=0.0, reward=1.0), played(score=1.0, reward=0.0), *scored([1, 1])]))
     assert "agree on 50.0%" in odd and "calls 1 episode solved" in odd and "misses 1" in odd

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -225,6 +226,18 @@ def test_one_model_greedy_only():
     assert "## How episodes ended" in markdown
 
 
+def test_a_difference_on_fewer_rows_says_so():
+    some = scored([[1, 0], [1, 1], [0, 1]])
+    some[0][0].stop_reason = StopReason.TIMEOUT
+    one, two = scored([1] * 3), scored([0] * 3)
+    report = report_of([rollouts_of("m", one, some), rollouts_of("old", two, scored([[0, 0]] * 3))])
+    (line,) = [line for line in to_markdown(report).splitlines() if line.startswith("| old, k = 2")]
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[3].endswith(", 2 rows)") and cells[4] == "3"
+    (line,) = [line for line in to_markdown(report).splitlines() if line.startswith("| old, k = 1")]
+    assert "rows" not in line
+
+
 def test_a_model_of_which_everything_failed_is_told():
     lost = [played(stop=StopReason.TIMEOUT, error="TimeoutError: no answer\ntrace") for _ in range(3)]
     report = report_of([rollouts_of("m", scored([1, 0, 1])), rollouts_of("gone", lost)])
@@ -235,6 +248,35 @@ def test_a_model_of_which_everything_failed_is_told():
     assert_harmless(to_html(report))
     with pytest.raises(UserError, match="all 3 episodes failed; the first: TimeoutError: no answer"):
         report_of([rollouts_of("gone", lost)])
+
+
+def test_who_is_solved_by_chance_has_a_foothold():
+    def topics(sampled):
+        return [remark.topic for remark in report_of([rollouts_of("m", scored([0] * 4), scored(sampled))]).remarks]
+
+    assert "foothold" in topics([[0, 0]] * 4) and "foothold" not in topics([[0, 0]] * 3 + [[0, 1]])
+
+
+def test_tokens_of_an_endpoint_are_those_that_it_counted():
+    """It gives no ids; and one that counts nothing does not look as if it had said nothing."""
+
+    def far(count):
+        rollouts = rollouts_of("far", [played(score=0.0, reward=1.0, turns=2, tokens=0) for _ in range(3)])
+        for turn in (turn for group in rollouts.groups["greedy"] for t in group.trajectories for turn in t.turns):
+            turn.metrics = {"completion_tokens": count}
+        return replace(rollouts, usage={"requests": 6.0})
+
+    report = report_of([far(30.0), rollouts_of("near", scored([1, 0, 1]))])
+    lengths = report.main.results["greedy"].lengths
+    assert (lengths.response_tokens.mean, lengths.episode_tokens.max) == (30.0, 60.0)
+    assert "those that its provider counted" in to_markdown(report)
+    assert "30 tokens" in to_html(report) and "0 tokens" not in to_html(report).replace("30 tokens", "")
+    report = report_of([far(0.0)])
+    lengths = report.main.results["greedy"].lengths
+    assert lengths.response_tokens is None and lengths.episode_tokens is None
+    page = to_html(report)
+    assert_harmless(page)
+    assert "0 tokens" not in page and "Tokens of an episode" not in page and "Turns of an episode" in page
 
 
 def test_markdown_tables_line_up():

@@ -56,6 +56,15 @@ def test_ends_and_budgets():
     assert (result.lengths.response_tokens.p95, result.lengths.episode_tokens.max) == (4.0, 16.0)
 
 
+def test_a_turn_without_room_is_not_at_the_token_cap():
+    """Engines end it by length too, without a token: the remedy is another."""
+    full = played(turns=2, cut=True, tokens=0, stop=StopReason.CONTEXT_LIMIT)
+    assert greedy([full]).budgets.at_token_cap == 0.0
+    for turn in full.turns:
+        turn.metrics = {"completion_tokens": 0.0}  # of an endpoint that counts nothing
+    assert greedy([full]).budgets.at_token_cap == 1.0
+
+
 def test_reward_beside_score():
     pairs = [(1.0, 1.0), (1.0, 0.2), (0.0, 1.0), (0.0, 1.5), (0.0, 0.0)]
     agreement = greedy([played(score=s, reward=r) for s, r in pairs]).agreement

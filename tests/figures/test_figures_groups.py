@@ -32,15 +32,15 @@ def test_groups_are_called_by_what_differs(make_run):
 
 
 def test_what_changes_nothing_that_is_learnt_does_not_part_runs(make_run):
-    same = {"tracker.project": "x", "trainer.save_trajectories_every": 5, "trainer.checkpoint.every_steps": 1}
+    same = {"tracker.project": "x", "trainer.save_trajectories_every": 5, "parent": "outputs/another/run"}
     assert names(group_runs(runs(make_run, {}, same, {"diagnosis.window": 9}))) == [("made_up", 3)]
     assert len(group_runs(runs(lambda name, **k: make_run(f"b{name}", **k), {}, {"trainer.max_steps": 9}))) == 2
 
 
 def test_a_missing_key_is_its_default(make_run):
-    """Runs of an older version, whose config.yaml has no evaluation.confidence."""
-    found = group_runs(runs(make_run, {}, {"evaluation.confidence": 0.95}, {"evaluation.confidence": 0.9}))
-    assert names(found) == [("confidence=0.95", 2), ("confidence=0.9", 1)]
+    """Runs of an older version, whose config.yaml has no evaluation.success_threshold."""
+    found = group_runs(runs(make_run, {}, {"evaluation.success_threshold": 1.0}, {"evaluation.success_threshold": 0.9}))
+    assert names(found) == [("success_threshold=1", 2), ("success_threshold=0.9", 1)]
 
 
 def test_equal_numbers_are_equal_settings(make_run):

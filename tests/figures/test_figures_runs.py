@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from mtrl.config.keys import flat
 from mtrl.errors import UserError
-from mtrl.figures.runs import find_runs, flat, read_run
+from mtrl.figures.runs import find_runs, read_run
 
 
 def test_runs_are_found_up_to_two_levels_down(make_run, tmp_path):
@@ -28,6 +29,15 @@ def test_runs_below_a_run_and_hidden_folders_are_not_looked_at(make_run, tmp_pat
     make_run("outer/figures/inner")
     make_run(".hidden/run")
     assert find_runs([outer]) == [outer] and find_runs([tmp_path]) == [outer]
+
+
+def test_an_evaluation_is_no_run(make_run, tmp_path):
+    """It is laid out as a run is, and would be drawn as one more arm of the study."""
+    run, evaluation = make_run("study/run"), make_run("study/evaluation")
+    (evaluation / "models.json").write_text("[]")
+    assert find_runs([tmp_path / "study"]) == [run]
+    with pytest.raises(UserError, match="evaluation holds no run"):
+        find_runs([evaluation])
 
 
 @pytest.mark.parametrize("name", ["missing", "file.jsonl"])

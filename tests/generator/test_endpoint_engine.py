@@ -1,6 +1,7 @@
 """A model behind an endpoint: what is sent, what is made of the answer, and every way in which a server can fail."""
 
 import asyncio
+import gzip
 import json
 from dataclasses import replace
 from email.utils import formatdate
@@ -124,6 +125,22 @@ def test_half_a_surrogate_pair_does_not_reach_a_file():
     body = json.dumps(said("x").body).replace('"x"', '"a\\ud800b"').encode()
     with ChatServer(always(Reply(200, body))) as server:
         assert ask(server.url)[0].content == "a?b"
+    call = {"id": "c\ud800", "type": "function", "function": {"name": "look\ud800", "arguments": "{}"}}
+    with ChatServer(always(said(None, calls=[call], reasoning="h\ud800m"))) as server:
+        answer, _ = ask(server.url)
+    assert [(c.id, c.name) for c in answer.calls] == [("c?", "look?")] and answer.reasoning == "h?m"
+
+
+def test_a_server_decides_nothing_by_keys_of_our_own():
+    with ChatServer(always(Reply(body={**said("x").body, "full": True, "is_full": True}))) as server:
+        answer, _ = ask(server.url)
+    assert answer.content == "x" and not answer.is_full
+
+
+def test_counts_that_no_answer_can_have():
+    with ChatServer(always(said("x", prompt=10**400, completion=2**41, cached=2**40))) as server:
+        usage = ask(server.url)[0].usage
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"]) == (0, 0, 2**40)
 
 
 # -- servers that fail ------------------------------------------------------------------------------------------------
@@ -137,6 +154,7 @@ def test_half_a_surrogate_pair_does_not_reach_a_file():
         refusal(503, "overloaded"),
         refusal(529, "overloaded"),
         Reply(502, b"<html>bad gateway</html>"),
+        Reply(500, b"[" * 5000),
         Reply(200, b"{half a js"),
         Reply(200, b"\xff\xfe\x00"),
         Reply(200, b"[" * 5000),
@@ -190,6 +208,18 @@ def test_a_server_that_never_ends_is_given_up(reply):
     assert "gave no answer in 2 attempts" in told and "Timeout" in told
 
 
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_without_end_is_not_read_to_its_end(status, monkeypatch):
+    monkeypatch.setattr(endpoint, "LARGEST", 10_000)
+    bomb = gzip.compress(b" " * 10_000_000)
+    with ChatServer(always(Reply(status, bomb, {"content-encoding": "gzip"}), said("well"))) as server:
+        answer, _ = ask(server.url)
+        assert answer.content == "well" and answer.usage["retries"] == 1
+    with ChatServer(always(Reply(status, b" " * 20_000))) as server:
+        told, _ = refused(server.url, retries=0)
+    assert "the answer is larger than 10,000 bytes" in told
+
+
 def test_nobody_there():
     with ChatServer(always(said("x"))) as server:
         url = server.url
@@ -205,11 +235,8 @@ def test_nobody_there():
             "HTTP 401 Incorrect API key; evaluation.endpoint.api_key_env=OPENAI_API_KEY",
         ),
         (refusal(404, "The model m does not exist"), "does not exist; check the name of the model and the address"),
+        (Reply(308, b"", {"location": "/v2"}), "HTTP 308; check the name of the model and the address"),
         (refusal(429, "You exceeded your current quota", "insufficient_quota"), "the account of the key is used up"),
-        (
-            refusal(400, "Unsupported parameter: max_tokens"),
-            "Unsupported parameter: max_tokens; change what is sent by",
-        ),
     ],
 )
 def test_what_no_repetition_mends_ends_at_once(reply, words):
@@ -226,6 +253,24 @@ def test_one_conversation_that_is_refused_does_not_end_the_others():
         answer, _ = ask(server.url, engine=engine)
         assert isinstance(answer, EndpointError) and "refused this conversation: HTTP 400 content_filter" in str(answer)
         assert ask(server.url, engine=engine)[0].content == "y"
+
+
+def test_a_conversation_that_is_refused_before_the_first_answer_does_not_end_the_others():
+    """A filter is faster than a model, and what is gone on with may begin with the row that is always refused."""
+    with ChatServer(always(refusal(400, "content_filter"), refusal(400, "content_filter"), said("y"))) as server:
+        first, engine = ask(server.url)
+        assert isinstance(first, EndpointError)
+        assert isinstance(ask(server.url, engine=engine)[0], EndpointError), "the same episode once more"
+        assert ask(server.url, engine=engine)[0].content == "y" and engine.refused is None
+
+
+def test_settings_that_no_conversation_gets_past():
+    with ChatServer(always(refusal(400, "Unsupported parameter: max_tokens"))) as server:
+        answers, _ = ask(server.url, times=4, max_concurrent=1)
+        assert len(server.requests) == 3, "the fourth is not sent"
+    assert [isinstance(answer, EndpointRefusedError) for answer in answers] == [False, False, True, True]
+    assert "max_tokens; if it refuses all, change what is sent by evaluation.endpoint.extra_body" in str(answers[0])
+    assert "max_tokens; change what is sent by evaluation.endpoint.extra_body" in str(answers[2])
 
 
 def test_a_full_context_is_no_failure():

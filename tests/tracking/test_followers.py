@@ -21,7 +21,7 @@ from mtrl.tracking.followers import check_trackers, followers, start_followers
 from mtrl.tracking.followers.backend import RefusedError, ReopenError
 from mtrl.tracking.followers.folder import Reading
 from mtrl.tracking.followers.follower import Follower
-from mtrl.tracking.followers.items import flat, step_of
+from mtrl.tracking.followers.items import step_of
 from mtrl.tracking.followers.receipts import BusyError, Receipts, folder_of
 from mtrl.tracking.followers.start import follower_of
 from mtrl.tracking.metrics import MetricsLog
@@ -134,6 +134,15 @@ def test_a_run_that_wrote_its_summary_early_was_stopped(tmp_path):
     run.write_summary({"steps": 1})
     follow(run, store).advance(final=True)
     assert store[-1].key == "end" and not store[-1].finished
+
+
+def test_an_evaluation_of_an_early_step_is_finished(tmp_path):
+    run, store = make_run(tmp_path / "evaluation", steps=1), []
+    run.config.write_text("trainer:\n  max_steps: 20\n")
+    for name in ("models.json", "report.json"):
+        (run.path / name).write_text("[]")
+    follow(run, store).advance(final=True)
+    assert store[-1].key == "end" and store[-1].finished
 
 
 def test_trajectories_wait_for_the_row_of_their_step(tmp_path):
@@ -480,10 +489,6 @@ def test_settings_that_nothing_reads_warn():
     warnings = checked(mlflow__uri="http://127.0.0.1:1", project="mine")
     assert warnings == [f"{setting} has no effect with tracker.report_to=[]" for setting in told]
     assert checked(project="mine", report_to=["wandb"]) == []
-
-
-def test_configurations_are_flattened():
-    assert flat({"a": {"b": {"c": 1}}, "d": [1, 2], "e": {}}) == {"a.b.c": 1, "d": [1, 2], "e": {}}
 
 
 def test_the_journal_lies_in_the_folder_of_the_run(tmp_path):

@@ -23,5 +23,14 @@ def api_of():
 
 
 @pytest.fixture(scope="module")
+def browser():
+    """One for a file of tests. Not for all: while it is there, an event loop runs in the main thread."""
+    from tests.view.page_browser import chromium
+
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def made_run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "one")

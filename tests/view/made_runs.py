@@ -92,8 +92,8 @@ def viewing(*words, token=TOKEN):
         said = process.stdout.readline()
         assert " at http://127.0.0.1:" in said, said + process.stderr.read()
         address = said.split(" at ")[1].split("/?")[0]
-        with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
+        with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}, timeout=120) as client:
             yield client
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)

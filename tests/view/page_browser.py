@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from playwright.sync_api import Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-WAIT = 20_000
+WAIT = 60_000
 """Milliseconds; only a page that is broken takes so long."""
 expect.set_options(timeout=WAIT)
 

@@ -321,6 +321,7 @@ json_values = (
     | st.floats()
     | st.text(max_size=3)
     | st.lists(st.integers())
+    | st.just({})
 )
 
 
@@ -338,6 +339,9 @@ def test_no_line_is_too_odd_to_be_shown(data):
     except Unreadable:
         return
     assert len(json.loads(to_strict_json(shown))) == len(tree["turns"])
+    for turn in shown:
+        lists = turn["versions"], *(turn[part]["tokens"]["ids"] for part in ("observation", "action"))
+        assert all(isinstance(each, list) for each in lists)
 
 
 # The rest

@@ -14,7 +14,7 @@ from mtrl.tracking.trajectories import index_path, read_index, write_groups
 from mtrl.types import Group, to_json
 from mtrl.view import differences, store
 from mtrl.view.records import Records, has_step
-from mtrl.view.runs import Library, names_of, read_config
+from mtrl.view.runs import Library, names_of
 from mtrl.view.series import thin
 from mtrl.view.store import Indexer, StoredFile, TrajectoryFolder, index_file
 from tests.view.made_runs import make_run, make_trajectory
@@ -26,7 +26,7 @@ def no_pause(monkeypatch):
     monkeypatch.setattr(store, "SHARE", 1e9)
 
 
-def until(holds, seconds=20):
+def until(holds, seconds=60):
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came true"
@@ -164,6 +164,39 @@ def test_files_outside_of_the_run_are_not_read(run, tmp_path):
     folder = TrajectoryFolder(run, Indexer())
     folder.rows()
     assert {file.name for file in folder.files} == {"train_step_000001", "same"}
+    assert folder.foreign == ["trajectories/link.jsonl"]
+
+
+def test_a_folder_of_trajectories_outside_of_the_run_is_not_read(run, tmp_path):
+    write(run)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text("")
+    (other / "trajectories").symlink_to(run / "trajectories")
+    (shown,) = Library([other]).runs
+    assert shown.trajectories.rows() == []
+    assert shown.problems() == ["trajectories leads out of the run and is not read"]
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_anew(run, monkeypatch):
+    """Its lines are of the old file; the stamp of the new one must not vouch for them."""
+    path = write(run)
+    index_path(path).unlink()
+    other = run / "other.jsonl"
+    other.write_bytes(path.read_bytes().replace(b'"t"', b'"u"'))
+    read_all = store.scan
+
+    def scan(*words):
+        yield from read_all(*words)
+        if other.is_file():
+            other.replace(path)
+
+    monkeypatch.setattr(store, "scan", scan)
+    file = store.StoredFile(path)
+    store.index_file(file)
+    assert "replaced while it was read" in file.problem and file.lines == [] and read_index(path) is None
+    store.index_file(file)
+    assert file.problem is None and {line.task_id for line in file.lines} == {"u"}
 
 
 # Runs
@@ -241,25 +274,17 @@ def test_the_status_of_a_run(tmp_path):
     assert Library([run]).runs[0].problems() == ["summary.json is not JSON"]
 
 
+def test_an_evaluation_that_has_its_report_is_finished(tmp_path):
+    run = make_run(tmp_path / "one", steps=1)
+    assert status_of(run, metrics=3000, train=3000, eval=3000, config=9000) == "stopped"
+    (run / "report.json").write_text("{}")
+    assert Library([run]).runs[0].status == "finished"
+
+
 def test_a_run_with_slow_steps_is_not_stopped(tmp_path):
     run = make_run(tmp_path / "one", steps=2)
     (run / "metrics.jsonl").write_text('{"step": 1, "time/step": 600}\n')
     assert status_of(run, metrics=3000, train=3000, eval=3000, config=9000) == "running"
-
-
-@pytest.mark.parametrize("text", ["a: [", "3", "", "\x00", "a: &x [*x]", "!!python/object:os.system {}", "a: .nan"])
-def test_any_config_is_read(tmp_path, text):
-    (tmp_path / "config.yaml").write_text(text)
-    flat, problems = read_config(tmp_path / "config.yaml")
-    assert isinstance(flat, dict) and isinstance(problems, list)
-
-
-def test_a_config_that_grows_without_end_is_cut(tmp_path):
-    bomb = "a0: &a0 {" + ", ".join(f"k{n}: 1" for n in range(9)) + "}\n"
-    bomb += "".join(f"a{d}: &a{d} {{" + ", ".join(f"k{n}: *a{d - 1}" for n in range(9)) + "}\n" for d in range(1, 12))
-    (tmp_path / "config.yaml").write_text(bomb)
-    flat, problems = read_config(tmp_path / "config.yaml")
-    assert len(flat) == 5000 and "more than 5000 keys" in problems[0]
 
 
 def test_differences_and_seeds():

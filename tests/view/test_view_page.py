@@ -6,18 +6,12 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.view.made_runs import TOKEN, viewing
-from tests.view.page_browser import chromium, fits, opened, until
+from tests.view.page_browser import fits, opened, until
 from tests.view.page_runs import SIZE, TASKS, finish_run, rich_run
 
 ROW = ".vl-row:not(.waiting)"
 TRAIN = 3 * SIZE * len(TASKS)
 LENIENT, STRICT = 3, 9
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,10 @@ import pytest
 from playwright.sync_api import expect
 
 from mtrl.view.__main__ import main
-from tests.view.page_browser import chromium, opened
+from tests.view.page_browser import opened
 from tests.view.page_runs import SIZE, TASKS, finish_run, rich_run
 
 ALL = 3 * SIZE * len(TASKS) + 2
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

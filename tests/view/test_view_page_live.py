@@ -4,19 +4,13 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.view.made_runs import TOKEN, viewing
-from tests.view.page_browser import chromium, opened, until
+from tests.view.page_browser import opened, until
 from tests.view.page_runs import SIZE, TASKS, add_step, finish_run, rich_run
 
 ROW = ".vl-row:not(.waiting)"
 ALL = 3 * SIZE * len(TASKS) + 2
 NEW = 2 * SIZE
 TOP = "document.querySelector('.vl-row.selected')?.getBoundingClientRect().top"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

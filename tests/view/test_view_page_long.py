@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.view.made_runs import TOKEN, viewing
-from tests.view.page_browser import chromium, opened
+from tests.view.page_browser import opened
 from tests.view.page_runs import long_run
 
 ROW = ".vl-row:not(.waiting)"
@@ -12,10 +12,9 @@ COUNT = 5000
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(browser, tmp_path_factory):
     run = long_run(tmp_path_factory.mktemp("long"), COUNT)
     with (
-        chromium() as browser,
         viewing(run) as client,
         opened(browser, f"{str(client.base_url).rstrip('/')}/?token={TOKEN}#browse") as found,
     ):

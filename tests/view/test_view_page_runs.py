@@ -4,20 +4,19 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.view.made_runs import TOKEN, viewing
-from tests.view.page_browser import chromium, opened
+from tests.view.page_browser import opened
 from tests.view.page_runs import finish_run, rich_run, write_config
 
 ALL = 38
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(browser, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, seed, loss in (("a", 0, "ppo"), ("b", 1, "ppo"), ("c", 0, "cispo")):
         (folder / name).mkdir()
         write_config(finish_run(rich_run(folder / name)), seed=seed, algorithm={"loss_fn": loss})
     with (
-        chromium() as browser,
         viewing(folder) as client,
         opened(browser, f"{str(client.base_url).rstrip('/')}/?token={TOKEN}") as found,
     ):

@@ -29,7 +29,7 @@ def client(made_run):
 
 def raw(client, lines):
     """Status line of an answer to a request that is written by hand."""
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as sock:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as sock:
         sock.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
     return answer.decode("utf-8", "replace")
@@ -96,7 +96,7 @@ def test_a_name_that_was_pointed_here_is_refused(client, host):
     assert '"runs"' not in answer
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9999", "[::1]:80", "LOCALHOST:1"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9999", "127.0.0.2:80", "[::1]:80", "LOCALHOST:1"])
 def test_names_of_this_machine_are_answered(client, host):
     """Also at another port: one that was forwarded."""
     answer = raw(client, ["GET /api/runs HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {TOKEN}"])
@@ -173,7 +173,7 @@ def test_a_hostile_run_is_only_text(tmp_path):
         (run,) = client.get("/api/runs").json()["runs"]
         assert run["name"] == HOSTILE
         base = f"/api/runs/{quote(run['id'], safe='')}"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while client.get(f"{base}/trajectories").json()["total"] < 60 + 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_is_seen_within_seconds(tmp_path):
         state = client.get("/api/changes").json()["state"]
 
         def seen(holds, what):
-            deadline = time.monotonic() + 15
+            deadline = time.monotonic() + 60
             while True:
                 answer = client.get("/api/changes").json()
                 if answer["state"] != state and holds(answer["runs"][0]):
@@ -289,7 +289,7 @@ def test_it_makes_up_a_token_and_ends_by_ctrl_c(made_run):
         assert browser.get(httpx.URL(url).join("/api/runs")).status_code == 200
     assert httpx.get(httpx.URL(url).join("/api/runs")).status_code == 401
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, ""), out
 
 
@@ -303,7 +303,7 @@ def test_an_open_address_needs_the_token_and_takes_any_name(made_run):
         assert httpx.get(url, headers={"Host": "trainer.example"}).status_code == 401
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def test_a_port_that_is_taken_is_one_sentence(made_run):
@@ -311,7 +311,7 @@ def test_a_port_that_is_taken_is_one_sentence(made_run):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         process = start(made_run, "--no-browser", "--port", taken.getsockname()[1])
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
     assert "cannot be had" in err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from statistics import fmean
 
 from mtrl.diagnose.finding import Finding, Severity
@@ -10,7 +11,9 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import REWARD, from_to, known, level, over_the_run, propose, recent, success
 from mtrl.diagnose.stats import Mean
+from mtrl.rescore.source import read
 from mtrl.tracking.text import percent, short
+from mtrl.types import StopReason
 
 AT_CAP, CUT = "rollout/tokens/at_cap_frac", "rollout/turns/cut_frac"
 OUT_OF_TURNS = "rollout/stop/max_turns"
@@ -103,13 +106,17 @@ def silent_truncation(record: Record) -> Finding | None:
 def _paid(record: Record) -> str | None:
     """What cut episodes earn next to whole ones, in the newest file of trajectories."""
     files = record.files("train")[:1]
-    stored = [line.trajectory for line in record.trajectories("train") if line.file in files] if files else []
-    cut = [t.reward for t in stored if t is not None and t.stop_reason in ("turn_token_limit", "context_limit")]
-    whole = [t.reward for t in stored if t is not None and t.stop_reason == "done"]
+    return record.once(("paid", files[0]), lambda: _paid_in(files[0])) if files else None
+
+
+def _paid_in(file: Path) -> str | None:
+    stored = [line.trajectory for line in read(file) if line.trajectory is not None]
+    cut = [t.reward for t in stored if t.stop_reason in (StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT)]
+    whole = [t.reward for t in stored if t.stop_reason == StopReason.DONE]
     if not cut or not whole:
         return None
     earned = f"{len(cut)} cut episodes earn {short(fmean(cut))}, {len(whole)} whole ones {short(fmean(whole))}"
-    return f"in {files[0].name} {earned}"
+    return f"in {file.name} {earned}"
 
 
 @rule("R140", "R147", "R161", windows=1.0)

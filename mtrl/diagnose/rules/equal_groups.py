@@ -65,7 +65,7 @@ def equal_groups(record: Record) -> Finding | None:
         ),
         metrics=(EQUAL, REWARD, "analysis/informative_groups", "rollout/reward/zero_frac"),
         steps=span(record.series(REWARD).last(steps)),
-        proposals=_proposals(record, size, prompts, schemes),
+        proposals=_proposals(record, size, prompts, schemes, earners=paid * size * prompts),
         advice="What helps most is a reward with more values than all or nothing: pay parts of the answer, or turns "
         "that make progress. Rows that are always or never solved teach nothing at any group size.",
         expect="analysis/informative_groups rises at once, and the reward within 25 to 50 steps",
@@ -73,9 +73,10 @@ def equal_groups(record: Record) -> Finding | None:
     )  # fmt: skip
 
 
-def _proposals(record: Record, size: int, prompts: int, schemes: list[str]) -> tuple[Proposal, ...]:
+def _proposals(record: Record, size: int, prompts: int, schemes: list[str], earners: float) -> tuple[Proposal, ...]:
+    """`earners`: rollouts of a step that earn something; without any, other groups of them agree as well."""
     found = []
-    if size > 4:
+    if size > 4 and earners >= 1:
         half = max(4, size // 2)
         found.append(
             propose(
@@ -85,10 +86,11 @@ def _proposals(record: Record, size: int, prompts: int, schemes: list[str]) -> t
             )
         )
     rounds = int(record.setting("algorithm.dynamic_sampling_rounds"))
-    found.append(
-        propose("replace groups without an advantage by new prompts until the batch is full",
-                algorithm__dynamic_sampling_rounds=max(3, 2 * rounds))
-    )  # fmt: skip
+    if earners >= 1:
+        found.append(
+            propose("replace groups without an advantage by new prompts until the batch is full",
+                    algorithm__dynamic_sampling_rounds=max(3, 2 * rounds))
+        )  # fmt: skip
     found += [propose("a denser reward of this task", reward__scheme=scheme) for scheme in schemes]
     temperature = float(record.setting("generator.sampling_params.temperature"))
     if temperature < 1.0:

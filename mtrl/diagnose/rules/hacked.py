@@ -84,7 +84,7 @@ def hacked_reward(record: Record) -> Finding | None:
         metrics=(REWARD, success(record), LENIENT, HELD_OUT, "val/reward/mean"),
         steps=span(record.series(REWARD)),
         proposals=_proposals(record, schemes),
-        advice="Read the trajectories below, make the reward refuse what the scorer refuses, and pay the stored ones "
+        advice="Read such trajectories, make the reward refuse what the scorer refuses, and pay the stored ones "
         "anew before training again: none of them may then earn more than the scorer grants. With diagnosis.live=stop "
         "such a run ends by itself."
         if confirmed
@@ -161,11 +161,12 @@ def _grown(record: Record) -> list[str]:
 
 
 def _proposals(record: Record, schemes: list[str]) -> tuple[Proposal, ...]:
-    weights = record.setting("reward.components") or {}
+    weights = {name: weight for name, weight in (record.setting("reward.components") or {}).items() if weight}
     grown = [
         propose(f"stop paying {name}, which grew while success did not", **{f"reward__components__{name}": 0.0})
         for name in weights
         if name != "environment"
+        and len(weights) > 1  # else nothing would be paid at all
         and (change := over_the_run(record, f"rollout/components/{name}", max(5, record.window // 3)))
         and change.at_least() > 0
     ]

@@ -29,8 +29,12 @@ log = logging.getLogger(__name__)
 
 RETRIED = frozenset({408, 409, 425, 429})
 """Answers below 500 that say to try again."""
-HOPELESS = frozenset({401, 402, 403, 404, 405, 410})
+MOVED = frozenset({301, 302, 303, 307, 308, 404, 405, 410})
+"""Answers that say that the model is not there."""
+HOPELESS = MOVED | {401, 402, 403}
 """Answers that no repetition and no other conversation mends."""
+SUSPECT = 3
+"""So many conversations that are refused before the first good answer are the fault of the settings, not theirs."""
 SPENT = ("insufficient_quota", "billing")
 """Words of a 429 that waiting does not mend."""
 FULL = ("context_length_exceeded", "maximum context length", "context length", "context window")
@@ -43,6 +47,10 @@ LONGEST_WAIT = 300.0
 SHOWN = 300
 """Characters of the server's own words in an error."""
 SEEDS = 2**31
+LARGEST = 2**24
+"""Bytes of an answer that are read; no honest one comes near."""
+MOST_TOKENS = 2**40
+"""A count above this is none."""
 
 
 class EndpointError(RuntimeError):
@@ -84,7 +92,9 @@ class EndpointEngine:
         self.stats = EngineStats(extra={"requests": 0.0, "retries": 0.0})
         self.refused: EndpointRefusedError | None = None
         self._answered = False
-        """Whether it has ever given a good answer: before that, a refused request is the settings' fault."""
+        """Whether it has ever given a good answer."""
+        self._turned_away: set[str] = set()
+        """Trajectories with a conversation that was refused."""
         self._client: httpx.AsyncClient | None = None
         self._slots = asyncio.Semaphore(config.max_concurrent)
         self._random = random.Random()
@@ -102,8 +112,11 @@ class EndpointEngine:
         """
         body = self.request(prompt, sampling)
         async with self._slots:
-            answer, retries = await self._ask(body)
-        generation = read_answer(answer, sampling.stop)
+            answer, retries = await self._ask(body, trajectory_id)
+        if answer is None:
+            generation = ChatGeneration([], [], FinishReason.LENGTH, [], is_full=True)
+        else:
+            generation = read_answer(answer, sampling.stop)
         generation.usage["retries"] = float(retries)
         self.stats.prompt_tokens += int(generation.usage.get("prompt_tokens", 0))
         self.stats.cached_tokens += int(generation.usage.get("cached_tokens", 0))
@@ -144,8 +157,8 @@ class EndpointEngine:
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    async def _ask(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """The answer (or `{"full": True}`), and how often the request was repeated."""
+    async def _ask(self, body: dict[str, Any], trajectory_id: str) -> tuple[dict[str, Any] | None, int]:
+        """The answer, or None where the context is full; and how often the request was repeated."""
         problem = ""
         for attempt in range(self.config.retries + 1):
             if self.refused is not None:
@@ -160,8 +173,8 @@ class EndpointEngine:
                     self._answered = True
                     return answer, attempt
                 problem = self._told(response)
-                if (full := self._judge(response, problem)) is not None:
-                    return full, attempt
+                if self._is_full(response, problem, trajectory_id):
+                    return None, attempt
                 pause = max(pause, min(retry_after(response), LONGEST_WAIT))
             except (httpx.HTTPError, TimeoutError, httpx.InvalidURL, GarbledAnswerError) as error:
                 problem = self._words(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
@@ -174,37 +187,52 @@ class EndpointEngine:
         )
 
     async def _post(self, body: dict[str, Any]) -> httpx.Response:
-        """With one limit for the whole answer, since a server may send it one byte at a time."""
+        """With one limit of time for the whole answer, since a server may send it one byte at a time; and one of size.
+
+        Raises:
+            GarbledAnswerError: it is larger.
+        """
         if self._client is None:
             self._client = httpx.AsyncClient(
                 timeout=self.config.timeout, limits=httpx.Limits(max_connections=self.config.max_concurrent)
             )
         async with asyncio.timeout(self.config.timeout):
-            return await self._client.post(self.address.completions, json=body, headers=self._headers())
+            asked = self._client.stream("POST", self.address.completions, json=body, headers=self._headers())
+            async with asked as response:
+                content = bytearray()
+                async for part in response.aiter_bytes():
+                    content += part
+                    if len(content) > LARGEST:
+                        raise GarbledAnswerError(f"the answer is larger than {LARGEST:,} bytes")
+        kept = {name: response.headers[name] for name in ("content-type", "retry-after") if name in response.headers}
+        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
 
-    def _judge(self, response: httpx.Response, problem: str) -> dict[str, Any] | None:
-        """What an answer other than 200 means: None is that it can be tried again.
+    def _is_full(self, response: httpx.Response, problem: str, trajectory_id: str) -> bool:
+        """What an answer other than 200 means: that the context is full, or (False) that it can be tried again.
 
         Raises:
             EndpointRefusedError, EndpointError: it cannot.
         """
         status, said = response.status_code, response.text.casefold()
         if status >= 500 or (status in RETRIED and not any(word in said for word in SPENT)):
-            return None
+            return False
         if status in (400, 413, 422) and any(word in said for word in FULL):
-            return {"full": True}
+            return True
         where = f"{self.address.model}@{self.address.url}"
-        if status in HOPELESS or status in RETRIED or not self._answered:
+        self._turned_away.add(trajectory_id)
+        is_ours = not self._answered and len(self._turned_away) >= SUSPECT
+        if status in HOPELESS or status in RETRIED or is_ours:
             self.refused = EndpointRefusedError(f"{where} refused: {problem}; {self._advice(status)}")
             raise self.refused
-        raise EndpointError(f"{where} refused this conversation: {problem}")
+        advice = "" if self._answered else f"; if it refuses all, {self._advice(status)}"
+        raise EndpointError(f"{where} refused this conversation: {problem}{advice}")
 
     def _advice(self, status: int) -> str:
         variable = self.config.api_key_env
         if status in (401, 403):
             state = "check the key in it" if self._key() else "it is not set"
             return f"evaluation.endpoint.api_key_env={variable} names the environment variable of the key: {state}"
-        if status in (404, 405, 410):
+        if status in MOVED:
             return "check the name of the model and the address, which ends with /v1: MODEL@http://HOST:PORT/v1"
         if status in (402, 429):
             return "the account of the key is used up"
@@ -217,7 +245,7 @@ class EndpointEngine:
             error = body.get("error", body)
             said = error.get("message", error) if isinstance(error, dict) else error
             said = said if isinstance(said, str) else json.dumps(said)
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             said = response.text
         return self._words(f"HTTP {response.status_code} {said}".strip())
 
@@ -240,7 +268,8 @@ class GarbledAnswerError(ValueError):
 
 
 def as_completion(content: bytes) -> dict[str, Any]:
-    """
+    """The answer; halves of surrogate pairs in it, which no file takes, are question marks.
+
     Raises:
         GarbledAnswerError: it is no chat completion.
     """
@@ -249,7 +278,7 @@ def as_completion(content: bytes) -> dict[str, Any]:
         message = answer["choices"][0]["message"]
         if not isinstance(message, dict) or not isinstance(message.get("content"), str | list | None):
             raise TypeError
-        return answer
+        return json.loads(json.dumps(answer, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, LookupError, TypeError, RecursionError):
         said = content[:SHOWN].decode(errors="replace")
         raise GarbledAnswerError(f"the answer is no chat completion: {said}") from None
@@ -257,8 +286,6 @@ def as_completion(content: bytes) -> dict[str, Any]:
 
 def read_answer(answer: dict[str, Any], stop: tuple[str, ...]) -> ChatGeneration:
     """From OpenAI's answer to a turn."""
-    if answer.get("full"):
-        return ChatGeneration([], [], FinishReason.LENGTH, [], is_full=True)
     choice = answer["choices"][0]
     message = choice["message"]
     cut = choice.get("finish_reason") == "length"
@@ -271,17 +298,17 @@ def read_answer(answer: dict[str, Any], stop: tuple[str, ...]) -> ChatGeneration
         finish=FinishReason.LENGTH if cut else FinishReason.STOP,
         version_spans=[],
         content=content if cut or calls else closed(content, stop),
-        reasoning=plain_text(reasoning) if isinstance(reasoning, str) else None,
+        reasoning=reasoning if isinstance(reasoning, str) else None,
         calls=calls,
         usage=usage_of(answer),
     )
 
 
 def plain_text(content: Any) -> str:
-    """Text, or the texts of a list of parts; halves of surrogate pairs, which no file takes, become question marks."""
+    """Text, or the texts of a list of parts."""
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return (content or "").encode(errors="replace").decode()
+    return content or ""
 
 
 def usage_of(answer: dict[str, Any]) -> dict[str, float]:
@@ -309,4 +336,4 @@ def retry_after(response: httpx.Response) -> float:
 
 def _count(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) and value >= 0 else 0.0
+    return float(value) if is_number and 0 <= value <= MOST_TOKENS else 0.0

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import yaml
 
+from mtrl.config.keys import flat
 from mtrl.evaluation.agreement import Thresholds
 from mtrl.tracking.followers.items import (
     Artifact,
@@ -22,7 +23,6 @@ from mtrl.tracking.followers.items import (
     Unreadable,
     Whole,
     digest,
-    flat,
     trajectory_digest,
 )
 from mtrl.tracking.followers.receipts import Receipts
@@ -150,8 +150,7 @@ class Folder:
         """A run whose last step is not its last one was stopped, though it wrote its summary."""
         settings = self._settings()
         steps = settings.values.get("trainer.max_steps") if isinstance(settings, Settings) else None
-        is_evaluation = (self.run.path / "report.json").exists()
-        return isinstance(steps, int) and not is_evaluation and self._rows.last_step < steps
+        return isinstance(steps, int) and not self.run.is_evaluation and self._rows.last_step < steps
 
     def _ended(self) -> Item:
         finished = self.is_finished() and not self._is_short()

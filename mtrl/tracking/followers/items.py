@@ -116,14 +116,3 @@ def trajectory_digest(data: Mapping[str, Any]) -> str:
     """Of a trajectory, without what a clock decides."""
     turns = [{k: v for k, v in turn.items() if not k.startswith("seconds_")} for turn in data["turns"]]
     return digest({**data, "turns": turns})
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists stay values."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from mtrl.evaluation.measures import episode_tokens
 from mtrl.tracking.followers.items import Episode
 from mtrl.tracking.followers.mlflow_names import presentable, short_text
-from mtrl.types import Message, StopReason, Turn
+from mtrl.types import FAILED, Message, StopReason, Turn
 
 if TYPE_CHECKING:
     from mlflow.entities import Span, TraceInfo
 
 PREVIEW = 1000
-FAILED = (StopReason.ENV_ERROR, StopReason.TIMEOUT, StopReason.ABORTED)
+WITHOUT_END = (*FAILED, StopReason.ABORTED)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class TraceWriter:
             trace_location=TraceLocation.from_experiment_id(self.experiment),
             request_time=episode.milliseconds - milliseconds,
             execution_duration=milliseconds,
-            state=TraceState.ERROR if trajectory.stop_reason in FAILED else TraceState.OK,
+            state=TraceState.ERROR if trajectory.stop_reason in WITHOUT_END else TraceState.OK,
             request_preview=short_text(_text(prompt), PREVIEW),
             response_preview=short_text(_text(response), PREVIEW),
             trace_metadata=metadata,
@@ -173,14 +174,14 @@ class _Spans:
             "verdict": episode.verdict,
             "stop_reason": str(trajectory.stop_reason),
             "turns": len(trajectory.turns),
-            "tokens": trajectory.action_tokens,
+            "tokens": episode_tokens(trajectory),
             "trainable": trajectory.trainable,
             "metrics": trajectory.metrics,
             "final_observation": trajectory.final_observation,
             "error": trajectory.error,
             "place": _place(episode),
         }
-        failed = trajectory.stop_reason in FAILED
+        failed = trajectory.stop_reason in WITHOUT_END
         inputs, outputs = {"messages": prompt}, _answer(response)
         shown = Shown("AGENT", self.start, self.end, inputs, outputs, attributes, failed)
         return self._span("episode", None, shown)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import DictConfig
 
+from mtrl.config.keys import flat
 from mtrl.config.messages import unknown_choice
 from mtrl.errors import UserError, missing_extra
 from mtrl.evaluation.agreement import Thresholds
@@ -20,7 +21,6 @@ from mtrl.tracking.followers.backend import Backend, Identity, Place
 from mtrl.tracking.followers.folder import Reading
 from mtrl.tracking.followers.follower import Follower
 from mtrl.tracking.followers.followers import Followers
-from mtrl.tracking.followers.items import flat
 from mtrl.tracking.followers.receipts import BusyError, folder_of, read_remote, run_card
 from mtrl.tracking.followers.to_mlflow import ToMlflow
 from mtrl.tracking.followers.to_tensorboard import ToTensorboard

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mtrl.errors import UserError
+from mtrl.evaluation.measures import episode_tokens
 from mtrl.tracking.followers.backend import Place, RefusedError
 from mtrl.tracking.followers.conversation import conversation
 from mtrl.tracking.followers.items import Artifact, Ended, Episode, Row, Settings, step_of
@@ -134,7 +135,7 @@ def _cells(episode: Episode) -> list[Any]:
         episode.verdict,
         str(trajectory.stop_reason),
         len(trajectory.turns),
-        trajectory.action_tokens,
+        episode_tokens(trajectory),
         conversation(trajectory, LONGEST_CONVERSATION),
     ]
 

@@ -7,7 +7,7 @@ import * as route from "./route.js";
 import * as visible from "./visible.js";
 
 const { h } = dom;
-const MARKS = { alarm: "▲", warning: "◆", note: "●" };
+const MARKS = { __proto__: null, alarm: "▲", warning: "◆", note: "●" };
 const TONES = { alarm: "severe", warning: "warned", note: "" };
 const list = (value) => (Array.isArray(value) ? value : []);
 

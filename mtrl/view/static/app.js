@@ -14,7 +14,7 @@ import { Overview } from "./overview.js";
 import { TrajectoryView } from "./trajectory.js";
 
 const { h } = dom;
-const VIEWS = { overview: Overview, browse: Browse, group: GroupView, trajectory: TrajectoryView };
+const VIEWS = { __proto__: null, overview: Overview, browse: Browse, group: GroupView, trajectory: TrajectoryView };
 const TABS = [["overview", "Overview"], ["browse", "Browse"]];
 
 /** What every view may use. Views have open(values), close(), changed(run, names) and keys(). */

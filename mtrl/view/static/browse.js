@@ -8,7 +8,7 @@ import * as route from "./route.js";
 import { StepTable } from "./steps.js";
 
 const { h } = dom;
-const LEVELS = { steps: StepTable, groups: GroupList, trajectories: Results };
+const LEVELS = { __proto__: null, steps: StepTable, groups: GroupList, trajectories: Results };
 
 /** A search field and filters beside one of three lists, which have open(run, values), changed(), keys(), close(). */
 export class Browse {

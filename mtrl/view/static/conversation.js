@@ -5,11 +5,22 @@ import * as format from "./format.js";
 import { bar } from "./summary.js";
 import * as visible from "./visible.js";
 
+const DEEP = 40;
 const LONG = 6000; // characters of a message that are shown at first
 
-/** JSON set out over lines, or null where the text is none. */
+/** How deep brackets are nested, at most: those in strings count too. */
+function depth(text) {
+  let now = 0, most = 0;
+  for (const [bracket] of text.matchAll(/[[\]{}]/g)) {
+    now = Math.max(0, now + ("[{".includes(bracket) ? 1 : -1));
+    most = Math.max(most, now);
+  }
+  return most;
+}
+
+/** JSON set out over lines, or null where the text is none, or is nested so deep that it would be all indent. */
 function pretty(text) {
-  if (!/^\s*[[{]/.test(text)) return null;
+  if (!/^\s*[[{]/.test(text) || depth(text) > DEEP) return null;
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {

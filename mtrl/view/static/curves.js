@@ -133,7 +133,7 @@ export class Curves {
         dash: DASHES[i % 4] }));
       const tells = panel.stacked ? (p) => p.y > 0 : (p) => format.isNumber(p.y);
       const series = made.filter((s) => s.points.some(tells));
-      return { ...panel, id: title, title, series,
+      return { ...panel, id: panel.stacked ? `${panel.title}\n${group[0].key}` : panel.id || title, title, series,
         legend: legend && lines.length > 1 ? legend.filter((l) => series.some((s) => s.line === l.label)) : null,
         alone };
     });

@@ -9,7 +9,7 @@ export class MetricStore {
 
   column(run, key) {
     const known = this.runs.get(run);
-    return known ? known.columns[key] : undefined;
+    return known && Object.hasOwn(known.columns, key) ? known.columns[key] : undefined;
   }
 
   /** Every key that any of the runs has. */
@@ -25,6 +25,10 @@ export class MetricStore {
   first(run, key) {
     const column = this.column(run, key);
     return column && column.values.length ? column.values[0] : null;
+  }
+
+  count(run, key) {
+    return (this.column(run, key) || { values: [] }).values.length;
   }
 
   /** Fetch what is missing of `keys`. */

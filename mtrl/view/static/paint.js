@@ -14,7 +14,9 @@ export const COLOURINGS = [
 ];
 const LOWEST = -6; // log-prob at which the colour is full: p = 0.0025
 const DRIFT = [-7, 0]; // powers of ten, from no colour to full colour
-const WHO = { template: "chat template", system: "system prompt", user: "prompt, environment", tool: "tool results",
+// Without a prototype, here and in the other tables: what a run or an address names is not to find "constructor".
+const WHO = { __proto__: null, template: "chat template", system: "system prompt", user: "prompt, environment",
+  tool: "tool results",
   assistant: "assistant (not sampled)", policy: "policy" };
 
 /** The tokens of a turn with all that is known: {turn, index, part, id, text, special, by, version, logprob, …}. */

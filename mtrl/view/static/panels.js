@@ -1,5 +1,8 @@
 /* The curves that are shown at first, and how any metric is drawn. */
 
+import * as format from "./format.js";
+import * as visible from "./visible.js";
+
 const line = (key, label, more) => ({ key, label, ...more });
 
 /** {title, about, unit, log, share, zero, stacked, lines: [{key, label, low, high}]}; `prefix`: every key under it. */
@@ -70,13 +73,13 @@ export const KEYS = [...new Set(PANELS.flatMap((p) => (p.prefix ? [`${p.prefix}*
 /** A panel for one metric that none of the above shows. */
 export function single(key) {
   const seconds = key.startsWith("time/"), share = /_frac$|^rollout\/stop\//.test(key);
-  return { id: key, title: key, about: key, unit: seconds ? "s" : share ? "share" : null, zero: seconds || share,
-    log: /drift|mismatch\/(abs|k3|chi2)/.test(key), lines: [{ key, label: key }] };
+  return { id: key, title: visible.plain(key), about: key, unit: seconds ? "s" : share ? "share" : null, zero: seconds || share,
+    log: /drift|mismatch\/(abs|k3|chi2)/.test(key), lines: [{ key, label: visible.plain(key) }] };
 }
 
 /** The lines of a panel, those of a prefix from the keys that there are. */
 export function linesOf(panel, keys) {
   if (!panel.prefix) return panel.lines;
   return keys.filter((key) => key.startsWith(panel.prefix)).map((key) => ({ key,
-    label: key.slice(panel.prefix.length).replaceAll("_", " ") }));
+    label: format.words(key.slice(panel.prefix.length)) }));
 }

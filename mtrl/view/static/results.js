@@ -13,7 +13,7 @@ const { h } = dom;
 /** [class, title, what it sorts by, cell]. */
 const COLUMNS = [
   ["c-step", "Step", "newest", (s) => format.number(s.step)],
-  ["c-kind", "Kind", null, (s) => format.words(s.kind)],
+  ["c-kind", "Kind", null, (s) => h("span", { title: format.words(s.kind) }, format.words(s.kind))],
   ["c-task", "Task", null, (s) => [visible.line(s.task, 80), h("small", {}, ` #${s.index}`)]],
   ["c-num", "Reward", "reward", (s) => format.fixed(s.reward)],
   ["c-score", "Score", "score", scoreCell],

@@ -55,6 +55,7 @@ function toAlarms(event) {
 
 function time(run) {
   if (run.summary && format.isNumber(run.summary.seconds)) return run.summary.seconds;
+  if (run.status !== "running") return null; // a copy has the times of its copying
   return format.isNumber(run.started) && format.isNumber(run.updated) ? run.updated - run.started : null;
 }
 
@@ -67,11 +68,12 @@ function success(run, store) {
   const low = of("val/success/ci_low", "last"), high = of("val/success/ci_high", "last");
   const known = format.isNumber(low) && format.isNumber(high);
   const interval = known ? ` (${format.percent(low)} – ${format.percent(high)})` : "";
-  return h("span", { class: "before-after" }, h("span", { class: "dim" }, format.percent(before)), " → ",
-    h("b", {}, format.percent(after)), h("small", {}, interval),
+  const twice = run.summary || store.count(run.id, "val/success/mean") > 1;
+  return h("span", { class: "before-after" }, h("span", { class: "dim" }, twice ? format.percent(before) : ""),
+    h("span", {}, twice ? " → " : ""), h("b", {}, format.percent(after)), h("small", {}, interval),
     h("span", { class: "gauge", "aria-hidden": "true", vars: { "--low": low ?? after ?? 0,
       "--high": high ?? after ?? 0, "--before": before ?? 0, "--after": after ?? 0 } }, h("i", { class: "between" }),
-      h("i", { class: "was" }), h("i", { class: "is" })));
+      twice ? h("i", { class: "was" }) : null, h("i", { class: "is" })));
 }
 
 function reward(run, store) {

@@ -43,6 +43,7 @@ const newest = (sign) => (a, b) => byValue((s) => s.step, sign)(a, b) || compare
   b.file) || (a.line ?? 0) - (b.line ?? 0);
 
 const VALUES = {
+  __proto__: null,
   gap: (s) => (s.score === null ? null : Math.abs(s.reward - s.score)),
 };
 

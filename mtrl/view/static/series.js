@@ -11,8 +11,12 @@ export function entities(runs, group, colour) {
     if (!families.has(key)) families.set(key, []);
     families.get(key).push(run);
   });
-  return [...families].map(([key, members], i) => ({ key, runs: members, label: nameOf(members, runs),
-    colour: colour(i) }));
+  const taken = new Map();
+  return [...families].map(([key, members], i) => {
+    const name = nameOf(members, runs), n = (taken.get(name) || 0) + 1;
+    taken.set(name, n); // two settings are told; runs may differ in a third
+    return { key, runs: members, label: n > 1 ? `${name} (${n})` : name, colour: colour(i) };
+  });
 }
 
 function nameOf(members, runs) {

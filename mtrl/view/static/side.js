@@ -7,6 +7,7 @@ import { bar, outcome, scoreCell, verdictMark } from "./summary.js";
 import * as visible from "./visible.js";
 
 const ENDS = {
+  __proto__: null,
   done: "The environment said that it was over.", max_turns: "The turn budget was used up.",
     turn_token_limit: "A turn hit its token limit.",
   context_limit: "The conversation filled the context.", parse_error: "A response could not be read.",
@@ -73,10 +74,10 @@ function group({ group: members, summary: s }, run, values, most) {
 
 /** The metrics of the episode, and the sums over its turns. */
 function numbers(title, own, turns) {
-  const sums = {};
+  const sums = Object.create(null);
   for (const metrics of turns) for (const [name,
     value] of Object.entries(metrics)) sums[name] = (sums[name] || 0) + value;
-  const rows = [...Object.entries(own), ...Object.entries(sums).filter(([name]) => !(name in own))];
+  const rows = [...Object.entries(own), ...Object.entries(sums).filter(([name]) => !Object.hasOwn(own, name))];
   return rows.length ? card(title,
     pairs(rows.map(([name, value]) => [visible.plain(name), format.number(value)]))) : null;
 }

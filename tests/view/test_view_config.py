@@ -1,0 +1,70 @@
+"""What a run says of itself may have been written to do harm: the viewer stays alive, and tells what it left out."""
+
+import os
+
+import pytest
+
+from mtrl.view.config import read_config
+from mtrl.view.runs import Library
+
+WIDE = "[" + ", ".join(["*a"] * 9) + "]"
+
+
+def read(folder, text):
+    (folder / "config.yaml").write_text(text)
+    return read_config(folder)
+
+
+@pytest.mark.parametrize("text", ["a: [", "3", "", "\x00", "a: &x 1", "!!python/object:os.system {}", "a: .nan"])
+def test_any_config_is_read(tmp_path, text):
+    flat, problems = read(tmp_path, text)
+    assert isinstance(flat, dict) and isinstance(problems, list)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 500_000, "more than 50 levels"),  # the parser in C would end the process
+        ("{a: " * 100_000, "more than 50 levels"),
+        ("a: &a {x: 1}\n" + "".join(f"b{n}: &a {{<<: {WIDE}}}\n" for n in range(20)), "has an alias, *a"),
+        (f"a: &a {'y' * 500_000}\nb: [{'*a, ' * 100_000}]\n", "has an alias, *a"),
+        ("a: &a [*a]", "has an alias, *a"),
+        ("a: " + ":".join(["1"] * 400_000), "a number of 799999 digits"),
+        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        (f"a: {'x' * 2**20}", "config.yaml is larger than 1 MiB"),
+    ],
+)
+def test_a_config_that_would_stop_the_viewer_is_refused(tmp_path, text, said):
+    flat, (problem,) = read(tmp_path, text)
+    assert flat == {} and said in problem
+
+
+def test_a_config_of_many_keys_is_cut(tmp_path):
+    flat, problems = read(tmp_path, "".join(f"k{n}: {n}\n" for n in range(6000)))
+    assert len(flat) == 5000 and "more than 5000 keys" in problems[0]
+
+
+def test_numbers_that_the_page_would_round_are_text(tmp_path):
+    flat, problems = read(tmp_path, f"a: {2**53}\nb: {2**63 + 1}\nc: 0x{'f' * 900}\nd: 2001-01-01\ne: true\n")
+    assert problems == []
+    assert (flat["a"], flat["b"], flat["d"], flat["e"]) == (2**53, "9223372036854775809", "2001-01-01", True)
+    assert flat["c"].startswith("0xfff") and len(flat["c"]) == 200
+
+
+def test_links_out_of_the_run_and_pipes_are_not_read(tmp_path):
+    """Else whoever sent the run would have files of the reader shown, and put into what the reader exports."""
+    run, secret = tmp_path / "run", tmp_path / "secret.json"
+    (run / "tokenizer").mkdir(parents=True)
+    (run / "trajectories").mkdir()
+    secret.write_text('{"step": 1, "name": "secret"}\n')
+    for name in ("config.yaml", "summary.json", "metrics.jsonl", "tokenizer/tokenizer.json"):
+        (run / name).symlink_to(secret)
+    os.mkfifo(run / "timeline.jsonl")
+    (run / "alarms.jsonl").symlink_to("/dev/zero")
+    (shown,) = Library([run]).runs
+    assert (shown.config, shown.read_summary()[0], shown.metrics.refresh(), shown.tokenizer) == ({}, None, [], None)
+    assert shown.timeline.refresh() == shown.alarms.refresh() == []
+    told = " ".join(shown.problems())
+    for name in ("config.yaml", "summary.json", "metrics.jsonl", "tokenizer/tokenizer.json", "alarms.jsonl"):
+        assert f"{name} leads out of the run" in told
+    assert "timeline.jsonl is no regular file" in told
