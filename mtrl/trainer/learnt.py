@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torch import Tensor
 
 from mtrl.types import Group, Sample, Turn
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -21,13 +24,14 @@ class Learnt:
 
 def note_advantages(groups: Sequence[Group], samples: Iterable[Sample]) -> None:
     """Set `Turn.advantages` of every turn that was credited: one number where all of its tokens have the same."""
-    for turn, values in _by_turn(groups, ((sample, _said(sample, sample.advantages)) for sample in samples)):
+    pairs = ((sample, sample) for sample in samples)
+    for turn, values in _by_turn(groups, pairs, lambda sample: _said(sample, sample.advantages)):
         turn.advantages = values[:1] if len(set(values)) == 1 else values
 
 
 def note_logprobs(groups: Sequence[Group], looked_at: Iterable[tuple[Sample, Tensor]]) -> None:
     """Set `Turn.trainer_logprobs` from the samples that the trainer looked at, with one number per sampled token."""
-    for turn, values in _by_turn(groups, ((sample, numbers.tolist()) for sample, numbers in looked_at)):
+    for turn, values in _by_turn(groups, looked_at, Tensor.tolist):
         turn.trainer_logprobs = values
 
 
@@ -37,13 +41,18 @@ def _said(sample: Sample, values: Sequence[float]) -> list[float]:
 
 
 def _by_turn(
-    groups: Sequence[Group], values: Iterable[tuple[Sample, Sequence[float]]]
-) -> Iterable[tuple[Turn, list[float]]]:
-    """One list per turn from one value per sampled token of each sample."""
+    groups: Sequence[Group], found: Iterable[tuple[Sample, T]], read: Callable[[T], Sequence[float]]
+) -> Iterator[tuple[Turn, list[float]]]:
+    """One list per turn from what was found of each sample, which `read` makes one number per sampled token of.
+
+    Samples of other groups are passed over unread: most steps keep a few trajectories of many.
+    """
     turns = {(t.group_id, t.index): t.turns for group in groups for t in group.trajectories}
-    for sample, numbers in values:
-        found: dict[int, list[float]] = {}
-        for turn, number in zip(_said(sample, sample.turns), numbers, strict=True):
-            found.setdefault(int(turn), []).append(number)
-        for index, of_turn in found.items():
-            yield turns[sample.group_id, sample.trajectory][index], of_turn
+    for sample, what in found:
+        if (mine := turns.get((sample.group_id, sample.trajectory))) is None:
+            continue
+        of_turn: dict[int, list[float]] = {}
+        for turn, number in zip(_said(sample, sample.turns), read(what), strict=True):
+            of_turn.setdefault(int(turn), []).append(number)
+        for index, numbers in of_turn.items():
+            yield mine[index], numbers

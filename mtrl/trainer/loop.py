@@ -261,8 +261,8 @@ class Trainer:
         if not every or (step != 1 and step % every):
             kind, kept = "disagree", self._disagreements(kept)
         if kept:
-            note_advantages(experience.groups, credited.samples)
-            note_logprobs(experience.groups, learnt.looked_at)
+            note_advantages(kept, credited.samples)
+            note_logprobs(kept, learnt.looked_at)
             write_groups(self.run_dir.trajectories, kind, step, kept)
 
     def _disagreements(self, groups: list[Group]) -> list[Group]:

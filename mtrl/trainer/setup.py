@@ -45,19 +45,13 @@ class Player:
 
 
 @dataclass
-class Parts:
+class Parts(Player):
     """What a run is made of, once it is set up."""
 
     family: Family
     splits: Splits
     policy: Policy
     reference: Policy | None
-    codec: Codec
-    engine: Engine
-    loop: EpisodeLoop
-    pool: EnvironmentPool
-    sampling: SamplingParams
-    eval_sampling: SamplingParams
 
 
 def set_up(
@@ -89,7 +83,7 @@ def set_up(
     if config.trainer.threads is None and policy.parameters <= SMALL_MODEL:
         torch.set_num_threads(1)
     player = connect(config, task, model, tokenizer, [*splits.train, *splits.validation, *splits.test])
-    return Parts(family, splits, policy, load_reference(config, policy), **vars(player))
+    return Parts(**vars(player), family=family, splits=splits, policy=policy, reference=load_reference(config, policy))
 
 
 def connect(config: Config, task: Task, model: Any, tokenizer: Any, rows: Sequence[Row]) -> Player:

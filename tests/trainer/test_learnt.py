@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from mtrl.trainer.learnt import note_advantages, note_logprobs
 from mtrl.trainer.samples import group_samples
+from mtrl.types import Group
 from tests.trainer.helpers import make_group
 
 
@@ -37,3 +38,16 @@ def test_credit_per_token_stays_per_token():
     sample.advantages = [next(said) if mask else 0.0 for mask in sample.loss_mask]
     note_advantages([group], [sample])
     assert group.trajectories[0].turns[0].advantages == (values if len(values) > 1 else [0.0])
+
+
+def test_only_the_trajectories_that_are_kept_are_written_to():
+    group = make_group(3, 50, size=3)
+    samples = group_samples(group, [[1.0] * len(t.turns) for t in group.trajectories])
+    kept = Group(group.group_id, group.row, [group.trajectories[1]])
+    note_advantages([kept], samples)
+    note_logprobs([kept], [(sample, torch.zeros(sample.action_tokens)) for sample in samples])
+    for trajectory in group.trajectories:
+        expected = [1.0] if trajectory is group.trajectories[1] else []
+        assert all(
+            turn.advantages == expected and bool(turn.trainer_logprobs) == bool(expected) for turn in trajectory.turns
+        )

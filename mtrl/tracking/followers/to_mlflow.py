@@ -195,21 +195,18 @@ class ToMlflow:
             self._client.log_batch(self._run_id, **what)
 
     def send_episodes(self, episodes: Sequence[Episode]) -> None:
-        from mlflow.entities import TraceData
-
         try:
             spans = [span for episode in episodes for span in self._writer.spans(episode)]
             infos = [self._writer.info(episode) for episode in episodes]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise RefusedError(f"it makes no trace ({type(error).__name__}: {error})") from error
         with _Refusals():
-            made = [self._traces.start_trace(info) for info in infos]  # first, since MLflow is slow the other way round
+            for info in infos:  # first, since MLflow is slow the other way round
+                self._traces.start_trace(info)
             try:
                 self._traces.log_spans(self._writer.experiment, spans)
-            except NotImplementedError:  # servers before 3.4 keep them as artifacts
-                for info in made:
-                    mine = [span for span in spans if span.trace_id == info.trace_id]
-                    self._traces._upload_trace_data(info, TraceData(mine))
+            except NotImplementedError as error:
+                raise RefusedError("this MLflow server is too old to take the spans of a trace; update it") from error
 
     def send_artifact(self, artifact: Artifact) -> None:
         with _Refusals():
