@@ -38,6 +38,8 @@ SEARCH = ["faiss-cpu>=1.8,<2"]  # dense retrieval
 AWS = ["boto3>=1.40,<2", "botocore>=1.40,<2"]
 SWE = ["mini-swe-agent>=2.4,<3"]  # Docker and Podman containers; the sandbox of its own needs no extra
 
+LORA = ["peft>=0.21,<1"]
+
 MLFLOW = ["mlflow>=3.10,<4"]
 WANDB = ["wandb>=0.20,<1"]
 TENSORBOARD = ["tensorboard>=2.18,<3"]
@@ -46,6 +48,7 @@ EXTRAS = {
     "data": DATA,  # parquet files and the Hugging Face Hub
     "vllm": ["vllm>=0.32,<0.34"],
     "sglang": ["sglang>=0.5.23,<0.6"],
+    "lora": LORA,
     "wandb": WANDB,
     "mlflow": MLFLOW,
     "tensorboard": TENSORBOARD,
@@ -64,6 +67,7 @@ EXTRAS = {
         *SEARCH,
         *SWE,
         *AWS,
+        *LORA,
         *MLFLOW,
         *WANDB,
         *TENSORBOARD,

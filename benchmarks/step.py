@@ -41,8 +41,11 @@ from mtrl.generator.rollouts import RolloutReport, Rollouts
 from mtrl.models.renderer import ROLES, TinyRenderer
 from mtrl.models.tiny import train_tokenizer
 from mtrl.trainer.batching import MicroBatch
+from mtrl.trainer.learner import Learner
+from mtrl.trainer.learners import alone
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy import Policy
+from mtrl.trainer.policy_learner import PolicyLearner
 from mtrl.trainer.samples import group_samples
 from mtrl.trainer.update import Updater
 from mtrl.types import Row, Sample
@@ -201,7 +204,8 @@ class Bench:
         self.rollouts = Rollouts(loop, sizes.seed, max_failed_share=0.0)
         self.sampling = SamplingParams(max_generate_length=sizes.tokens)
         optimizer = Optimizer(model, self.config.trainer.optimizer, sizes.steps + 1)
-        self.updater = Updater(self.config, self.policy, None, optimizer, Path("nonfinite_batch.jsonl"))
+        learners = alone(Learner(PolicyLearner(self.config, self.policy, None, optimizer)))
+        self.updater = Updater(self.config, learners, Path("nonfinite_batch.jsonl"))
 
     async def run(self) -> list[dict[str, Any]]:
         """Every measured step."""
@@ -221,11 +225,11 @@ class Bench:
         with clock.part("rest"):
             samples = self._samples(report)
             update = self.updater.run(samples, step)
-            await self.engine.load_weights(self.policy.model, step + 1)
+            await self.engine.load_weights(None, step + 1)
         whole = now() - start
         tokens = self._count(report, samples) | {
             "prefilled": prefilled + self._prefilled(),
-            "trained": update.trained_tokens,
+            "trained": update.report.trained_tokens,
         }
         return {
             "parts": {name: asdict(cost) for name, cost in clock.parts.items()},

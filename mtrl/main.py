@@ -3,6 +3,7 @@
 python -m mtrl.main                                      the default experiment
 python -m mtrl.main experiment=text_to_sql seed=1        another one, a key changed
 python -m mtrl.main -m seed=0,1,2                        a sweep
+torchrun --nproc-per-node 4 -m mtrl.main                 one run on four GPUs
 python -m mtrl.main --help                               everything else
 """
 
@@ -12,6 +13,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -26,7 +28,8 @@ from mtrl.config.compose import CONF, VERSION_BASE, merge
 from mtrl.config.hints import training_hints
 from mtrl.config.messages import one_sentence, refuse
 from mtrl.config.overrides import dashed, normalise, quoted
-from mtrl.config.runs import claim, has_default_run_dir, settle
+from mtrl.config.runs import claim, has_default_run_dir, is_marked, mark, settle
+from mtrl.distributed import launch
 from mtrl.errors import UserError
 
 CHECKED_JOBS = 32
@@ -61,15 +64,33 @@ def cli(argv: Sequence[str] | None = None) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises; the sentence is ours
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # environment.target=my_package.MyEnv
+    words = sys.argv[1:] if argv is None else argv
     with one_sentence():
         try:
-            sys.argv[1:] = prepare(sys.argv[1:] if argv is None else argv)
-        except NotImplementedError as error:  # of the checks; later ones are bugs and keep their traceback
-            refuse(f"NotImplementedError: {error}")
-        try:
-            hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(job)()
+            if launch.is_follower():
+                follow(words)
+            else:
+                lead(words)
         except KeyboardInterrupt:
             raise SystemExit(130) from None
+
+
+def lead(argv: Sequence[str]) -> None:
+    """Do what the command says: train, sweep or show something."""
+    try:
+        sys.argv[1:] = prepare(argv)
+    except NotImplementedError as error:  # of the checks; later ones are bugs and keep their traceback
+        refuse(f"NotImplementedError: {error}")
+    hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(job)()
+
+
+def follow(argv: Sequence[str]) -> None:
+    """Under torchrun: do what the first rank calls. It composes the configuration, shows it and owns the folder."""
+    if not _runs(_parse(argv)):
+        return
+    from mtrl.trainer.follow import follow as serve
+
+    serve()
 
 
 def prepare(argv: Sequence[str]) -> list[str]:
@@ -82,8 +103,10 @@ def prepare(argv: Sequence[str]) -> list[str]:
     if args.shell_completion:
         return list(argv)
     flags = [word for word in argv if word not in args.overrides]
+    if args.multirun and launch.is_launched():
+        raise UserError("-m starts many runs, and torchrun's ranks share one; start torchrun once per run")
     overrides = normalise(args.overrides, args.config_dir)
-    if not (args.help or args.hydra_help or args.cfg or args.info or args.experimental_rerun):
+    if _runs(args) and not args.experimental_rerun:
         run_dir = check_jobs(overrides, args)
         overrides = [*(o for o in overrides if not o.startswith("run_dir=")), quoted("run_dir", run_dir)]
     return [*flags, *overrides]
@@ -101,6 +124,11 @@ def _parse(argv: Sequence[str]) -> Any:
     return parser.parse_intermixed_args(argv)
 
 
+def _runs(args: Any) -> bool:
+    """Whether the command starts a run; else it shows something and ends."""
+    return not (args.help or args.hydra_help or args.shell_completion or args.cfg or args.info)
+
+
 def check_jobs(overrides: list[str], args: Any) -> str:
     """Compose and check every job of the command; return the folder of the run or sweep."""
     jobs = _jobs(overrides) if args.multirun else [overrides]
@@ -115,7 +143,10 @@ def check_jobs(overrides: list[str], args: Any) -> str:
         settle(cfg)
         check(cfg)
     run_dir = sweep_dir if args.multirun else first.run_dir
-    return run_dir if is_named or first.resume != "none" else claim(run_dir)
+    if not (is_named or first.resume != "none" or is_marked(Path(run_dir))):
+        run_dir = claim(run_dir)
+    mark(run_dir)
+    return run_dir
 
 
 def _jobs(overrides: list[str]) -> list[list[str]]:

@@ -61,13 +61,13 @@ ALL_COMMANDS = {label(words): words for path in DOCUMENTS for words in commands(
 
 
 def is_training(words):
-    return words[0].endswith("python") and words[1:3] == ["-m", "mtrl.main"]
+    return words[0].endswith(("python", "torchrun")) and "-m mtrl.main" in label(words)
 
 
 def overrides_of(words):
     """What a training command, or a make command with ARGS, hands to `mtrl.main`."""
     if is_training(words):
-        return words[3:]
+        return words[words.index("mtrl.main") + 1 :]
     return next((shlex.split(word.removeprefix("ARGS=")) for word in words if word.startswith("ARGS=")), [])
 
 
@@ -195,10 +195,10 @@ def run(words, folder, *more):
     return done.stdout
 
 
-RUNNABLE = {
+RUNNABLE = {  # without downloads, and without what other tests run
     name: words
     for name, words in TRAINING.items()
-    if not re.search(r"openai/|model\.path=|resume=|debug=|--cfg|vault", name)  # downloads, and what other tests run
+    if not re.search(r"openai/|model\.path=|_hf|resume=|debug=|--cfg|vault|torchrun", name)
 }
 
 

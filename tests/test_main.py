@@ -124,6 +124,56 @@ def test_what_training_refuses_is_one_sentence_too(jobs, monkeypatch, capsys):
     assert capsys.readouterr().err == "data.path=x holds no rows; name another\n"
 
 
+@pytest.mark.parametrize("words", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
+def test_an_interrupted_run_has_a_status_of_its_own_and_ends_its_sweep(jobs, monkeypatch, capsys, words, name, status):
+    from mtrl.errors import Interrupted
+
+    def train(cfg):
+        jobs.append(cfg)
+        raise Interrupted(name)
+
+    monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
+    with pytest.raises(SystemExit) as caught:
+        main_module.cli(words)
+    assert caught.value.code == status and len(jobs) == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def followed(jobs, monkeypatch):
+    """This process is a follower; what it did as one."""
+    followed = []
+    monkeypatch.setitem(
+        sys.modules, "mtrl.trainer.follow", types.SimpleNamespace(follow=lambda: followed.append("followed"))
+    )
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    return followed
+
+
+def test_a_follower_only_follows(jobs, followed, tmp_path, capsys):
+    main_module.cli(["not.even=looked at"])
+    assert followed == ["followed"] and jobs == [] and list(tmp_path.iterdir()) == []
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["seed=1", "--cfg", "job"], ["--info"], ["--hydra-help"]])
+def test_a_follower_does_not_wait_for_a_leader_that_only_shows_something(jobs, followed, capsys, words):
+    main_module.cli(words)
+    assert followed == jobs == [] and capsys.readouterr() == ("", "")
+
+
+def test_a_follower_ends_without_a_traceback_after_control_c(jobs, followed, monkeypatch):
+    def follow():
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "mtrl.trainer.follow", types.SimpleNamespace(follow=follow))
+    with pytest.raises(SystemExit) as caught:
+        main_module.cli([])
+    assert caught.value.code == 130
+
+
 def test_a_bug_in_training_keeps_its_traceback(jobs, monkeypatch):
     def train(cfg):
         raise NotImplementedError("a bug")

@@ -30,6 +30,7 @@ from mtrl.config.messages import did_you_mean, unknown_choice
 from mtrl.config.overrides import CONF
 from mtrl.config.plugins import import_plugins
 from mtrl.config.runs import holds_run
+from mtrl.config.scale_checks import check_scale
 from mtrl.errors import UserError
 
 
@@ -118,6 +119,11 @@ AT_LEAST = {
         "trainer.mini_batches",
         "trainer.update_epochs",
         "trainer.max_tokens_per_microbatch",
+        "trainer.max_logits_per_chunk",
+        "trainer.profile_step",
+        "trainer.fsdp.replicas",
+        "async_config.max_concurrent_groups",
+        "model.lora_alpha",
         "trainer.threads",
         "trainer.checkpoint.keep_last",
         "trainer.max_steps_without_signal",
@@ -151,6 +157,7 @@ ABOVE_ZERO = (
     "environment.step_timeout",
     "environment.episode_timeout",
     "evaluation.endpoint.timeout",
+    "trainer.fsdp.timeout",
     "algorithm.is_cap",
     "algorithm.critic.value_clip",
     "algorithm.sapo.tau_positive",
@@ -354,5 +361,6 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _environment,
     _reward,
     check_algorithm,
+    check_scale,
 )
 """In this order: what the guide promises first, then what the others ask by name."""

@@ -19,6 +19,8 @@ ALIASES = {"reinforce_is": "importance_sampling", "regular": "ppo"}
 """Second names among them -> the first."""
 
 CHOICES = {
+    "async_config.in_flight": ("continue", "drain"),
+    "async_config.on_stale": ("wait", "requeue"),
     "algorithm.credit": ("trajectory", "turn", "turn+outcome"),
     "algorithm.passk.estimator": ("pkpo_sloo1", "pkpo_sloo", "chen", "top2"),
     "algorithm.critic.optimizer.schedule": ("constant", "linear", "cosine"),
@@ -32,6 +34,8 @@ CHOICES = {
     "model.attn_implementation": ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
     "preflight.at_start": ("warn", "stop", "none"),
     "reward.level": ("turn", "trajectory"),
+    "trainer.fsdp.param_dtype": ("bfloat16", "float16", "float32"),
+    "trainer.fsdp.reduce_dtype": ("float32", "bfloat16"),
     "trainer.optimizer.schedule": ("constant", "linear", "cosine"),
 }
 """Keys of one of a few words; null is always allowed where the type allows it."""
@@ -41,7 +45,5 @@ UNAVAILABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda backend: backend in ("vllm", "sglang"),
         "use generator.backend=local, which runs on CPU and on one GPU",
     ),
-    "async_config.max_steps_off_policy": (lambda steps: steps > 0, "set it to 0, strictly on-policy"),
-    "model.lora_rank": (lambda rank: rank > 0, "set it to 0, which trains all weights"),
 }
 """Key -> is the value one that does not work yet, and what does."""

@@ -11,6 +11,7 @@ from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.config import keys
 from mtrl.config.algorithm_checks import credit_of
 from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
+from mtrl.config.scale_checks import is_sharded, overlaps
 
 Condition = Callable[[DictConfig], bool]
 
@@ -55,11 +56,21 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     (("algorithm.kl_horizon",), lambda c: _has_kl(c) and c.algorithm.kl_target is None, "algorithm.kl_target=null"),
     (("trainer.optimizer.min_lr_ratio",), lambda c: c.trainer.optimizer.schedule == "constant", "a constant schedule"),
     (("model.path",), lambda c: c.model.name == "tiny", "model=tiny, which is built here; add model=hf"),
-    (("model.lora_alpha",), lambda c: c.model.lora_rank == 0, "model.lora_rank=0"),
+    (("model.lora_alpha", "model.lora_target_modules"), lambda c: c.model.lora_rank == 0, "model.lora_rank=0"),
     (
         ("data.synthetic_train_rows", "data.synthetic_test_rows"),
         lambda c: c.data.path is not None,
         "data.path, which replaces the synthetic rows",
+    ),
+    (
+        ("async_config.on_stale", "async_config.in_flight", "async_config.max_concurrent_groups"),
+        lambda c: not overlaps(c),
+        "async_config.max_steps_off_policy=0",
+    ),
+    (
+        ("trainer.fsdp",),
+        lambda c: not is_sharded(c),
+        "one process; start several with torchrun, or set trainer.fsdp.param_dtype or trainer.fsdp.cpu_offload",
     ),
     (("generator.gpu_memory_utilization",), lambda c: c.generator.backend == "local", "generator.backend=local"),
 ]
@@ -84,6 +95,21 @@ TELLING: list[tuple[Condition, str]] = [
     (
         lambda c: c.model.name == "hf" and c.trainer.optimizer.lr > 1e-4 and c.model.lora_rank == 0,
         "trainer.optimizer.lr={c.trainer.optimizer.lr} is high for a pretrained model, which usually takes 1e-6",
+    ),
+    (
+        lambda c: c.model.name == "hf" and c.model.lora_rank > 0 and c.trainer.optimizer.lr < 3e-6,
+        "trainer.optimizer.lr={c.trainer.optimizer.lr} is low for adapters (model.lora_rank={c.model.lora_rank}), "
+        "which take about ten times the rate of full training (LoRA Without Regret, 2025), usually 1e-5",
+    ),
+    (
+        lambda c: c.model.name == "hf" and c.model.lora_rank > 0 and c.trainer.optimizer.lr > 1e-3,
+        "trainer.optimizer.lr={c.trainer.optimizer.lr} is high for adapters (model.lora_rank={c.model.lora_rank}) of a "
+        "pretrained model, which usually take 1e-5",
+    ),
+    (
+        lambda c: c.model.lora_rank > 0 and not 1 / 32 <= c.model.lora_alpha / c.model.lora_rank <= 32,
+        "model.lora_alpha={c.model.lora_alpha} and model.lora_rank={c.model.lora_rank} count what adapters have learnt "
+        "lora_alpha / lora_rank times, and once or twice is usual; set model.lora_alpha to once or twice the rank",
     ),
     (
         lambda c: c.data.max_test_rows is not None and c.evaluation.rows > c.data.max_test_rows,
@@ -111,6 +137,16 @@ TELLING: list[tuple[Condition, str]] = [
         "algorithm.is_cap=inf leaves the weights of later updates of a step without a bound (trainer.mini_batches="
         "{c.trainer.mini_batches}, trainer.update_epochs={c.trainer.update_epochs}); algorithm.is_cap=2 or "
         "algorithm.loss_fn=ppo has one",
+    ),
+    (
+        lambda c: (
+            c.async_config.max_steps_off_policy > 2
+            and c.algorithm.loss_fn in ("ppo", "cispo", "gspo")
+            and c.algorithm.loss_anchor == "rollout"
+        ),
+        "async_config.max_steps_off_policy={c.async_config.max_steps_off_policy} was seen to cost "
+        "algorithm.loss_fn={c.algorithm.loss_fn} its gain, whose bounds are then about old tokens (AReaL, "
+        "2505.24298); algorithm=decoupled_ppo kept it",
     ),
 ]
 """Conditions, and what to say of them."""

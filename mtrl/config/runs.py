@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.schema import Config
+from mtrl.distributed import launch
 from mtrl.errors import UserError
 
 CHECKPOINTS = "checkpoints"
+LAUNCH = "launch.txt"
+"""File in the folder of a run that torchrun started: which launch that was."""
 
 
 def holds_run(folder: Path) -> bool:
@@ -31,8 +35,8 @@ def settle(cfg: DictConfig) -> list[str]:
     Raises:
         UserError: the folder holds another run, or there is nothing to resume.
     """
+    warnings = _after_restart(cfg)
     run_dir, by_default = Path(cfg.run_dir), has_default_run_dir(cfg)
-    warnings: list[str] = []
     if cfg.resume == "none":
         _refuse_run_in(run_dir)
     elif cfg.resume == "latest":
@@ -50,12 +54,49 @@ def settle(cfg: DictConfig) -> list[str]:
             _refuse_run_in(run_dir)
     if cfg.resume != "none":
         _refuse_other_task(cfg, run_dir)
+        _refuse_other_adapters(cfg, run_dir if cfg.resume == "latest" else owner_of(Path(cfg.resume)))
     cfg.run_dir = str(run_dir)
     return warnings
 
 
+def mark(run_dir: str) -> None:
+    """Write down which launch has this folder; `RunDir.create` is who complains about folders that cannot be made."""
+    if (launched := launch.launch_id()) is not None:
+        with suppress(OSError):
+            Path(run_dir).mkdir(parents=True, exist_ok=True)
+            (Path(run_dir) / LAUNCH).write_text(launched + "\n", encoding="utf-8")
+
+
+def is_marked(run_dir: Path) -> bool:
+    """Whether an attempt of this very launch has the folder."""
+    launched = launch.launch_id()
+    with suppress(OSError):
+        return launched is not None and (run_dir / LAUNCH).read_text(encoding="utf-8").strip() == launched
+    return False
+
+
+def _after_restart(cfg: DictConfig) -> list[str]:
+    """`torchrun --max-restarts` repeats the first command, with a later `run_dir` if that holds the time: go on in the
+    folder of the attempt before, from its last checkpoint. Returns warnings."""
+    run_dir = Path(cfg.run_dir)
+    if launch.launch_id() is None or cfg.resume == "latest":
+        return []
+    if cfg.resume != "none" and (has_default_run_dir(cfg) or run_dir.resolve() == owner_of(Path(cfg.resume)).resolve()):
+        return []  # goes on in the folder of another run, from the checkpoint that was asked for
+    folders = [run_dir, *(run_dir.parent.iterdir() if run_dir.parent.is_dir() else ())]
+    before = next((folder for folder in folders if is_marked(folder)), None)
+    if before is None:
+        return []
+    cfg.run_dir = str(before)
+    if not holds_run(before):
+        return []
+    if cfg.resume == "none" or any((before / CHECKPOINTS).glob("step_*")):
+        cfg.resume = "latest"  # starts from the beginning where there is no checkpoint yet
+    return [f"torchrun has started this run again: it goes on in {before}"]
+
+
 def _refuse_run_in(run_dir: Path) -> None:
-    if holds_run(run_dir):
+    if holds_run(run_dir) and not is_marked(run_dir):
         raise UserError(
             f"run_dir={run_dir} already holds a run; continue it with resume=latest, or name another folder"
         )
@@ -72,6 +113,21 @@ def _refuse_other_task(cfg: DictConfig, run_dir: Path) -> None:
             raise UserError(
                 f"resume={cfg.resume}: the run in {run_dir} has {path}={was}, and this command has {now}; "
                 f"repeat the choices of its first command, such as experiment={OmegaConf.select(began, 'name')}"
+            )
+
+
+def _refuse_other_adapters(cfg: DictConfig, owner: Path) -> None:
+    """The weights of a checkpoint say nothing of `lora_alpha`: another one would make another model of them, unseen."""
+    if not (owner / "config.yaml").exists():
+        return
+    began = OmegaConf.load(owner / "config.yaml")
+    keys = ["model.lora_rank", "model.lora_alpha"] if cfg.model.lora_rank else ["model.lora_rank"]
+    for key in keys:
+        was, now = OmegaConf.select(began, key), OmegaConf.select(cfg, key)
+        if was not in (None, now):
+            raise UserError(
+                f"resume={cfg.resume}: the run in {owner} has {key}={was}, and this command has {now}; repeat "
+                f"{key}={was}, or start a new run"
             )
 
 

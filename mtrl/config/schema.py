@@ -44,7 +44,11 @@ class ModelConfig:
     """Chat template to tokens: auto, or a name of the `renderers` package."""
     trust_remote_code: bool = False
     lora_rank: int = 0
+    """Train low-rank adapters (LoRA) of this rank instead of the weights; 0: the weights."""
     lora_alpha: int = 16
+    """The adapters' product counts lora_alpha / lora_rank times."""
+    lora_target_modules: list[str] = field(default_factory=list)
+    """Names of the linear layers that get adapters; empty: all of them but the head."""
     tiny: dict[str, Any] = field(default_factory=dict)
     """model=tiny: sizes and warm start (`mtrl/models/tiny.py` TinyRecipe)."""
 
@@ -93,6 +97,8 @@ class OptimizerConfig:
     """constant | linear | cosine"""
     warmup_steps: int = 0
     min_lr_ratio: float = 0.0
+    offload: bool = False
+    """Keep the moments in the memory of the CPU between updates; for models on a GPU."""
 
 
 @dataclass
@@ -232,8 +238,11 @@ class LocalEngineConfig:
 
     fused: bool = True
     """Use the fused decode step where the architecture has one."""
-    deterministic: bool = True
-    """Admit turns at points that depend on tokens only, not on time: needed for exact resume."""
+    deterministic: bool | None = None
+    """Admit turns at points that depend on tokens only, not on time: needed for exact resume. Null: where rollouts and
+    updates do not overlap."""
+    process: bool | None = None
+    """Run in a process of its own, with weights in shared memory. Null: where rollouts and updates overlap."""
 
 
 @dataclass
@@ -261,6 +270,27 @@ class CheckpointConfig:
     """0: only at the end."""
     keep_last: int = 2
     keep_best: bool = True
+    background: bool = True
+    """Write while the run goes on."""
+
+
+@dataclass
+class FsdpConfig:
+    """How `torchrun`'s ranks share models (FSDP2, `fully_shard`): every rank holds a shard of each parameter."""
+
+    param_dtype: str | None = None
+    """bfloat16 | float16 | float32: of forward and backward, while the weights stay in model.dtype; null: that."""
+    reduce_dtype: str = "float32"
+    """float32 | bfloat16: what gradients are summed in."""
+    reshard_after_forward: bool = True
+    """Free gathered weights after the forward pass and gather them again for the backward; false: faster, more
+    memory."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and moments in the memory of the CPU."""
+    replicas: int = 1
+    """Hybrid sharding (HSDP): so many copies of the model, each sharded over ranks / replicas."""
+    timeout: float = 600.0
+    """Seconds that ranks wait for each other before the job ends."""
 
 
 @dataclass
@@ -279,6 +309,14 @@ class TrainerConfig:
     threads: int | None = None
     """CPU threads; null: 1 for models under 5 M parameters, else all cores."""
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    max_logits_per_chunk: int = 2**27
+    """Tokens x vocabulary whose logits are held at once; the log-probs of more tokens are computed in chunks."""
+    compile: bool = False
+    """torch.compile each layer of the models that are trained."""
+    profile_step: int | None = None
+    """Step (from 1) of which a trace for Perfetto or chrome://tracing is kept in the folder of the run."""
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     max_steps_without_signal: int = 20
@@ -399,7 +437,19 @@ class PreflightConfig:
 
 @dataclass
 class AsyncConfig:
+    """Rollouts and updates side by side."""
+
     max_steps_off_policy: int = 0
+    """By how many updates the weights that a token trains may be newer than those that sampled it; 0: rollouts and
+    updates take turns."""
+    on_stale: str = "wait"
+    """What is done about a group that would become too old. wait: the next update waits for it | requeue: it is
+    dropped, and its prompt is played again"""
+    in_flight: str = "continue"
+    """What new weights do to turns that are being sampled. continue: they go on under the new weights | drain: they are
+    finished first"""
+    max_concurrent_groups: int | None = None
+    """Groups that are played at once; null: as many as max_steps_off_policy allows."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mtrl.config.schema import Config
@@ -24,7 +24,7 @@ from mtrl.types import Row, Trajectory
 class Throttle(EpisodeLoop):
     """An episode loop that plays so many episodes at once: none waits for a slot within its own time limit."""
 
-    slots: asyncio.Semaphore
+    slots: asyncio.Semaphore = field(kw_only=True)
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
         async with self.slots:
@@ -69,7 +69,8 @@ def local_contender(source: Source, config: Config, task: Task, rows: Sequence[R
     import torch
 
     from mtrl.evaluate.weights import load
-    from mtrl.trainer.setup import SMALL_MODEL, connect
+    from mtrl.trainer.models import SMALL_MODEL
+    from mtrl.trainer.setup import connect
 
     gc.collect()  # what the last model held
     model, tokenizer = load(source, config)
@@ -103,6 +104,6 @@ def endpoint_contender(source: Source, config: Config, task: Task) -> Contender:
         ChatConversation,
         EnvironmentPool(config.environment.max_workers),
         limits(config, config.generator.max_context_length or sys.maxsize),
-        asyncio.Semaphore(at_once),
+        slots=asyncio.Semaphore(at_once),
     )
     return Contender(source, loop, eval_sampling_params(config))

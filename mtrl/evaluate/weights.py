@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from omegaconf import OmegaConf
 
@@ -15,10 +13,13 @@ from mtrl.config.stored import of_run
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.evaluation.rollouts import Source
+from mtrl.models.lora import merged_state_of
 from mtrl.models.tiny import make_model
 from mtrl.tracking.run_dir import RunDir
+from mtrl.trainer.checkpoint_tensors import read_tensors
+from mtrl.trainer.models import load_model, pick_device
 from mtrl.trainer.policy import Policy
-from mtrl.trainer.setup import load_model, pick_device, start_of, tiny_recipe
+from mtrl.trainer.setup import start_of, tiny_recipe
 
 
 def load(source: Source, config: Config) -> tuple[Any, Any]:
@@ -32,11 +33,17 @@ def load(source: Source, config: Config) -> tuple[Any, Any]:
         model, tokenizer = load_model(config, str(source.path), key)
         return aligned(model), tokenizer
     assert source.path is not None and source.run is not None
-    model, tokenizer = architecture(source.run, config)
-    file = Path(source.path) / "model.safetensors"
+    own: Any = OmegaConf.to_object(of_run(source.run, []))
+    adapted = bool(own.model.lora_rank)
+    model, tokenizer = _beneath_adapters(own, config) if adapted else architecture(source.run, config)
     try:
-        Policy(model, tokenizer).load(safetensors.torch.load_file(file))
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        weights = read_tensors(Path(source.path), "model")
+        if adapted:
+            weights = merged_state_of(model.state_dict(), weights, own.model.lora_alpha / own.model.lora_rank)
+        Policy(model, tokenizer).load(weights)
+    except UserError as error:
+        raise UserError(f"{key}={source.text} cannot be loaded: {error}") from error
+    except (ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
             f"{key}={source.text} cannot be loaded ({first}); give another checkpoint of the run"
@@ -51,6 +58,11 @@ def aligned(model: Any) -> Any:
         if parameter.device.type == "cpu":
             parameter.data = parameter.data.clone()
     return model
+
+
+def _beneath_adapters(own: Any, config: Config) -> tuple[Any, Any]:
+    """The model that a run trained adapters for: their checkpoints hold nothing else."""
+    return load_model(config, start_of(own, load_task(own)))
 
 
 def architecture(run: Path, config: Config) -> tuple[Any, Any]:

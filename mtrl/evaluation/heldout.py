@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from mtrl.config.schema import EvaluationConfig
@@ -9,7 +10,6 @@ from mtrl.environments.family import Family
 from mtrl.evaluation.measures import val_metrics
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.rollouts import Rollouts
-from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Group, Row, Trajectory
 
 
@@ -41,7 +41,8 @@ class HeldOut:
     family: Family
     rows: list[Row]
     rollouts: Rollouts
-    composer: RewardComposer
+    judge: Callable[[Group], Awaitable[None]]
+    """Pays and scores a group, in place."""
     sampling: SamplingParams
     """Of evaluations; greedy ones set temperature 0."""
 
@@ -70,6 +71,5 @@ class HeldOut:
     async def _play(self, key: str, rows: list[Row], samples: int, sampling: SamplingParams) -> list[Group]:
         report = await self.rollouts.collect(key, rows, samples, sampling)
         for group in report.groups:
-            await self.composer.apply_async(group)
-            score_group(self.family, group)
+            await self.judge(group)
         return report.groups

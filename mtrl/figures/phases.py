@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mtrl.figures.spans import IDLE, Span, Window, lanes, middle_steps, overlap, read_spans, shares, windows
+from mtrl.figures.runs import Run
+from mtrl.figures.spans import IDLE, WAIT, Span, Window, lanes, middle_steps, overlap, read_spans, shares, windows
 from mtrl.figures.study import Drawing, Study
 from mtrl.figures.style import (
     BLUE,
@@ -15,6 +17,8 @@ from mtrl.figures.style import (
     ORANGE,
     PALE,
     PURPLE,
+    RED,
+    SKY,
     YELLOW,
     not_measured,
     panels,
@@ -23,6 +27,7 @@ from mtrl.figures.style import (
     stack_shares,
     whole_ticks,
 )
+from mtrl.tracking.timeline import rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +39,12 @@ COLOURS = {
     "sync": YELLOW,
     "evaluate": GREEN,
     "save": INDIGO,
+    "rollout": SKY,
+    WAIT: RED,
     IDLE: PALE,
 }
+TALL = 0.76
+"""Height of a lane; spans of it that overlap share that."""
 
 
 def timeline(study: Study) -> Drawing:
@@ -46,13 +55,13 @@ def timeline(study: Study) -> Drawing:
     words = []
     for (gantt, *areas), (label, spans) in zip(grid, shown.items(), strict=True):
         found = windows(spans)
-        row_title(gantt, label)
+        row_title(gantt, _title(label, found))
         _gantt(gantt, spans)
         for axes, lane in zip(areas, ("generator", "trainer"), strict=True):
             axes.set_ylabel(f"{lane}: share")
             _shares(axes, found, lane)
         if found:
-            words.append(f"{label}, {_in_words(found, lanes(spans))}")
+            words.append(f"{label}, {_in_words(found, lanes(spans))}{_speeds(runs[label])}")
     shared_legend(figure, [axes for row in grid for axes in row])
     missing = [label for label, run in runs.items() if not run]
     if missing:
@@ -64,28 +73,48 @@ def timeline(study: Study) -> Drawing:
     )
 
 
+def _title(label: str, found: Sequence[Window]) -> str:
+    both = overlap(found)
+    return f"{label}, {both:.0%} of the time side by side" if both >= 0.005 else label
+
+
 def _gantt(axes: Axes, spans: Sequence[Span]) -> None:
-    """A lane for each actor, a bar for each span, in seconds from the first of the shown steps."""
+    """A lane for each actor, a bar for each span, in seconds from the first of the shown steps.
+
+    Spans of other steps are there too where they reach into the time of these, as when a step is generated while the
+    one before it is trained. The number of a step is where its first span begins.
+    """
     steps = middle_steps(spans)
-    chosen = [span for span in spans if span.step in steps]
-    if not chosen:
+    shown = [span for span in spans if span.step in steps]
+    if not shown:
         not_measured(axes)
         return
-    zero = chosen[0].start
+    zero, end = shown[0].start, max(span.end for span in shown)
+    chosen = [span for span in spans if span.end > zero and span.start < end]
     names = lanes(spans)
-    for name in dict.fromkeys([*COLOURS, *(span.name for span in chosen)]):
-        bars = [span for span in chosen if span.name == name]
-        for row, lane in enumerate(names):
-            pieces = [(span.start - zero, span.end - span.start) for span in bars if span.lane == lane]
-            if pieces:
-                look: Any = {"facecolors": COLOURS.get(name, "black"), "edgecolor": "white", "linewidth": 0.4}
-                axes.broken_barh(pieces, (row - 0.36, 0.72), label=name, **look)
-    for span in chosen:
-        if span.name == "generate":
-            axes.text(span.start - zero, -0.44, f" {span.step}", fontsize=6.5, va="bottom")
+    order = [*COLOURS, *sorted({span.name for span in chosen} - COLOURS.keys())]
+    labelled: set[str] = set()
+    for span, low, height in sorted(_placed(chosen, names), key=lambda bar: order.index(bar[0].name)):
+        look: Any = {"facecolors": COLOURS.get(span.name, "black"), "edgecolor": "white", "linewidth": 0.4}
+        label = None if span.name in labelled else span.name
+        labelled.add(span.name)
+        axes.broken_barh([(span.start - zero, span.end - span.start)], (low, height), label=label, **look)
+    for step in steps:
+        first = min(span.start for span in shown if span.step == step)
+        axes.text(first - zero, -0.44, f" {step}", fontsize=6.5, va="bottom")
     axes.set_yticks(range(len(names)), names)
-    axes.set(ylim=(len(names) - 0.5, -0.75), xlabel="seconds", xlim=(0, None))
+    axes.set(ylim=(len(names) - 0.5, -0.75), xlabel="seconds", xlim=(0, end - zero))
     axes.grid(False, axis="y")
+
+
+def _placed(spans: Sequence[Span], names: Sequence[str]) -> Iterator[tuple[Span, float, float]]:
+    """Each span with the lower edge and the height of its bar; those of a lane that overlap lie in rows of it."""
+    for place, lane in enumerate(names):
+        own = [span for span in spans if span.lane == lane]
+        found = rows([(span.start, span.end) for span in own])
+        height = TALL / (max(found, default=0) + 1)
+        for span, row in zip(own, found, strict=True):
+            yield span, place - TALL / 2 + row * height, height
 
 
 def _shares(axes: Axes, found: Sequence[Window], lane: str) -> None:
@@ -110,3 +139,17 @@ def _in_words(found: Sequence[Window], names: Sequence[str]) -> str:
         used = sorted(shares(found, lane).items(), key=lambda item: -item[1])
         lines.append(f"{lane} " + ", ".join(f"{name} {share:.0%}" for name, share in used if share >= 0.005))
     return f"{total:,.0f} s: {'; '.join(lines)}; both at once {overlap(found):.0%}."
+
+
+SPEEDS = {
+    "perf/rollout_tokens_per_second": "{:,.0f} tokens/s sampled",
+    "perf/update_tokens_per_second": "{:,.0f} tokens/s trained",
+    "perf/mfu": "MFU of the update {:.1%}",
+}
+
+
+def _speeds(run: Run | None) -> str:
+    """The median step's, as far as they were measured."""
+    series = {words: list(run.series(key).values()) for key, words in SPEEDS.items()} if run else {}
+    told = [words.format(median(values)) for words, values in series.items() if values]
+    return f" Of the median step: {', '.join(told)}." if told else ""

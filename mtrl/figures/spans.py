@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 IDLE = "idle"
+WAIT = "wait"
+"""Doing nothing, and known to be for want of rollouts."""
 OUTSIDE = ("evaluate", "save")
 """What is not part of every step."""
 
@@ -33,7 +35,7 @@ class Window:
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Lane -> what it did -> seconds; those of a lane, IDLE among them, sum to the window's."""
     both: float = 0.0
-    """Seconds in which more than one lane did something."""
+    """Seconds in which more than one lane did something; waiting is not."""
 
 
 def read_spans(raw: Sequence[Mapping[str, Any]]) -> list[Span]:
@@ -68,7 +70,7 @@ def windows(spans: Sequence[Span]) -> list[Window]:
         for lane in names:
             spent = window.seconds.setdefault(lane, defaultdict(float))
             spent[doing.get(lane, IDLE)] += right - left
-        window.both += (right - left) * (len(doing) > 1)
+        window.both += (right - left) * (sum(name != WAIT for name in doing.values()) > 1)
     return [window for window in found if window.seconds]
 
 

@@ -12,13 +12,14 @@ import numbers
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, SamplingParams
+from mtrl.generator.occupancy import Occupancy
 from mtrl.types import FAILED, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class EpisodeLoop:
     """From the opening messages, and the tools if there are any."""
     pool: EnvironmentPool
     limits: Limits
+    sampling: Occupancy = field(default_factory=Occupancy)
+    """When turns were sampled."""
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
         """Play one episode; environment errors and time-outs are retried in a fresh environment, and never raised."""
@@ -108,7 +111,8 @@ class EpisodeLoop:
             trajectory.stop_reason = StopReason.CONTEXT_LIMIT
             return True
         start = time.perf_counter()
-        generation = await self.engine.generate(trajectory_id, conversation.prompt, sampling)
+        with self.sampling:
+            generation = await self.engine.generate(trajectory_id, conversation.prompt, sampling)
         if generation.finish == FinishReason.ABORT:
             trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
             return True

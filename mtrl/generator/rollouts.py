@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
@@ -14,6 +15,8 @@ from mtrl.generator.episode import EpisodeLoop
 from mtrl.types import FAILED, Group, Row, Trajectory
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BARREN_ROUNDS = 10
 """So many rounds of replacements without one whole group end the run, however many failures are allowed."""
@@ -58,9 +61,7 @@ class Rollouts:
         pending = [(f"{key}/{i}", row) for i, row in enumerate(rows)]
         barren = 0
         while pending:
-            groups = await asyncio.gather(
-                *(self.group(group_id, row, group_size, sampling) for group_id, row in pending)
-            )
+            groups = await all_or_none(self.group(group_id, row, group_size, sampling) for group_id, row in pending)
             report.episodes += sum(len(group.trajectories) for group in groups)
             failed = [t for group in groups for t in group.trajectories if t.stop_reason in FAILED]
             broken = {t.group_id for t in failed} if replacement else set()
@@ -68,7 +69,8 @@ class Rollouts:
             report.groups += [group for group in groups if group.group_id not in broken]
             barren = barren + 1 if len(broken) == len(groups) else 0
             if failed:
-                self._check(report, failed[0], barren)
+                log.warning("%s", summary(report.failures, report.episodes, failed[0]))
+                self.check(report.failures, report.episodes, failed[0], barren)
             pending = (
                 [(f"{group_id}+", replacement()) for group_id, _ in pending if group_id in broken]
                 if replacement
@@ -78,9 +80,7 @@ class Rollouts:
 
     async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> Group:
         """The episodes of one row, at once; each has a random stream of its own, seeded by its group's name."""
-        return Group(
-            group_id, row, list(await asyncio.gather(*(self._episode(group_id, row, i, sampling) for i in range(size))))
-        )
+        return Group(group_id, row, await all_or_none(self._episode(group_id, row, i, sampling) for i in range(size)))
 
     async def _episode(self, group_id: str, row: Row, index: int, sampling: SamplingParams) -> Trajectory:
         seed = stream_seed(self.seed, group_id, index)
@@ -88,17 +88,42 @@ class Rollouts:
         self.on_episode(trajectory)
         return trajectory
 
-    def _check(self, report: RolloutReport, newest: Trajectory, barren: int) -> None:
-        failures = f"{len(report.failures)} of {report.episodes} episodes failed"
-        cause = (newest.error or newest.stop_reason).partition("\n")[0]
-        log.warning("%s: %s", failures, cause)
-        if len(report.failures) / report.episodes > self.max_failed_share:
-            what = f"{failures}, more than environment.max_failed_share={self.max_failed_share} allows"
+    def check(self, failures: Sequence[Trajectory], episodes: int, newest: Trajectory, barren: int) -> None:
+        """End the run if too many of these episodes failed, `newest` last.
+
+        Raises:
+            UserError: more than `max_failed_share` of them, or `barren` rounds in a row had no group without a failure.
+        """
+        counted = f"{len(failures)} of {episodes} episodes failed"
+        if len(failures) / episodes > self.max_failed_share:
+            what = f"{counted}, more than environment.max_failed_share={self.max_failed_share} allows"
         elif barren >= BARREN_ROUNDS:
-            what = f"{failures}, and none of the last {barren} rounds of replacements had a group without a failure"
+            what = f"{counted}, and none of the last {barren} rounds of replacements had a group without a failure"
         else:
             return
-        raise UserError(f"{what}; the last failure was: {cause} (its traceback is in run.log)")
+        raise UserError(f"{what}; the last failure was: {cause(newest)} (its traceback is in run.log)")
+
+
+def summary(failures: Sequence[Trajectory], episodes: int, newest: Trajectory) -> str:
+    """One line about failed episodes."""
+    return f"{len(failures)} of {episodes} episodes failed: {cause(newest)}"
+
+
+def cause(failure: Trajectory) -> str:
+    """The first line of what went wrong."""
+    return (failure.error or failure.stop_reason).partition("\n")[0]
+
+
+async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, in order; where one raises, or the caller is cancelled, none of the others is left running."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        if running := [task for task in tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 def stream_seed(seed: int, group_id: str, index: int) -> int:

@@ -44,4 +44,5 @@ class ValueModel(nn.Module):
             inputs: what the body reads, [B, L] each.
         """
         hidden = self.body(**inputs, use_cache=False).last_hidden_state[chosen]
-        return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+        values = self.head(hidden.to(self.head.weight.dtype))
+        return values.squeeze(-1).clone()  # no view: FSDP2 has its hook on what the root returns

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.errors import UserError
-from mtrl.tracking.files import to_strict_json
+from mtrl.tracking.files import replace_file, to_strict_json
 
 
 class MetricsLog:
@@ -39,10 +39,16 @@ class MetricsLog:
             raise OSError(errno.ENOSPC, "no space left for a row", str(self.path))
 
     def truncate(self, step: int) -> None:
-        """Forget the rows after `step` and a half-written last line: where a resumed run goes on."""
+        """Forget the rows after `step`, wherever they stand, and a half-written last line: a resumed run goes on."""
         self.close()
-        late = (start for start, row in self._rows() if row["step"] > step)
-        self._cut(next(late, self._end()))
+        data = self._bytes()
+        kept = b"".join(
+            data[start : data.index(b"\n", start) + 1] for start, row in self._rows() if row["step"] <= step
+        )
+        if data.startswith(kept):
+            self._cut(len(kept))
+        else:
+            replace_file(self.path, lambda part: part.write_bytes(kept))
 
     def read(self) -> list[dict[str, Any]]:
         """All rows, also of a run that is still writing."""

@@ -38,6 +38,8 @@ class RunDir:
     preflight.json   what the checks at its start found
     timeline.jsonl   what it was doing when          alarms.jsonl   symptoms that it showed
     tokenizer/       turns token ids into text     trackers/      what has arrived at the trackers, where there are any
+    trace_step_N.json.gz, .txt   one step in detail (trainer.profile_step)
+    launch.txt       which launch of torchrun it belongs to
     """
 
     def __init__(self, path: str | Path):

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from mtrl.tracking.metrics import MetricsLog
 
-LANES = {"generate": "generator", "evaluate": "generator"}
-"""Who does what; everything else is the trainer's."""
+LANES = {"generate": "generator", "rollout": "generator", "evaluate": "generator"}
+"""Who does what; everything else is the trainer's, `wait` (for rollouts) too."""
 
 
 class Timeline:
     """Writes spans `{"step": 3, "name": "generate", "lane": "generator", "start": 12.1, "end": 13.0}`, in seconds since
     the start of the run; the time between a stop and its resumption does not count.
 
-    One span, one line; those of steps that a resumed run makes again are forgotten, as in metrics.jsonl.
+    One span, one line, written when it ends; those of steps that a resumed run makes again are forgotten, as in
+    metrics.jsonl. Spans may overlap, and come from any thread.
     """
 
     def __init__(self, path: Path):
         self._log = MetricsLog(path)
         self._zero = time.perf_counter()
+        self._lock = threading.Lock()
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called before each `with` block."""
 
     def start(self, step: int, seconds: float) -> None:
         """Go on after `step`, at which the run had taken `seconds`."""
         self._zero = time.perf_counter() - seconds
-        self._log.truncate(step if step else -1)
+        with self._lock:
+            self._log.truncate(step if step else -1)
 
     @property
     def seconds(self) -> float:
@@ -37,16 +43,28 @@ class Timeline:
     @contextmanager
     def span(self, name: str, step: int) -> Iterator[Span]:
         """Time what is done inside for training step `step` (1-based); it counts even where it fails."""
+        self.on_begin()
         span = Span(self.seconds)
         try:
             yield span
         finally:
             span.end = self.seconds
-            lane = LANES.get(name, "trainer")
-            self._log.log(step, {"name": name, "lane": lane, "start": round(span.start, 6), "end": round(span.end, 6)})
+            self.record(name, step, span.start, span.end)
+
+    def record(self, name: str, step: int, start: float, end: float) -> None:
+        """Write a span that is no `with` block; `start` and `end` were read from `seconds`."""
+        lane = LANES.get(name, "trainer")
+        with self._lock:
+            self._log.log(step, {"name": name, "lane": lane, "start": round(start, 6), "end": round(end, 6)})
+
+    def spans(self, since: float = 0.0) -> list[dict[str, object]]:
+        """What was written and did not end before `since`."""
+        with self._lock:
+            return [row for row in self._log.read() if row["end"] >= since]
 
     def close(self) -> None:
-        self._log.close()
+        with self._lock:
+            self._log.close()
 
 
 class Span:
@@ -58,3 +76,14 @@ class Span:
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+
+def rows(stretches: Sequence[tuple[float, float]]) -> list[int]:
+    """A row, from 0, for each `(start, end)`, in order of their starts: the first one that is free by then."""
+    ends: list[float] = []
+    found = []
+    for start, end in stretches:
+        row = next((row for row, busy in enumerate(ends) if busy <= start), len(ends))
+        ends[row : row + 1] = [end]
+        found.append(row)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,14 @@ class MicroBatch:
     """[N]"""
     weights: Tensor
     """[N] share of each token in the loss of the whole optimiser step."""
+    versions: Tensor
+    """[N] int64: policy version that sampled each token."""
     trajectory: Tensor
     """[N] int64: which trajectory a token belongs to, numbered from 0 within the micro-batch."""
     rows: list[int]
-    """Index of each sample in the list that was batched."""
+    """Index of each sample in the list that was batched; none: a filler, whose weights are all 0."""
     samples: list[Sample]
-    """The samples themselves, in the same order."""
+    """The samples themselves, in the same order; they stay with whoever made the batch."""
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -50,6 +52,25 @@ class MicroBatch:
     def targets(self) -> Tensor:
         """[N] the sampled ids."""
         return self.token_ids[:, 1:][self.action_mask]
+
+    @property
+    def is_filler(self) -> bool:
+        """Nothing is learnt from it: a rank without work goes through it, since all ranks of a sharded model must."""
+        return not self.rows
+
+    def filler(self) -> MicroBatch:
+        """The same tokens, weighing nothing."""
+        return replace(self, weights=torch.zeros_like(self.weights), rows=[], samples=[])
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """On this device."""
+        return replace(
+            self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        )
+
+    def without_samples(self) -> MicroBatch:
+        """What another process needs of it."""
+        return replace(self, samples=[])
 
     def gather(self, values: Sequence[ArrayLike | Tensor]) -> Tensor:
         """[N] float32 of this micro-batch, from the values of all samples that were batched.
@@ -130,10 +151,10 @@ def micro_batches(
     samples: Sequence[Sample],
     weights: Sequence[np.ndarray],
     max_tokens: int,
-    device: torch.device | str = "cpu",
     *,
     layout: Layout = PADDED,
     whole_trajectories: bool = False,
+    ranks: int = 1,
 ) -> list[MicroBatch]:
     """Cut samples into micro-batches of at most `max_tokens` tokens, padding included.
 
@@ -142,18 +163,36 @@ def micro_batches(
         layout: `PADDED` or `PACKED`.
         whole_trajectories: keep all samples of a trajectory in one micro-batch, as what is registered with
             `per_trajectory` needs; else every sample goes where it fits.
+        ranks: how many processes share them; their number is then a multiple of that, if there is enough to share.
 
     What is not cut, a sample or a whole trajectory, is a micro-batch of its own where it is longer than `max_tokens`.
     """
     units = _trajectories(samples) if whole_trajectories else [[index] for index in range(len(samples))]
     lengths = [[len(samples[index].token_ids) for index in unit] for unit in units]
-    plans = [[index for unit in plan for index in units[unit]] for plan in layout.deal(lengths, max_tokens)]
-    return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, device, layout) for plan in plans]
+    dealt = _divide(layout.deal(lengths, max_tokens), [sum(unit) for unit in lengths], ranks)
+    plans = [[index for unit in plan for index in units[unit]] for plan in dealt]
+    return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, layout) for plan in plans]
 
 
-def _collate(
-    samples: list[Sample], weights: list[np.ndarray], rows: list[int], device: torch.device | str, layout: Layout
-) -> MicroBatch:
+def _divide(plans: list[list[int]], sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Halve the largest micro-batches until `ranks` divides their number, or each holds one unit."""
+    while len(plans) % ranks:
+        largest = max(range(len(plans)), key=lambda i: (len(plans[i]) > 1, sum(sizes[unit] for unit in plans[i])))
+        if len(plans[largest]) < 2:
+            break
+        whole = plans.pop(largest)
+        half = _middle([sizes[unit] for unit in whole])
+        plans += [whole[:half], whole[half:]]
+    return plans
+
+
+def _middle(sizes: Sequence[int]) -> int:
+    """Where to cut so that both parts are about the same, and neither is empty."""
+    sums = np.cumsum(sizes)
+    return int(np.clip(np.abs(sums - sums[-1] / 2).argmin() + 1, 1, len(sizes) - 1))
+
+
+def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], layout: Layout) -> MicroBatch:
     # In a pack the token before a sample's first one belongs to another sample.
     assert not any(sample.loss_mask[0] for sample in samples), "a sampled token needs context before it"
     ids, mask, positions = layout.lay(samples)
@@ -161,19 +200,21 @@ def _collate(
 
     def flat(values: Sequence[Sequence[float] | np.ndarray]) -> Tensor:
         parts = [np.asarray(v, dtype=np.float32)[c] for v, c in zip(values, chosen, strict=True)]
-        return torch.from_numpy(np.concatenate(parts)).to(device)
+        return torch.from_numpy(np.concatenate(parts))
 
+    versions = [np.asarray(sample.versions, dtype=np.int64)[c] for sample, c in zip(samples, chosen, strict=True)]
     numbers = np.empty(len(samples), dtype=np.int64)
     for number, unit in enumerate(_trajectories(samples)):
         numbers[unit] = number
     return MicroBatch(
-        token_ids=torch.from_numpy(ids).to(device),
-        action_mask=torch.from_numpy(mask[:, 1:]).to(device),
-        position_ids=None if positions is None else torch.from_numpy(positions).to(device),
+        token_ids=torch.from_numpy(ids),
+        action_mask=torch.from_numpy(mask[:, 1:]),
+        position_ids=None if positions is None else torch.from_numpy(positions),
         rollout_logprobs=flat([sample.logprobs for sample in samples]),
         advantages=flat([sample.advantages for sample in samples]),
         weights=flat(weights),
-        trajectory=torch.from_numpy(np.repeat(numbers, [int(c.sum()) for c in chosen])).to(device),
+        versions=torch.from_numpy(np.concatenate(versions)),
+        trajectory=torch.from_numpy(np.repeat(numbers, [int(c.sum()) for c in chosen])),
         rows=rows,
         samples=samples,
     )

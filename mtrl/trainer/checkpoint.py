@@ -1,4 +1,19 @@
-"""Checkpoints: written beside, then renamed. A half-written one never has the name of a whole one."""
+"""Checkpoints: written beside, then renamed. A half-written one never has the name of a whole one.
+
+The folder of one::
+
+    step_000020/
+        state.json                            step, rows drawn, score of the last evaluation, …
+        rng.safetensors                       the leader's random state
+        groups.jsonl                          what an asynchronous run had begun or finished and not yet trained
+        tensors.json                          where each tensor is: file, offsets and sizes of its chunks
+        model.safetensors, optimizer.…        one process; names are those of the modules
+        model-rank0.safetensors, …            several: what each rank wrote
+
+Many ranks write into the same folder, so it must be on a file system that they share. The leader alone makes it,
+renames it and drops old ones. Tensors are the business of `checkpoint_tensors`, writing while training goes on that
+of `checkpoint_saver`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +21,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,57 +33,71 @@ from torch import Tensor
 
 from mtrl.errors import UserError
 
-TENSORS = ("model", "optimizer", "rng", "critic")
-"""Parts of a checkpoint that are files of tensors; the last one only where there is a critic."""
-
 NAME = re.compile(r"step_(\d+)")
+PARTIAL = ".partial-"
+STATE, GROUPS, RNG, INDEX = "state.json", "groups.jsonl", "rng.safetensors", "tensors.json"
 
 
 @dataclass
 class Checkpoint:
-    """Everything that a run needs to go on: tensors by name, and small facts."""
+    """What a checkpoint holds besides the tensors of models and optimisers, which every rank reads for itself."""
 
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    rng: dict[str, Tensor]
+    path: Path
     state: dict[str, Any]
-    """step, rows drawn, policy version, seconds, score of the last evaluation, …"""
-    critic: dict[str, Tensor] = field(default_factory=dict)
-    """Its weights and its optimiser; empty without a critic."""
+    """step, rows drawn, seconds, score of the last evaluation, …"""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """Groups that were finished and not yet trained, and prompts that were being played; empty in a synchronous run."""
+    rng: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Checkpoints:
-    """The `checkpoints/` folder of a run."""
+    """The `checkpoints/` folder of a run, for the leader."""
 
     def __init__(self, folder: Path, keep_last: int = 2, keep_best: bool = True):
         self.folder, self.keep_last, self.keep_best = folder, keep_last, keep_best
+        self._mark = uuid.uuid4().hex[:8]
+        """Tells what this object writes from what a killed run left."""
 
-    def save(self, checkpoint: Checkpoint) -> Path:
-        """Write `step_<n>` and drop what need not be kept.
+    def begin(self, step: int) -> Path:
+        """A new folder for the tensors of `step`; what killed runs left half-written is dropped.
+
+        Raises:
+            UserError: it could not be made.
+        """
+        partial = self.folder / f"{PARTIAL}step_{step:06d}-{self._mark}"
+        try:
+            self._clear_partials()
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise not_written(partial, error) from error
+        return partial
+
+    def commit(
+        self,
+        partial: Path,
+        state: Mapping[str, Any],
+        groups: Sequence[Mapping[str, Any]] = (),
+        rng: Mapping[str, Tensor] | None = None,
+    ) -> Path:
+        """Complete a folder whose tensors all ranks have written, give it its name, and drop what need not be kept.
 
         Raises:
             UserError: it could not be written (the disk is full, say); the earlier ones are untouched.
         """
-        step = checkpoint.state["step"]
-        target = self.folder / f"step_{step:06d}"
-        partial = self.folder / f".partial-{target.name}-{os.getpid()}"
+        target = self.folder / target_name(partial)
         try:
-            self._clear_partials()
-            partial.mkdir(parents=True)
-            for part in TENSORS if checkpoint.critic else TENSORS[:-1]:
-                _write(partial / f"{part}.safetensors", safetensors.torch.save(getattr(checkpoint, part)))
-            _write(partial / "state.json", json.dumps(checkpoint.state, indent=2).encode())
-            shutil.rmtree(target, ignore_errors=True)
+            write_file(partial / RNG, safetensors.torch.save(dict(rng or {})))
+            if groups:
+                write_file(partial / GROUPS, b"".join(json.dumps(group).encode() + b"\n" for group in groups))
+            write_file(partial / STATE, json.dumps(state, indent=2).encode())
+            sync_folder(partial)
+            self._remove(target)
             os.replace(partial, target)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            last = self.latest()
-            kept = f"the last whole one is {last}; " if last else ""
-            raise UserError(
-                f"checkpoint {target} could not be written ({error.strerror or error}); {kept}free some space "
-                "or name another run_dir, then continue with resume=latest"
-            ) from error
+            raise not_written(partial, error) from error
         self._prune()
         return target
 
@@ -81,8 +111,9 @@ class Checkpoints:
         return max(scored)[2] if scored else None
 
     def all(self) -> list[Path]:
+        """The whole ones, by step."""
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((path for path in paths if NAME.fullmatch(path.name)), key=_step)
+        return sorted((path for path in paths if NAME.fullmatch(path.name) and (path / STATE).is_file()), key=_step)
 
     def _prune(self) -> None:
         keep = set(self.all()[-self.keep_last :] if self.keep_last > 0 else self.all())
@@ -90,31 +121,39 @@ class Checkpoints:
             keep.add(best)
         for path in self.all():
             if path not in keep:
-                shutil.rmtree(path)
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Take the name away first: a kill in the middle of deleting must not leave half a checkpoint under it."""
+        if path.exists():
+            doomed = self.folder / f"{PARTIAL}{path.name}-{self._mark}-old"
+            shutil.rmtree(doomed, ignore_errors=True)
+            os.replace(path, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
     def _clear_partials(self) -> None:
-        """What killed runs left half-written."""
-        for path in self.folder.glob(".partial-*"):
-            shutil.rmtree(path, ignore_errors=True)
+        for path in self.folder.glob(f"{PARTIAL}*"):
+            if self._mark not in path.name:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint; no pickle is involved.
+    """Everything but the tensors of models and optimisers; no pickle is involved.
 
     Raises:
-        UserError: a file is missing or damaged.
+        UserError: a file is missing or damaged, or an older version wrote it.
     """
+    refuse_older(path)
     try:
-        files = {part: path / f"{part}.safetensors" for part in TENSORS}
-        if not files["critic"].exists():
-            del files["critic"]
-        parts = {part: safetensors.torch.load_file(file) for part, file in files.items()}
-        state = json.loads((path / "state.json").read_text())
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        lines = (path / GROUPS).read_text(encoding="utf-8").splitlines() if (path / GROUPS).exists() else []
+        groups = [json.loads(line) for line in lines]
+        rng = safetensors.torch.load((path / RNG).read_bytes())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(
             f"checkpoint {path} cannot be read ({error}); give another one: resume=PATH, or resume=latest"
         ) from error
-    return Checkpoint(**parts, state=state)
+    return Checkpoint(path, state, groups, rng)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -123,7 +162,7 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    if (path / "state.json").exists():
+    if (path / STATE).exists():
         return path
     latest = Checkpoints(path / "checkpoints").latest()
     if latest is None:
@@ -131,14 +170,44 @@ def find_checkpoint(path: Path) -> Path:
     return latest
 
 
-def _write(path: Path, data: bytes) -> None:
+def refuse_older(path: Path) -> None:
+    """
+    Raises:
+        UserError: the checkpoint is of a version that kept its tensors otherwise.
+    """
+    if (path / "model.safetensors").exists() and not (path / INDEX).exists():
+        raise UserError(
+            f"checkpoint {path} has no {INDEX}, so an older version of mtrl wrote it, which kept tensors otherwise; "
+            "finish the run with that version, or start a new one from its export: model=hf model.path=RUN/export"
+        )
+
+
+def not_written(partial: Path, reason: OSError | str) -> UserError:
+    """What to tell when the checkpoint that was to come of `partial` could not be written."""
+    last = Checkpoints(partial.parent).latest()
+    kept = f"the last whole one is {last}; " if last else ""
+    why = reason if isinstance(reason, str) else reason.strerror or reason
+    return UserError(
+        f"checkpoint {partial.parent / target_name(partial)} could not be written ({why}); {kept}free some space or "
+        "name another run_dir, then continue with resume=latest"
+    )
+
+
+def target_name(partial: Path) -> str:
+    """`step_000020` of `.partial-step_000020-…`."""
+    return partial.name.removeprefix(PARTIAL).partition("-")[0]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file, down to the disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder down to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -153,5 +222,5 @@ def _step(path: Path) -> int:
 
 
 def _score(path: Path) -> float | None:
-    state: Mapping[str, Any] = json.loads((path / "state.json").read_text())
+    state: Mapping[str, Any] = json.loads((path / STATE).read_text())
     return state.get("score")

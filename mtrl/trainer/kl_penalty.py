@@ -8,7 +8,7 @@ import numpy as np
 
 from mtrl.algorithms.kl import KlController
 from mtrl.trainer.batching import micro_batches
-from mtrl.trainer.policy import Policy
+from mtrl.trainer.learners import Learners
 from mtrl.trainer.samples import trajectory_samples
 from mtrl.types import Group, Sample
 
@@ -20,8 +20,8 @@ class KlPenalty:
     gradient comes through the score function), while as a loss its expected gradient is 0.
     """
 
-    def __init__(self, reference: Policy, controller: KlController, max_tokens: int):
-        self.reference, self.controller, self.max_tokens = reference, controller, max_tokens
+    def __init__(self, learners: Learners, controller: KlController, max_tokens: int):
+        self.learners, self.controller, self.max_tokens = learners, controller, max_tokens
 
     def apply(self, groups: Sequence[Group]) -> float:
         """Lower the rewards in place and keep the part as the component `kl`; returns the mean k1 per token, in nats.
@@ -44,10 +44,10 @@ class KlPenalty:
     def _k1(self, samples: list[Sample]) -> list[np.ndarray]:
         """Per sample rollout - reference of its sampled tokens."""
         weights = [np.zeros(len(sample.token_ids)) for sample in samples]
-        batches = micro_batches(samples, weights, self.max_tokens, self.reference.device)
+        batches = micro_batches(samples, weights, self.max_tokens, ranks=self.learners.ranks)
         found: dict[int, np.ndarray] = {}
-        for batch, reference in zip(batches, self.reference.all_logprobs(batches), strict=True):
-            difference = (batch.rollout_logprobs - reference).double().cpu().numpy()
+        for batch, reference in zip(batches, self.learners.reference_logprobs(batches), strict=True):
+            difference = (batch.rollout_logprobs - reference).double().numpy()
             counts = np.cumsum([samples[row].action_tokens for row in batch.rows])[:-1]
             found.update(zip(batch.rows, np.split(difference, counts), strict=True))
         return [found[row] for row in range(len(samples))]

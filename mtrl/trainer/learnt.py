@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from mtrl.trainer.throughput import Work
 from mtrl.types import Group, Sample, Turn
 
 T = TypeVar("T")
@@ -20,6 +21,8 @@ class Learnt:
     metrics: dict[str, float] = field(default_factory=dict)
     looked_at: list[tuple[Sample, Tensor]] = field(default_factory=list)
     """Samples with the trainer's log-probs [action tokens] before the first update."""
+    works: list[Work] = field(default_factory=list)
+    """What each rank computed."""
 
 
 def note_advantages(groups: Sequence[Group], samples: Iterable[Sample]) -> None:

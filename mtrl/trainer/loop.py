@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +16,11 @@ from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.batch import Ragged
 from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.signal import signal_metrics
+from mtrl.config.scale_checks import overlaps
 from mtrl.config.schema import Config
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.live import Watch
+from mtrl.errors import JobLost
 from mtrl.evaluation.agreement import Thresholds, Verdict
 from mtrl.evaluation.heldout import HeldOut
 from mtrl.generator.rollouts import Rollouts
@@ -23,20 +29,25 @@ from mtrl.tracking.console import Console
 from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.timeline import Timeline
+from mtrl.tracking.trace import step_trace
 from mtrl.tracking.tracker import Tracker
 from mtrl.tracking.trajectories import write_groups
 from mtrl.trainer.checkpoint import Checkpoint, Checkpoints
-from mtrl.trainer.critic import Credited, credit_by_critic, make_critic
-from mtrl.trainer.experience import Collector, Experience, NoSignalError, RunEndedError, SymptomError
+from mtrl.trainer.critic import Credited, Critic, credit_by_critic
+from mtrl.trainer.desk import Desk
+from mtrl.trainer.experience import Collector, Experience, NoSignalError, RunEndedError, StoppedError, SymptomError
+from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.interrupt import Interrupt
 from mtrl.trainer.kl_penalty import KlPenalty
 from mtrl.trainer.learnt import Learnt, note_advantages, note_logprobs
 from mtrl.trainer.memory import peak_memory
-from mtrl.trainer.optimizer import Optimizer
+from mtrl.trainer.models import compute_dtype
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.rows import RowStream
 from mtrl.trainer.samples import group_samples
 from mtrl.trainer.setup import Parts
+from mtrl.trainer.stream import Stream
+from mtrl.trainer.throughput import Throughput
 from mtrl.trainer.update import Updater
 from mtrl.types import Group
 
@@ -57,7 +68,7 @@ class Progress:
 
 
 class Trainer:
-    """One process, synchronous: every token is trained by the weights that sampled it."""
+    """Leads a run: rollouts and updates take turns, or overlap where the configuration lets tokens be older."""
 
     def __init__(
         self,
@@ -74,27 +85,35 @@ class Trainer:
         self.rows = RowStream(parts.splits.train, config.seed)
         self.composer = RewardComposer(config.reward)
         self.rollouts = Rollouts(parts.loop, config.seed, config.environment.max_failed_share)
+        play = (config, self.rollouts, self.composer, parts.family, parts.sampling, self.rows.next)
+        self.experience = Stream(*play, self._note_rollouts) if overlaps(config) else Collector(*play)
         self.held_out = HeldOut(
-            config.evaluation, parts.family, parts.splits.held_out, self.rollouts, self.composer, parts.eval_sampling
+            config.evaluation,
+            parts.family,
+            parts.splits.held_out,
+            self.rollouts,
+            self.experience.judge,
+            parts.eval_sampling,
         )
-        self.collector = Collector(config, self.rollouts, self.composer, parts.family, parts.sampling, self.rows.next)
+        self.desk = Desk(beside_rollouts=overlaps(config))
         algorithm = config.algorithm
         self.kl = KlController(
             algorithm.kl_loss_coef or algorithm.kl_reward_coef, algorithm.kl_target, algorithm.kl_horizon
         )
-        self.optimizer = Optimizer(parts.policy.model, config.trainer.optimizer, config.trainer.max_steps)
-        self.updater = Updater(
-            config, parts.policy, parts.reference, self.optimizer, run.path / "nonfinite_batch.jsonl", self.kl
-        )
+        self.learners, dump = parts.learners, run.path / "nonfinite_batch.jsonl"
+        self.updater = Updater(config, self.learners, dump, self.kl)
+        self.critic = Critic(config, self.learners, dump) if parts.learner.has_critic else None
         self.kl_penalty = None
-        if parts.reference is not None and algorithm.kl_reward_coef:
-            self.kl_penalty = KlPenalty(parts.reference, self.kl, config.trainer.max_tokens_per_microbatch)
-        self.critic = make_critic(config, parts.policy, run.path / "nonfinite_batch.jsonl")
+        if algorithm.kl_reward_coef:
+            self.kl_penalty = KlPenalty(self.learners, self.kl, config.trainer.max_tokens_per_microbatch)
         keep = config.trainer.checkpoint
         self.checkpoints = Checkpoints(run.checkpoints, keep.keep_last, keep.keep_best)
         self._saved = 0
         """Step of the newest checkpoint of this state; there is none of the beginning, which a run can repeat."""
         self.thresholds = Thresholds.of(config.evaluation)
+        # The FLOPs of a critic are not counted, so that its share of the time would spoil the MFU.
+        peak = None if parts.learner.has_critic else peak_flops(parts.policy.device, compute_dtype(config))
+        self.throughput = Throughput(peak)
         self.timeline = Timeline(run.timeline)
         self.metrics = MetricsLog(run.metrics)
         self.tracker = Tracker([self.metrics], console.warning)
@@ -105,38 +124,71 @@ class Trainer:
         self.metrics.truncate(self.progress.step if self.progress.step else -1)
         self.watch = Watch(self.config, self.run_dir)
         total = self.config.trainer.max_steps
-        with Interrupt() as interrupt, self.console.progress("train", total) as bar:
-            bar.advance(self.progress.step)
-            if self.progress.step == 0 and self.config.evaluation.before_train:
-                self._log(await self._evaluate(0))
-            try:
-                while self.progress.step < total and not interrupt.requested:
-                    row = await self._step()
-                    self.progress.seconds = self.timeline.seconds
-                    self._log(row)
-                    bar.advance()
-                    self._check_signal(row)
-                    if self._save_due() or interrupt.requested:
-                        self._save()
-            except RunEndedError:
-                self._save()  # for a run with other settings
-                raise
-        await self.parts.engine.close()
-        self.parts.pool.close()
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self.experience.stop)
+        async with self._closing():
+            with Interrupt(stop) as interrupt, self.console.progress("train", total) as bar:
+                bar.advance(self.progress.step)
+                if self.progress.step:
+                    await self._send_weights(self.progress.step)
+                elif self.config.evaluation.before_train:
+                    self._log(await self._evaluate(0))
+                try:
+                    while self.progress.step < total and not interrupt.requested:
+                        with self._traced(self.progress.step + 1):
+                            row = await self._step()
+                        self.progress.seconds = self.timeline.seconds
+                        self._log(row)
+                        bar.advance()
+                        self._check_signal(row)
+                        if self._save_due() or interrupt.requested:
+                            await self._save()
+                except StoppedError:
+                    await self._save()
+                except RunEndedError:
+                    await self._save()  # for a run with other settings
+                    raise
         return interrupt.requested
+
+    @contextmanager
+    def _traced(self, number: int) -> Iterator[None]:
+        """Keep a trace of this step (1-based) if it is `trainer.profile_step`."""
+        if number != self.config.trainer.profile_step:
+            yield
+            return
+        path = self.run_dir.path / f"trace_step_{number}.json.gz"
+        with step_trace(path, self.timeline):
+            yield
+        self.console.note(f"trace of step {number}: {path} (open it with ui.perfetto.dev)")
+
+    def _closing(self) -> AsyncExitStack:
+        """Ends what runs beside the loop, whatever ended the loop, and whichever of it fails to end; what was saved is
+        waited for."""
+        last_first = AsyncExitStack()
+        last_first.push(self._wait_saved)
+        last_first.callback(self.timeline.close)
+        last_first.callback(self.desk.close)
+        last_first.callback(self.parts.pool.close)
+        last_first.push_async_callback(self.parts.engine.close)
+        last_first.push_async_callback(self.experience.close)
+        return last_first
+
+    def _wait_saved(self, _: object, error: BaseException | None, trace: object) -> None:
+        """A rank that failed has ended the others: its own error is told, not that they are gone."""
+        try:
+            self.learners.wait_saved()
+        except JobLost:
+            if error is None:
+                raise
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
-        self.parts.policy.load(checkpoint.model)
-        self.optimizer.load(checkpoint.optimizer)
-        if self.critic is not None:
-            self.critic.load(checkpoint.critic)
+        self.learners.load(checkpoint.path)
         torch.set_rng_state(checkpoint.rng["torch"])
         self.progress = Progress(**checkpoint.state)
         self._saved = self.progress.step
         self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
-        self.parts.engine.version = self.progress.step
+        self.experience.restore(checkpoint.groups)
 
     def _log(self, row: dict[str, Any]) -> None:
         """Record the metrics of a step, and tell what they are symptoms of.
@@ -158,19 +210,21 @@ class Trainer:
     async def _step(self) -> dict[str, Any]:
         """One step of training and what is known of it afterwards."""
         step, number = self.progress.step, self.progress.step + 1
-        with self.timeline.span("generate", number) as generating:
-            experience = await self.collector.collect(step)
+        waiting = "wait" if overlaps(self.config) else "generate"
+        with self.timeline.span(waiting, number) as collecting:
+            experience = await self.experience.collect(step)
         with self.timeline.span("credit", number) as crediting:
-            kl = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(experience.groups)}
-            credited = self._credit(experience.groups)
+            credited, kl = await self.desk.do(self._credit, experience.groups)
         with self.timeline.span("update", number) as updating:
-            learnt = self._learn(credited, step)
-        self.progress.step += 1
+            learnt = await self.desk.do(self._learn, credited, step)
         self.progress.rows_drawn = self.rows.drawn
         with self.timeline.span("sync", number) as syncing:
-            await self.parts.engine.load_weights(self.parts.policy.model, self.progress.step)
-        spans = {"generate": generating, "credit": crediting, "update": updating, "sync": syncing}
-        row = self._metrics(experience, credited.advantages, {name: span.seconds for name, span in spans.items()})
+            await self._send_weights(number)
+            self.experience.publish(number)
+        self.progress.step = number
+        spans = {waiting: collecting, "credit": crediting, "update": updating, "sync": syncing}
+        row = self._metrics(experience, credited.advantages)
+        row |= self._throughput(experience, learnt, {name: span.seconds for name, span in spans.items()})
         row |= kl | learnt.metrics
         self._adapt_kl(row)
         self._keep_trajectories(experience, credited, learnt)
@@ -180,14 +234,21 @@ class Trainer:
             row |= await self._evaluate(self.progress.step)
         return row
 
-    def _credit(self, groups: list[Group]) -> Credited:
-        """From rewards to samples with advantages."""
+    async def _send_weights(self, version: int) -> None:
+        """Let the engine sample by the present weights, which it has already where they are its own."""
+        weights = await self.desk.do(self.learners.weights) if self.parts.sends_weights else None
+        await self.parts.engine.load_weights(weights, version)
+
+    def _credit(self, groups: list[Group]) -> tuple[Credited, dict[str, float]]:
+        """From rewards to samples with advantages; and the KL, where the reward pays for it."""
         algorithm, weights = self.config.algorithm, self.composer.weights
+        kl = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(groups)}
         if self.critic is not None:
-            return credit_by_critic(groups, algorithm, self.critic, weights)
+            return credit_by_critic(groups, algorithm, self.critic, weights), kl
         advantages = turn_advantages(groups, algorithm, weights)
         pairs = zip(groups, advantages, strict=True)
-        return Credited([sample for group, turns in pairs for sample in group_samples(group, turns)], advantages)
+        samples = [sample for group, turns in pairs for sample in group_samples(group, turns)]
+        return Credited(samples, advantages), kl
 
     def _learn(self, credited: Credited, step: int) -> Learnt:
         """Train the critic, if there is one, and the policy, unless the critic is still warming up."""
@@ -196,27 +257,37 @@ class Trainer:
             learnt.metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
             if step < self.config.algorithm.critic.warmup_steps:
                 return learnt
-        report = self.updater.run(credited.samples, step)
-        return Learnt({**learnt.metrics, **report.metrics()}, report.looked_at)
+        update = self.updater.run(credited.samples, step)
+        return Learnt({**learnt.metrics, **update.report.metrics()}, update.looked_at, update.works)
 
-    def _metrics(self, experience: Experience, advantages: list[Ragged], seconds: dict[str, float]) -> dict[str, Any]:
-        total = sum(seconds.values())
-        played = experience.report.groups
-        tokens = sum(t.action_tokens for group in played for t in group.trajectories)
+    def _metrics(self, experience: Experience, advantages: list[Ragged]) -> dict[str, Any]:
         idle: list[Ragged] = [[[0.0] * len(t.turns) for t in group.trajectories] for group in experience.set_aside]
         return {
             **signal_metrics([*experience.groups, *experience.set_aside], [*advantages, *idle]),
             **experience.metrics(),
             **rollout_metrics(experience.report, self.thresholds),
             **staleness_metrics(experience.groups, self.progress.step - 1),
-            "train/epoch": self.rows.epoch,
+            "train/epoch": self.progress.rows_drawn / len(self.rows.rows),
             "policy/version": self.parts.engine.version,
-            **{f"time/{name}": value for name, value in seconds.items()},
-            "time/step": total,
-            "perf/tokens_per_second": tokens / total,
-            "perf/cached_share": self.parts.engine.stats.cached_tokens / max(1, self.parts.engine.stats.prompt_tokens),
+        }
+
+    def _throughput(self, experience: Experience, learnt: Learnt, seconds: dict[str, float]) -> dict[str, float]:
+        played, stats = experience.report.groups, self.parts.engine.stats
+        sampling = self.parts.loop.sampling.take()
+        found = self.throughput.metrics(seconds, played, learnt.works, sampling)
+        tokens = sum(t.action_tokens for group in played for t in group.trajectories)
+        return {
+            **found,
+            "time/reward": self.experience.paying.take(),
+            "perf/tokens_per_second": tokens / found["time/step"],
+            "perf/cached_share": stats.cached_tokens / max(1, stats.prompt_tokens),
             **peak_memory(),
         }
+
+    def _note_rollouts(self, start: float, end: float) -> None:
+        """A stretch, by `time.perf_counter`, in which groups were played beside this step."""
+        zero = time.perf_counter() - self.timeline.seconds
+        self.timeline.record("rollout", self.progress.step + 1, start - zero, end - zero)
 
     def _adapt_kl(self, row: dict[str, Any]) -> None:
         """Steer the weight of the KL by what was measured in this step."""
@@ -248,6 +319,7 @@ class Trainer:
     async def _evaluate(self, step: int) -> dict[str, Any]:
         with self.timeline.span("evaluate", step) as evaluating:
             report = await self.held_out.run(step)
+        self.parts.loop.sampling.take()  # what was sampled here is no part of a step's throughput
         self.progress.score = report.metrics["val/success/mean"]
         for kind, groups in report.groups.items():
             write_groups(self.run_dir.trajectories, f"eval_{kind}", step, groups)
@@ -271,20 +343,19 @@ class Trainer:
         odd = [(group, t) for wanted in (Verdict.LENIENT, Verdict.STRICT) for v, group, t in judged if v == wanted]
         return [Group(group.group_id, group.row, [t]) for group, t in odd[: self.config.evaluation.keep_disagreements]]
 
-    def _save(self) -> None:
+    async def _save(self) -> None:
+        """Write a checkpoint of this moment; in the background, unless `trainer.checkpoint.background` is off."""
         if self.progress.step == self._saved:
             return
         self._saved = self.progress.step
         with self.timeline.span("save", self.progress.step):
-            self.checkpoints.save(
-                Checkpoint(
-                    model=self.parts.policy.state(),
-                    optimizer=self.optimizer.state(),
-                    rng={"torch": torch.get_rng_state()},
-                    critic={} if self.critic is None else self.critic.state(),
-                    state=vars(self.progress).copy(),
-                )
-            )
+            await self.desk.do(self.learners.wait_saved)
+            folder = self.checkpoints.begin(self.progress.step)
+            if overlaps(self.config):  # what was drawn since the last update is among the groups; else it is drawn anew
+                self.progress.rows_drawn = self.rows.drawn
+            state, groups, rng = vars(self.progress).copy(), self.experience.state(), {"torch": torch.get_rng_state()}
+            commit = partial(self.checkpoints.commit, folder, state, groups, rng)
+            await self.desk.do(self.learners.save, folder, commit)
 
 
 def in_short(finding: Finding) -> str:

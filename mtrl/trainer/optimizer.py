@@ -1,16 +1,19 @@
-"""AdamW with warm-up, a schedule, and a clip on the norm of the gradient."""
+"""AdamW with warm-up, a schedule, and a clip on the norm of the gradient, for plain and for sharded parameters."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtrl.config.schema import OptimizerConfig
+from mtrl.errors import UserError
 
 SCHEDULES = ("constant", "linear", "cosine")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def lr_scale(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -23,13 +26,27 @@ def lr_scale(config: OptimizerConfig, step: int, total_steps: int) -> float:
 
 
 class Optimizer:
-    """One parameter group; the state goes to flat tensors and back for checkpoints without pickle."""
+    """Moves the parameters of a model that have gradients.
+
+    Under FSDP2 every rank steps its shards; all must call `step` together, since the norm is that of the whole
+    gradient. The state goes to tensors by name and back, for checkpoints without pickle.
+    """
 
     def __init__(self, model: Any, config: OptimizerConfig, total_steps: int):
+        """`model` is sharded before, if it is to be."""
         self.config, self.total_steps = config, total_steps
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = list(self._named.values())
+        self._meshes: dict[Any, list[Tensor]] = {}
+        """Plain parameters (None) and those of each device mesh: torch's operations on lists take no mixture."""
+        for parameter in self.parameters:
+            self._meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
         self._adam = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=tuple(config.betas), eps=config.eps, weight_decay=config.weight_decay
+            [{"params": alike} for alike in self._meshes.values()],
+            lr=config.lr,
+            betas=tuple(config.betas),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
         )
 
     def step(self, step: int) -> tuple[float, float]:
@@ -37,22 +54,99 @@ class Optimizer:
 
         A norm that is not finite is returned without touching the weights.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm).item()
+        norm = clip_gradients(list(self._meshes.values()), self.config.max_grad_norm)
         lr = self.config.lr * lr_scale(self.config, step, self.total_steps)
         if math.isfinite(norm):
-            self._adam.param_groups[0]["lr"] = lr
+            for group in self._adam.param_groups:
+                group["lr"] = lr
+            self._fetch()
             self._adam.step()
+            self._put_away()
         self._adam.zero_grad(set_to_none=True)
         return norm, lr
 
     def state(self) -> dict[str, Tensor]:
-        """`{"<parameter>.<name>": tensor}`; empty before the first step."""
-        state = self._adam.state_dict()["state"]
-        return {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
+        """`{"<parameter>.<step | exp_avg | exp_avg_sq>": tensor}`, the optimiser's own, not copies; moments are sharded
+        as their parameters are. Empty before the first step."""
+        states = ((name, self._adam.state.get(parameter, {})) for name, parameter in self._named.items())
+        return {f"{name}.{key}": value for name, values in states for key, value in values.items()}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            index, _, name = key.partition(".")
-            state.setdefault(int(index), {})[name] = value
-        self._adam.load_state_dict({"state": state, "param_groups": self._adam.state_dict()["param_groups"]})
+    def allocate(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The tensors of `state` with these names, to be filled in place; those that are not there yet start at 0.
+
+        Raises:
+            UserError: a name is of no parameter that is trained.
+        """
+        names = list(names)
+        owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
+        if strange := [owner for owner in owners if owner not in self._named]:
+            raise UserError(
+                f"the optimiser's state has parameters that are not trained here ({', '.join(strange[:2])}"
+                f"{', …' if strange[2:] else ''}); continue with the model and the settings that it was written with"
+            )
+        for parameter in (self._named[owner] for owner in owners):
+            if not self._adam.state.get(parameter):
+                self._adam.state[parameter] = _at_rest(parameter)
+        self._put_away()
+        state = self.state()
+        return {name: state[name] for name in names}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from the `state` of another optimiser: whole tensors, or sharded ones as the parameters are.
+
+        Raises:
+            UserError: a name is of no parameter that is trained.
+        """
+        self._adam.state.clear()
+        for name, target in self.allocate(tensors).items():
+            target.copy_(_sharded_as(tensors[name], target))
+
+    def _fetch(self) -> None:
+        """Moments to where their parameters are."""
+        if self.config.offload:
+            for parameter, values in self._adam.state.items():
+                values |= {key: values[key].to(parameter.device) for key in MOMENTS}
+
+    def _put_away(self) -> None:
+        """Moments to the memory of the CPU, where they stay between updates."""
+        if self.config.offload:
+            for values in self._adam.state.values():
+                values |= {key: values[key].to("cpu") for key in MOMENTS}
+
+
+@torch.no_grad()
+def clip_gradients(groups: list[list[Tensor]], limit: float) -> float:
+    """Scale gradients so that the norm of all of them together is at most `limit`; return what it was.
+
+    Args:
+        groups: parameters that are alike: all plain, or all DTensors of one mesh. The norms of sharded gradients are
+            joined over ranks, on the CPU (gloo) where they are offloaded.
+    """
+    found = [[p.grad for p in group if p.grad is not None] for group in groups]
+    norms = [_whole(torch.nn.utils.get_total_norm(gradients)) for gradients in found if gradients]
+    if not norms:
+        return 0.0
+    joined = torch.stack([norm.to(norms[0].device, norms[0].dtype) for norm in norms])
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(joined)
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, limit, total)
+    return total.item()
+
+
+def _at_rest(parameter: Tensor) -> dict[str, Tensor]:
+    """What AdamW keeps of a parameter, before its first step."""
+    moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in MOMENTS}
+    return {"step": torch.tensor(0.0, dtype=torch.float32), **moments}
+
+
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _sharded_as(value: Tensor, target: Any) -> Tensor:
+    """A whole tensor, which every rank has, cut as `target` is; one that is sharded, or a plain target, as it is."""
+    if not hasattr(target, "device_mesh") or hasattr(value, "device_mesh"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)

@@ -2,73 +2,136 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from mtrl.models.logits import logits_at
+from mtrl.distributed.sharding import (
+    compute_device,
+    full_state,
+    is_sharded,
+    load_state,
+    named_tensors,
+    plain_class,
+    reshard,
+)
+from mtrl.models.logprobs import token_logprobs
 from mtrl.trainer.batching import MicroBatch
 
 
 class Policy:
-    """A causal LM as the trainer uses it. Forwards go through the root module, as FSDP2 (`fully_shard`) needs."""
+    """A causal LM as the trainer uses it: plain, sharded over ranks, or with adapters that are trained in its place.
 
-    def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0, entropy_gradient: bool = False):
+    Where it is sharded, all ranks call `logprobs`, `all_logprobs`, `weights` and `export` together.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        max_logits: int = 2**27,
+    ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.entropy_gradient = entropy_gradient
         """Whether entropies are trained on; else they are numbers for the log and cost no graph."""
+        self.max_logits = max_logits
+        """Tokens x vocabulary whose logits are held at once."""
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        """Where batches have to be; offloaded weights lie elsewhere."""
+        return compute_device(self.model)
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Number of parameters, those of all ranks together."""
         return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def adapted(self) -> bool:
+        """Whether adapters are trained, and the weights themselves are not."""
+        return hasattr(self.model, "get_base_model")
 
     def logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-prob [N] of every sampled token at the sampling temperature, and entropy [N] of its distribution.
 
         Padding is on the right and attention is causal, so no real token sees it and no mask is needed; samples in
-        one row are kept apart by their positions. Logits are computed at the sampled positions only.
+        one row are kept apart by their positions. Logits are computed at the sampled positions only, in float32 or
+        better from what the head gives.
         """
-        logits = logits_at(self.model, batch.action_mask, **batch.inputs, use_cache=False)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.temperature not in (0.0, 1.0):
-            logits = logits / self.temperature
-        normaliser = torch.logsumexp(logits, -1)
-        logprobs = logits.gather(-1, batch.targets[:, None]).squeeze(-1) - normaliser
-        with torch.set_grad_enabled(self.entropy_gradient and torch.is_grad_enabled()):
-            entropy = normaliser - (logits.softmax(-1) * logits).sum(-1)
-        return logprobs, entropy
+        return token_logprobs(
+            self.model,
+            batch.action_mask,
+            batch.targets,
+            temperature=self.temperature,
+            entropy_gradient=self.entropy_gradient,
+            max_logits=self.max_logits,
+            **batch.inputs,
+            use_cache=False,
+        )
 
     @torch.no_grad()
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Log-probs per micro-batch without gradients: the old policy's, or the reference's."""
-        return [self.logprobs(batch)[0] for batch in batches]
+        found = [self.logprobs(batch)[0] for batch in batches]
+        reshard(self.model)
+        return found
 
     def state(self) -> dict[str, Tensor]:
-        """The weights, each with storage of its own (the local engine lets some share), tied ones once."""
-        state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        for tied in getattr(self.model, "_tied_weights_keys", None) or ():
-            if getattr(self.model.config, "tie_word_embeddings", False):
-                state.pop(tied, None)
-        return state
+        """What a checkpoint holds, tied weights once: DTensors where sharded, and with adapters nothing but them.
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Copy weights in place, so that the engine sees them too."""
-        missing, unexpected = self.model.load_state_dict(state, strict=False)
-        tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
-        if set(missing) - tied or unexpected:
-            raise ValueError(
-                f"weights do not fit the model: missing {sorted(set(missing) - tied)}, unexpected {unexpected}"
-            )
+        Plain tensors are copies with storage of their own (the local engine lets weights share some).
+        """
+        tensors = named_tensors(self.model, trainable_only=self.adapted)
+        return {name: value if isinstance(value, DTensor) else value.clone() for name, value in tensors.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy weights in place, so that the engine sees them too: those of `state()`, or whole ones on every rank.
+
+        Raises:
+            ValueError: names or shapes are not the model's; nothing was changed.
+        """
+        load_state(self.model, state, trainable_only=self.adapted)
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """What an engine with weights of its own loads: whole copies of what `state` names, in the memory of the CPU of
+        rank 0; None on the others."""
+        return full_state(self.model, trainable_only=self.adapted)
 
     def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder."""
+        """Let rank 0 write a Hugging Face folder; adapters are merged, and beside that in `adapter/` for themselves."""
         from mtrl.models.tiny import save
 
-        save(self.model, self.tokenizer, folder)
+        if not is_sharded(self.model) and not self.adapted:
+            save(self.model, self.tokenizer, folder)
+            return
+        state = full_state(self.model)
+        if state is None:
+            return
+        save(self._plain(state), self.tokenizer, folder)
+        if self.adapted:
+            from mtrl.models.lora import save_adapter
+
+            adapters = {name: state[name] for name in named_tensors(self.model, trainable_only=True)}
+            save_adapter(self.model, folder / "adapter", adapters)
+
+    def _plain(self, state: Mapping[str, Tensor]) -> Any:
+        """The model with these whole weights, neither sharded nor with adapters; it cannot run."""
+        model = self.model
+        if self.adapted:
+            from mtrl.models.lora import merged_state_of, scaling_of
+
+            adapters = {name: state[name] for name in named_tensors(model, trainable_only=True)}
+            state, model = merged_state_of(state, adapters, scaling_of(model)), model.get_base_model()
+        with torch.device("meta"):
+            plain = plain_class(model)(model.config)
+        plain.load_state_dict(state, strict=False, assign=True)
+        plain.tie_weights()
+        plain.generation_config = model.generation_config
+        return plain

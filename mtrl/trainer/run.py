@@ -8,14 +8,15 @@ import logging
 import shlex
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.schema import Config
+from mtrl.distributed.launch import is_launched, number
 from mtrl.environments.factory import load_task
-from mtrl.errors import UserError
+from mtrl.errors import Interrupted, UserError
 from mtrl.preflight.at_start import check_at_start
 from mtrl.tracking.console import Console
 from mtrl.tracking.facts import run_facts
@@ -24,6 +25,9 @@ from mtrl.tracking.plots import draw_curves
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_log import RunLog
 from mtrl.trainer.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
+
+if TYPE_CHECKING:
+    from mtrl.distributed.world import World
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -51,6 +55,18 @@ def train(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _train(config: Config, run: RunDir, console: Console) -> dict[str, Any]:
+    from mtrl.distributed.world import World
+
+    with closing(World.join(config.trainer.fsdp.timeout)) as world:
+        return _lead(config, run, console, world)
+
+
+def _lead(config: Config, run: RunDir, console: Console, world: World) -> dict[str, Any]:
+    """Train, with the other ranks where there are any.
+
+    Raises:
+        Interrupted: a signal came, and the run is saved.
+    """
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup import set_up
 
@@ -58,31 +74,35 @@ def _train(config: Config, run: RunDir, console: Console) -> dict[str, Any]:
     if checkpoint_to_resume(config, run) is None:
         check_at_start(config, task, run.path, console.note, console.warning)
     with console.progress("warm start", config.model.tiny.get("sft_steps")) as bar:
-        parts = set_up(config, on_warm_start=lambda step, loss: bar.advance(), task=task)
+        parts = set_up(config, on_warm_start=lambda step, loss: bar.advance(), task=task, world=world)
     parts.policy.tokenizer.save_pretrained(run.tokenizer)
     with closing(start_followers(config, run, console.warning)) as followers:
         console.banner({**facts(config, parts), **followers.urls()})
         trainer = Trainer(config, parts, run, console, on_row=followers.poke)
-        summary, is_done = _finish(config, run, console, trainer)
-    if is_done:
-        console.finish(summary, {**shown_paths(run), **followers.urls()}, {**hints(config, run), **followers.hints()})
+        try:
+            summary, signal = _finish(config, run, console, trainer)
+        finally:
+            parts.crew.dismiss()
+    if signal:
+        raise Interrupted(signal)
+    console.finish(summary, {**shown_paths(run), **followers.urls()}, {**hints(config, run), **followers.hints()})
     return summary
 
 
-def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> tuple[dict[str, Any], bool]:
-    """Train from the beginning or the checkpoint until it is over or a signal comes; the summary, and which it was."""
+def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> tuple[dict[str, Any], str | None]:
+    """Train from the beginning or the checkpoint until it is over or a signal comes; the summary, and the signal."""
     if (path := checkpoint_to_resume(config, run)) is not None:
         trainer.resume(read_checkpoint(path))
         console.note(f"resumed from {path} at step {trainer.progress.step}")
     signal = asyncio.run(trainer.run())
     if signal:
         console.note(f"{signal}: saved at step {trainer.progress.step}; go on with: {resume_command(config)}")
-        return summarise(trainer, config, run), False
-    trainer.parts.policy.export(run.export)
+        return summarise(trainer, config, run), signal
+    trainer.learners.export(run.export)
     summary = summarise(trainer, config, run)
     if config.tracker.plots:
         draw_curves(trainer.metrics.read(), run.curves, title(config))
-    return summary, True
+    return summary, None
 
 
 def checkpoint_to_resume(config: Config, run: RunDir) -> Path | None:
@@ -122,7 +142,9 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
     splits = parts.splits
     validation = f", {len(splits.validation)} for its evaluations" if splits.validation else ""
     rows = f"{len(splits.train)} training rows{validation}, {len(splits.test)} held out"
+    ranks = parts.crew.world.size
     policy = f"{parts.policy.parameters / 1e6:.2f} M parameters on {parts.policy.device}"
+    policy += f", sharded over {ranks} ranks" if ranks > 1 else ""
     return {**run_facts(config), "rows": rows, "policy": policy}
 
 
@@ -163,7 +185,16 @@ def command(config: Config, *changes: str) -> str:
     task = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     changed = {"run_dir", "resume", *(key(change) for change in changes)}
     kept = [override for override in task if key(override) not in changed]
-    return shlex.join(["python", "-m", "mtrl.main", *kept, *changes])
+    return shlex.join([*launcher(), "-m", "mtrl.main", *kept, *changes])
+
+
+def launcher() -> list[str]:
+    """What starts the ranks of this run again."""
+    if not is_launched():
+        return ["python"]
+    here, everywhere = number("LOCAL_WORLD_SIZE", "1"), number("WORLD_SIZE", "1")
+    nodes = ["--standalone"] if here == everywhere else [f"--nnodes={everywhere // here}"]
+    return ["torchrun", *nodes, f"--nproc-per-node={here}"]
 
 
 def key(override: str) -> str:

@@ -2,96 +2,76 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
-from mtrl.algorithms.corrections import Reweighting
-from mtrl.algorithms.kl import KlController, k3
-from mtrl.algorithms.losses import weighted_sum
-from mtrl.algorithms.mismatch import Drift, measure
+from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.reductions import token_weights
-from mtrl.algorithms.registry import find_correction, find_kl, find_loss
-from mtrl.algorithms.tokens import TokenBatch
+from mtrl.algorithms.registry import find_correction, find_loss
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.trainer.batching import PACKED, PADDED, MicroBatch, micro_batches
+from mtrl.trainer.learners import Learners
 from mtrl.trainer.mini_batches import mini_batches
-from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.policy import Policy
+from mtrl.trainer.policy_learner import UpdateReport
+from mtrl.trainer.throughput import Work, forwarded, trained
 from mtrl.types import Sample, write_jsonl
 
 
 @dataclass
-class UpdateReport:
-    """Sums over the optimiser steps of one training step."""
+class Update:
+    """What came of the optimiser steps of one training step."""
 
-    updates: int = 0
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    lr: float = 0.0
-    trained_tokens: int = 0
-    token_sums: Counter[str] = field(default_factory=Counter)
-    drift: Drift = Drift()
-    """Between trainer and engine, before the first weight changed."""
-    reweighting: Reweighting = Reweighting()
-    """By the off-policy correction."""
+    report: UpdateReport = field(default_factory=UpdateReport)
     looked_at: list[tuple[Sample, Tensor]] = field(default_factory=list)
     """The samples of the first optimiser step, with the trainer's log-probs [action tokens] before it."""
-
-    def metrics(self) -> dict[str, float]:
-        out: dict[str, float] = {"train/updates": float(self.updates), "train/tokens": float(self.trained_tokens)}
-        if not self.updates:
-            return out
-        out |= {f"train/{name}": total / self.trained_tokens for name, total in self.token_sums.items()}
-        out |= {
-            "train/loss": self.loss / self.updates,
-            "train/grad_norm": self.grad_norm / self.updates,
-            "train/lr": self.lr,
-        }
-        drift = self.drift.metrics("analysis/mismatch/")
-        out |= {"analysis/logprob_drift/mean": drift["analysis/mismatch/abs_mean"]}
-        out |= {"analysis/logprob_drift/max": drift["analysis/mismatch/abs_max"]}
-        return out | drift | self.reweighting.metrics("analysis/correction/")
+    works: list[Work] = field(default_factory=list)
+    """What each rank computed."""
 
 
 class Updater:
-    """Runs the optimiser steps of a training step; denominators are those of the whole optimiser step."""
+    """Plans the optimiser steps of a training step; denominators are those of the whole optimiser step."""
 
-    def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        reference: Policy | None,
-        optimizer: Optimizer,
-        dump: Path,
-        kl: KlController | None = None,
-    ):
+    def __init__(self, config: Config, learners: Learners, dump: Path, kl: KlController | None = None):
+        """
+        Args:
+            dump: where a batch goes whose loss or gradient is not finite.
+        """
         self.config, self.algorithm = config, config.algorithm
-        self.policy, self.reference, self.optimizer = policy, reference, optimizer
-        self.dump = dump
-        self._loss = find_loss(config.algorithm.loss_fn)
-        self._correction = find_correction(config.algorithm.off_policy_correction)
-        self._kl = find_kl(config.algorithm.kl_estimator)
+        self.learners, self.dump = learners, dump
+        parts = find_loss(config.algorithm.loss_fn), find_correction(config.algorithm.off_policy_correction)
+        self._whole_trajectories = any(part.per_trajectory for part in parts)
         self.kl = kl or KlController(config.algorithm.kl_loss_coef)
         """Weight of the KL term; it changes over a run where `kl_target` is set."""
 
-    def run(self, samples: list[Sample], step: int) -> UpdateReport:
+    def run(self, samples: list[Sample], step: int) -> Update:
         """Train on all samples of training step `step` (0-based).
 
         Raises:
             UserError: a loss or a gradient is not finite; the batch is dumped and the weights are as before it.
         """
-        report = UpdateReport()
-        parts = mini_batches(samples, self.config.trainer, self.config.seed, step)
-        batches = [self._batches(part) for part in parts]
-        for part, anchors in zip(batches, [self._anchors(part) for part in batches], strict=True):
-            if part:
-                self._optimiser_step(part, anchors, step, report, samples)
-        return report
+        parts = [self._batches(part) for part in mini_batches(samples, self.config.trainer, self.config.seed, step)]
+        dealt = self.learners.update([part for part in parts if part], step, self.kl.coefficient)
+        report = dealt.report
+        if stopped := report.stopped:
+            write_jsonl(self.dump, samples, mode="w")
+            raise UserError(
+                f"the {stopped.what} is {stopped.value} at step {step + 1}; the batch is in {self.dump} and the "
+                "weights are as before: look at its log-probs and advantages, then lower trainer.optimizer.lr or raise "
+                "model.dtype to float32"
+            )
+        looked_at = [pair for batch, logprobs in dealt.first_logprobs for pair in per_sample(batch, logprobs)]
+        return Update(report, looked_at, [self._work(batches) for batches in dealt.by_rank])
+
+    def _work(self, batches: list[MicroBatch]) -> Work:
+        """Of one rank: the passes of the optimiser steps, and those without gradients beside them."""
+        model, algorithm = self.learners.model, self.algorithm
+        extra = (algorithm.loss_anchor == "old") + bool(algorithm.kl_loss_coef)
+        done = [trained(model, batch) for batch in batches]
+        done += [forwarded(model, batch) for batch in batches] * extra
+        return sum(done, Work())
 
     def _batches(self, samples: list[Sample]) -> list[MicroBatch]:
         """Micro-batches of what has a gradient; what is left out still counts in the denominators."""
@@ -106,70 +86,15 @@ class Updater:
             [sample for sample, _ in pairs],
             [weight for _, weight in pairs],
             self.config.trainer.max_tokens_per_microbatch,
-            self.policy.device,
             layout=PACKED if self.config.trainer.packing else PADDED,
-            whole_trajectories=self._loss.per_trajectory or self._correction.per_trajectory,
-        )
-
-    def _anchors(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Log-probs of the old policy: the engine's, or the trainer's own before the first of the step's updates."""
-        if self.algorithm.loss_anchor == "old":
-            return self.policy.all_logprobs(batches)
-        return [batch.rollout_logprobs for batch in batches]
-
-    def _optimiser_step(
-        self, batches: list[MicroBatch], anchors: list[Tensor], step: int, report: UpdateReport, samples: list[Sample]
-    ) -> None:
-        total = 0.0
-        for batch, anchor in zip(batches, anchors, strict=True):
-            logprobs, entropy = self.policy.logprobs(batch)
-            if not report.updates:
-                report.drift += measure(logprobs, batch.rollout_logprobs, trajectory=batch.trajectory)
-                report.looked_at += per_sample(batch, logprobs)
-            tokens = TokenBatch(logprobs, anchor, batch.advantages, batch.rollout_logprobs, batch.trajectory)
-            losses, shown = self._loss(tokens, self.algorithm)
-            if self._correction.name != "none":
-                weights = self._corrections(tokens)
-                report.reweighting += Reweighting.of(weights)
-                losses = losses * weights
-            if self.reference is not None and self.algorithm.kl_loss_coef:
-                reference = self.reference.all_logprobs([batch])[0]
-                losses = losses + self.kl.coefficient * self._kl(logprobs, reference, anchor)
-                # Whatever the loss takes, the metric is k3: its expected value is the KL, and it is never negative.
-                report.token_sums["kl"] += k3(logprobs.detach(), reference, anchor).sum().item()
-            if self.algorithm.entropy_coef:
-                losses = losses - self.algorithm.entropy_coef * entropy
-            loss = weighted_sum(losses, batch.weights)
-            total += loss.item()
-            if not math.isfinite(total):
-                self._stop("loss", total, step, samples)
-            loss.backward()
-            report.trained_tokens += len(logprobs)
-            report.token_sums["entropy"] += entropy.detach().sum().item()
-            report.token_sums["clip_frac"] += shown["clipped"].sum().item() if "clipped" in shown else 0.0
-        norm, report.lr = self.optimizer.step(step)
-        if not math.isfinite(norm):
-            self._stop("gradient norm", norm, step, samples)
-        report.updates += 1
-        report.loss += total
-        report.grad_norm += norm
-
-    def _corrections(self, tokens: TokenBatch) -> Tensor:
-        """[N] weights on the loss."""
-        trainer = tokens.old_logprobs if self.algorithm.loss_anchor == "old" else tokens.logprobs.detach()
-        return self._correction(trainer - tokens.behaviour, tokens, self.algorithm)
-
-    def _stop(self, what: str, value: float, step: int, samples: list[Sample]) -> None:
-        write_jsonl(self.dump, samples, mode="w")
-        raise UserError(
-            f"the {what} is {value} at step {step + 1}; the batch is in {self.dump} and the weights are as before: "
-            "look at its log-probs and advantages, then lower trainer.optimizer.lr or raise model.dtype to float32"
+            whole_trajectories=self._whole_trajectories,
+            ranks=self.learners.ranks,
         )
 
 
 def per_sample(batch: MicroBatch, logprobs: Tensor) -> list[tuple[Sample, Tensor]]:
     """The [N] log-probs of a micro-batch, sample by sample."""
-    parts = logprobs.detach().split([sample.action_tokens for sample in batch.samples])
+    parts = logprobs.split([sample.action_tokens for sample in batch.samples])
     return list(zip(batch.samples, parts, strict=True))
 
 

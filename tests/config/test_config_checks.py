@@ -42,10 +42,16 @@ REFUSED = [
         "generator.backend=vlm is not known; did you mean vllm? Choose one of local, vllm, sglang",
     ),
     (
-        ["async_config.max_steps_off_policy=1"],
-        "async_config.max_steps_off_policy=1 is not available yet; set it to 0, strictly on-policy",
+        ["async_config.max_steps_off_policy=1", "generator.local.deterministic=true"],
+        "generator.local.deterministic=true lets turns wait for each other, and async_config.max_steps_off_policy=1 "
+        "lets nothing wait; set generator.local.deterministic=null, or async_config.max_steps_off_policy=0",
     ),
-    (["model.lora_rank=32"], "model.lora_rank=32 is not available yet; set it to 0, which trains all weights"),
+    (
+        ["trainer.fsdp.replicas=2"],
+        "trainer.fsdp.replicas=2 does not divide the number of ranks, 1; set it to 1, or let torchrun start a multiple "
+        "of it",
+    ),
+    (["async_config.on_stale=drop"], "async_config.on_stale=drop is not known; choose one of wait, requeue"),
     (
         ["trainer.mini_batches=3"],
         "trainer.mini_batches=3 does not divide trainer.prompts_per_step=16, and the trajectories of a prompt stay "

@@ -98,6 +98,26 @@ def test_a_run_goes_on_with_the_task_that_it_began_with(here):
     )
 
 
+@pytest.mark.parametrize("resumed", [["run_dir=there", "resume=latest"], ["run_dir=new", "resume=there"]])
+def test_a_run_goes_on_with_the_adapters_that_it_began_with(here, resumed):
+    """Another alpha has the same shapes, and would make another model of them."""
+    make_run(here / "there")
+    OmegaConf.save(compose(["model.lora_rank=8", "model.lora_alpha=16", "run_dir=other"]), here / "there/config.yaml")
+    compose(["model.lora_rank=8", "model.lora_alpha=16", *resumed])
+    for key, was, words in [
+        ("model.lora_rank", 8, ["model.lora_rank=0"]),
+        ("model.lora_rank", 8, ["model.lora_rank=4", "model.lora_alpha=8"]),
+        ("model.lora_alpha", 16, ["model.lora_rank=8", "model.lora_alpha=32"]),
+    ]:
+        now = dict(word.split("=") for word in words)[key]
+        with pytest.raises(UserError) as caught:
+            compose([*words, *resumed])
+        assert str(caught.value) == (
+            f"{resumed[1]}: the run in there has {key}={was}, and this command has {now}; repeat {key}={was}, or "
+            "start a new run"
+        )
+
+
 def test_a_path_that_is_no_checkpoint(here):
     with pytest.raises(UserError, match="resume=nowhere does not exist; write none, latest, a run folder or"):
         compose(["resume=nowhere"])

@@ -44,8 +44,7 @@ def test_what_is_set_already_is_not_proposed():
 
 
 def test_what_this_version_refuses_is_not_proposed():
-    assert settled(configured(), "model.lora_rank=64", "model.lora_alpha=128") == ()
-    assert settled(configured(), "async_config.max_steps_off_policy=1") == ()
+    assert settled(configured(), "generator.backend=vllm") == ()
     assert settled(configured(), "reward.scheme=no_such_scheme") == ()
     assert settled(configured(), "trainer.no_such_key=1") == ()
 

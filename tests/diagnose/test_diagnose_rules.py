@@ -79,13 +79,30 @@ def test_the_first_thing_to_change(run, rule, severity, change):
     assert change is None or str(finding.change) == change
 
 
-def test_lora_is_doubled_where_there_is_lora():
-    """R152: 64 and 128. This version refuses LoRA, so the rule itself is asked, before proposals are settled."""
+def _stalled_with_lora(rank, alpha, **model):
+    """What the rule changes first in a run that stalled with these adapters, before the proposal is settled."""
     run = RUNS["stall"]()
-    stall = next(rule for rule in RULES if rule.name == "stall")
-    for rank, alpha, doubled in ((32, 64, (64, 128)), (64, 128, (128, 256)), (8, 16, (64, 128))):
-        run.config = {**run.config, "model": {"name": "hf", "path": "x/y", "lora_rank": rank, "lora_alpha": alpha}}
-        assert stall.check(run).change.words == (f"model.lora_rank={doubled[0]}", f"model.lora_alpha={doubled[1]}")
+    model = {"name": "hf", "path": "x/y", "lora_rank": rank, "lora_alpha": alpha} | model
+    run.config = {**run.config, "model": model}
+    found = next(rule for rule in RULES if rule.name == "stall").check(run)
+    return found.change.words, found.advice
+
+
+@pytest.mark.parametrize(
+    ("rank", "alpha", "doubled"),
+    [(32, 64, (64, 128)), (8, 16, (64, 128)), (64, 128, (128, 256)), (128, 16, (256, 32)), (40, 40, (80, 80))],
+)
+def test_lora_is_doubled_where_there_is_lora(rank, alpha, doubled):
+    """R152, R018: to 64 and 128 at least, and from there on as often as before."""
+    words, advice = _stalled_with_lora(rank, alpha)
+    assert words == (f"model.lora_rank={doubled[0]}", f"model.lora_alpha={doubled[1]}")
+    assert "adapters" in advice
+
+
+def test_the_tiny_policys_adapters_double_until_its_matrices_have_no_more_rank():
+    assert _stalled_with_lora(64, 128, name="tiny")[0] == ("model.lora_rank=128", "model.lora_alpha=256")
+    assert _stalled_with_lora(128, 256, name="tiny")[0][0] == "model.tiny.hidden_size=256"
+    assert _stalled_with_lora(16, 32, name="tiny", tiny={"hidden_size": 32})[0][0] == "model.tiny.hidden_size=64"
 
 
 def test_the_next_larger_model():

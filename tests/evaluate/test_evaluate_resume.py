@@ -78,7 +78,7 @@ def test_a_finished_evaluation_is_not_played_again(evaluate, run, tmp_path, monk
     assert evaluate(*words).status == 0
     before, report = trajectories_of(tmp_path / "out"), report_of(tmp_path / "out")
     monkeypatch.setattr("mtrl.generator.rollouts.Rollouts.group", None)
-    monkeypatch.setattr("mtrl.trainer.setup.load_model", None)
+    monkeypatch.setattr("mtrl.trainer.models.load_model", None)
     assert evaluate(*words).status == 0
     assert trajectories_of(tmp_path / "out") == before and report_of(tmp_path / "out") == report
 

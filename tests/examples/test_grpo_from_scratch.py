@@ -21,8 +21,8 @@ from mtrl.config.schema import Config, OptimizerConfig
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.samples import group_samples
-from mtrl.trainer.update import Updater
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
+from tests.trainer.alone import updater_of
 
 METHODS = {"trajectory": "grpo", "turn": "group_based_per_turn"}
 """mtrl's names for the values of `--credit`."""
@@ -152,11 +152,13 @@ def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, pay, updates, 
     advantages = turn_advantages(told, cfg.algorithm)
     samples = [s for group, a in zip(told, advantages, strict=True) for s in group_samples(group, a)]
     assert not all(any(sample.advantages) for sample in samples)  # left out by mtrl, yet counted
-    updater = Updater(cfg, Policy(theirs, None), None, Optimizer(theirs, cfg.trainer.optimizer, 9), tmp_path / "dump")
+    updater = updater_of(
+        cfg, Policy(theirs, None), None, Optimizer(theirs, cfg.trainer.optimizer, 9), tmp_path / "dump"
+    )
     optimizer, batch = example.make_optimizer(mine, lr=3e-3), batch_of(groups, credit)
     for step in range(updates):
         loss, norm = example.update(mine, optimizer, batch)
-        metrics = updater.run(samples, step).metrics()
+        metrics = updater.run(samples, step).report.metrics()
         assert loss == pytest.approx(metrics["train/loss"], abs=1e-6 * pay)
         assert norm == pytest.approx(metrics["train/grad_norm"], rel=1e-5)
 
@@ -173,13 +175,15 @@ def test_without_a_signal_neither_takes_a_step(credit, model, groups, tmp_path):
     """Adam has momentum from an earlier step, which must not move the weights."""
     mine, theirs = copy.deepcopy(model), copy.deepcopy(model)
     cfg = config(credit)
-    updater = Updater(cfg, Policy(theirs, None), None, Optimizer(theirs, cfg.trainer.optimizer, 9), tmp_path / "dump")
+    updater = updater_of(
+        cfg, Policy(theirs, None), None, Optimizer(theirs, cfg.trainer.optimizer, 9), tmp_path / "dump"
+    )
     optimizer = example.make_optimizer(mine, lr=1e-3)
     for step, played in enumerate((groups, groups[-1:])):
         told = to_mtrl(played)
         advantages = turn_advantages(told, cfg.algorithm)
         samples = [s for group, a in zip(told, advantages, strict=True) for s in group_samples(group, a)]
-        report = updater.run(samples, step)
+        report = updater.run(samples, step).report
         before = copy.deepcopy(mine.state_dict())
         shown = example.update(mine, optimizer, batch_of(played, credit))
     assert report.updates == 0 and shown == (0.0, 0.0)

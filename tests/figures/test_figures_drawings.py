@@ -197,6 +197,33 @@ def test_timeline_shows_the_lanes_and_tells_the_shares(study):
     assert "20 s: generator idle 70%, generate 30%; trainer update 70%, idle 30%; both at once 0%" in drawing.caption
 
 
+def test_what_overlaps_lies_in_rows_of_its_lane_and_the_title_tells_how_much(study):
+    overlapping = [
+        {"step": 1, "name": "generate", "lane": "generator", "start": 0.0, "end": 4.0},
+        {"step": 2, "name": "generate", "lane": "generator", "start": 3.0, "end": 7.0},
+        {"step": 1, "name": "wait", "lane": "trainer", "start": 0.0, "end": 4.0},
+        {"step": 1, "name": "update", "lane": "trainer", "start": 4.0, "end": 7.0},
+        {"step": 2, "name": "update", "lane": "trainer", "start": 7.0, "end": 10.0},
+    ]
+    gantt, *_ = draw("timeline", study({"spans": overlapping})).figure.axes
+    boxes = [(bars.get_label(), path.get_extents()) for bars in gantt.collections for path in bars.get_paths()]
+    first, second, *later = [(box.x0, box.x1, box.y0, box.y1) for _, box in boxes]
+    assert (first[:2], second[:2]) == ((0, 4), (3, 7)) and first[3] <= second[2]  # one below the other
+    assert all(box[2] == later[0][2] and box[3] == later[0][3] for box in later)  # the trainer's: one row
+    named = [label for label, _ in boxes if label and not label.startswith("_")]
+    assert named == ["generate", "update", "wait"]
+    assert any("30% of the time side by side" in text.get_text() for text in gantt.texts)
+
+
+def test_the_caption_of_the_timeline_tells_how_fast_the_median_step_was(study):
+    rows = [
+        row(step, perf__update_tokens_per_second=1000.0 * step, perf__mfu=step / 10, time__step=1.0)
+        for step in (1, 2, 3)
+    ]
+    caption = draw("timeline", study({"spans": SPANS, "rows": rows})).caption
+    assert caption.endswith("Of the median step: 2,000 tokens/s trained, MFU of the update 20.0%.")
+
+
 def test_a_group_without_a_timeline_is_named(study):
     drawing = draw("timeline", study({"spans": SPANS}, {"settings": {"algorithm.group_size": 4}}))
     assert len(drawing.figure.axes) == 3

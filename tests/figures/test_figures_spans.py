@@ -44,6 +44,13 @@ def test_side_by_side():
     assert overlap(found) == pytest.approx(3 / 11)
 
 
+def test_waiting_is_not_doing():
+    """The trainer waits for half of the time in which the generator works."""
+    found = windows([span(1, "generate", 0, 8), span(1, "wait", 0, 4), span(1, "update", 4, 8)])
+    assert shares(found, "trainer") == pytest.approx({"wait": 0.5, "update": 0.5})
+    assert overlap(found) == pytest.approx(0.5)
+
+
 def test_an_inner_span_takes_the_time_of_the_outer():
     (window,) = windows([span(1, "update", 0, 10), span(1, "save", 4, 6)])
     assert window.seconds["trainer"] == {"update": 8, "save": 2}

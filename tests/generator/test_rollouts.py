@@ -141,3 +141,26 @@ def test_a_policy_plays_many_groups_the_same_way_twice(make_loop, counting, samp
         return [(turn.observation_ids, turn.action_ids, turn.action_logprobs) for turn in turns]
 
     assert play() == play()
+
+
+def test_an_error_leaves_no_episode_running(make_loop, counting, sampling):
+    """What the run itself raises, or its end in the middle, stops the other episodes; their environments are closed."""
+
+    class Endless(counting):
+        async def step(self, response, truth):
+            if truth["name"] == "x":
+                return 1.0, None, True
+            await asyncio.Event().wait()
+
+    def refuse(trajectory):
+        raise ZeroDivisionError
+
+    async def play():
+        loop = make_loop(Endless, step_timeout=1000, episode_timeout=1000)
+        async with asyncio.timeout(20):
+            with pytest.raises(ZeroDivisionError):
+                await Rollouts(loop, 0, 0.0, refuse).collect("s", rows("x", "y", "z"), 2, sampling)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())
+    assert counting.made and all(environment.closed == 1 for environment in counting.made)

@@ -1,27 +1,76 @@
 """Gradient checkpointing computes the same numbers, although a model asks for dropout in training."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.trainer.batching import check_packing
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 50,
+         "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-def test_it_recomputes_and_drops_nothing():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attention_dropout": 0.5}
-    plain = Qwen3ForCausalLM(Qwen3Config(vocab_size=50, **sizes, **heads)).eval()
+def twins():
+    """A model that drops half of its attention in training, and one like it that recomputes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        plain = Qwen3ForCausalLM(Qwen3Config(**SIZES, attention_dropout=0.5)).eval()
     saving = copy.deepcopy(plain)
     checkpoint_gradients(saving)
+    return plain, saving
+
+
+def logprobs(model, ids, **inputs):
+    return model(ids, use_cache=False, **inputs).logits.log_softmax(-1)
+
+
+PACKED = torch.tensor([[*range(5), *range(7)]])
+"""Positions of two samples in one row."""
+
+
+@pytest.mark.parametrize("inputs", [{}, {"position_ids": PACKED}], ids=["padded", "packed"])
+def test_it_recomputes_and_drops_nothing(inputs):
+    plain, saving = twins()
     passes = []
     saving.model.layers[0].self_attn.register_forward_hook(lambda *_: passes.append(1))
-    ids = torch.randint(0, 50, (2, 12))
-    for model in (plain, saving):
-        model(ids, use_cache=False).logits.square().sum().backward()
-    assert len(passes) == 2  # once forward, once again in the backward pass
-    for expected, found in zip(plain.parameters(), saving.parameters(), strict=True):
-        assert torch.equal(expected.grad, found.grad)
+    ids = torch.randint(0, 50, (1, 12))
+    expected, found = (logprobs(model, ids, **inputs) for model in (plain, saving))
+    assert torch.equal(expected, found)
+    assert len(passes) == 1
+    for values in (expected, found):
+        values.square().sum().backward()
+    assert len(passes) == 2  # once again in the backward pass
+    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_nothing_else_is_in_training_mode():
+    _, saving = twins()
+    training = {type(module).__name__ for module in saving.modules() if module.training}
+    assert training == {"Qwen3Model", "Qwen3DecoderLayer"}
+
+
+def test_packed_samples_stay_apart():
+    check_packing(twins()[1])
+
+
+def test_nothing_deprecated_is_called():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        twins()
+
+
+def test_a_model_of_early_transformers_5():
+    """Which has the older name alone."""
+
+    class Early(torch.nn.Module):
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
+            self.asked = gradient_checkpointing_kwargs
+
+    model = Early()
+    checkpoint_gradients(model)
+    assert model.asked == {"use_reentrant": False}

@@ -72,6 +72,16 @@ def test_truncate_drops_later_rows_and_the_half_written_line(log):
     assert log.read()[-1] == {"step": 3, "again": 1} and steps(log) == [0, 1, 2, 3]
 
 
+def test_truncate_keeps_earlier_rows_that_were_written_later(log):
+    """As spans of a timeline: what was begun for the next step may end before this one does."""
+    log.log(2, {"late": 1})
+    log.log(5, {})
+    log.truncate(2)
+    assert steps(log) == [0, 1, 2, 2]
+    log.log(3, {})
+    assert steps(log) == [0, 1, 2, 2, 3]
+
+
 def test_truncate_beyond_the_end_keeps_all(log):
     with log.path.open("ab") as file:
         file.write(b"{")

@@ -9,10 +9,12 @@ from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mtrl.config.schema import Config, OptimizerConfig
-from mtrl.trainer.critic import make_critic
+from mtrl.trainer.critic import Critic
+from mtrl.trainer.learner import Learner
+from mtrl.trainer.learners import alone
 from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.policy import Policy
 from mtrl.trainer.samples import group_samples
+from mtrl.trainer.value_learner import ValueLearner, value_model
 from mtrl.types import Group
 
 METHODS = pytest.mark.parametrize("method", ["gae", "turn_gae"])
@@ -28,11 +30,14 @@ def config_of(method="gae", lr=3e-3, clip=None, trainer=None, **algorithm):
 
 def critic_of(model, config=None, dump=None, head=None):
     """A critic that starts from this model; `head`: the seed of a value head that says something."""
-    critic = make_critic(config or config_of(), Policy(model, None), dump)
+    config = config or config_of()
+    learner = ValueLearner(config, value_model(config, model))
+    critic = Critic(config, alone(Learner(None, learner)), dump)
+    critic.learner = learner
     if head is not None:
         with torch.no_grad():
-            critic.model.head.weight.normal_(generator=torch.Generator().manual_seed(head))
-            critic.model.head.bias.fill_(0.25)
+            critic.learner.model.head.weight.normal_(generator=torch.Generator().manual_seed(head))
+            critic.learner.model.head.bias.fill_(0.25)
     return critic
 
 
@@ -58,8 +63,8 @@ def per_trajectory(samples, values):
 def plain_values(critic, sample):
     """From a forward over the sample alone: the head on the hidden state before each sampled token."""
     with torch.no_grad():
-        hidden = critic.model.body(torch.tensor([sample.token_ids])).last_hidden_state[0]
-        everywhere = (hidden @ critic.model.head.weight[0] + critic.model.head.bias).tolist()
+        hidden = critic.learner.model.body(torch.tensor([sample.token_ids])).last_hidden_state[0]
+        everywhere = (hidden @ critic.learner.model.head.weight[0] + critic.learner.model.head.bias).tolist()
     return [everywhere[place - 1] for place, sampled in enumerate(sample.loss_mask) if sampled]
 
 
@@ -78,9 +83,9 @@ class Capture(Optimizer):
 
 
 def gradients(critic, samples, old, targets):
-    critic.optimizer = Capture(critic.model, critic.settings.optimizer, 1)
+    critic.learner.optimizer = Capture(critic.learner.model, critic.learner.settings.optimizer, 1)
     critic.update(samples, old, targets, 0)
-    return critic.optimizer.grads
+    return critic.learner.optimizer.grads
 
 
 def make_exact_model():

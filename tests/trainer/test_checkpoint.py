@@ -1,89 +1,119 @@
 """Checkpoints are whole or not there."""
 
 import json
-import multiprocessing
 import resource
 
 import pytest
 import torch
+from shard_ranks import FORK
 
 from mtrl.errors import UserError
-from mtrl.trainer.checkpoint import Checkpoint, Checkpoints, find_checkpoint, read_checkpoint
+from mtrl.trainer.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
+from mtrl.trainer.checkpoint_tensors import read_tensors, save_tensors
 
 
-def checkpoint(step, score=None, size=64):
-    tensors = {"w": torch.full((size,), float(step))}
-    return Checkpoint(
-        tensors, {"0.exp_avg": torch.ones(2)}, {"torch": torch.get_rng_state()}, {"step": step, "score": score}
-    )
+def save(checkpoints, step, score=None, groups=(), size=64):
+    partial = checkpoints.begin(step)
+    save_tensors({"model.w": torch.full((size,), float(step))}, partial)
+    return checkpoints.commit(partial, {"step": step, "score": score}, groups, {"torch": torch.get_rng_state()})
 
 
 def test_what_was_saved_is_read_back(tmp_path):
-    path = Checkpoints(tmp_path).save(checkpoint(7, 0.5))
+    path = save(Checkpoints(tmp_path), 7, 0.5)
     assert path.name == "step_000007"
     back = read_checkpoint(path)
-    assert torch.equal(back.model["w"], torch.full((64,), 7.0)) and back.state == {"step": 7, "score": 0.5}
+    assert back.path == path and back.state == {"step": 7, "score": 0.5} and back.groups == []
     assert torch.equal(back.rng["torch"], torch.get_rng_state())
+    assert torch.equal(read_tensors(path, "model")["w"], torch.full((64,), 7.0))
+    assert not (path / "groups.jsonl").exists()
+
+
+def test_what_an_asynchronous_run_has_under_way_is_kept(tmp_path):
+    groups = [{"group_id": "step1/0~", "row": {"id": "α\u2028β"}}, {"group_id": "step1/1", "logprob": -0.1 - 0.2}]
+    path = save(Checkpoints(tmp_path), 1, groups=groups)
+    assert read_checkpoint(path).groups == groups
+    assert len((path / "groups.jsonl").read_bytes().split(b"\n")) == 3, "one a line"
 
 
 def test_the_last_n_and_the_best_stay(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=True)
     for step, score in ((1, 0.1), (2, 0.9), (3, None), (4, 0.3), (5, 0.9), (6, 0.2), (7, None)):
-        checkpoints.save(checkpoint(step, score))
+        save(checkpoints, step, score)
     assert [p.name for p in checkpoints.all()] == ["step_000005", "step_000006", "step_000007"]
     assert checkpoints.best().name == "step_000005" and checkpoints.latest().name == "step_000007"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_step_that_is_there_is_replaced(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1, 0.1)
+    (checkpoints.latest() / "of before").touch()
+    assert read_checkpoint(save(checkpoints, 1, 0.2)).state["score"] == 0.2
+    assert not (checkpoints.latest() / "of before").exists() and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_half_written_checkpoint_is_never_picked_up(tmp_path):
+    save(Checkpoints(tmp_path), 1)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(checkpoint(1))
-    (tmp_path / ".partial-step_000002-99").mkdir()
-    (tmp_path / ".partial-step_000002-99" / "model.safetensors").write_bytes(b"half")
+    killed = Checkpoints(tmp_path).begin(2)
+    (killed / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "step_000009").mkdir()
     assert checkpoints.latest().name == "step_000001"
-    checkpoints.save(checkpoint(3))
-    assert not list(tmp_path.glob(".partial*"))
+    mine = checkpoints.begin(3)
+    assert mine.is_dir() and not killed.exists(), "what killed runs left goes, what is being written stays"
+    assert checkpoints.begin(4).is_dir() and mine.is_dir()
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "rubbish"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: (path / "state.json").unlink(),
+        lambda path: (path / "state.json").write_text("{"),
+        lambda path: (path / "rng.safetensors").unlink(),
+        lambda path: (path / "rng.safetensors").write_bytes((path / "rng.safetensors").read_bytes()[:40]),
+        lambda path: (path / "groups.jsonl").write_text('{"group_id":'),
+    ],
+)
 def test_an_unreadable_checkpoint_is_one_sentence(tmp_path, damage):
-    path = Checkpoints(tmp_path).save(checkpoint(1))
-    file = path / "model.safetensors"
-    if damage == "missing":
-        file.unlink()
-    elif damage == "cut":
-        file.write_bytes(file.read_bytes()[:40])
-    else:
-        (path / "state.json").write_text("{")
+    path = save(Checkpoints(tmp_path), 1)
+    damage(path)
     with pytest.raises(UserError, match="checkpoint .*step_000001 cannot be read .*give another one: resume=PATH"):
         read_checkpoint(path)
 
 
 def test_resume_finds_a_checkpoint_or_the_latest_of_a_run(tmp_path):
-    saved = [Checkpoints(tmp_path / "checkpoints").save(checkpoint(step)) for step in (1, 2)]
+    saved = [save(Checkpoints(tmp_path / "checkpoints"), step) for step in (1, 2)]
     assert find_checkpoint(saved[0]) == saved[0]
     assert find_checkpoint(tmp_path) == saved[1]
     with pytest.raises(UserError, match="neither a checkpoint nor a run that has one"):
         find_checkpoint(tmp_path / "nowhere")
 
 
-def _save_on_a_full_disk(folder, queue):
+def _save_on_a_full_disk(folder, limit, queue):
     # A limit on file sizes fails writes in the middle, as a full disk does.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
-        Checkpoints(folder).save(checkpoint(2, size=10_000))
+        save(Checkpoints(folder), 2, size=10_000 if limit > 1000 else 1)
     except UserError as error:
         queue.put(str(error))
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
-    previous = Checkpoints(tmp_path).save(checkpoint(1))
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=_save_on_a_full_disk, args=(tmp_path, queue))
+@pytest.mark.parametrize("limit", [4096, 500])
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, limit):
+    """Once among the tensors, once after them: the random state is larger than 500 bytes."""
+    previous = save(Checkpoints(tmp_path), 1)
+    queue = FORK.Queue()
+    process = FORK.Process(target=_save_on_a_full_disk, args=(tmp_path, limit, queue))
     process.start()
     message = queue.get(timeout=60)
     process.join()
-    assert "step_000002 could not be written" in message
+    assert "step_000002 could not be written" in message and "File too large" in message
     assert f"the last whole one is {previous}" in message and "resume=latest" in message
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
     assert json.loads((previous / "state.json").read_text())["step"] == 1 and read_checkpoint(previous)
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="step_000003 could not be written .* or name another run_dir"):
+        Checkpoints(tmp_path / "file" / "checkpoints").begin(3)

@@ -23,8 +23,8 @@ from helpers import make_group
 
 from mtrl.errors import UserError
 from mtrl.generator.engines.local.engine import LocalEngine
-from mtrl.trainer.critic import credit_by_critic, make_critic
-from mtrl.trainer.policy import Policy
+from mtrl.trainer.critic import credit_by_critic
+from mtrl.trainer.value_learner import value_model
 from mtrl.types import Group
 
 
@@ -52,7 +52,9 @@ def test_values_are_those_of_a_plain_forward(tiny_model, budget, packing):
 def test_packing_lays_samples_end_to_end(tiny_model):
     critic = critic_of(tiny_model, config_of(trainer={"packing": True}))
     seen = []
-    critic.model.body.register_forward_pre_hook(lambda *args: seen.append(args[-1]["input_ids"]), with_kwargs=True)
+    critic.learner.model.body.register_forward_pre_hook(
+        lambda *args: seen.append(args[-1]["input_ids"]), with_kwargs=True
+    )
     samples = samples_of(groups_of(tiny_model.config.vocab_size))
     critic.values(samples)
     assert [ids.shape for ids in seen] == [(1, sum(len(s.token_ids) for s in samples) - 1)]
@@ -79,7 +81,7 @@ def test_the_first_values_are_0_and_there_may_be_no_samples(tiny_model):
 def test_values_that_are_not_finite_are_told(tiny_model):
     critic = critic_of(tiny_model)
     with torch.no_grad():
-        critic.model.head.bias.fill_(math.inf)
+        critic.learner.model.head.bias.fill_(math.inf)
     with pytest.raises(UserError, match="values that are not finite; lower algorithm.critic.optimizer.lr"):
         critic.values(samples_of(groups_of(tiny_model.config.vocab_size)))
 
@@ -88,7 +90,7 @@ def test_values_that_are_not_finite_are_told(tiny_model):
 
 
 def test_only_methods_that_read_values_get_a_critic(tiny_model):
-    assert make_critic(config_of("grpo"), Policy(tiny_model, None), None) is None
+    assert value_model(config_of("grpo"), tiny_model) is None
 
 
 @METHODS
@@ -99,15 +101,15 @@ def test_critic_and_policy_share_no_weights(make_tiny_model, tiny_tokenizer, met
     before = {name: value.clone() for name, value in model.state_dict().items()}
     critic = critic_of(model, config_of(method))
     samples = samples_of(groups_of(model.config.vocab_size))
-    start = copy.deepcopy(critic.model.state_dict())
+    start = copy.deepcopy(critic.learner.model.state_dict())
     for step in range(2):  # the first moves only the head, which is 0
         values = critic.values(samples)
         critic.update(samples, values, [v + 1.0 for v in values], step)
-    after = critic.model.state_dict()
+    after = critic.learner.model.state_dict()
     assert all(not torch.equal(start[name], after[name]) for name in start)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    places = [p.untyped_storage().data_ptr() for p in (*model.parameters(), *critic.model.parameters())]
-    assert len(set(places)) > len(list(critic.model.parameters()))  # the policy's are fused, so some are one
+    places = [p.untyped_storage().data_ptr() for p in (*model.parameters(), *critic.learner.model.parameters())]
+    assert len(set(places)) > len(list(critic.learner.model.parameters()))  # the policy's are fused, so some are one
     assert not {p.untyped_storage().data_ptr() for p in model.parameters()} & set(
         places[len(list(model.parameters())) :]
     )
@@ -122,8 +124,8 @@ def test_a_critic_from_a_folder(make_tiny_model, tiny_tokenizer, tmp_path):
     policy = make_tiny_model(1)
     critic = critic_of(policy, config)
     expected = make_tiny_model(7).base_model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in critic.model.body.state_dict().items())
-    assert not any(p.any() for p in critic.model.head.parameters())
+    assert all(torch.equal(value, expected[name]) for name, value in critic.learner.model.body.state_dict().items())
+    assert not any(p.any() for p in critic.learner.model.head.parameters())
 
 
 def test_gradient_checkpointing_changes_nothing(make_tiny_model, tiny_tokenizer, tmp_path):
@@ -138,7 +140,7 @@ def test_gradient_checkpointing_changes_nothing(make_tiny_model, tiny_tokenizer,
         config = config_of(trainer={"gradient_checkpointing": checkpointing})
         config.algorithm.critic.path = str(tmp_path / "other")
         critic = critic_of(policy, config, head=2)
-        assert critic.model.body.layers[0].gradient_checkpointing == checkpointing
+        assert critic.learner.model.body.layers[0].gradient_checkpointing == checkpointing
         found.append(gradients(critic, samples, critic.values(samples), targets))
     for plain, recomputed in zip(*found, strict=True):
         torch.testing.assert_close(plain, recomputed)
@@ -157,56 +159,6 @@ def test_folders_that_cannot_be_a_critic(make_tiny_model, tiny_tokenizer, tmp_pa
     config.algorithm.critic.path = str(tmp_path / "small")
     with pytest.raises(UserError, match="a vocabulary of 99 and the policy one of"):
         critic_of(make_tiny_model(), config)
-
-
-# checkpoints
-
-
-@METHODS
-def test_a_resumed_critic_goes_on_bit_for_bit(make_tiny_model, method, tmp_path):
-    import safetensors.torch
-
-    def steps(critic, numbers):
-        for step in numbers:
-            targets = [np.full(s.action_tokens, math.sin(step + i)) for i, s in enumerate(samples)]
-            critic.update(samples, critic.values(samples), targets, step)
-
-    model, config = make_tiny_model(2), config_of(method, clip=0.2)
-    samples = samples_of(groups_of(model.config.vocab_size))
-    straight, stopped = critic_of(model, config), critic_of(model, config)
-    steps(straight, range(4))
-    steps(stopped, range(2))
-    safetensors.torch.save_file(stopped.state(), tmp_path / "critic.safetensors")  # refuses storage that is shared
-    steps(stopped, range(5))  # the state is a copy
-    resumed = critic_of(make_tiny_model(5), config)
-    resumed.load(safetensors.torch.load_file(tmp_path / "critic.safetensors"))
-    steps(resumed, range(2, 4))
-    expected, found = straight.state(), resumed.state()
-    assert expected.keys() == found.keys() and any("exp_avg_sq" in name for name in found)
-    assert all(torch.equal(value, found[name]) for name, value in expected.items())
-    for a, b in zip(straight.values(samples), resumed.values(samples), strict=True):
-        assert a.tolist() == b.tolist()
-
-
-def test_a_state_is_that_of_its_moment(make_tiny_model):
-    critic = critic_of(make_tiny_model(), head=1)
-    samples = samples_of(groups_of(critic.model.body.config.vocab_size))
-    state = critic.state()
-    kept = copy.deepcopy(state)
-    critic.update(samples, critic.values(samples), [np.ones(s.action_tokens) for s in samples], 0)
-    assert all(torch.equal(value, kept[name]) for name, value in state.items())
-    assert not torch.equal(state["model.head.weight"], critic.model.head.weight)
-
-
-def test_a_state_before_the_first_step(make_tiny_model):
-    critic, fresh = critic_of(make_tiny_model(1)), critic_of(make_tiny_model(2))
-    fresh.load(critic.state())
-    assert all(torch.equal(value, fresh.state()[name]) for name, value in critic.state().items())
-
-
-def test_a_checkpoint_without_a_critic_is_told(tiny_model):
-    with pytest.raises(UserError, match="algorithm.advantage_method=gae needs a critic, and the checkpoint has none"):
-        critic_of(tiny_model).load({})
 
 
 # credit
@@ -318,7 +270,7 @@ def test_critic_and_credit_find_what_a_state_is_worth(make_tiny_model, method):
     """A prompt that pays and one that does not, whatever is done: advantages by luck of the prompt fade away."""
     config = config_of(method, lr=3e-3, whiten_advantages=False)
     critic = critic_of(make_tiny_model(3), config)
-    groups = groups_of(critic.model.body.config.vocab_size, 6)
+    groups = groups_of(critic.learner.model.body.config.vocab_size, 6)
     for number, group in enumerate(groups):
         for trajectory in group.trajectories:
             trajectory.turns[0].observation_ids[0] = 5 + number % 2

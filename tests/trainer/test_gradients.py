@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from alone import updater_of
 from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -31,7 +32,6 @@ from mtrl.trainer.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.samples import group_samples
-from mtrl.trainer.update import Updater
 from mtrl.types import Group
 
 RANKS = 2
@@ -244,7 +244,7 @@ def updater_gradients(step, algorithm, way, tmp_path):
     config.trainer = replace(config.trainer, max_tokens_per_microbatch=way.budget, packing=way.packing)
     optimizer = Capture(step.model, config.trainer.optimizer, 10)
     policy, reference = StalePolicy(step.model, step.old), Policy(step.old, None)
-    Updater(config, policy, reference, optimizer, tmp_path / "dump").run(step.samples(way.split), 0)
+    updater_of(config, policy, reference, optimizer, tmp_path / "dump").run(step.samples(way.split), 0)
     return optimizer.grads
 
 

@@ -4,12 +4,19 @@ import copy
 
 import pytest
 import torch
+from alone import learners_of
 from helpers import make_group, split_by_turn
 
 from mtrl.algorithms.kl import KlController
+from mtrl.config.schema import Config
 from mtrl.trainer.kl_penalty import KlPenalty
 from mtrl.trainer.policy import Policy
 from mtrl.types import Group
+
+
+def penalty_of(reference, coefficient, budget):
+    learners = learners_of(Config(run_dir="unused"), reference, reference)
+    return KlPenalty(learners, KlController(coefficient), budget)
 
 
 def expected_kl(model, trajectory):
@@ -32,7 +39,7 @@ def test_each_turn_pays_for_its_tokens(make_tiny_model, budget, split):
     groups = [make_group(seed, reference.config.vocab_size) for seed in range(2)]
     told = [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) if split else g for g in groups]
     before = [[turn.reward for turn in t.turns] for g in told for t in g.trajectories]
-    penalty = KlPenalty(Policy(reference, None), KlController(0.5), budget)
+    penalty = penalty_of(Policy(reference, None), 0.5, budget)
     told[0].trajectories[0].trainable = False  # it pays as well: it is compared with the others
     mean = penalty.apply(told)
     after = [t for g in told for t in g.trajectories]
@@ -60,6 +67,6 @@ def test_a_policy_that_is_the_reference_pays_nothing(make_tiny_model):
             turn.action_logprobs = [logps[start - 1 + i, token].item() for i, token in enumerate(turn.action_ids)]
     rewards = [t.rewards for t in group.trajectories]
     reference = Policy(copy.deepcopy(model).requires_grad_(False), None)
-    assert KlPenalty(reference, KlController(1.0), 64).apply([group]) == pytest.approx(0.0, abs=1e-6)
+    assert penalty_of(reference, 1.0, 64).apply([group]) == pytest.approx(0.0, abs=1e-6)
     for trajectory, was in zip(group.trajectories, rewards, strict=True):
         assert trajectory.rewards == pytest.approx(was, abs=1e-5)

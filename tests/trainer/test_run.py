@@ -103,38 +103,43 @@ def test_killed_at_any_moment_and_resumed_it_is_the_same_run(undisturbed, tmp_pa
     assert weights_of(run_dir) == weights_of(undisturbed)
 
 
-@pytest.mark.parametrize("write", [4, 6, 7])
+@pytest.mark.parametrize("write", [5, 7, 9])
 def test_killed_while_a_checkpoint_is_written_it_is_the_same_run(undisturbed, tmp_path, write):
-    """The process kills itself in the middle of its `write`-th file; four files make a checkpoint."""
+    """The process kills itself in the middle of its `write`-th file; five files make a checkpoint."""
     code = f"""
     import os, signal, mtrl.trainer.checkpoint as checkpoint
-    written, real = [0], checkpoint._write
-    def write(path, data):
-        written[0] += 1
-        if written[0] == {write}:
-            path.write_bytes(data[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        real(path, data)
-    checkpoint._write = write
+    from pathlib import Path
+    begun = [0]
+    def dying(real):
+        def write(*arguments):
+            begun[0] += 1
+            if begun[0] == {write}:
+                next(a for a in arguments if isinstance(a, Path)).write_bytes(b"half")
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(*arguments)
+        return write
+    checkpoint.write_file = dying(checkpoint.write_file)
+    import mtrl.trainer.checkpoint_tensors as tensors
+    tensors._write_tensors = dying(tensors._write_tensors)
     """
     run_dir = tmp_path / "run"
     finish(start(run_dir, code=code), expected=-signal.SIGKILL)
     whole = [p.name for p in (run_dir / "checkpoints").iterdir() if p.name.startswith("step")]
-    assert whole == ([] if write <= 4 else ["step_000002"])
+    assert whole == ([] if write <= 5 else ["step_000002"])
     finish(start(run_dir, "resume=latest"))
     assert rows_of(run_dir) == rows_of(undisturbed)
     assert weights_of(run_dir) == weights_of(undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_polite_signal_finishes_the_step_saves_and_tells_how_to_go_on(undisturbed, tmp_path, number):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_polite_signal_finishes_the_step_saves_and_tells_how_to_go_on(undisturbed, tmp_path, number, status):
     run_dir = tmp_path / "run"
     process = start(run_dir)
     while len((run_dir / "metrics.jsonl").read_text().splitlines() if (run_dir / "metrics.jsonl").exists() else []) < 3:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
-    output = finish(process)
+    output = finish(process, expected=status)
     assert f"{number.name}: saved at step" in output and "resume=latest" in output
     steps = len(rows_of(run_dir)) - 1
     assert steps < 8 and (run_dir / "checkpoints" / f"step_{steps:06d}").is_dir()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from alone import updater_of
 from helpers import make_group
 
 from mtrl.algorithms.advantages import turn_advantages
@@ -17,7 +18,6 @@ from mtrl.trainer.mini_batches import mini_batches
 from mtrl.trainer.optimizer import SCHEDULES, Optimizer, lr_scale
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.samples import group_samples
-from mtrl.trainer.update import Updater
 
 
 def config(**algorithm):
@@ -43,11 +43,20 @@ def test_the_attention_mask_covers_observations(make_tiny_model, tmp_path):
     assert (before - after).abs().min() > 1e-6
 
 
+def test_a_filler_counts_as_padding_in_the_work_of_its_rank(make_tiny_model, tmp_path):
+    cfg, model = config(loss_anchor="old"), make_tiny_model()
+    updater = updater_of(cfg, Policy(model, None), None, Optimizer(model, cfg.trainer.optimizer, 9), tmp_path / "dump")
+    (batch,) = updater._batches(samples_of([make_group(1, model.config.vocab_size)], cfg))
+    alone, busy, idle = (updater._work(b) for b in ([batch], [batch, batch.filler()], [batch.filler()]))
+    assert (busy.tokens, busy.flops, busy.cells) == (alone.tokens, alone.flops, 2 * alone.cells)
+    assert (idle.tokens, idle.flops, idle.cells) == (0, 0.0, alone.cells)
+
+
 def test_mini_batches_deal_every_group_once_per_epoch(make_tiny_model, tmp_path):
     cfg = config()
     cfg.trainer.mini_batches, cfg.trainer.update_epochs = 2, 3
     model = make_tiny_model()
-    updater = Updater(cfg, Policy(model, None), None, Optimizer(model, cfg.trainer.optimizer, 9), tmp_path / "dump")
+    updater = updater_of(cfg, Policy(model, None), None, Optimizer(model, cfg.trainer.optimizer, 9), tmp_path / "dump")
     groups = [make_group(seed, model.config.vocab_size) for seed in range(5)]
     samples = samples_of(groups, cfg)
     parts = mini_batches(samples, cfg.trainer, cfg.seed, 0)
@@ -55,7 +64,7 @@ def test_mini_batches_deal_every_group_once_per_epoch(make_tiny_model, tmp_path)
     for epoch in range(3):
         dealt = [s.group_id for part in parts[2 * epoch : 2 * epoch + 2] for s in part]
         assert sorted(dealt) == sorted(s.group_id for s in samples)
-    assert updater.run(samples, 0).updates == 6
+    assert updater.run(samples, 0).report.updates == 6
 
 
 def test_an_update_raises_the_log_probs_of_good_turns(make_tiny_model, tmp_path):
@@ -75,7 +84,9 @@ def test_an_update_raises_the_log_probs_of_good_turns(make_tiny_model, tmp_path)
         values = iter(before[start : start + count].tolist())
         samples[row].logprobs = [next(values) if m else 0.0 for m in samples[row].loss_mask]
         start += count
-    report = Updater(cfg, policy, None, Optimizer(model, cfg.trainer.optimizer, 9), tmp_path / "d").run(samples, 0)
+    report = (
+        updater_of(cfg, policy, None, Optimizer(model, cfg.trainer.optimizer, 9), tmp_path / "d").run(samples, 0).report
+    )
     gain = policy.logprobs(batch)[0].detach() - before
     assert (gain * batch.advantages).sum() > 0
     metrics = report.metrics()
@@ -89,14 +100,14 @@ def test_the_kl_term_pulls_back_to_the_reference(make_tiny_model, tmp_path):
     for turn in (turn for t in group.trajectories for turn in t.turns):
         turn.reward = 1.0  # no advantage: only the KL moves the weights
     samples = samples_of([group], cfg)
-    updater = Updater(
+    updater = updater_of(
         cfg,
         Policy(model, None),
         Policy(reference, None),
         Optimizer(model, OptimizerConfig(lr=3e-3), 99),
         tmp_path / "d",
     )
-    kls = [updater.run(samples, step).metrics()["train/kl"] for step in range(12)]
+    kls = [updater.run(samples, step).report.metrics()["train/kl"] for step in range(12)]
     assert kls[-1] < 0.7 * kls[0]
 
 
@@ -106,7 +117,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_batch_dumped(make_tiny_model, 
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     samples = samples_of([make_group(0, model.config.vocab_size)], cfg)
     samples[0].advantages = [math.nan] * len(samples[0].advantages)
-    updater = Updater(
+    updater = updater_of(
         cfg, Policy(model, None), None, Optimizer(model, cfg.trainer.optimizer, 9), tmp_path / "dump.jsonl"
     )
     with pytest.raises(UserError, match=r"the loss is nan at step 5; the batch is in .*dump\.jsonl"):
@@ -166,6 +177,6 @@ def test_the_entropy_bonus_spreads_the_policy_and_costs_nothing_where_there_is_n
     weights = [np.ones(len(s.token_ids)) for s in samples]
     assert not Policy(model, None).logprobs(micro_batches(samples, weights, 999)[0])[1].requires_grad
     policy = Policy(model, None, entropy_gradient=True)
-    updater = Updater(cfg, policy, None, Optimizer(model, OptimizerConfig(lr=3e-3), 99), tmp_path / "d")
-    entropies = [updater.run(samples, step).metrics()["train/entropy"] for step in range(8)]
+    updater = updater_of(cfg, policy, None, Optimizer(model, OptimizerConfig(lr=3e-3), 99), tmp_path / "d")
+    entropies = [updater.run(samples, step).report.metrics()["train/entropy"] for step in range(8)]
     assert entropies[-1] > entropies[0] + 0.05

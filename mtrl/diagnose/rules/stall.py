@@ -67,7 +67,7 @@ def stall(record: Record) -> Finding | None:
         metrics=(REWARD, HELD_OUT, EQUAL, "train/entropy", "train/grad_norm"),
         steps=span(record.series(REWARD).last(2 * record.window)),
         proposals=tuple(_proposals(record)),
-        advice="With full fine-tuning the capacity is that of the model.",
+        advice=_advice(record),
         expect="a higher ceiling within 50 steps",
     )
 
@@ -95,15 +95,18 @@ def _is_healthy(record: Record) -> bool:
     )
 
 
+def _advice(record: Record) -> str:
+    if int(record.setting("model.lora_rank")):
+        return "With adapters the capacity is their rank, up to that of the matrices beside them."
+    return "With full fine-tuning the capacity is that of the model."
+
+
 def _proposals(record: Record) -> list[Proposal]:
-    rank, alpha = int(record.setting("model.lora_rank")), int(record.setting("model.lora_alpha"))
+    rank, tiny = int(record.setting("model.lora_rank")), record.setting("model.name") == "tiny"
     found = []
-    if rank:
-        found.append(
-            propose("twice the capacity of the adapter", model__lora_rank=max(64, 2 * rank),
-                    model__lora_alpha=max(128, 2 * alpha))
-        )  # fmt: skip
-    elif record.setting("model.name") == "tiny":
+    if rank and not (tiny and max(64, 2 * rank) > _tiny_size(record, "hidden_size", 128)):
+        found.append(_doubled(rank, int(record.setting("model.lora_alpha"))))
+    elif tiny:
         found.append(_wider(record))
     elif (larger := larger_model(str(record.setting("model.path")))) is not None:
         found.append(propose("the next larger model of its family", model__path=larger))
@@ -114,11 +117,21 @@ def _proposals(record: Record) -> list[Proposal]:
     return found
 
 
+def _doubled(rank: int, alpha: int) -> Proposal:
+    """Small adapters go to 64 with 128 (R018); from there on both double, so that the product counts as often."""
+    larger = max(64, 2 * rank)
+    return propose("twice the capacity of the adapter" if larger == 2 * rank else "more capacity of the adapter",
+                   model__lora_rank=larger, model__lora_alpha=max(2 * alpha, 128 if larger == 64 else 0))  # fmt: skip
+
+
 def _wider(record: Record) -> Proposal:
-    tiny = record.setting("model.tiny") or {}
-    hidden, inner = int(tiny.get("hidden_size", 128)), int(tiny.get("intermediate_size", 384))
-    return propose("twice the width of the policy, which is built anew", model__tiny__hidden_size=2 * hidden,
-                   model__tiny__intermediate_size=2 * inner)  # fmt: skip
+    return propose("twice the width of the policy, which is built anew",
+                   model__tiny__hidden_size=2 * _tiny_size(record, "hidden_size", 128),
+                   model__tiny__intermediate_size=2 * _tiny_size(record, "intermediate_size", 384))  # fmt: skip
+
+
+def _tiny_size(record: Record, key: str, otherwise: int) -> int:
+    return int((record.setting("model.tiny") or {}).get(key, otherwise))
 
 
 def larger_model(path: str) -> str | None:

@@ -64,7 +64,13 @@ class Engine(Protocol):
         """The trajectory is over; abort what it still generates and free its cache."""
 
     async def load_weights(self, weights: Any, version: int) -> None:
-        """Use these weights as policy `version` from now on."""
+        """Use these weights as policy `version` from now on. It may be called while turns are sampled.
+
+        Args:
+            weights: tensors on the CPU by the names of the module's `state_dict`, tied ones once (with LoRA those of
+                the adapters), which the caller may change afterwards; None where engine and trainer share the module.
+            version: updates of the policy that these weights have seen.
+        """
 
     async def close(self) -> None:
         """Stop whatever runs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from mtrl.generator.engines.local import fused
 from mtrl.generator.engines.local.batch import DecodeBatch
 from mtrl.generator.engines.local.runner import HfRunner, Runner
 from mtrl.generator.engines.local.session import Request, Session
+from mtrl.generator.engines.local.weights import copy_weights
 from mtrl.types import FinishReason
 
 PREFILL_TOKENS = 16384
@@ -22,6 +23,7 @@ PREFILL_TOKENS = 16384
 
 class LocalEngine:
     """See `mtrl.generator.engines.base.Engine`. The weights are the model's own: training them updates the engine.
+    A model that nobody trains, a replica, gets its weights by `load_weights`.
 
     Scheduling. The decoding rows are the first slots of the cache. A trajectory whose turn ended goes to its
     environment while the others decode on. When a quarter of the rows have ended (or none decodes) the engine
@@ -29,6 +31,11 @@ class LocalEngine:
     that is not decoding has asked for its next turn or was released, so that who shares a batch depends on tokens
     alone, never on time, and a resumed run repeats the numbers of the first bit for bit. Without it, a gather takes
     whoever waits.
+
+    New weights. A deterministic engine gets them between turns only. Else `in_flight` says what they do to turns that
+    are being sampled: under "continue" sampling stops between two tokens, what was sampled keeps its version, the
+    turn's whole context is prefilled anew, and sampling goes on; under "drain" running turns end first, while new ones
+    wait. Nothing that was cached under older weights is ever attended to.
     """
 
     def __init__(
@@ -39,11 +46,30 @@ class LocalEngine:
         max_context_length: int = 4096,
         fused_decode: bool = True,
         deterministic: bool = True,
+        in_flight: str = "continue",
+        apply_weights: Callable[[Any, Mapping[str, Tensor]], None] = copy_weights,
     ):
+        """
+        Args:
+            model: a causal LM of Hugging Face.
+            tokenizer: what decodes tokens in search of stop strings.
+            max_num_seqs: trajectories that hold a place in the cache at once.
+            max_context_length: tokens of a whole conversation.
+            fused_decode: use the fused decode step where the architecture has one.
+            deterministic, in_flight: see above.
+            apply_weights: brings what `load_weights` is given into the model, in place. It keeps none of the tensors
+                that it is given, for they may be overwritten later.
+
+        Raises:
+            UserError: the engine cannot run this model.
+        """
         self.runner: Runner = fused.FusedRunner(model) if fused_decode and fused.supports(model) else HfRunner(model)
         self.model, self.tokenizer = model, tokenizer
         self.max_num_seqs, self.max_context_length = max_num_seqs, max_context_length
         self.deterministic = deterministic
+        self.apply_weights = apply_weights
+        assert in_flight in ("continue", "drain"), f"in_flight={in_flight}"
+        self.in_flight = in_flight
         self.version = 0
         self.stats = EngineStats()
         self._sessions: dict[str, Session] = {}
@@ -55,7 +81,9 @@ class LocalEngine:
         """Whether a decoding trajectory was released, so that its row is wasted."""
         self._gathered = 0
         """Decoding rows after the last gather."""
-        self._wake = asyncio.Event()
+        self._draining = 0
+        """Calls of `load_weights` that wait for the end of running turns; no turn is admitted meanwhile."""
+        self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def open(self, trajectory_id: str) -> None:
@@ -69,12 +97,9 @@ class LocalEngine:
             self.open(trajectory_id)
         session = self._sessions[trajectory_id]
         assert session.request is None, f"{trajectory_id} asks for a turn before its last one ended"
-        loop = asyncio.get_running_loop()
-        if self._task is None or self._task.done():
-            self._wake = asyncio.Event()
-            self._task = loop.create_task(self._run())
-        future: asyncio.Future[Generation] = loop.create_future()
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         session.request = Request(prompt, sampling, future)
+        self._ensure_running()
         self._wake.set()
         return await future
 
@@ -89,12 +114,31 @@ class LocalEngine:
         session.finish(FinishReason.ABORT)
         self._wake.set()
 
-    async def load_weights(self, weights: Any, version: int) -> None:
-        """The weights are shared, so only the version changes. What was cached under the old ones is forgotten."""
-        assert self._batch is None, "weights change only between turns"
+    async def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
+        """Sample under these weights as policy `version` from now on. None: the module is shared, and has them already.
+
+        Raises:
+            ValueError: the weights do not fit; the old ones and their version stay in use.
+        """
+        assert not (self.deterministic and self._batch), "weights change only between turns"
+        if self.in_flight == "drain":
+            await self._drain()
+        self._interrupt()
+        if weights is not None and weights is not self.model:
+            self.apply_weights(self.model, weights)
         self.version = version
-        for session in self._rows:
-            session.ids = []
+
+    async def _drain(self) -> None:
+        """Let the turns that are being sampled end, and admit no others meanwhile."""
+        self._draining += 1
+        try:
+            while self._batch is not None:
+                self._ensure_running()
+                self._idle.clear()
+                await self._idle.wait()
+        finally:
+            self._draining -= 1
+            self._wake.set()
 
     async def close(self) -> None:
         if self._task:
@@ -105,11 +149,18 @@ class LocalEngine:
             self.release(trajectory_id)
         self._forget()
 
+    def _ensure_running(self) -> None:
+        if self._task is None or self._task.done():
+            self._wake, self._idle = asyncio.Event(), asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
     async def _run(self) -> None:
         try:
             while True:
                 with torch.inference_mode():
                     busy = self._advance()
+                if self._batch is None:
+                    self._idle.set()
                 if not busy:
                     self._wake.clear()
                     await self._wake.wait()
@@ -138,6 +189,15 @@ class LocalEngine:
         for session in self._rows:
             session.slot, session.ids = None, []
         self._rows, self._batch, self._shrink = [], None, False
+        self._idle.set()
+
+    def _interrupt(self) -> None:
+        """Turns in the middle wait to be prefilled anew, with what they have sampled; nothing is cached any more."""
+        self._decoding()
+        self._batch, self._shrink = None, False
+        for session in self._rows:
+            session.forget()
+        self._wake.set()
 
     def _due(self) -> bool:
         """Whether decoding should pause for a gather: decided by the tokens sampled since the last one."""
@@ -145,6 +205,8 @@ class LocalEngine:
         return self.deterministic and self._gathered - decoding >= max(1, self._gathered // 4)
 
     def _may_gather(self) -> bool:
+        if self._draining:
+            return False
         decoding = set(self._batch.sessions) if self._batch else set()
         if self.deterministic:
             others = [s for s in self._sessions.values() if s not in decoding]
@@ -174,9 +236,9 @@ class LocalEngine:
         """Prefill `admitted`, sample their first tokens, and return all that decode from now on."""
         for session in admitted:
             request = session.request
-            request.cached_tokens = session.common_prefix(request.prompt_ids)
-            session.ids = session.ids[: request.cached_tokens]
-            self.stats.prompt_tokens += len(request.prompt_ids)
+            session.ids = session.ids[: session.common_prefix(request.context)]
+            request.note_cached(len(session.ids))
+            self.stats.prompt_tokens += len(request.context)
         fed, copies = _share_prompts(admitted)
         first_rows = [*fed, *(copy for copy, _ in copies)]
         self._arrange([*decoding, *first_rows, *(s for s in self._rows if s.request is None)])
@@ -189,26 +251,26 @@ class LocalEngine:
         return decoding
 
     def _prefill(self, fed: list[Session], copies: list[tuple[Session, Session]]) -> Tensor:
-        """Logits [len(fed) + len(copies), V] after each prompt."""
-        longest = max(len(s.request.prompt_ids) for s in fed)
+        """Logits [len(fed) + len(copies), V] after each context."""
+        longest = max(len(s.request.context) for s in fed)
         self.runner.cache.reserve(len(self._rows), min(longest + 64, self.max_context_length))
         parts = [self._feed(chunk) for chunk in _chunks(fed)]
         for session in fed:
             self.stats.cached_tokens += len(session.ids)
-            session.ids = list(session.request.prompt_ids)
+            session.ids = list(session.request.context)
         logits = torch.cat(parts)
         if copies:
             sources = [source.slot for _, source in copies]
             self.runner.cache.move(sources, [copy.slot for copy, _ in copies], longest)
             for copy, source in copies:
                 copy.ids = list(source.ids)
-                copy.request.cached_tokens = len(copy.ids) - 1
-                self.stats.cached_tokens += copy.request.cached_tokens
+                copy.request.note_cached(len(copy.ids) - 1)
+                self.stats.cached_tokens += len(copy.ids) - 1
             logits = torch.cat((logits, logits[[slot - fed[0].slot for slot in sources]]))
         return logits
 
     def _feed(self, chunk: list[Session]) -> Tensor:
-        news = [s.request.prompt_ids[len(s.ids) :] for s in chunk]
+        news = [s.request.context[len(s.ids) :] for s in chunk]
         length = max(map(len, news))
         device = self.model.device
         ids = torch.tensor([new + [0] * (length - len(new)) for new in news], device=device)
@@ -279,12 +341,12 @@ def _share_prompts(admitted: list[Session]) -> tuple[list[Session], list[tuple[S
     fed: list[Session] = []
     copies: list[tuple[Session, Session]] = []
     for session in sorted(admitted, key=lambda s: s.order):
-        source = sources.setdefault(tuple(session.request.prompt_ids), session) if not session.ids else session
+        source = sources.setdefault(tuple(session.request.context), session) if not session.ids else session
         if source is session:
             fed.append(session)
         else:
             copies.append((session, source))
-    fed.sort(key=lambda s: (len(s.request.prompt_ids) - len(s.ids), s.order))
+    fed.sort(key=lambda s: (len(s.request.context) - len(s.ids), s.order))
     return fed, copies
 
 
@@ -292,7 +354,7 @@ def _chunks(sessions: list[Session]) -> Iterator[list[Session]]:
     """Runs of neighbours whose padded new tokens fit one prefill pass."""
     chunk: list[Session] = []
     for session in sessions:
-        length = len(session.request.prompt_ids) - len(session.ids)
+        length = len(session.request.context) - len(session.ids)
         if chunk and (len(chunk) + 1) * length > PREFILL_TOKENS:
             yield chunk
             chunk = []

@@ -19,7 +19,21 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     cached_tokens: int = 0
+    """Of the prompt, when the turn began."""
     spans: list[tuple[int, int]] = field(default_factory=list)
+    context: list[int] = field(init=False)
+    """What has to be in the cache before the next token: the prompt and, after new weights, what was sampled so far."""
+
+    def __post_init__(self) -> None:
+        self.context = self.prompt_ids
+
+    def start_over(self) -> None:
+        """Nothing of this turn is cached any more; what was sampled stays."""
+        self.context = self.prompt_ids + self.token_ids
+
+    def note_cached(self, tokens: int) -> None:
+        if not self.token_ids:
+            self.cached_tokens = tokens
 
     def add_span(self, version: int, tokens: int) -> None:
         if self.spans and self.spans[-1][0] == version:
@@ -41,12 +55,18 @@ class Session:
     request: Request | None = None
     released: bool = False
 
-    def common_prefix(self, prompt_ids: list[int]) -> int:
-        """Cached tokens that `prompt_ids` begins with; at least one token is left to feed."""
-        limit = min(len(self.ids), len(prompt_ids) - 1)
-        if self.ids[:limit] == prompt_ids[:limit]:
+    def common_prefix(self, context: list[int]) -> int:
+        """Cached tokens that `context` begins with; at least one token is left to feed."""
+        limit = min(len(self.ids), len(context) - 1)
+        if self.ids[:limit] == context[:limit]:
             return limit
-        return next(i for i in range(limit) if self.ids[i] != prompt_ids[i])
+        return next(i for i in range(limit) if self.ids[i] != context[i])
+
+    def forget(self) -> None:
+        """What is cached is not of the weights in use."""
+        self.ids = []
+        if self.request is not None:
+            self.request.start_over()
 
     def finish(self, reason: FinishReason) -> None:
         """Hand the sampled turn to whoever waits for it."""

@@ -1,0 +1,210 @@
+"""Peak memory and time of log-probs, forward and backward, at a wide vocabulary: naive and in chunks.
+
+A small body with a head of `--vocabulary` rows; all positions are sampled ones. Every line of the table is a process of
+its own, and its memory is what the process reached above what it had with the model loaded and run once on a few
+tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    tokens: int
+    chunk: int
+    """max_logits: tokens x vocabulary at once; more than all of them is the naive form."""
+    vocabulary: int = 150_000
+    hidden_size: int = 256
+    dtype: str = "float32"
+    entropy_gradient: bool = False
+    repeats: int = 1
+    threads: int = 1
+
+    @property
+    def logits(self) -> int:
+        return self.tokens * self.vocabulary
+
+    @property
+    def naive(self) -> bool:
+        return self.chunk >= self.logits
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a case took."""
+
+    peak_mib: float
+    """Above the model, its gradients included."""
+    gradients_mib: float
+    """Of the weights, which stay afterwards."""
+    cpu_s: float
+    """Least CPU seconds of a forward and backward."""
+    wall_s: float
+
+
+def measure(case: Case) -> Found:
+    """Forward and backward of one case in this process."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from mtrl.models.logprobs import token_logprobs
+
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=case.vocabulary,
+        hidden_size=case.hidden_size,
+        intermediate_size=case.hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=min(64, case.hidden_size),
+        tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(config).to(getattr(torch, case.dtype)).eval()
+    model.get_input_embeddings().requires_grad_(False)  # its gradient is as large as the head's, and not in question
+
+    def run(tokens: int, chunk: int) -> None:
+        width = min(tokens, 512)
+        ids = torch.randint(0, case.vocabulary, (tokens // width, width))
+        logprobs, entropy = token_logprobs(
+            model, torch.ones_like(ids, dtype=torch.bool), ids.flatten(), max_logits=chunk,
+            entropy_gradient=case.entropy_gradient, input_ids=ids, use_cache=False,
+        )  # fmt: skip
+        (logprobs.sum() + entropy.sum() * case.entropy_gradient).backward()
+
+    run(2, case.logits if case.naive else 1)  # the same way, so that whatever it loads is there
+    model.zero_grad(set_to_none=True)
+    before = reset_peak()
+    costs = []
+    for _ in range(case.repeats):
+        model.zero_grad(set_to_none=True)
+        wall, cpu = time.perf_counter(), time.process_time()
+        run(case.tokens, case.chunk)
+        costs.append((time.process_time() - cpu, time.perf_counter() - wall))
+    gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    cpu, wall = min(costs)
+    return Found((peak() - before) / MIB, gradients / MIB, cpu, wall)
+
+
+def reset_peak() -> int:
+    """Forget the peak so far where the system lets us; returns what is in use now, bytes."""
+    try:
+        RESET.write_text("5")
+    except OSError:
+        return peak()
+    return peak()
+
+
+def peak() -> int:
+    """The most bytes of memory that this process had."""
+    try:
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        scale = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def apart(case: Case) -> Found:
+    """`measure` in a fresh process."""
+    command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
+    # Freed arrays go back to the system at once, so that the peak is what was in use.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{case} ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    return Found(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def table(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """Each case with what it took, its bytes in multiples of one chunk in float32, and its ratios to the naive form."""
+    naive: dict[int, Found] = {}
+    for case in cases:
+        found = apart(case)
+        if case.naive:
+            naive[case.tokens] = found
+        beside = found.peak_mib - found.gradients_mib
+        row = asdict(case) | asdict(found) | {"way": "naive" if case.naive else "chunked"}
+        row["chunks_of_memory"] = beside * MIB / (4 * min(case.chunk, case.logits))
+        if reference := naive.get(case.tokens):
+            row["memory_ratio"] = found.peak_mib / reference.peak_mib
+            row["cpu_ratio"] = found.cpu_s / reference.cpu_s
+        yield row
+
+
+def line(row: dict[str, Any]) -> str:
+    at_once = "all" if row["way"] == "naive" else str(max(1, row["chunk"] // row["vocabulary"]))
+    ratios = [f"{row[key]:.2f}" if key in row else "-" for key in ("memory_ratio", "cpu_ratio")]
+    cells = [
+        str(row["tokens"]), row["way"], at_once, f"{row['peak_mib']:.0f}", f"{row['gradients_mib']:.0f}",
+        f"{row['chunks_of_memory']:.1f}", ratios[0], f"{row['cpu_s']:.2f}", ratios[1],
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+HEADER = (
+    "| tokens | form | tokens at once | peak MiB | of it gradients | rest, in logits at once | memory to naive "
+    "| CPU-s | CPU to naive |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096], help="sampled tokens")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[2**24, 2**26, 2**27], help="max_logits")
+    parser.add_argument("--naive-up-to", type=int, default=1024, help="tokens up to which the naive form is run too")
+    parser.add_argument("--entropy-gradient", action="store_true", help="train on entropies as well")
+    for name in ("vocabulary", "hidden_size", "dtype", "repeats", "threads"):
+        default = getattr(Case, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if min(*options.tokens, *options.chunks, options.vocabulary, options.repeats) < 1:
+        parser.error("--tokens, --chunks, --vocabulary and --repeats must be at least 1")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    if options.case:
+        print(json.dumps(asdict(measure(Case(**json.loads(options.case))))))
+        return
+    names = ("vocabulary", "hidden_size", "dtype", "repeats", "threads", "entropy_gradient")
+    base = Case(1, 1, **{name: getattr(options, name) for name in names})
+    cases = []
+    for tokens in options.tokens:
+        whole = replace(base, tokens=tokens, chunk=tokens * base.vocabulary)
+        cases += [whole] if tokens <= options.naive_up_to else []
+        cases += [replace(whole, chunk=chunk) for chunk in options.chunks if chunk < whole.logits]
+    print(f"vocabulary {base.vocabulary}, hidden size {base.hidden_size}, {base.dtype}, {base.threads} thread(s)")
+    print(f"{platform.machine()}, load {' '.join(f'{load:.1f}' for load in os.getloadavg())}\n\n{HEADER}", flush=True)
+    rows = []
+    for row in table(cases):
+        rows.append(row)
+        print(line(row), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Checks of what makes a run large or lets it overlap: `async_config.*`, `trainer.fsdp.*`, ranks."""
+
+from __future__ import annotations
+
+import os
+
+from omegaconf import DictConfig
+
+from mtrl.config.schema import Config
+from mtrl.errors import UserError
+
+
+def ranks() -> int:
+    """How many processes `torchrun` has started for this job."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_sharded(cfg: DictConfig) -> bool:
+    """Whether models are sharded: over ranks, or on one for the sake of its settings."""
+    return ranks() > 1 or cfg.trainer.fsdp.param_dtype is not None or bool(cfg.trainer.fsdp.cpu_offload)
+
+
+def overlaps(cfg: DictConfig | Config) -> bool:
+    """Whether turns are sampled while the policy learns."""
+    return cfg.async_config.max_steps_off_policy > 0
+
+
+def check_scale(cfg: DictConfig) -> None:
+    """
+    Raises:
+        UserError: settings that contradict each other.
+    """
+    if overlaps(cfg) and cfg.generator.local.deterministic:
+        raise UserError(
+            "generator.local.deterministic=true lets turns wait for each other, and async_config.max_steps_off_policy="
+            f"{cfg.async_config.max_steps_off_policy} lets nothing wait; set generator.local.deterministic=null, or "
+            "async_config.max_steps_off_policy=0"
+        )
+    replicas = cfg.trainer.fsdp.replicas
+    if ranks() % replicas:
+        raise UserError(
+            f"trainer.fsdp.replicas={replicas} does not divide the number of ranks, {ranks()}; set it to 1, or let "
+            "torchrun start a multiple of it"
+        )
+    if ranks() > 1 and cfg.model.device.startswith("cuda:"):
+        raise UserError(
+            f"model.device={cfg.model.device} puts all {ranks()} ranks on one GPU; write model.device=cuda, and each "
+            "rank has its own"
+        )

@@ -1,0 +1,1 @@
+"""Many ranks as one program: who is there, how they are called, how models are shared out."""

@@ -1,0 +1,60 @@
+"""The process of a `ProcessEngine`, as its parent holds it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+from mtrl.generator.engines.local.channel import Channel
+
+WORKER = "mtrl.generator.engines.local.worker"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Child:
+    """A fresh interpreter: nothing of the parent's state (threads, CUDA, a script without a main guard) gets in.
+
+    It has a session of its own, so that Ctrl-C in a terminal does not reach it.
+    """
+
+    def __init__(self, threads: int):
+        ours, theirs = socket.socketpair()
+        our_files, their_files = socket.socketpair()
+        environment = {
+            **os.environ,
+            **dict.fromkeys(THREAD_VARIABLES, str(threads)),  # read when torch is imported
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
+        with theirs, their_files:
+            inherited = (theirs.fileno(), their_files.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", WORKER, *map(str, inherited), str(os.getpid())],
+                pass_fds=inherited,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.channel = Channel(ours, our_files)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Whoever reads the channel hears of its end."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    def end(self) -> str:
+        """See to it that the process is gone, and say how it went."""
+        self.channel.close()
+        try:
+            code = self._process.wait(1)  # it has ended, or hears now that it should
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

@@ -1,0 +1,165 @@
+"""Log-probs of sampled tokens, and entropies, without holding the logits of all positions at once.
+
+With a vocabulary of 150,000 the logits of 16,384 tokens are 10 GB in float32, and the naive form holds several such
+arrays. Above `max_logits` they are computed for a few positions at a time and forgotten, and computed again in the
+backward pass: one more pass of the head for memory that no longer grows with the number of tokens. The idea is that of
+fused linear cross-entropy (Wijmans et al., 2411.09009; Liger Kernel, 2410.10989); since the loss is any function of the
+log-probs, no gradient can be computed in the forward pass already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mtrl.models.logits import Tail, logits_at, with_tail
+
+
+def token_logprobs(
+    model: Any,
+    mask: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+    max_logits: int = 2**27,
+    **inputs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Log-prob [N] of every target under the distribution at `temperature`, and the entropy [N] of that distribution.
+
+    Up to N x V = `max_logits` the logits are one tensor [N, V], and about 5 arrays of that size exist at once. Above,
+    there are never more than 2 x `max_logits` numbers in float32, forward and backward (3 x where the entropy has a
+    gradient; what the model does to logits after its head comes on top), and beside the gradient of the head's weights
+    that of one chunk; for models in half precision their sum is kept in float32. Either way the root module runs once,
+    so the ranks of an FSDP2 model may go different ways.
+
+    Args:
+        model: a causal LM of Transformers, or a peft model around one.
+        mask: [B, L] bool: the positions that predict a target.
+        targets: [N] ids, in the order of rows.
+        temperature: what logits are divided by; 0 (greedy) counts as 1.
+        entropy_gradient: whether entropies are trained on; else they carry no graph.
+        max_logits: tokens x vocabulary.
+        inputs: what the model reads, [B, L] each.
+
+    Raises:
+        UserError: above `max_logits`, a model whose logits cannot be computed in parts.
+    """
+    scale = 1.0 if temperature == 0.0 else temperature
+    width = model.get_output_embeddings().weight.shape[0]
+    if len(targets) * width <= max_logits:
+        return _logprobs(logits_at(model, mask, **inputs), targets, scale, entropy_gradient)
+    chunks = -(-len(targets) // max(1, max_logits // width))
+    rows = -(-len(targets) // chunks)
+
+    def in_chunks(hidden: Tensor, tail: Tail) -> tuple[Tensor, Tensor]:
+        return _Chunked.apply(hidden, tail, targets, rows, scale, entropy_gradient, *tail.weights)
+
+    return with_tail(model, mask, in_chunks, **inputs)
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def _logprobs(logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """The naive form, for autograd."""
+    logits = _scaled(logits, temperature)
+    normaliser = torch.logsumexp(logits, -1)
+    logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy = normaliser - (logits.softmax(-1) * logits).sum(-1)
+    return logprobs, entropy
+
+
+class _Chunked(torch.autograd.Function):
+    """The same in chunks of `rows` positions: the backward pass computes each chunk's logits again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        tail: Tail,
+        targets: Tensor,
+        rows: int,
+        temperature: float,
+        entropy_gradient: bool,
+        *weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        parts = [
+            _apart(tail, states, ids, temperature)
+            for states, ids in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+        logprobs, entropy, normaliser = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, targets, normaliser, entropy, *weights)
+        ctx.tail, ctx.rows, ctx.temperature, ctx.entropy_gradient = tail, rows, temperature, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_logprobs: Tensor, for_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, targets, normaliser, entropy, *weights = ctx.saved_tensors
+        into = torch.empty_like(hidden)
+        sums = [torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32)) for w in weights]
+        columns = [into, hidden, targets, normaliser, entropy, for_logprobs, for_entropy]
+        for gradient, *columns_of_chunk in zip(*(column.split(ctx.rows) for column in columns), strict=True):
+            _pull_back(ctx, gradient, weights, sums, *columns_of_chunk)
+        gradients = (total.to(w.dtype) for total, w in zip(sums, weights, strict=True))
+        return into, None, None, None, None, None, *gradients
+
+
+def _apart(tail: Tail, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies and normalisers [n] of a chunk; a function, so that its logits are gone before the next."""
+    logits = _scaled(tail(states), temperature)
+    normaliser = torch.logsumexp(logits, -1)
+    chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
+    entropy = normaliser - logits.softmax(-1).mul_(logits).sum(-1)
+    return chosen - normaliser, entropy, normaliser
+
+
+def _pull_back(
+    ctx: Any, into: Tensor, weights: list[Tensor], sums: list[Tensor], states: Tensor, *columns: Tensor
+) -> None:
+    """A chunk's gradients, to its states in `into` and added up for the weights in `sums`."""
+    with torch.enable_grad():
+        states = states.detach().requires_grad_()
+        logits = ctx.tail(states)
+    slope = _slope(logits.detach(), ctx.temperature, ctx.entropy_gradient, *columns)
+    found = torch.autograd.grad(logits, [states, *weights], slope.to(logits.dtype), allow_unused=True)
+    into.copy_(found[0])
+    for total, part in zip(sums, found[1:], strict=True):
+        if part is not None:
+            total += part
+
+
+def _slope(
+    logits: Tensor,
+    temperature: float,
+    entropy_gradient: bool,
+    targets: Tensor,
+    normaliser: Tensor,
+    entropy: Tensor,
+    for_logprobs: Tensor,
+    for_entropy: Tensor,
+) -> Tensor:
+    """Gradient [n, V] to the logits, in place as far as it goes: with z = logits / temperature, p = softmax(z) and the
+    entropy H, d log p_t / dz = 1_t - p and dH / dz = -p (log p + H)."""
+    slope = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    if temperature != 1.0:
+        slope /= temperature
+    slope -= normaliser[:, None]
+    if entropy_gradient:
+        likely = slope.exp()
+        slope.add_(entropy[:, None]).mul_(-for_entropy[:, None]).sub_(for_logprobs[:, None]).mul_(likely)
+    else:
+        slope.exp_().mul_(-for_logprobs[:, None])
+    slope.scatter_add_(-1, targets[:, None], for_logprobs[:, None])
+    if temperature != 1.0:
+        slope /= temperature
+    return slope

@@ -1,0 +1,75 @@
+"""Which engine plays for a run, and where its weights live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mtrl.config.scale_checks import overlaps
+from mtrl.config.schema import Config
+from mtrl.distributed.sharding import needs_sharding
+from mtrl.distributed.world import World
+from mtrl.errors import UserError
+from mtrl.generator.engines.base import Engine
+from mtrl.generator.engines.local.engine import LocalEngine, copy_weights
+from mtrl.generator.engines.local.process import ProcessEngine
+from mtrl.models.lora import LoraWeights
+from mtrl.trainer.models import compute_dtype, load_model
+from mtrl.trainer.policy import Policy
+
+
+def shared_engine(config: Config, model: Any, tokenizer: Any, context: int) -> Engine:
+    """The engine that `generator.backend` names, with the model's own weights.
+
+    Args:
+        context: tokens of a whole conversation.
+    """
+    generator = config.generator
+    if generator.backend == "local":
+        local = generator.local
+        return LocalEngine(model, tokenizer, generator.max_num_seqs, context, local.fused, is_deterministic(config))
+    raise UserError(f"generator.backend={generator.backend} cannot train; use generator.backend=local")
+
+
+def training_engine(config: Config, world: World, path: str, policy: Policy, context: int) -> Engine:
+    """The engine that plays for a policy: with its weights, or with a copy of them that it is sent new ones for.
+
+    Args:
+        path: folder or Hub name of the policy at the start of the run.
+    """
+    if not has_copy(config, world):
+        return shared_engine(config, policy.model, policy.tokenizer, context)
+    if config.generator.backend != "local":
+        raise UserError(f"generator.backend={config.generator.backend} cannot train; use generator.backend=local")
+    model, _ = load_model(config, path)
+    model = model.to(compute_dtype(config))  # turns are sampled in what the trainer computes in
+    generator = config.generator
+    make = ProcessEngine if in_a_process(config) else LocalEngine
+    return make(
+        model,
+        policy.tokenizer,
+        generator.max_num_seqs,
+        context,
+        generator.local.fused,
+        is_deterministic(config),
+        in_flight=config.async_config.in_flight,
+        apply_weights=LoraWeights.of(policy.model) if config.model.lora_rank else copy_weights,
+    )
+
+
+def has_copy(config: Config, world: World) -> bool:
+    """Whether the engine has weights of its own: where the policy is sharded, where it trains adapters that the engine
+    knows nothing of, and where turns are sampled while the policy learns."""
+    sharded = needs_sharding(config.trainer.fsdp, world)
+    return sharded or overlaps(config) or in_a_process(config) or config.model.lora_rank > 0
+
+
+def in_a_process(config: Config) -> bool:
+    """Whether it has a process of its own."""
+    local = config.generator.local
+    return overlaps(config) if local.process is None else local.process
+
+
+def is_deterministic(config: Config) -> bool:
+    """Whether turns wait for each other, so that who shares a batch does not depend on time."""
+    local = config.generator.local
+    return not overlaps(config) if local.deterministic is None else local.deterministic

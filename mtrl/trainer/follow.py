@@ -1,0 +1,22 @@
+"""What every rank but the leader does."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from mtrl.config.schema import FsdpConfig
+
+
+def follow() -> None:
+    """Hold a share of the models, and work on them when the leader says so, until it dismisses its followers.
+
+    Raises:
+        JobLost: the leader or another rank is gone.
+    """
+    from mtrl.distributed.crew import Crew
+    from mtrl.distributed.world import World
+    from mtrl.trainer.models import make_learner
+
+    with closing(World.join(FsdpConfig.timeout)) as world:
+        config, path = world.broadcast(None)
+        Crew(world, make_learner(config, world, path)).follow()

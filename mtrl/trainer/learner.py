@@ -1,0 +1,125 @@
+"""What every rank holds of the models that are trained; the leader calls its methods on all ranks at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from mtrl.distributed.sharding import named_tensors
+from mtrl.errors import UserError
+from mtrl.trainer.batching import MicroBatch
+from mtrl.trainer.checkpoint_saver import Saver
+from mtrl.trainer.checkpoint_tensors import load_tensors, tensor_names
+from mtrl.trainer.flops import ModelFlops, model_flops
+from mtrl.trainer.optimizer import Optimizer
+from mtrl.trainer.policy_learner import PolicyLearner, UpdateReport
+from mtrl.trainer.value_learner import CriticReport, Lesson, ValueLearner
+
+CRITIC = "critic."
+"""What the names of the critic's tensors begin with in a checkpoint."""
+
+
+class Learner:
+    """The policy with its reference, and the critic, each with its optimiser: a rank's share of them.
+
+    Every method is called on all ranks together, with work for each: sharded models need all of them at every layer.
+    """
+
+    def __init__(self, policy: PolicyLearner | None, critic: ValueLearner | None = None, saver: Saver | None = None):
+        self._policy, self._critic = policy, critic
+        self.saver = saver or Saver()
+
+    @property
+    def policy(self) -> PolicyLearner:
+        assert self._policy is not None
+        return self._policy
+
+    @property
+    def critic(self) -> ValueLearner:
+        assert self._critic is not None
+        return self._critic
+
+    @property
+    def has_critic(self) -> bool:
+        return self._critic is not None
+
+    @property
+    def flops(self) -> ModelFlops:
+        """What a pass over the policy costs, or over the critic where it is alone."""
+        return model_flops(self._policy.policy.model if self._policy else self.critic.model)
+
+    def reference_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """[N] of each micro-batch by the reference."""
+        return self.policy.reference_logprobs(batches)
+
+    def values(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """[N] of each micro-batch by the critic."""
+        return self.critic.values(batches)
+
+    def update(self, parts: list[list[MicroBatch]], step: int, kl_coefficient: float) -> UpdateReport:
+        """One optimiser step of the policy for each part."""
+        return self.policy.update(parts, step, kl_coefficient)
+
+    def update_critic(self, parts: list[list[Lesson]], step: int) -> CriticReport:
+        """One optimiser step of the critic for each part."""
+        return self.critic.update(parts, step)
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """What an engine with weights of its own is to load, on the leader."""
+        return self.policy.policy.weights()
+
+    def export(self, folder: Path) -> None:
+        """The leader writes the policy as a Hugging Face folder."""
+        self.policy.policy.export(folder)
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's shards of all weights and moments, as they are now (`Saver.save`)."""
+        self.saver.save(self._weights() | self._moments(), folder)
+
+    def wait_saved(self) -> None:
+        """Return when what was saved is on the disk.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        self.saver.wait()
+
+    def load(self, folder: Path) -> None:
+        """Go on from the tensors of a checkpoint, which any number of ranks may have written.
+
+        Raises:
+            UserError: they do not fit the model and the settings.
+        """
+        names = tensor_names(folder)
+        if self._critic and not any(name.startswith(CRITIC) for name in names):
+            raise UserError(
+                f"checkpoint {folder} has no critic, and algorithm.advantage_method needs one; resume with the method "
+                "that it was written with, or start anew with resume=none"
+            )
+        into = self._weights()
+        for prefix, optimizer in self._optimizers().items():
+            mine = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+            into |= {prefix + name: value for name, value in optimizer.allocate(mine).items()}
+        load_tensors(into, folder)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The tensors themselves, not copies; of a policy with adapters only those, for the rest never changes."""
+        policy = self.policy.policy
+        own = named_tensors(policy.model, trainable_only=policy.adapted)
+        found = {f"model.{name}": value for name, value in own.items()}
+        if self._critic:
+            found |= {f"{CRITIC}model.{name}": value for name, value in named_tensors(self._critic.model).items()}
+        return found
+
+    def _moments(self) -> dict[str, Tensor]:
+        return {
+            prefix + name: value
+            for prefix, optimizer in self._optimizers().items()
+            for name, value in optimizer.state().items()
+        }
+
+    def _optimizers(self) -> dict[str, Optimizer]:
+        """By what the names of their tensors begin with."""
+        found = {"optimizer.": self.policy.optimizer}
+        return found | ({f"{CRITIC}optimizer.": self._critic.optimizer} if self._critic else {})

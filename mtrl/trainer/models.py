@@ -1,0 +1,157 @@
+"""From a configuration to the models that are trained: loaded, given adapters, sharded, each with its optimiser."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrl.config.schema import Config
+from mtrl.distributed.sharding import compile_layers, needs_sharding, shard
+from mtrl.distributed.world import World
+from mtrl.errors import UserError
+from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.lora import add_adapters, without_adapters
+from mtrl.trainer.batching import MicroBatch, check_packing
+from mtrl.trainer.checkpoint_saver import BackgroundSaver, Saver
+from mtrl.trainer.learner import Learner
+from mtrl.trainer.optimizer import Optimizer
+from mtrl.trainer.policy import Policy
+from mtrl.trainer.policy_learner import PolicyLearner
+from mtrl.trainer.value_learner import ValueLearner, value_model
+
+SMALL_MODEL = 5_000_000
+"""Up to this many parameters one CPU thread beats several: the barriers between them cost more than they save."""
+
+
+def make_learner(config: Config, world: World, path: str) -> Learner:
+    """The models that are trained, from the folder or Hub name `path`, and their optimisers; this rank's share of them.
+
+    Raises:
+        UserError: what the configuration names cannot be had, or does not fit together.
+    """
+    trainer, algorithm = config.trainer, config.algorithm
+    set_threads(config, world)
+    # What is sharded moves to the GPU layer by layer: whole, it might not fit there.
+    sharded = needs_sharding(trainer.fsdp, world)
+    model, tokenizer = load_model(config, path, device="cpu" if sharded else config.model.device)
+    if trainer.optimizer.offload and pick_device(config.model.device).type == "cpu":
+        warnings.warn("trainer.optimizer.offload=true has no effect on a CPU, where moments are anyway", stacklevel=1)
+    if trainer.threads is None and sum(p.numel() for p in model.parameters()) <= SMALL_MODEL:
+        torch.set_num_threads(1)
+    if trainer.gradient_checkpointing:
+        checkpoint_gradients(model)
+    if trainer.packing:
+        check_packing(model)
+    values, reference = value_model(config, model), reference_model(config, model)
+    if config.model.lora_rank:
+        model = add_adapters(model, config.model, config.seed)
+    model, reference, values = (prepared(module, config, world) for module in (model, reference, values))
+    as_policy = partial(
+        Policy,
+        tokenizer=tokenizer,
+        temperature=config.generator.sampling_params.temperature,
+        max_logits=trainer.max_logits_per_chunk,
+    )
+    policy = as_policy(model, entropy_gradient=algorithm.entropy_coef != 0)
+    frozen = None
+    if needs_reference(config):
+        frozen = WithoutAdapters(policy) if reference is None else as_policy(reference)
+    learner = PolicyLearner(config, policy, frozen, Optimizer(model, trainer.optimizer, trainer.max_steps))
+    saver = (BackgroundSaver if trainer.checkpoint.background else Saver)(world.background_group)
+    return Learner(learner, None if values is None else ValueLearner(config, values), saver)
+
+
+class WithoutAdapters:
+    """The reference where adapters are trained: the policy, as it is without them."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+
+    def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """As `Policy.all_logprobs`."""
+        with without_adapters(self.policy.model):
+            return self.policy.all_logprobs(batches)
+
+
+def set_threads(config: Config, world: World) -> None:
+    """As the configuration says, or one for the tiny policy, whose warm start must not depend on the machine, or this
+    rank's share of the cores."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
+    default = 1 if config.model.name == "tiny" else max(1, (os.cpu_count() or 1) // ranks_here)
+    torch.set_num_threads(config.trainer.threads or default)
+
+
+def prepared(module: Any, config: Config, world: World) -> Any:
+    """A module as it is trained: compiled and sharded where the configuration or the number of ranks asks for it."""
+    if module is None:
+        return None
+    if config.trainer.compile:
+        compile_layers(module)
+    if not needs_sharding(config.trainer.fsdp, world):
+        return module
+    return shard(module, config.trainer.fsdp, world, pick_device(config.model.device))
+
+
+def compute_dtype(config: Config) -> torch.dtype:
+    """What forward and backward compute in."""
+    return getattr(torch, config.trainer.fsdp.param_dtype or config.model.dtype)
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether the KL to a reference counts, in the loss or in the reward."""
+    return bool(config.algorithm.kl_loss_coef or config.algorithm.kl_reward_coef)
+
+
+def reference_model(config: Config, model: Any) -> Any:
+    """A frozen reference for the KL; None where it counts nowhere, and where it is the policy without its adapters."""
+    path = config.algorithm.kl_reference
+    if not needs_reference(config) or (config.model.lora_rank and not path):
+        return None
+    reference = copy.deepcopy(model)
+    if path:
+        reference = type(model).from_pretrained(path, dtype=model.dtype).to(model.device)
+    return reference.eval().requires_grad_(False)
+
+
+def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
+    """Module and tokenizer of a folder or Hub name; without dropout, for sampled and trained log-probs must agree.
+
+    Args:
+        device: as `model.device`, which None stands for.
+
+    Raises:
+        UserError: it cannot be had; `key` is the setting that named it.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    place = pick_device(device or config.model.device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=getattr(torch, config.model.dtype),
+            attn_implementation=config.model.attn_implementation,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{key}={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM"
+        ) from error
+    return model.eval().to(place), tokenizer
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"model.device={name} needs a GPU, and this machine shows none; use model.device=cpu")
+    return torch.device(name)

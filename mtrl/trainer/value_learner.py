@@ -1,0 +1,166 @@
+"""The optimiser steps of the value model, as every rank takes them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrl.algorithms.losses import weighted_sum
+from mtrl.algorithms.registry import find_estimator
+from mtrl.config.schema import Config
+from mtrl.distributed.sharding import compute_device, reshard
+from mtrl.distributed.sums import all_sum
+from mtrl.errors import UserError
+from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.value_head import ValueModel
+from mtrl.trainer.batching import MicroBatch, check_packing
+from mtrl.trainer.optimizer import Optimizer
+from mtrl.trainer.policy_learner import NonFiniteError
+
+Lesson = tuple[MicroBatch, Tensor, Tensor]
+"""A micro-batch, the values [N] before the step's first update, and what they should have been [N]."""
+
+
+def value_model(config: Config, policy: Any) -> ValueModel | None:
+    """The value model of a run, or None where `algorithm.advantage_method` reads none.
+
+    Args:
+        policy: the module that it starts from, unless `algorithm.critic.path` names a folder; its weights are copied.
+
+    Raises:
+        UserError: the folder cannot be used, or the architecture has no body to put a value head on.
+    """
+    if not find_estimator(config.algorithm.advantage_method).needs_critic:
+        return None
+    path = config.algorithm.critic.path
+    return ValueModel(copy.deepcopy(policy) if path is None else _load(path, config, policy))
+
+
+def _load(path: str, config: Config, like: Any) -> Any:
+    """The causal LM in a folder, set up as the policy's module is."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=like.dtype,
+            attn_implementation=config.model.attn_implementation,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"algorithm.critic.path={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM, or "
+            "null for the policy's own weights"
+        ) from error
+    own, wanted = (m.config.get_text_config().vocab_size for m in (model, like))
+    if own != wanted:
+        raise UserError(
+            f"algorithm.critic.path={path} has a vocabulary of {own} and the policy one of {wanted}, so they would not "
+            "read the same tokens; give a model with the policy's tokenizer, or null for the policy's own weights"
+        )
+    if config.trainer.packing:
+        check_packing(model)
+    model.eval()
+    if config.trainer.gradient_checkpointing:
+        checkpoint_gradients(model)
+    return model.to(like.device)
+
+
+class ValueLearner:
+    """A value model and its optimiser on one rank, which works on the micro-batches that it is handed."""
+
+    def __init__(self, config: Config, model: ValueModel):
+        self.model, self.settings = model, config.algorithm.critic
+        self.optimizer = Optimizer(model, self.settings.optimizer, config.trainer.max_steps)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches have to be."""
+        return compute_device(self.model)
+
+    @torch.no_grad()
+    def values(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """[N] the value before each sampled token, per micro-batch, on the CPU."""
+        found = [self._forward(batch.to(self.device)).cpu() for batch in batches]
+        reshard(self.model)
+        return found
+
+    def update(self, parts: list[list[Lesson]], step: int) -> CriticReport:
+        """The optimiser steps of training step `step` (0-based), one for each of `parts`."""
+        report = CriticReport()
+        try:
+            for part in parts:
+                self._optimiser_step(part, step, report)
+        except NonFiniteError as error:
+            report.stopped = error
+        return report
+
+    def _forward(self, batch: MicroBatch) -> Tensor:
+        return self.model(batch.action_mask, **batch.inputs)
+
+    def _optimiser_step(self, part: list[Lesson], step: int, report: CriticReport) -> None:
+        total = 0.0
+        for on_cpu, old, wanted in part:
+            batch = on_cpu.to(self.device)
+            values = self._forward(batch)
+            losses, clipped = value_losses(values, old.to(values), wanted.to(values), self.settings.value_clip)
+            loss = weighted_sum(losses, batch.weights)
+            total += loss.item()
+            loss.backward()
+            report.clipped += weighted_sum(clipped, batch.weights).item()
+        if not math.isfinite(everywhere := all_sum(total, self.device)):
+            raise NonFiniteError("loss", everywhere)
+        norm, report.lr = self.optimizer.step(step)
+        if not math.isfinite(norm):
+            raise NonFiniteError("gradient norm", norm)
+        report.updates += 1
+        report.loss += total
+        report.grad_norm += norm
+
+
+@dataclass
+class CriticReport:
+    """Sums over the optimiser steps of one training step; of one rank, or of all of them (`joined`)."""
+
+    updates: int = 0
+    loss: float = 0.0
+    clipped: float = 0.0
+    """Shares of the trained values whose loss was clipped."""
+    grad_norm: float = 0.0
+    lr: float = 0.0
+    stopped: NonFiniteError | None = None
+    """What ended the training step before its last optimiser step, on every rank alike."""
+
+    @classmethod
+    def joined(cls, reports: Iterable[CriticReport]) -> CriticReport:
+        """Sums over ranks of what each did with its share; norm and rate are the same on all of them."""
+        first, *others = reports
+        whole = replace(first)
+        for other in others:
+            whole.loss += other.loss
+            whole.clipped += other.clipped
+        return whole
+
+    def metrics(self) -> dict[str, float]:
+        """Means; there must have been an update."""
+        means = {"loss": self.loss, "clip_frac": self.clipped, "grad_norm": self.grad_norm}
+        return {f"critic/{name}": total / self.updates for name, total in means.items()} | {"critic/lr": self.lr}
+
+
+def value_losses(values: Tensor, old: Tensor, targets: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """½ max((v - R)², (v' - R)²), v' = v clipped to old ± `clip`, [N]; and 1 where the clip made it larger.
+
+    A value that moved further than that towards its target gets no gradient, as a ratio in PPO's loss (OpenAI
+    baselines; Engstrom et al., 2005.12729). None: ½ (v - R)².
+    """
+    free = (values - targets).square()
+    near = values if clip is None else values.clamp(old - clip, old + clip)
+    bounded = (near - targets).square()
+    return 0.5 * torch.maximum(free, bounded), (bounded > free).to(free.dtype)

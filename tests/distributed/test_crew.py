@@ -1,0 +1,219 @@
+"""Calls over real processes, and what becomes of all ranks when one of them goes."""
+
+import itertools
+import re
+import textwrap
+import threading
+
+import pytest
+from crews import play, run_ranks_of
+
+from mtrl.distributed.crew import Crew
+from mtrl.distributed.world import World
+from mtrl.errors import UserError
+
+LAST_WORDS = "; the job ends, resume=latest goes on from the last checkpoint"
+
+
+def told(ended):
+    """The one line that a rank ended with, without what all of them end with."""
+    assert ended.status == 1 and len(ended.err) == 1 and ended.err[0].endswith(LAST_WORDS), ended
+    return re.sub(r" \(.*\)", "", ended.err[0].removesuffix(LAST_WORDS))
+
+
+class Worker:
+    def same(self, *args):
+        return args
+
+    def refuse(self):
+        raise UserError("no")
+
+
+def test_alone_the_worker_is_called_without_a_copy():
+    crew, given = Crew(World(), Worker()), object()
+    assert crew.run("same", [(given,)], given) == [(given, given)]
+    assert crew.run("same", None, given)[0][0] is given
+    with pytest.raises(UserError, match="no"):
+        crew.run("refuse")
+    assert crew.run("same") == [()]
+    with pytest.raises(ValueError, match="1 ranks need a share each, and there are 2"):
+        crew.run("same", [(), ()])
+    crew.dismiss()
+
+
+def test_one_call_runs_after_the_other():
+    running, most, calls = itertools.count(), [], threading.Barrier(4)
+
+    class Slow:
+        inside = 0
+
+        def work(self):
+            next(running)
+            Slow.inside += 1
+            most.append(Slow.inside)
+            threading.Event().wait(0.01)
+            Slow.inside -= 1
+
+    crew = Crew(World(), Slow())
+    threads = [threading.Thread(target=lambda: (calls.wait(), crew.run("work"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1, 1] and next(running) == 4
+
+
+def test_every_rank_does_its_share_and_is_let_go(tmp_path):
+    """Also from another thread, with collectives of their own, and after a refusal."""
+    leader, follower, last = play(
+        tmp_path,
+        """
+        print(crew.run("tell", [("a",), ("b",), ("c",)], "all"))
+        print(crew.run("tell", None, 1, 2))
+        for ranks in ([1, 2], [0], []):
+            try:
+                print(crew.run("refuse", None, ranks))
+            except UserError as error:
+                print(error)
+        thread = threading.Thread(target=lambda: print(crew.run("total", [(1,), (2,), (3,)])))
+        thread.start()
+        thread.join()
+        try:
+            crew.run("tell", [("too few",)])
+        except ValueError as error:
+            print(error)
+        print(crew.run("total", None, 1))
+        """,
+        size=3,
+    )
+    assert leader.out == [
+        "[(0, 'a', 'all'), (1, 'b', 'all'), (2, 'c', 'all')]",
+        "[(0, 1, 2), (1, 1, 2), (2, 1, 2)]",
+        "rank 1 does not like it",
+        "rank 0 does not like it",
+        "['fine', 'fine', 'fine']",
+        "[6.0, 6.0, 6.0]",
+        "3 ranks need a share each, and there are 1",
+        "[3.0, 3.0, 3.0]",
+    ]
+    assert [(rank.status, rank.err) for rank in (leader, follower, last)] == [(0, [])] * 3
+
+
+def test_an_exception_on_a_follower_ends_all(tmp_path):
+    """The others wait for it in a collective; only the rank with the fault shows where that is."""
+    leader, failed, other = play(tmp_path, 'crew.run("fail", None, 1)', size=3)
+    assert told(leader) == "rank 0 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in leader.err[0]
+    assert told(other) == "rank 2 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in other.err[0]
+    assert failed.status == 1 and "Traceback" in failed.err[0]
+    assert failed.err[-1] == f"rank 1 of 3: ZeroDivisionError: boom{LAST_WORDS}"
+
+
+def test_an_exception_on_the_leader_ends_all(tmp_path):
+    leader, follower = play(tmp_path, 'crew.run("fail", None, 0)')
+    assert leader.status == 1 and "ZeroDivisionError: boom" in leader.err[-1]
+    assert told(follower) == "rank 1 of 2: rank 0 failed"
+
+
+def test_an_exception_between_calls_ends_all(tmp_path):
+    """As a refused configuration does: the followers are let go, and the leader's error is what is shown."""
+    leader, follower = play(tmp_path, "raise KeyError('x')")
+    assert leader.status == 1 and leader.err[-1].endswith("KeyError: 'x'")
+    assert (follower.status, follower.err) == (0, [])
+
+
+def test_a_fault_before_the_first_call_ends_all(tmp_path):
+    """A follower cannot build its worker; `closing` is enough to tell the others."""
+    program = """
+    from contextlib import closing
+    from mtrl.distributed.world import World
+    with closing(World.join(30.0)) as world:
+        if world.rank == 1:
+            raise KeyError("model")
+        world.gather(None)
+    """
+    leader, failed, other = run_ranks_of(tmp_path, textwrap.dedent(program), 3)
+    assert told(leader) == "rank 0 of 3: rank 1 failed" and "(KeyError: 'model')" in leader.err[0]
+    assert told(other) == "rank 2 of 3: rank 1 failed"
+    assert failed.status == 1 and failed.err[-1].endswith("KeyError: 'model'")
+
+
+def test_a_killed_follower_ends_all(tmp_path):
+    leader, killed, other = play(tmp_path, 'crew.run("kill", None, 1)', size=3)
+    assert killed.status == -9
+    assert told(leader) == "rank 0 of 3: rank 1 is gone"
+    assert told(other) == "rank 2 of 3: rank 1 is gone"
+
+
+def test_a_killed_leader_ends_all(tmp_path):
+    killed, *others = play(tmp_path, 'crew.run("kill", None, 0)', size=3)
+    assert killed.status == -9
+    assert [told(rank) for rank in others] == [f"rank {rank} of 3: the leader is gone" for rank in (1, 2)]
+
+
+def test_a_follower_that_dies_during_rollouts_ends_the_leader_in_order(tmp_path):
+    """The leader is in its event loop and calls nobody for long; what is open there is closed."""
+    leader, killed = play(
+        tmp_path,
+        """
+        import asyncio
+        async def rollouts():
+            os.kill(crew.run("pid")[1], signal.SIGKILL)
+            try:
+                await asyncio.sleep(600)
+            finally:
+                print("closed")
+        asyncio.run(rollouts())
+        """,
+    )
+    assert killed.status == -9 and leader.out == ["closed"]
+    assert told(leader) == "rank 0 of 2: rank 1 is gone"
+
+
+def test_followers_wait_as_long_as_the_leader_lives(tmp_path):
+    leader, follower = play(tmp_path, "time.sleep(9); print(crew.run('total', None, 1))", timeout=4.0)
+    assert (leader.status, leader.out, leader.err) == (0, ["[2.0, 2.0]"], [])
+    assert (follower.status, follower.err) == (0, [])
+
+
+def test_a_rank_that_takes_too_long_ends_all(tmp_path):
+    leader, slow = play(tmp_path, 'crew.run("sleep", None, 1, 600)', timeout=4.0)
+    assert told(leader) == "rank 0 of 2: the other ranks took longer than trainer.fsdp.timeout"
+    assert told(slow) == "rank 1 of 2: for rank 0, the other ranks took longer than trainer.fsdp.timeout"
+
+
+def test_a_rank_that_hangs_ends_the_job(tmp_path):
+    """Not even its threads answer: as when its machine is gone."""
+    leader, hung = play(
+        tmp_path,
+        """
+        pid = crew.run("pid")[1]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(600)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        """,
+        timeout=4.0,
+    )
+    assert hung.status == -9 and told(leader) == "rank 0 of 2: rank 1 is gone"
+
+
+def test_followers_leave_signals_to_the_leader(tmp_path):
+    """Schedulers tell every rank, and often more than once; a follower that alone is told passes it on."""
+    leader, follower = play(
+        tmp_path,
+        """
+        from mtrl.trainer.interrupt import Interrupt
+        with Interrupt() as interrupt:
+            pid, end = crew.run("pid")[1], time.monotonic() + 30
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR1)
+            while not interrupt.requested and time.monotonic() < end:
+                time.sleep(0.05)
+            print(interrupt.requested)
+            os.kill(os.getpid(), signal.SIGINT)
+            print(crew.run("total", None, 1))
+        """,
+    )
+    assert leader.out == ["SIGUSR1", "[2.0, 2.0]"]
+    assert [(rank.status, rank.err) for rank in (leader, follower)] == [(0, [])] * 2

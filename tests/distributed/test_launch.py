@@ -1,0 +1,143 @@
+"""What the environment says about the launch, and runs that torchrun really starts, and starts again."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from crews import ROOT
+
+from mtrl.distributed import launch
+from mtrl.errors import UserError
+
+
+@pytest.fixture
+def set_rank(monkeypatch):
+    def set_rank(rank, **more):
+        variables = {"RANK": rank, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"} | more
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_rank
+
+
+def test_without_torchrun_there_is_no_launch(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # of a program around this one
+    assert not launch.is_launched() and not launch.is_follower() and launch.launch_id() is None
+
+
+def test_ranks_know_their_part(set_rank):
+    set_rank("0")
+    assert launch.is_launched() and not launch.is_follower()
+    set_rank("1")
+    assert launch.is_follower()
+    set_rank("one")
+    with pytest.raises(UserError, match="RANK=one"):
+        launch.is_follower()
+
+
+def test_the_id_is_that_of_the_launch(set_rank, monkeypatch):
+    """Equal for children of one agent; another for another agent, rendezvous or a process id that came again."""
+    set_rank("0")
+    code = "from mtrl.distributed.launch import launch_id; print(launch_id())"
+    ids = [subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() for _ in range(2)]
+    assert ids[0] == ids[1] != launch.launch_id()
+    assert f":{os.getpid()}:" in ids[0]
+    first = launch.launch_id()
+    set_rank("0", TORCHELASTIC_RUN_ID="mine")
+    assert launch.launch_id() != first
+    set_rank("0")
+    monkeypatch.setattr(launch, "_started", lambda process: "later")
+    assert launch.launch_id() != first
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert launch.launch_id() is None
+
+
+def test_the_launch_imports_no_torch():
+    code = "import sys, mtrl.distributed.launch, mtrl.trainer.interrupt, mtrl.errors; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() == "False"
+
+
+TRAINING = """
+# Stands in for training: saves at the first step, and loses a rank in the first attempt.
+import json, os, signal, sys, types
+from contextlib import closing
+from pathlib import Path
+from mtrl.distributed import launch
+from mtrl.trainer.interrupt import Interrupt
+
+class Worker:
+    def step(self, attempt):
+        if attempt == 0 and launch.is_follower():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return attempt, launch.is_follower()
+
+def join():
+    from mtrl.distributed.crew import Crew
+    from mtrl.distributed.world import World
+    world = World.join(60.0)
+    return closing(world), Crew(world, Worker())
+
+def train(cfg):
+    run, attempt = Path(cfg.run_dir), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    (run / "metrics.jsonl").touch()
+    (run / f"attempt_{attempt}").write_text(json.dumps([cfg.resume, cfg.seed]))
+    closing_world, crew = join()
+    with Interrupt(), closing_world:
+        try:
+            (run / "result").write_text(json.dumps(crew.run("step", None, attempt)))
+        finally:
+            crew.dismiss()
+    return {}
+
+def follow():
+    closing_world, crew = join()
+    with closing_world:
+        crew.follow()
+
+sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train)
+sys.modules["mtrl.trainer.follow"] = types.SimpleNamespace(follow=follow)
+from mtrl.main import cli
+cli()
+"""
+
+
+def torchrun(folder, program, *words, restarts=0):
+    (folder / "program.py").write_text(textwrap.dedent(program))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*command, "--max-restarts", str(restarts), "program.py", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_again_where_it_was(tmp_path):
+    """The attempts are in one folder, though its name holds the time."""
+    done = torchrun(tmp_path, TRAINING, "seed=3", restarts=1)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "outputs/gsm8k").iterdir()
+    assert json.loads((run / "attempt_0").read_text()) == ["none", 3]
+    assert json.loads((run / "attempt_1").read_text()) == ["latest", 3]
+    assert json.loads((run / "result").read_text()) == [[1, False], [1, True]]
+    assert "rank 0 of 2: rank 1 is gone (" in done.stderr
+    assert "warning: torchrun has started this run again: it goes on in" in done.stderr
+    assert done.stdout.count(f"gsm8k in {run.relative_to(tmp_path)}") == 2  # of the leader alone, in each attempt
+
+
+@pytest.mark.slow
+def test_torchrun_ends_when_the_configuration_is_wrong(tmp_path):
+    """Followers wait for a leader that never comes, and torchrun's signal still ends them there."""
+    done = torchrun(tmp_path, TRAINING, "algorithm.group_size=1")
+    assert done.returncode == 1
+    assert done.stderr.count("algorithm.group_size=1 gives algorithm.advantage_method=grpo nothing to compare") == 1
+    assert "forcefully exiting" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["program.py"]

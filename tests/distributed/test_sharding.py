@@ -1,0 +1,347 @@
+"""Sharded over real processes, models compute and learn what one process does."""
+
+import warnings
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from sharded_models import KINDS, Experts, adamw, loss_of, make_batches, make_lm, make_model, without_tokens
+from torch import nn
+
+from mtrl.config.schema import FsdpConfig
+from mtrl.distributed.sharding import (
+    compile_layers,
+    compute_device,
+    decoder_layers,
+    full_state,
+    is_sharded,
+    load_full_state,
+    load_state,
+    named_tensors,
+    needs_sharding,
+    reshard,
+    shard,
+)
+from mtrl.errors import UserError
+from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.value_head import ValueModel
+
+STEPS = 2
+SETTINGS = {
+    "default": FsdpConfig(),
+    "keep gathered": FsdpConfig(reshard_after_forward=False),
+    "offload": FsdpConfig(cpu_offload=True),
+    "bfloat16": FsdpConfig(param_dtype="bfloat16"),
+}
+
+
+def world():
+    return SimpleNamespace(rank=dist.get_rank(), size=dist.get_world_size())
+
+
+def whole(value):
+    return value.full_tensor() if hasattr(value, "full_tensor") else value.detach().clone()
+
+
+def train(model, batches, steps=STEPS):
+    """Loss of some optimiser steps over these batches, the norms of their gradients, and the first gradients."""
+    optimizer = adamw(model)
+    losses, norms, gradients = [], [], {}
+    for _ in range(steps):
+        losses.append(0.0)
+        for batch in batches:
+            loss = loss_of(model, batch)
+            loss.backward()
+            losses[-1] += loss.item()
+        norms.append(float(whole(torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1e9))))
+        gradients = gradients or {n: whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {"losses": losses, "norms": norms, "gradients": gradients}
+
+
+def trained(model, settings, batches):
+    """One rank's share of the training, and the weights before and after it."""
+    model = shard(model, settings, world())
+    before = full_state(model)
+    return {**train(model, batches), "before": before, "after": full_state(model)}
+
+
+def own(batches):
+    return batches[dist.get_rank() :: dist.get_world_size()]
+
+
+def learn_on_ranks(rank, pairs):
+    """What each pair of a kind of model and a name of settings learns."""
+    return {pair: trained(make_model(pair[0]), SETTINGS[pair[1]], own(make_batches())) for pair in pairs}
+
+
+def learn_with_idle_rank(rank):
+    """Rank 0 has all the work; the other goes along with nothing to learn from."""
+    found = {}
+    for kind, idle in [("plain", without_tokens), ("tied", filler), ("value", without_tokens), ("lora", filler)]:
+        batches = make_batches(2)
+        found[kind] = trained(make_model(kind), FsdpConfig(), [idle(b) for b in batches] if rank else batches)
+    return found
+
+
+def filler(batch):
+    return batch.filler()
+
+
+def learn_compiled_and_recomputed(rank):
+    model = make_lm(layers=2)
+    checkpoint_gradients(model)
+    compile_eagerly(model)
+    return trained(model, FsdpConfig(), own(make_batches(2)))
+
+
+def compile_eagerly(model):
+    compile_layers(model, backend="eager")
+
+
+def learn_with_other_experts(rank):
+    """Each rank uses an expert that the other does not."""
+    model = shard(Experts(), FsdpConfig(), world())
+    model(torch.ones(1, 4), expert=rank).sum().backward()
+    return {name: whole(p.grad) for name, p in model.named_parameters()}
+
+
+def load_on_ranks(rank):
+    """Whole weights of rank 0 arrive everywhere; misfits are told everywhere, and change nothing."""
+    found = {}
+    batch = make_batches(1)[0]
+    for kind in KINDS:
+        other = full_state(make_model(kind))
+        other = {name: value + 0.01 for name, value in other.items()}
+        model = shard(make_model(kind), FsdpConfig(), world())
+        with torch.no_grad():
+            loss_of(model, batch)  # leaves the root's weights gathered
+        load_full_state(model, other if rank == 0 else None)
+        after = full_state(model)
+        with torch.no_grad():
+            loss = loss_of(model, batch)
+        reshard(model)
+        load_state(model, {name: value + 1 for name, value in other.items()})
+        found[kind] = {"other": other, "after": after, "loss": loss, "each": full_state(model)}
+    refused = []
+    state = full_state(make_lm())
+    for change in ({"lm_head.weight": None}, {"new": torch.ones(1)}, {"lm_head.weight": torch.ones(2, 2)}):
+        changed = {name: value for name, value in {**state, **change}.items() if value is not None}
+        model = shard(make_lm(), FsdpConfig(), world())
+        with pytest.raises(ValueError) as error:
+            load_full_state(model, changed if rank == 0 else None)
+        refused.append((str(error.value), full_state(model)))
+    return {**found, "refused": refused}
+
+
+def look_at_precision(rank):
+    batch = make_batches(1)[0]
+    model = shard(make_model("value"), SETTINGS["bfloat16"], world())
+    lm = shard(make_lm(), SETTINGS["bfloat16"], world())
+    seen = []
+    lm.model.layers[1].mlp.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    with warnings.catch_warnings(action="error"):
+        values = model(batch.action_mask, **batch.inputs)
+    with torch.no_grad():
+        loss_of(lm, batch)
+    reshard(lm)
+    return {"values": values.detach(), "inside": seen, "weights": {p.dtype for p in lm.parameters()}}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """`two_ranks(function, *args)`: what two processes return."""
+    return lambda function, *args: run_ranks(2, function, tmp_path_factory.mktemp("ranks"), *args)
+
+
+def alone(model, batches):
+    before = full_state(model)
+    return {**train(model, batches), "before": before, "after": full_state(model)}
+
+
+def assert_same(found, expected, tolerance=1e-5):
+    """What ranks did is what one process did."""
+    first = found[0]
+    assert all(rank["before"] is None and rank["after"] is None for rank in found[1:])
+    assert first["before"].keys() == expected["before"].keys() == first["after"].keys()
+    assert all(torch.equal(first["before"][name], value) for name, value in expected["before"].items())
+    losses = [sum(step) for step in zip(*(rank["losses"] for rank in found), strict=True)]
+    assert losses == pytest.approx(expected["losses"], rel=tolerance)
+    for rank in found:
+        assert rank["norms"] == pytest.approx(expected["norms"], rel=tolerance)
+        torch.testing.assert_close(rank["gradients"], expected["gradients"], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(first["after"], expected["after"], rtol=tolerance, atol=tolerance)
+
+
+def test_two_ranks_learn_what_one_process_does(two_ranks):
+    pairs = [*((kind, "default") for kind in KINDS), ("tied", "keep gathered"), ("tied", "offload")]
+    found = two_ranks(learn_on_ranks, [*pairs, ("bfloat16 with adapters", "default")])
+    expected = {kind: alone(make_model(kind), make_batches()) for kind in KINDS}
+    for pair in pairs:
+        assert_same([rank[pair] for rank in found], expected[pair[0]])
+    # Frozen weights in half precision and adapters in single precision are gathered together.
+    half = [rank["bfloat16 with adapters", "default"] for rank in found]
+    assert_same(half, alone(make_model("bfloat16 with adapters"), make_batches()), 1e-4)
+    assert {value.dtype for value in half[0]["after"].values()} == {torch.bfloat16, torch.float32}
+
+
+@pytest.mark.slow
+def test_replicas_of_shards_learn_what_one_process_does(tmp_path):
+    found = run_ranks(4, learn_replicated, tmp_path)
+    for kind in ("tied", "lora"):
+        assert_same([rank[kind] for rank in found], alone(make_model(kind), make_batches()))
+        assert {rank["held"] for rank in found} == {2}
+
+
+def learn_replicated(rank):
+    settings = FsdpConfig(replicas=2, timeout=77)
+    found = {kind: trained(make_model(kind), settings, own(make_batches())) for kind in ("tied", "lora")}
+    weight = shard(make_lm(), settings, world()).lm_head.weight
+    for group in weight.device_mesh.get_all_groups():
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=settings.timeout)
+    return {**found, "held": round(weight.numel() / weight.to_local().numel())}
+
+
+def test_a_rank_without_work_goes_along(two_ranks):
+    found = two_ranks(learn_with_idle_rank)
+    for kind in KINDS:
+        assert_same([rank[kind] for rank in found], alone(make_model(kind), make_batches(2)))
+
+
+def test_layers_are_compiled_and_recomputed_under_sharding(two_ranks):
+    assert_same(two_ranks(learn_compiled_and_recomputed), alone(make_lm(layers=2), make_batches(2)))
+
+
+def test_bfloat16_computes_and_float32_learns(two_ranks):
+    found = [rank["plain", "bfloat16"] for rank in two_ranks(learn_on_ranks, [("plain", "bfloat16")])]
+    expected = alone(make_lm(), make_batches())["losses"]
+    losses = [sum(step) for step in zip(*(rank["losses"] for rank in found), strict=True)]
+    assert losses == pytest.approx(expected, abs=0.1) and losses != pytest.approx(expected, abs=1e-4)
+    assert all(value.dtype == torch.float32 for value in found[0]["after"].values())
+    moved = [(v - found[0]["before"][n]).abs().max() for n, v in found[0]["after"].items()]
+    assert 0 < max(moved) < 4e-3  # steps of 1e-3, which bfloat16 would round away
+
+
+def test_values_keep_their_precision_where_the_body_is_in_bfloat16(two_ranks):
+    for found in two_ranks(look_at_precision):
+        values = found["values"]
+        assert values.dtype == torch.float32 and not torch.equal(values, values.bfloat16().float())
+        assert found["inside"] == [torch.bfloat16] and found["weights"] == {torch.float32}
+
+
+def test_ranks_may_use_other_experts(two_ranks):
+    found = two_ranks(learn_with_other_experts)
+    model = Experts()
+    sum(model(torch.ones(1, 4), expert=expert).sum() for expert in (0, 1)).backward()
+    expected = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    for gradients in found:
+        torch.testing.assert_close(gradients, expected)
+
+
+def test_whole_weights_arrive_on_all_ranks(two_ranks):
+    first, second = two_ranks(load_on_ranks)
+    for kind in KINDS:
+        other = first[kind]["other"]
+        assert all(torch.equal(first[kind]["after"][name], value) for name, value in other.items())
+        assert all(torch.equal(first[kind]["each"][name], value + 1) for name, value in other.items())
+        model = make_model(kind)
+        load_full_state(model, other)
+        expected = loss_of(model, make_batches(1)[0])
+        for found in (first, second):
+            torch.testing.assert_close(found[kind]["loss"], expected.detach())
+    for (told, after), (told_second, _), words in zip(
+        first["refused"],
+        second["refused"],
+        (
+            "missing ['lm_head.weight'], unexpected []",
+            "missing [], unexpected ['new']",
+            "lm_head.weight is [2, 2], not",
+        ),
+        strict=True,
+    ):
+        assert told == told_second and words in told
+        assert all(torch.equal(after[name], value) for name, value in full_state(make_lm()).items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_module_gives_and_takes_whole_weights(kind):
+    model, other = make_model(kind), make_model(kind)
+    state = full_state(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    load_full_state(other, full_state(model))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    load_state(other, state)  # the copies did not follow
+    assert all(torch.equal(a, b) for a, b in zip(make_model(kind).parameters(), other.parameters(), strict=True))
+
+
+def test_tied_weights_are_named_once_and_found_by_each_name():
+    model = make_lm(tied=True)
+    state = full_state(model)
+    assert "lm_head.weight" not in state and "lm_head.weight" in model.state_dict()
+    state["lm_head.weight"] = state.pop("model.embed_tokens.weight") + 1
+    load_state(model, state)
+    assert torch.equal(model.lm_head.weight, state["lm_head.weight"])
+
+
+def test_adapters_alone_are_named_where_they_are_asked_for():
+    model = make_model("lora")
+    names = named_tensors(model, trainable_only=True)
+    assert names and all("lora_" in name for name in names) and len(names) < len(named_tensors(model))
+    with pytest.raises(ValueError, match=r"missing \['base_model"):
+        load_state(model, {name: value.clone() for name, value in names.items()})
+    load_state(model, {name: value + 1 for name, value in full_state(model, True).items()}, trainable_only=True)
+    assert all(p.mean() > 0.5 for name, p in model.named_parameters() if "lora_" in name)
+
+
+def test_one_process_is_sharded_where_that_is_how_it_gets_its_precision_or_offload():
+    one = SimpleNamespace(rank=0, size=1)
+    assert not needs_sharding(FsdpConfig(), one) and needs_sharding(FsdpConfig(), SimpleNamespace(rank=0, size=2))
+    assert needs_sharding(FsdpConfig(param_dtype="bfloat16"), one) and needs_sharding(FsdpConfig(cpu_offload=True), one)
+    assert not dist.is_initialized()
+    try:
+        model = shard(make_lm(), FsdpConfig(cpu_offload=True), one)
+        assert is_sharded(model) and compute_device(model) == torch.device("cpu")
+        assert_same([trained_alone(model)], alone(make_lm(), make_batches()))
+    finally:
+        dist.destroy_process_group()
+
+
+def trained_alone(model):
+    before = full_state(model)
+    return {**train(model, make_batches()), "before": before, "after": full_state(model)}
+
+
+def test_replicas_that_do_not_divide_the_ranks_are_refused():
+    with pytest.raises(UserError, match="trainer.fsdp.replicas=3 does not divide the 4 ranks; use a divisor of 4"):
+        shard(make_lm(), FsdpConfig(replicas=3), SimpleNamespace(rank=0, size=4))
+
+
+def test_decoder_layers_are_found_in_any_architecture():
+    lm = make_lm(layers=2)
+    assert decoder_layers(lm) == list(lm.model.layers)
+    assert decoder_layers(ValueModel(lm)) == list(lm.model.layers)
+    adapted = make_model("lora")
+    assert decoder_layers(adapted) == list(adapted.base_model.model.model.layers)
+    experts = Experts()
+    assert decoder_layers(experts) == list(experts.blocks)  # and not the longer list of experts in each
+    assert decoder_layers(nn.Linear(2, 2)) == []
+
+
+def test_compiling_a_model_without_layers_is_refused():
+    with pytest.raises(UserError, match="trainer.compile=true: Linear has no list of layers"):
+        compile_layers(nn.Linear(2, 2))
+
+
+def test_compiled_layers_keep_their_names_and_numbers():
+    model = make_lm()
+    names, batch = list(model.state_dict()), make_batches(1)[0]
+    expected = loss_of(model, batch)
+    compile_eagerly(model)
+    torch.testing.assert_close(loss_of(model, batch), expected)
+    assert list(model.state_dict()) == names

@@ -1,0 +1,58 @@
+"""The benchmark of overlapping runs: it runs, what it prints follows from the records, and tools take their time."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def bench(folder, *words):
+    """Run it from outside the tree."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "benchmarks" / "asynchrony.py"), *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_ways_are_compared_within_a_round(tmp_path):
+    done = bench(tmp_path, "--quick", "--ways", "overlapped", "--json", "found.json", "--runs", "runs")
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert result["sizes"] == {"rounds": 1, "warm_up": 1, "steps": 1}
+    for tool, ways in result["tools"].items():
+        plain, overlapped = ways["synchronous"], ways["overlapped"]
+        assert (
+            plain["ratios"] == {"synchronous": [1.0]}
+            and plain["median"]["oldest"] == plain["median"]["side_by_side"] == 0
+        )
+        assert overlapped["median"]["oldest"] <= 1
+        assert overlapped["ratio"]["synchronous"] == pytest.approx(
+            overlapped["runs"][0]["steps_per_minute"] / plain["runs"][0]["steps_per_minute"]
+        )
+        for way in ways:
+            folder = tmp_path / "runs" / f"{tool}-{way}-0".replace(" ", "_")
+            (row,) = [row for row in read(folder / "metrics.jsonl") if row["step"] == 2]
+            ends = {span["step"]: span["end"] for span in read(folder / "timeline.jsonl") if span["name"] == "sync"}
+            (run,) = ways[way]["runs"]
+            assert run["seconds"] == pytest.approx(ends[2] - ends[1])
+            assert run["steps_per_minute"] == pytest.approx(60 / run["seconds"])
+            assert run["trainer_waits"] == row["perf/idle_frac"]
+            if tool != "none":
+                assert row["time/environment_per_turn"] >= 0.05
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| 50 to 500 ms") or line.startswith("| none")]
+    assert [line.split(" | ")[1] for line in rows] == ["synchronous", "overlapped"] * 2
+
+
+def test_sizes_that_measure_nothing_are_refused(tmp_path):
+    done = bench(tmp_path, "--warm-up", "0")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("--warm-up must be at least 1")

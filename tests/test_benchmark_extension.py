@@ -1,0 +1,40 @@
+"""The benchmark of sequence extension: the tokens add up, and the gradients are the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALL = (
+    "--hidden-size 16 --intermediate-size 16 --layers 1 --rollouts 2 --prompt-tokens 5 --tokens 3 "
+    "--observation-tokens 2 --micro-batch-tokens 40 --repeats 1 --turns 1 4"
+)
+
+
+def bench(folder, *words):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "benchmarks" / "extension.py"), *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_tokens_add_up_and_gradients_agree(tmp_path):
+    done = bench(tmp_path, *SMALL.split(), "--json", "found.json", "--plot", "found.svg")
+    assert done.returncode == 0, done.stderr[-4000:]
+    one, four = json.loads((tmp_path / "found.json").read_text())["turns"]
+    assert one["per turn"]["tokens"] == one["merged"]["tokens"] == 2 * (5 + 3)
+    assert four["merged"] | {"samples": 2, "tokens": 2 * (5 + 4 * 3 + 3 * 2)} == four["merged"]
+    assert four["per turn"] | {"samples": 8, "tokens": 2 * (8 + 13 + 18 + 23)} == four["per turn"]
+    assert four["tokens_ratio"] == pytest.approx(124 / 46) and 0 < four["gradient_difference"] < 1e-4
+    lines = done.stdout.splitlines()
+    assert lines[5].startswith("| 1 | 16 | 16 | 1.0 |") and lines[6].startswith("| 4 | 124 | 46 | 2.7 |")
+    assert (tmp_path / "found.svg").read_text().startswith("<?xml")
+
+
+def test_what_makes_no_rollouts_is_refused(tmp_path):
+    done = bench(tmp_path, "--turns", "0", "2")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("--turns must be at least 1")

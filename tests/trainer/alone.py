@@ -1,0 +1,14 @@
+"""One process with models to train, for tests that need no run around it. Not a test."""
+
+from mtrl.trainer.learner import Learner
+from mtrl.trainer.learners import alone
+from mtrl.trainer.policy_learner import PolicyLearner
+from mtrl.trainer.update import Updater
+
+
+def learners_of(config, policy, reference=None, optimizer=None):
+    return alone(Learner(PolicyLearner(config, policy, reference, optimizer)))
+
+
+def updater_of(config, policy, reference, optimizer, dump, kl=None):
+    return Updater(config, learners_of(config, policy, reference, optimizer), dump, kl)

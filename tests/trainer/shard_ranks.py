@@ -1,0 +1,48 @@
+"""Small process groups over gloo, forked: what they hold and give back goes through a queue."""
+
+import multiprocessing
+import os
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+FORK = multiprocessing.get_context("fork")
+
+
+def on_ranks(count, folder, work, *arguments):
+    """What `work(*arguments)` returns on each of `count` ranks; a rank that raises fails the test."""
+    queue, store = FORK.Queue(), folder / f"store-{os.urandom(4).hex()}"
+    ranks = [FORK.Process(target=_rank, args=(queue, r, count, store, work, arguments)) for r in range(count)]
+    for rank in ranks:
+        rank.start()
+    try:
+        answers = dict(queue.get(timeout=60) for _ in ranks)
+    finally:
+        for rank in ranks:
+            rank.join(timeout=10)
+            rank.kill()
+    failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
+    assert not failures, "\n".join(failures)
+    return [answers[rank] for rank in range(count)]
+
+
+class Failure(str):
+    """A traceback."""
+
+
+def _rank(queue, rank, count, store, work, arguments):
+    torch.set_num_threads(1)
+    try:
+        where = {"init_method": f"file://{store}", "rank": rank, "world_size": count}
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30), **where)
+        answer = work(*arguments)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        answer = Failure(f"rank {rank}\n{traceback.format_exc()}")
+    queue.put((rank, answer))
+    queue.close()
+    queue.join_thread()
+    os._exit(0)

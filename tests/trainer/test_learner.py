@@ -1,0 +1,100 @@
+"""What a rank holds: saved at one moment, and gone on with bit for bit."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from critics import METHODS, config_of, groups_of, samples_of
+
+from mtrl.errors import UserError
+from mtrl.trainer.checkpoint_saver import BackgroundSaver
+from mtrl.trainer.checkpoint_tensors import read_tensors
+from mtrl.trainer.critic import Critic
+from mtrl.trainer.learner import Learner
+from mtrl.trainer.learners import alone
+from mtrl.trainer.optimizer import Optimizer
+from mtrl.trainer.policy import Policy
+from mtrl.trainer.policy_learner import PolicyLearner
+from mtrl.trainer.update import Updater
+from mtrl.trainer.value_learner import ValueLearner, value_model
+
+
+def learner_of(model, config, with_critic=True):
+    critic = ValueLearner(config, value_model(config, model)) if with_critic else None
+    optimizer = Optimizer(model, replace(config.trainer.optimizer, lr=3e-3), 9)
+    return Learner(PolicyLearner(config, Policy(model, None), None, optimizer), critic, BackgroundSaver())
+
+
+def train(learner, config, samples, steps, dump=None):
+    learners = alone(learner)
+    critic, updater = Critic(config, learners, dump), Updater(config, learners, dump)
+    for step in steps:
+        targets = [np.full(s.action_tokens, math.sin(step + i)) for i, s in enumerate(samples)]
+        critic.update(samples, critic.values(samples), targets, step)
+        updater.run(
+            [replace(s, advantages=[math.cos(step + i)] * len(s.token_ids)) for i, s in enumerate(samples)], step
+        )
+
+
+def tensors(learner):
+    return {name: value.clone() for name, value in (learner._weights() | learner._moments()).items()}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+@METHODS
+def test_a_resumed_learner_goes_on_bit_for_bit(make_tiny_model, method, tmp_path):
+    config = config_of(method, clip=0.2)
+    model = make_tiny_model(2)
+    samples = samples_of(groups_of(model.config.vocab_size))
+    straight, stopped = (learner_of(make_tiny_model(2), config) for _ in range(2))
+    train(straight, config, samples, range(4))
+    train(stopped, config, samples, range(2))
+    then = tensors(stopped)
+    (tmp_path / "saved").mkdir()
+    stopped.save(tmp_path / "saved")
+    train(stopped, config, samples, range(2, 5))  # while it is written
+    stopped.wait_saved()
+    resumed = learner_of(make_tiny_model(5), config)
+    resumed.load(tmp_path / "saved")
+    assert_equal(tensors(resumed), then)
+    train(resumed, config, samples, range(2, 4))
+    assert any("critic.optimizer" in name and "exp_avg_sq" in name for name in then)
+    assert_equal(tensors(resumed), tensors(straight))
+
+
+def test_a_checkpoint_from_before_the_first_step(make_tiny_model, tmp_path):
+    config = config_of()
+    (tmp_path / "saved").mkdir()
+    fresh, other = learner_of(make_tiny_model(1), config), learner_of(make_tiny_model(2), config)
+    fresh.save(tmp_path / "saved")
+    fresh.wait_saved()
+    other.load(tmp_path / "saved")
+    assert_equal(tensors(other), tensors(fresh))
+
+
+def test_a_checkpoint_holds_what_a_model_itself_does_not_train(make_tiny_model, tmp_path):
+    """Frozen weights without adapters, as some architectures have them: who evaluates the checkpoint needs them too."""
+    model = make_tiny_model(1)
+    next(model.parameters()).requires_grad_(False)
+    learner = learner_of(model, config_of(), with_critic=False)
+    (tmp_path / "saved").mkdir()
+    learner.save(tmp_path / "saved")
+    learner.wait_saved()
+    found = read_tensors(tmp_path / "saved", "model")
+    assert_equal(found, learner.policy.policy.state())
+
+
+def test_a_checkpoint_without_a_critic_is_told(make_tiny_model, tmp_path):
+    config = config_of()
+    (tmp_path / "saved").mkdir()
+    plain = learner_of(make_tiny_model(1), config, with_critic=False)
+    plain.save(tmp_path / "saved")
+    plain.wait_saved()
+    with pytest.raises(UserError, match="has no critic, and algorithm.advantage_method needs one; resume with the"):
+        learner_of(make_tiny_model(1), config).load(tmp_path / "saved")

@@ -1,0 +1,170 @@
+"""Runs whose processes are killed go on, and nothing is damaged, trained twice or lost: `experiments/kills/`, a kill
+of each kind. Its audit finds what is wrong with a folder."""
+
+import json
+import random
+import sys
+
+import pytest
+import torch
+from runs import ROOT, SMALL
+
+from mtrl.tracking.trajectories import write_groups
+from mtrl.trainer.checkpoint import Checkpoints
+from mtrl.trainer.checkpoint_tensors import save_tensors
+from mtrl.trainer.experience import Unused
+from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
+
+sys.path.insert(0, str(ROOT / "experiments" / "kills"))
+
+from audit import Plan, audit_finished, audit_killed
+from kills import table
+from story import Killer, Moments
+from targets import TARGETS
+
+QUICK = [
+    "evaluation.before_train=false",
+    "evaluation.every_steps=0",
+    "evaluation.sampled_rows=0",
+    "evaluation.rows=4",
+    "trainer.checkpoint.every_steps=1",
+    "trainer.save_trajectories_every=1",
+]
+"""Long enough for a kill in the middle."""
+SOON = Moments({"step": 1.0}, step_seconds=0.05, steps=2)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("kills")
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.name != "job"], ids=lambda target: target.name)
+def test_a_killed_run_goes_on(target, tmp_path):
+    story = Killer(target, tmp_path / "run", [*SMALL, *QUICK], random.Random(target.name), SOON).play(1)
+    assert not story.faults, (tmp_path / "run.log").read_text()
+    assert len(story.kills) == 1 and story.kills[0].step < 8 and story.kills[0].audit.checkpoints
+    started = (tmp_path / "run.log").read_text()
+    assert ("it is started again" in started) == (target.name == "engine")
+    assert ("has started this run again" in started) == (target.name == "rank")
+    assert ("resumed from" in started) == (target.name != "engine")
+
+
+BATCH, STEPS = 2, 3
+PLAN = Plan([f"row{n}" for n in range(20)], BATCH, STEPS, lag=1)
+
+
+def group(number, row=None, version=0):
+    name = f"step{number // BATCH}/{number % BATCH}"
+    turn = Turn([1], [2], [-0.5], [(version, 1)], FinishReason.STOP, "", {"role": "assistant", "content": ""})
+    row = row or PLAN.rows[number]
+    played = [Trajectory(row, name, place, [turn], StopReason.DONE) for place in range(2)]
+    return Group(name, {"id": row}, played)
+
+
+def write_step(run_dir, step, *groups):
+    (run_dir / "trajectories").mkdir(parents=True, exist_ok=True)
+    write_groups(run_dir / "trajectories", "train", step, groups)
+
+
+def write_checkpoint(run_dir, step, drawn, *kept):
+    checkpoints = Checkpoints(run_dir / "checkpoints")
+    partial = checkpoints.begin(step)
+    save_tensors({"model.weight": torch.ones(4), "optimizer.weight.step": torch.ones(())}, partial)
+    unused = [Unused(0, 0, one).to_dict() for one in kept]
+    return checkpoints.commit(partial, {"step": step, "rows_drawn": drawn}, unused)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """Stopped after two of three steps: groups 0, 1, 3, 2 are trained, 4 and 5 are kept."""
+    write_step(tmp_path, 1, group(0), group(1))
+    write_step(tmp_path, 2, group(3), group(2))
+    write_checkpoint(tmp_path, 1, 4, group(2), group(3))
+    write_checkpoint(tmp_path, 2, 6, group(4), group(5))
+    return tmp_path
+
+
+def write_metrics(run_dir, *rows):
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_folder_in_order_has_no_faults(run_dir):
+    audit = audit_killed(run_dir, PLAN)
+    assert audit.checkpoints == 2 and not audit.faults
+    write_step(run_dir, 3, group(4), group(5))
+    write_metrics(run_dir, {"step": 0}, *({"step": n, "analysis/staleness/max": 1} for n in (1, 2, 3)))
+    assert not audit_finished(run_dir, PLAN).faults
+
+
+def test_steps_after_the_newest_checkpoint_are_not_counted(run_dir):
+    write_step(run_dir, 3, group(1), group(5))
+    assert not audit_killed(run_dir, PLAN).faults
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tensors.json", "rng.safetensors"])
+def test_a_checkpoint_without_a_file_is_found(run_dir, name):
+    (run_dir / "checkpoints" / "step_000002" / name).unlink()
+    assert len(audit_killed(run_dir, PLAN).corrupt) == 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tensors.json", "groups.jsonl"])
+def test_a_checkpoint_with_a_half_written_file_is_found(run_dir, name):
+    path = run_dir / "checkpoints" / "step_000002" / name
+    path.write_bytes(path.read_bytes()[:-20])
+    assert len(audit_killed(run_dir, PLAN).corrupt) == 1
+
+
+@pytest.mark.parametrize(
+    ("kept", "drawn", "doubled", "lost", "differences"),
+    [
+        ([group(4), group(2)], 6, ["step1/0", "row2"], ["step2/1", "row5"], []),
+        ([group(4)], 6, [], ["step2/1", "row5"], []),
+        ([group(4), group(5, "row3")], 6, ["row3"], ["row5"], ["step2/1 on row row3 was not drawn yet"]),
+        ([group(4), group(5)], 5, [], [], ["step2/1 on row row5 was not drawn yet"]),
+    ],
+    ids=["trained and kept", "neither", "the row of another", "it would be drawn again"],
+)
+def test_groups_that_do_not_add_up_are_found(run_dir, kept, drawn, doubled, lost, differences):
+    write_checkpoint(run_dir, 2, drawn, *kept)
+    audit = audit_killed(run_dir, PLAN)
+    assert (audit.doubled, audit.lost, audit.differences) == (doubled, lost, differences)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ([{"step": 1}, {"step": 2}], "metrics.jsonl has the steps [1, 2]"),
+        ([{"step": 1}, {"step": 2}, {"step": 2}, {"step": 3}], "metrics.jsonl has the steps [1, 2, 2, 3]"),
+        (
+            [{"step": 1}, {"step": 2, "analysis/staleness/max": 2}, {"step": 3}],
+            "step 2 trained a token that was too old",
+        ),
+    ],
+)
+def test_an_end_that_is_not_that_of_the_plan_is_found(run_dir, rows, fault):
+    write_step(run_dir, 3, group(4), group(5))
+    write_metrics(run_dir, *rows)
+    assert audit_finished(run_dir, PLAN).faults == [f"different: {fault}"]
+
+
+def test_an_end_unlike_the_undisturbed_one_is_found(run_dir, tmp_path_factory):
+    other = tmp_path_factory.mktemp("undisturbed")
+    write_step(run_dir, 3, group(4), group(5))
+    for folder, loss, weights in ((run_dir, 1.0, b"a"), (other, 2.0, b"b")):
+        write_metrics(folder, *({"step": n, "train/loss": loss if n == 3 else 0.0} for n in (1, 2, 3)))
+        (folder / "export").mkdir()
+        (folder / "export" / "model.safetensors").write_bytes(weights)
+    found = audit_finished(run_dir, PLAN, other).faults
+    assert found == ["different: metrics of step 3", "different: the weights at the end"]
+
+
+def test_the_table_counts_what_was_found(run_dir):
+    from story import Kill, Story
+
+    write_checkpoint(run_dir, 2, 6, group(4))
+    killed = Kill("save", 2, True, audit_killed(run_dir, PLAN))
+    stories = [Story("process", "a", [killed]), Story("rank", "b", failure="it ended with 1")]
+    lines = table(stories).splitlines()
+    assert lines[2:] == [
+        "| a synchronous run | 1 | 1 | 1 | 1 | 2 | 0 | 0 | 2 | 0 |",
+        "| one of two ranks | 0 | 0 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |",
+        "| all | 1 | 1 | 2 | 1 | 2 | 0 | 0 | 2 | 0 |",
+    ]

@@ -1,0 +1,71 @@
+"""Whole runs under torchrun: two ranks do what one process does, and one process goes on with what two have saved."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from runs import ROOT, SMALL, finish, start
+
+pytestmark = pytest.mark.slow
+
+STEADY = [
+    "trainer.max_steps=20",
+    "trainer.optimizer.lr=3e-4",
+    "trainer.optimizer.eps=1e-6",  # Adam makes as much of a gradient of rounding errors as of a real one
+    "evaluation.every_steps=10",
+    "evaluation.sampled_rows=0",
+    "trainer.checkpoint.every_steps=10",
+]
+"""Rounding differs between one process and two; here it stays far from moving a sampled token."""
+
+
+def launch(run_dir, *words, ranks=2, restarts=0):
+    """The command line under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [f"--max-restarts={restarts}", "-m", "mtrl.main", *SMALL, *words, f"run_dir={run_dir}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def rows_of(run_dir):
+    """By step, without what a clock decides."""
+    rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: {k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in rows}
+
+
+def assert_close(found, expected):
+    assert found and found.keys() <= expected.keys()
+    for step, row in found.items():
+        assert row.keys() == expected[step].keys()
+        assert row == pytest.approx(expected[step], abs=1e-4), step
+
+
+def test_two_ranks_are_one_process_and_go_on_as_one(tmp_path):
+    finish(start(tmp_path / "alone", *STEADY))
+    finish(launch(tmp_path / "two", *STEADY))
+    alone, two = rows_of(tmp_path / "alone"), rows_of(tmp_path / "two")
+    assert alone.keys() == two.keys() == set(range(21))
+    assert_close(two, alone)
+    half = tmp_path / "two" / "checkpoints" / "step_000010"
+    assert {path.name for path in half.glob("model-rank*")} == {"model-rank0.safetensors", "model-rank1.safetensors"}
+    finish(start(tmp_path / "half", *STEADY, f"resume={half}"))
+    assert_close(rows_of(tmp_path / "half"), {step: row for step, row in alone.items() if step > 10})
+
+
+def test_a_signal_saves_and_the_run_goes_on_on_two_ranks(tmp_path):
+    process = launch(tmp_path / "run", *STEADY)
+    for line in process.stdout:
+        if line.split()[:1] == ["3"]:  # the line of step 3
+            break
+    os.killpg(process.pid, signal.SIGTERM)  # as a scheduler does: to every process of the job
+    output, _ = process.communicate(timeout=120)
+    assert "SIGTERM: saved at step" in output and "Traceback (most recent call last)" not in output.split("SIGTERM")[0]
+    stopped = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert 3 <= stopped < 20
+    finish(launch(tmp_path / "run", *STEADY, "resume=latest"))
+    assert rows_of(tmp_path / "run").keys() == set(range(21))

@@ -1,0 +1,449 @@
+"""The stream: the bound holds while groups and updates overlap; errors are heard; nothing is left running."""
+
+import asyncio
+import threading
+from collections import Counter
+from itertools import count, pairwise
+from types import SimpleNamespace
+
+import pytest
+from streams import Gated, Played, Rows, ids, make, publish, rows_of, run, soon, train
+
+from mtrl.config.schema import RewardConfig
+from mtrl.errors import UserError
+from mtrl.rewards.compose import RewardComposer
+from mtrl.trainer.experience import Collector, NoSignalError, StoppedError
+from mtrl.trainer.stream import Activity
+from mtrl.types import StopReason
+
+# -- the bound --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_stale", ["wait", "requeue"])
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_no_token_is_older_than_the_bound_and_no_prompt_comes_twice(lag, on_stale):
+    stream = make(lag=lag, on_stale=on_stale, max_concurrent_groups=7)
+    found = run(train(stream, 12))
+    for step, experience in enumerate(found):
+        ages = [step - t.oldest_version for group in experience.groups for t in group.trajectories]
+        assert max(ages) <= lag
+        assert experience.metrics()["async/age/max"] <= lag
+        assert all(t.score == 1.0 for group in experience.groups for t in group.trajectories)
+    assert max(Counter(rows_of(found)).values()) == 1
+    assert stream.rollouts.most <= 7
+    if on_stale == "wait" or not lag:
+        assert sum(e.metrics()["async/requeued"] for e in found) == 0
+
+
+def test_without_staleness_it_is_the_synchronous_collector():
+    stream, collector = make(lag=0), make(Collector)
+    assert ids(found := run(train(stream, 5))) == ids(expected := run(train(collector, 5)))
+    assert rows_of(found) == rows_of(expected) == list(range(20))
+    assert ids(found)[3] == ["step3/0", "step3/1", "step3/2", "step3/3"]
+
+
+def test_groups_are_played_while_the_trainer_learns():
+    """With K = 2 the places of two further batches are filled and played before the first update ends."""
+
+    async def learn():
+        stream = make(lag=2)
+        await stream.collect(0)
+        while len(stream._finished) < 8:  # would wait for ever if they were not
+            await asyncio.sleep(0)
+        assert len(stream.rollouts.names) == 12  # and not one more before the update is out
+        publish(stream, 1)
+        await asyncio.sleep(0)
+        assert len(stream.rollouts.names) == 16
+        await stream.close()
+
+    run(learn())
+
+
+@pytest.mark.parametrize("on_stale", ["wait", "requeue"])
+def test_at_the_end_of_the_run_nothing_is_played_in_vain(on_stale):
+    async def learn():
+        stream = make(lag=3, on_stale=on_stale)
+        stream.admission.steps = 6
+        found = await train(stream, 6, close=False)
+        assert not stream._tasks and not stream._finished and not stream.admission.outstanding
+        await stream.close()
+        return found
+
+    assert sorted(rows_of(run(learn()))) == list(range(24))
+
+
+def test_a_straggler_is_overtaken_and_then_waited_for():
+    async def learn():
+        stream = make(played=Gated(), batch=1, lag=1)
+        stream.rollouts.open("step1/0")
+        first = await stream.collect(0)
+        assert ids([first]) == [["step1/0"]]
+        assert first.metrics()["async/straggler_seconds"] == 0.0  # it waited, but no batch was there
+        publish(stream, 1)
+        stream.rollouts.open("step2/0")
+        waiting = asyncio.create_task(stream.collect(1))
+        await soon(lambda: len(stream._finished) == 1)
+        assert not waiting.done()
+        stream.rollouts.open("step0/0")
+        found = await waiting
+        assert ids([found]) == [["step0/0"]] and found.metrics()["async/ready"] == 1.0
+        assert 0 < found.metrics()["async/straggler_seconds"] <= found.metrics()["async/wait_seconds"]
+        await stream.close()
+
+    run(learn())
+
+
+def test_requeue_goes_on_without_the_straggler_and_plays_its_prompt_again():
+    async def learn():
+        stream = make(played=Gated(), batch=1, lag=1, on_stale="requeue")
+        for step in range(3):
+            stream.rollouts.open(f"step{step + 1}/0")
+            assert ids([await stream.collect(step)]) == [[f"step{step + 1}/0"]]
+            publish(stream, step + 1)
+            await asyncio.sleep(0)
+        names = stream.rollouts.names
+        assert names[names.index("step0/0~") - 1] == "step2/0"  # first in the step after its deadline
+        stream.rollouts.open("step0/0~")
+        found = await stream.collect(3)
+        assert rows_of([found]) == [0] and ids([found]) == [["step0/0~"]]
+        await stream.close()
+
+    run(learn())
+
+
+def test_a_batch_is_in_the_order_of_admission_whatever_is_most_urgent():
+    class FailsOnce(Gated):
+        def make(self, group_id, row, size, version):
+            group = super().make(group_id, row, size, version)
+            if group_id == "step0/0":
+                group.trajectories[0].stop_reason = StopReason.ENV_ERROR
+            return group
+
+    async def learn():
+        stream = make(played=FailsOnce(), batch=2, lag=1)
+        stream.rollouts.open("step0/1", "step1/0")
+        await stream.collect(0)
+        publish(stream, 1)
+        stream.rollouts.open("step0/0", "step0/0+", "step1/1")  # the replacement has a version more than the last one
+        assert ids([await stream.collect(1)]) == [["step0/0+", "step1/1"]]
+        await stream.close()
+
+    run(learn())
+
+
+def test_a_token_that_is_too_old_is_never_handed_over():
+    class Stale(Played):
+        def make(self, group_id, row, size, version):
+            return super().make(group_id, row, size, version - (group_id == "step2/1"))
+
+    with pytest.raises(RuntimeError, match=r"group step2/1 .*sampled 1 training steps ago.*max_steps_off_policy=0"):
+        run(train(make(lag=0, played=Stale()), 5))
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+class Broken(Played):
+    async def play(self, group_id, row):
+        await super().play(group_id, row)
+        if row["n"] == 6:
+            raise ZeroDivisionError("row 6")
+
+
+def test_an_error_in_a_task_ends_the_waiting_collect():
+    stream = make(played=Broken(), batch=8, lag=0)
+    with pytest.raises(ZeroDivisionError, match="row 6"):
+        run(train(stream, 1))
+    assert stream.rollouts.running == 0
+
+
+def test_an_error_between_two_steps_is_heard_at_the_next_one():
+    class BrokenGate(Gated):
+        async def play(self, group_id, row):
+            await super().play(group_id, row)
+            if row["n"] == 3:
+                raise ZeroDivisionError("row 3")
+
+    async def learn():
+        stream = make(played=BrokenGate(), batch=1, lag=3)
+        stream.rollouts.open("step0/0")
+        await stream.collect(0)
+        stream.rollouts.open("step1/0", "step3/0")
+        await soon(lambda: stream._error)
+        publish(stream, 1)
+        with pytest.raises(ZeroDivisionError, match="row 3"):
+            await stream.collect(1)
+        await stream.close()
+
+    run(learn())
+
+
+def test_an_error_of_the_scorer_is_heard():
+    def score(trajectory, row):
+        raise UserError("the scorer is ill")
+
+    with pytest.raises(UserError, match="the scorer is ill"):
+        run(train(make(family=SimpleNamespace(score=score)), 1))
+
+
+def test_a_component_that_nothing_reports_is_heard():
+    stream = make()
+    stream.composer = RewardComposer(RewardConfig(components={"environment": 1.0, "formt": 1.0}))
+    with pytest.raises(UserError, match="formt"):
+        run(train(stream, 1))
+
+
+def test_an_error_of_the_rows_is_heard():
+    class Few(Rows):
+        def next(self):
+            if self.drawn == 10:
+                raise UserError("no row")
+            return super().next()
+
+    with pytest.raises(UserError, match="no row"):
+        run(train(make(rows=Few()), 9))
+
+
+def test_a_group_that_somebody_cancels_is_an_error_and_no_hang():
+    class Cancelling(Played):
+        async def play(self, group_id, row):
+            raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="group step0/0 were cancelled, and not by the trainer"):
+        run(train(make(played=Cancelling()), 1))
+
+
+def test_publishing_is_not_forgotten():
+    async def learn():
+        stream = make()
+        await stream.collect(0)
+        try:
+            with pytest.raises(RuntimeError, match="publish"):
+                await stream.collect(0)
+        finally:
+            await stream.close()
+
+    run(learn())
+
+
+class Failing(Played):
+    """One of the two episodes of some groups fails."""
+
+    def __init__(self, fails, **settings):
+        super().__init__(**settings)
+        self.fails = fails
+
+    def make(self, group_id, row, size, version):
+        group = super().make(group_id, row, size, version)
+        if self.fails(row["n"]):
+            group.trajectories[0].stop_reason = StopReason.ENV_ERROR
+            group.trajectories[0].error = "ValueError: dry\nTraceback"
+        return group
+
+
+def test_failed_groups_are_replaced_as_a_whole_and_counted():
+    stream = make(played=Failing(lambda n: n % 4 == 1, max_failed_share=0.5), lag=1)
+    found = run(train(stream, 6))
+    assert all(n % 4 != 1 for n in rows_of(found))
+    assert len(set(rows_of(found))) == 24
+    failures = [t for e in found for t in e.report.failures]
+    assert failures and sum(e.report.episodes for e in found) >= 2 * (24 + len(failures))
+    replaced = [name for names in ids(found) for name in names if name.endswith("+")]
+    assert replaced and set(replaced) <= {f"{t.group_id}+" for t in failures}
+
+
+def test_too_many_failures_end_the_run_in_one_sentence():
+    with pytest.raises(UserError, match=r"3 of 8 episodes failed, more than .*max_failed_share=0\.25.*ValueError: dry"):
+        run(train(make(played=Failing(lambda n: n >= 8, max_failed_share=0.25)), 9))
+
+
+def test_failures_without_end_are_no_hang():
+    with pytest.raises(UserError, match="none of the last 10 rounds of replacements had a group without a failure"):
+        run(train(make(played=Failing(lambda n: n >= 8)), 9))
+
+
+def test_a_first_failure_is_not_yet_a_share():
+    class FirstFails(Failing):
+        async def play(self, group_id, row):
+            await asyncio.sleep(0.01 * row["n"])
+
+    found = run(train(make(played=FirstFails(lambda n: n == 0, max_failed_share=0.25)), 2))
+    assert len(found[0].report.failures) == 1
+
+
+# -- dynamic sampling -------------------------------------------------------------------------------------------------
+
+
+class Silent(Played):
+    """Groups of some rows earn the same for every episode."""
+
+    def __init__(self, teaches):
+        super().__init__()
+        self.teaches = teaches
+
+    def make(self, group_id, row, size, version):
+        group = super().make(group_id, row, size, version)
+        for trajectory in group.trajectories if not self.teaches(row["n"]) else ():
+            trajectory.turns[-1].reward = 1.0
+        return group
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_groups_that_teach_nothing_are_set_aside_and_others_admitted(lag):
+    stream = make(played=Silent(lambda n: n % 3 == 0), lag=lag, algorithm={"dynamic_sampling_rounds": 9})
+    found = run(train(stream, 6))
+    assert all(n % 3 == 0 for n in rows_of(found)) and len(set(rows_of(found))) == 24
+    aside = [group.row["n"] for e in found for group in e.set_aside]
+    assert aside and all(n % 3 for n in aside)
+    for experience in found:
+        assert {g.group_id for g in experience.report.groups} == {
+            g.group_id for g in [*experience.groups, *experience.set_aside]
+        }
+
+
+def test_the_bound_of_dynamic_sampling_ends_in_the_same_sentence():
+    stream = make(played=Silent(lambda n: n < 5), algorithm={"dynamic_sampling_rounds": 2})
+    with pytest.raises(
+        NoSignalError,
+        match=r"algorithm\.dynamic_sampling_rounds=2 rounds of new prompts only 1 of \d+ groups had an "
+        r"advantage, and a step needs trainer\.prompts_per_step=4",
+    ):
+        run(train(stream, 9))
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_silent_groups_are_no_lack_of_signal_while_others_teach(slow):
+    """Whichever kind is the slower one: with half of them silent, one round is enough."""
+
+    class Halves(Silent):
+        async def play(self, group_id, row):
+            await asyncio.sleep(0.03 if row["n"] % 2 == slow else 0)
+
+    stream = make(played=Halves(lambda n: n % 2 == 0), batch=2, lag=5, algorithm={"dynamic_sampling_rounds": 1})
+    found = run(train(stream, 6))
+    assert all(n % 2 == 0 for n in rows_of(found))
+    assert max(len(experience.set_aside) for experience in found) > 2
+
+
+def test_a_straggler_is_no_lack_of_signal():
+    """While it is waited for, one place after the other finds nothing; but a batch is ready."""
+
+    class OneSlow(Silent, Gated):
+        async def play(self, group_id, row):
+            if row["n"] == 0:
+                await super().play(group_id, row)
+
+    async def learn():
+        played = OneSlow(lambda n: n < 5 or n > 20)
+        stream = make(played=played, batch=2, lag=1, algorithm={"dynamic_sampling_rounds": 1})
+        await stream.collect(0)
+        publish(stream, 1)
+        waiting = asyncio.create_task(stream.collect(1))
+        await soon(lambda: len(stream._finished) == 3)
+        played.open("step0/0")
+        found = await waiting
+        assert rows_of([found]) == [0, 3] and len(found.set_aside) == 16
+        await stream.close()
+
+    run(learn())
+
+
+# -- nothing is left --------------------------------------------------------------------------------------------------
+
+
+def test_scoring_does_not_stop_the_episodes():
+    """A scorer that waits for something that happens on the event loop: on the loop itself it would wait for ever."""
+    happened = threading.Event()
+
+    class Knocking(Played):
+        async def play(self, group_id, row):
+            if row["n"] == 5:
+                happened.set()
+            await asyncio.sleep(0.01 * row["n"])
+
+    family = SimpleNamespace(score=lambda trajectory, row: float(happened.wait(10)))
+    (experience,) = run(train(make(played=Knocking(), family=family, batch=2, max_concurrent_groups=4, lag=3), 1))
+    assert all(t.score == 1.0 for group in experience.groups for t in group.trajectories)
+
+
+def test_what_others_played_is_judged_in_the_same_thread():
+    """An evaluation beside the stream: a user's scorer is never in two threads at once."""
+    threads = set()
+
+    def score(trajectory, row):
+        threads.add(threading.current_thread())
+        return 1.0
+
+    async def evaluate_beside():
+        stream = make(family=SimpleNamespace(score=score), batch=2)
+        group = stream.rollouts.make("eval/0", {"n": 0}, 2, 0)
+        await asyncio.gather(stream.collect(0), stream.judge(group))
+        await stream.close()
+        return group
+
+    group = run(evaluate_beside())
+    assert all(t.score == 1.0 and t.trainable for t in group.trajectories)
+    assert len(threads) == 1 and threading.main_thread() not in threads
+
+
+def test_a_stop_ends_the_waiting_and_loses_nothing():
+    async def learn():
+        stream = make(played=Gated(), batch=2, lag=1)
+        stream.rollouts.open("step0/1")
+        collecting = asyncio.create_task(stream.collect(0))
+        await soon(lambda: len(stream._finished) == 1)
+        stream.stop()
+        with pytest.raises(StoppedError):
+            await asyncio.wait_for(collecting, 10)
+        state = stream.state()
+        assert [entry["group"]["group_id"] for entry in state[1:]] == ["step0/0", "step0/1", "step1/0", "step1/1"]
+        assert [bool(entry["group"]["trajectories"]) for entry in state[1:]] == [False, True, False, False]
+        await stream.close()
+
+    run(learn())
+
+
+@pytest.mark.parametrize("concurrent", [None, 5])
+def test_closing_in_the_middle_leaves_nothing(concurrent):
+    class Tidying(Gated):
+        async def play(self, group_id, row):
+            try:
+                await super().play(group_id, row)
+            finally:
+                await asyncio.sleep(0.01)
+
+    async def learn():
+        stream = make(played=Tidying(), lag=3, max_concurrent_groups=concurrent)
+        collecting = asyncio.create_task(stream.collect(0))
+        await soon(lambda: stream.rollouts.running == (concurrent or 16))
+        collecting.cancel()
+        await stream.close()
+        assert stream.rollouts.running == 0
+        await stream.close()  # again: harmless
+
+    run(learn())
+
+
+def test_the_generator_was_busy_when_a_group_was_in_flight():
+    spans = []
+    stream = make(batch=2, lag=1)
+    stream.activity = Activity(lambda start, end: spans.append((start, end)))
+    run(train(stream, 5))
+    assert len(spans) >= 5  # cut at every publish
+    assert all(start <= end for start, end in spans)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_activity_tells_busy_stretches_and_counts_idle_ones(monkeypatch):
+    clock = count(10)
+    monkeypatch.setattr("mtrl.trainer.stream.time.perf_counter", lambda: float(next(clock)))
+    spans = []
+    activity = Activity(lambda start, end: spans.append((start, end)))
+    activity.note(False)  # 10
+    activity.note(True)  # 11
+    activity.note(True)
+    activity.cut()  # 12
+    activity.note(False)  # 13
+    assert spans == [(11.0, 12.0), (12.0, 13.0)]
+    assert activity.take_idle() == 2.0  # 10 to 11 and 13 to 14
+    assert activity.take_idle() == 1.0

@@ -1,0 +1,160 @@
+"""The stream over real episodes: the local engine samples, environments take their time, weights change meanwhile."""
+
+import asyncio
+import random
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from streams import ids, publish, run, soon
+
+from mtrl.config.schema import Config, RewardConfig
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.generator.conversation import Conversation
+from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.generator.engines.scripted import ScriptedEngine
+from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.generator.rollouts import Rollouts
+from mtrl.rewards.compose import RewardComposer
+from mtrl.trainer.experience import Collector
+from mtrl.trainer.stream import Stream
+from mtrl.types import StopReason
+
+FAMILY = SimpleNamespace(score=lambda trajectory, row: float(len(trajectory.turns) > 1))
+
+
+class Slow(BaseEnvironment):
+    """Answers after a while; how often it was closed is kept."""
+
+    made: list = []  # noqa: RUF012
+
+    def __init__(self, max_turns=3, **config):
+        super().__init__(max_turns)
+        self.closed, self.turns = 0, 0
+        Slow.made.append(self)
+
+    async def step(self, response, ground_truth):
+        await asyncio.sleep(random.Random(f"{ground_truth}/{self.turns}").random() * 0.01)
+        self.turns += 1
+        return float(len(response) % 3), f"again {self.turns}", self.turns == 3
+
+    def close(self):
+        self.closed += 1
+
+
+class Hanging(Slow):
+    """The first steps never end."""
+
+    async def step(self, response, ground_truth):
+        if ground_truth["n"] < 2:
+            await asyncio.Event().wait()
+        return await super().step(response, ground_truth)
+
+
+@pytest.fixture
+def play(tiny_tokenizer, tiny_codec):
+    """`play(kind, engine, lag, environment=Slow, **settings)`: a way to experience, with episodes of three turns."""
+    pools, numbers = [], []
+
+    def make(kind, engine, lag, environment=Slow, **settings):
+        Slow.made = []
+        pools.append(EnvironmentPool(4))
+        loop = EpisodeLoop(
+            engine, environment, partial(Conversation, tiny_codec), pools[-1], Limits(3, 200, 30, 60, retries=0)
+        )
+        config = Config(run_dir="unused")
+        config.trainer.prompts_per_step = 2
+        config.algorithm = replace(config.algorithm, group_size=3)
+        config.async_config = replace(config.async_config, max_steps_off_policy=lag, **settings)
+        sampling = SamplingParams(max_generate_length=8, stop_token_ids=tiny_codec.stop_token_ids)
+        numbers.append(iter(range(1000)))
+        return kind(
+            config, Rollouts(loop, 0, 0.0), RewardComposer(RewardConfig()), FAMILY, sampling, partial(row, numbers[-1])
+        )
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def row(numbers):
+    n = next(numbers)
+    return {"id": str(n), "prompt": [{"role": "user", "content": f"how many {n}"}], "ground_truth": {"n": n}}
+
+
+def said(experiences):
+    return [
+        [(t.group_id, t.task_id, t.score, [turn.action_ids for turn in t.turns]) for t in group.trajectories]
+        for experience in experiences
+        for group in experience.groups
+    ]
+
+
+async def learn(producer, steps):
+    """Experience of these steps; the weights stay what they are, under a new version."""
+    engine, found = producer.rollouts.loop.engine, []
+    for step in range(steps):
+        found.append(await producer.collect(step))
+        await engine.load_weights(None, step + 1)
+        publish(producer, step + 1)
+    await producer.close()
+    sessions = dict(engine._sessions)
+    await engine.close()
+    assert not sessions
+    return found
+
+
+def test_without_staleness_the_groups_are_those_of_the_collector(tiny_model, play):
+    """Names, rows and tokens; also beside each other, the log-probs, whose last bits depend on who shares a batch."""
+
+    def found(kind):
+        engine = LocalEngine(tiny_model, None, 8, 200, deterministic=False)
+        return run(learn(play(kind, engine, lag=0), 3))
+
+    stream, collector = found(Stream), found(Collector)
+    assert said(stream) == said(collector)
+    for ours, theirs in zip(stream, collector, strict=True):
+        for group, other in zip(ours.groups, theirs.groups, strict=True):
+            for t, u in zip(group.trajectories, other.trajectories, strict=True):
+                for a, b in zip(t.turns, u.turns, strict=True):
+                    assert a.action_logprobs == pytest.approx(b.action_logprobs, abs=1e-5)
+                    assert (a.reward, a.version_spans) == (b.reward, b.version_spans)
+
+
+@pytest.mark.parametrize("in_flight", ["continue", "drain"])
+@pytest.mark.parametrize("on_stale", ["wait", "requeue"])
+def test_weights_change_in_the_middle_and_no_token_is_too_old(tiny_model, play, in_flight, on_stale):
+    engine = LocalEngine(tiny_model, None, 8, 200, deterministic=False, in_flight=in_flight)
+    found = run(learn(play(Stream, engine, lag=2, on_stale=on_stale), 8))
+    for step, experience in enumerate(found):
+        for t in (t for group in experience.groups for t in group.trajectories):
+            assert 0 <= step - t.oldest_version <= 2
+            assert all(sum(n for _, n in turn.version_spans) == len(turn.action_ids) for turn in t.turns)
+            assert t.stop_reason == StopReason.DONE and t.score == 1.0
+    assert {v for e in found for g in e.groups for t in g.trajectories for turn in t.turns for v in turn.versions} > {0}
+    assert all(environment.closed == 1 for environment in Slow.made)
+
+
+def test_what_is_requeued_or_closed_is_cleared_away(tiny_tokenizer, play):
+    """Episodes that are stopped in the middle of a step: environments closed once, sessions released, nothing runs."""
+
+    async def go():
+        engine = ScriptedEngine(lambda trajectory_id, turn: "ab", tiny_tokenizer)
+        stream = play(Stream, engine, lag=1, environment=Hanging, on_stale="requeue")
+        hung = []
+        for step in range(3):
+            found = await stream.collect(step)
+            hung += [name for name in ids([found])[0] if "~" in name]
+            await engine.load_weights(None, step + 1)
+            publish(stream, step + 1)
+        started = list(Slow.made)
+        await soon(lambda: engine._turns.keys() >= {"step0/0~/0", "step0/1~/2"})  # the prompts are played again
+        assert not any(name.startswith(("step0/0/", "step0/1/")) for name in engine._turns)
+        await stream.close()
+        assert started and all(environment.closed == 1 for environment in Slow.made)
+        assert not engine._turns and not hung
+
+    run(go())

@@ -1,0 +1,103 @@
+"""Checkpoints of the stream: nothing is lost or doubled, under the same settings and under others."""
+
+import json
+
+import pytest
+from streams import Rows, ids, make, rows_of, run, soon, train
+
+from mtrl.trainer.experience import Collector
+
+
+async def interrupted(steps=3, **settings):
+    """A stream that was stopped after these steps: what it trained, its rows, and its state as JSON."""
+    rows = Rows()
+    stream = make(rows=rows, **settings)
+    found = await train(stream, steps, close=False)
+    await soon(lambda: stream._finished and stream._tasks)
+    state, drawn = json.loads(json.dumps(stream.state())), rows.drawn
+    await stream.close()
+    rows.drawn = drawn
+    return found, rows, state
+
+
+@pytest.mark.parametrize("on_stale", ["wait", "requeue"])
+def test_resuming_loses_and_doubles_nothing(on_stale):
+    async def stop_and_go_on():
+        before, rows, state = await interrupted(batch=4, lag=3, on_stale=on_stale, max_concurrent_groups=3)
+        stream = make(rows=rows, batch=4, lag=3, on_stale=on_stale)
+        stream.rollouts.version = 3
+        stream.restore(state)
+        kept = {group.group_id for group in stream._finished.values()}
+        unfinished = [entry["group"]["group_id"] for entry in state[1:] if not entry["group"]["trajectories"]]
+        assert json.loads(json.dumps(stream.state())) == state
+        after = await train(stream, 6, start=3)
+        played = stream.rollouts.names
+        assert kept and not kept.intersection(played)  # what was finished is not played again
+        assert played[: len(unfinished)] == unfinished  # and what was not comes first
+        return before, after, stream
+
+    before, after, stream = run(stop_and_go_on())
+    trained = rows_of([*before, *after])
+    assert len(set(trained)) == len(trained) == 36
+    left = {slot.row["n"] for slot in [*stream.admission.outstanding, *stream.admission.again]}
+    assert set(trained) | left == set(range(stream.admission.admitted)) and not left.intersection(trained)
+    for step, experience in enumerate(after, start=3):
+        assert all(step - t.oldest_version <= 3 for g in experience.groups for t in g.trajectories)
+
+
+@pytest.mark.parametrize(("batch", "lag"), [(4, 1), (2, 1), (8, 1)])
+def test_other_settings_go_on_with_it(batch, lag):
+    """Groups that became too old by a smaller bound are played again; the others count."""
+
+    async def stop_and_go_on():
+        before, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
+        stream = make(rows=rows, batch=batch, lag=lag)
+        stream.rollouts.version = 3
+        stream.restore(state)
+        return before, await train(stream, 8, start=3)
+
+    before, after = run(stop_and_go_on())
+    trained = rows_of([*before, *after])
+    assert len(set(trained)) == len(trained) == 12 + 8 * batch
+    names = [name for names in ids([*before, *after]) for name in names]
+    assert len(set(names)) == len(names)
+
+
+def test_a_synchronous_run_goes_on_with_it_and_back():
+    async def stop_and_go_on():
+        before, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
+        collector = make(Collector, rows=rows)
+        collector.restore(state)
+        between = await train(collector, 1, start=3)
+        stream = make(rows=rows)
+        stream.restore(json.loads(json.dumps(collector.state())))
+        stream.rollouts.version = 4
+        return before, between, await train(stream, 4, start=4), [entry["group"]["row"]["n"] for entry in state[1:]]
+
+    before, between, after, left = run(stop_and_go_on())
+    assert len(left) > 4 and rows_of(between) == left[:4]
+    trained = rows_of([*before, *between, *after])
+    assert len(set(trained)) == len(trained) == 32
+    names = [name for names in ids([*before, *after]) for name in names]
+    assert len(set(names)) == len(names)
+
+
+def test_a_run_that_was_synchronous_goes_on_as_a_stream():
+    async def go_on():
+        rows = Rows()
+        rows.drawn = 12
+        stream = make(rows=rows)
+        stream.restore(make(Collector).state())
+        stream.rollouts.version = 3
+        return await train(stream, 2, start=3)
+
+    found = run(go_on())
+    assert stream_numbers(found) == list(range(12, 12 + 8))
+
+
+def stream_numbers(found):
+    return sorted(
+        4 * int(step.removeprefix("step")) + int(i)
+        for names in ids(found)
+        for step, i in (name.split("/") for name in names)
+    )

@@ -1,0 +1,76 @@
+"""What the loop does besides its steps: what it saves of the rows, and how it ends."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from mtrl.config.schema import Config
+from mtrl.errors import JobLost
+from mtrl.tracking.timeline import Timeline
+from mtrl.trainer.desk import Desk
+from mtrl.trainer.loop import Progress, Trainer
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """A trainer whose parts only say what was asked of them, in `said`."""
+    trainer = object.__new__(Trainer)
+    trainer.said = said = []
+
+    async def close(what):
+        said.append(what)
+
+    def wait_saved():
+        said.append("saved")
+
+    def save(folder, commit):
+        commit()
+
+    trainer.config = Config(run_dir=str(tmp_path))
+    trainer.experience = SimpleNamespace(close=lambda: close("experience"), state=list)
+    trainer.parts = SimpleNamespace(
+        engine=SimpleNamespace(close=lambda: close("engine")), pool=SimpleNamespace(close=lambda: said.append("pool"))
+    )
+    trainer.timeline = Timeline(tmp_path / "timeline.jsonl")
+    trainer.desk = Desk(beside_rollouts=False)
+    trainer.learners = SimpleNamespace(wait_saved=wait_saved, save=save)
+    trainer.progress, trainer._saved, trainer.rows = Progress(step=3, rows_drawn=12), 0, SimpleNamespace(drawn=17)
+    trainer.checkpoints = SimpleNamespace(begin=lambda step: None, commit=lambda *saved: said.append(saved[1]))
+    return trainer
+
+
+@pytest.mark.parametrize(("lag", "drawn"), [(0, 12), (1, 17)])
+def test_rows_of_a_step_that_was_not_made_are_drawn_again(trainer, lag, drawn):
+    """With overlap they are among the groups that are saved; without, they would be lost."""
+    trainer.config.async_config.max_steps_off_policy = lag
+    asyncio.run(trainer._save())
+    (state,) = [said for said in trainer.said if isinstance(said, dict)]
+    assert state["rows_drawn"] == drawn
+
+
+async def close(trainer, error=None):
+    async with trainer._closing():
+        if error:
+            raise error
+
+
+def test_whatever_fails_to_close_the_checkpoint_is_waited_for(trainer):
+    async def fails():
+        raise OSError("the engine's process is gone")
+
+    trainer.parts.engine.close = fails
+    with pytest.raises(OSError, match="gone"):
+        asyncio.run(close(trainer))
+    assert trainer.said == ["experience", "pool", "saved"]
+
+
+def test_the_error_that_ended_the_other_ranks_is_told_and_not_that_they_are_gone(trainer):
+    def lost():
+        raise JobLost(0, 2, "rank 0 failed")
+
+    trainer.learners.wait_saved = lost
+    with pytest.raises(ValueError, match="bug"):
+        asyncio.run(close(trainer, ValueError("a bug")))
+    with pytest.raises(JobLost):
+        asyncio.run(close(trainer))
