@@ -261,7 +261,9 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help="default %(default)s")
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS)[:3], help="beside the synchronous")
+    parser.add_argument(
+        "--ways", nargs="+", choices=list(WAYS), default=list(WAYS)[:3], help="by default all but the last"
+    )
     parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), help="latency of a step")
     parser.add_argument("--quick", action="store_true", help="sizes at which only the program is tried out")
     parser.add_argument("--runs", type=Path, help="keep the folders of the runs here, for python -m mtrl.figures")
@@ -272,7 +274,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     for name, value in asdict(sizes).items():
         if value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    args.ways = list(dict.fromkeys([SYNCHRONOUS, *args.ways]))
+    args.ways = list(dict.fromkeys(args.ways))
     if args.quick:
         sizes = Sizes(rounds=1, warm_up=1, steps=1)
         args.overrides = ["debug=fast", *args.overrides]

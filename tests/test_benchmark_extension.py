@@ -21,6 +21,7 @@ def bench(folder, *words):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_tokens_add_up_and_gradients_agree(tmp_path):
     done = bench(tmp_path, *SMALL.split(), "--json", "found.json", "--plot", "found.svg")
     assert done.returncode == 0, done.stderr[-4000:]

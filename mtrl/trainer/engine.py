@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import torch
 
 from mtrl.config.scale_checks import overlaps
 from mtrl.config.schema import Config
@@ -43,8 +46,9 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
     model, _ = load_model(config, path)
     model = model.to(compute_dtype(config))  # turns are sampled in what the trainer computes in
     generator = config.generator
-    make = ProcessEngine if in_a_process(config) else LocalEngine
-    return make(
+    # Beside the trainer, the engine has half of its threads; of one it has one, for rollouts mostly wait.
+    make = partial(ProcessEngine, threads=max(1, torch.get_num_threads() // 2))
+    return (make if in_a_process(config) else LocalEngine)(
         model,
         policy.tokenizer,
         generator.max_num_seqs,

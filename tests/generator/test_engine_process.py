@@ -7,50 +7,21 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from toy_model import (
-    VOCABULARY,
-    Refused,
-    Stillborn,
-    ToyLM,
-    Unpicklable,
-    check_generation,
-    weights_of,
-)
+from engine_processes import CONTEXT, ENDLESS, PROMPT, SHORT, ask, gone, make_engine, run, state, wait_until
+from toy_model import VOCABULARY, ToyLM, check_generation, weights_of
 
 from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.local import process
-from mtrl.generator.engines.local.block import Block, Place
-from mtrl.generator.engines.local.channel import Channel
-from mtrl.generator.engines.local.child import Child
 from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.generator.engines.local.process import EngineProcessError, ProcessEngine
 from mtrl.trainer.interrupt import SIGNALS
 from mtrl.types import FinishReason
 
 pytestmark = pytest.mark.xdist_group("engine_process")
-
-PROMPT = [3, 1, 4, 1, 5]
-CONTEXT = 4000
-ENDLESS = SamplingParams(max_generate_length=3900)
-"""Seconds; such turns are released in the end."""
-SHORT = SamplingParams(max_generate_length=4)
-
-
-def run(coroutine, seconds=120):
-    torch.set_num_threads(1)
-    return asyncio.run(asyncio.wait_for(coroutine, seconds))
-
-
-def make_engine(model=None, **settings):
-    settings = {"max_num_seqs": 8, "max_context_length": CONTEXT, "deterministic": False} | settings
-    return ProcessEngine(model or ToyLM(), None, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -66,30 +37,6 @@ def shared():
 def engine(shared):
     run(shared.load_weights(weights_of(0), 0))
     return shared
-
-
-def ask(engine, name, prompt=PROMPT, sampling=ENDLESS):
-    return asyncio.ensure_future(engine.generate(name, prompt, sampling))
-
-
-def gone(pid):
-    """Whether this process has ended, though nobody may have asked for its status yet."""
-    try:
-        return state(pid) == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def state(pid):
-    """One letter, as proc(5) has it."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 async def until_sampling(engine, version=0):
@@ -361,59 +308,6 @@ def test_a_process_that_dies_again_and_again_ends_in_one_error():
     run(engine.close())
 
 
-def test_a_new_process_that_cannot_be_made_ends_in_one_error(monkeypatch):
-    engine = make_engine()
-    monkeypatch.setattr(engine, "_new_child", lambda: 1 / 0)  # such as no memory for one more process
-
-    async def go():
-        turn = ask(engine, "a")
-        await asyncio.sleep(0)
-        os.kill(engine.pid, signal.SIGKILL)
-        with pytest.raises(UserError, match="cannot start \\(ZeroDivisionError: .*generator.local.process=false"):
-            await turn
-        await engine.close()
-
-    run(go())
-
-
-def test_a_block_that_the_process_cannot_map_ends_in_one_error():
-    """It would copy the old weights instead, or none."""
-    engine = make_engine()
-
-    async def go():
-        block = Block.like(weights_of(1))
-        block.fits = lambda weights: True
-        block.layout = block.layout | {"more": Place(1 << 50, (1,), torch.float32)}
-        await engine.load_weights(weights_of(0), 0)
-        engine._send_block(block)
-        with pytest.raises(UserError, match="cannot start .*; generator.local.process=false"):
-            await engine.load_weights(weights_of(1), 1)
-
-    run(go())
-    assert gone(engine.pid)
-
-
-def test_whoever_stops_waiting_for_the_start_leaves_no_process(monkeypatch):
-    made = []
-
-    def wait(channel, seconds):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Channel, "wait", wait)
-    monkeypatch.setattr(process, "Child", lambda threads: made.append(Child(threads)) or made[-1])
-    with pytest.raises(KeyboardInterrupt):
-        make_engine()
-    assert gone(made[0].pid)
-
-
-def test_memory_without_the_calls_of_linux(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.delattr(os, "posix_fallocate")
-    block = Block.like(weights_of(1))
-    block.write(weights_of(1))
-    assert all(torch.equal(block.tensors[name], value) for name, value in weights_of(1).items())
-
-
 def test_signals_to_the_group_do_not_end_the_child(engine):
     pid = engine.pid
     assert os.getpgid(pid) != os.getpgid(0)
@@ -467,27 +361,6 @@ def test_close_in_the_middle_of_turns(caplog):
     assert gone(engine.pid)
     run(engine.close())  # once more does no harm
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-# -- starts that fail -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "error"),
-    [
-        (Unpicklable, "Unpicklable cannot be given to it: cannot pickle a toy that is bolted down"),
-        (Refused, "generator.backend=local cannot run Refused"),
-        (Stillborn, "cannot start \\(it ended with status 7\\); generator.local.process=false"),
-    ],
-)
-def test_a_start_that_fails(model, error):
-    with pytest.raises(UserError, match=error):
-        make_engine(model())
-
-
-def test_settings_that_there_are_not():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'slots'"):
-        make_engine(slots=3)
 
 
 # -- any order of events ----------------------------------------------------------------------------------------------

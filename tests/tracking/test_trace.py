@@ -83,7 +83,7 @@ def test_an_update_beside_rollouts(tmp_path, timeline):
 def test_of_a_long_span_only_the_start_is_recorded(tmp_path, timeline):
     """What is outside of the windows has no operations, and the next span has its own window."""
     path = tmp_path / "trace.json.gz"
-    with step_trace(path, timeline, seconds=0.01):
+    with step_trace(path, timeline, seconds=1.0):  # long enough for what is first, on a busy machine too
         with timeline.span("generate", 1):
             multiply(8, 3)
             recorder = timeline.on_begin.__self__

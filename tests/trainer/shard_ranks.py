@@ -18,7 +18,7 @@ def on_ranks(count, folder, work, *arguments):
     for rank in ranks:
         rank.start()
     try:
-        answers = dict(queue.get(timeout=60) for _ in ranks)
+        answers = dict(queue.get(timeout=150) for _ in ranks)
     finally:
         for rank in ranks:
             rank.join(timeout=10)
@@ -36,7 +36,7 @@ def _rank(queue, rank, count, store, work, arguments):
     torch.set_num_threads(1)
     try:
         where = {"init_method": f"file://{store}", "rank": rank, "world_size": count}
-        dist.init_process_group("gloo", timeout=timedelta(seconds=30), **where)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=100), **where)
         answer = work(*arguments)
         dist.barrier()
         dist.destroy_process_group()
