@@ -38,7 +38,7 @@ class Timeline:
     @property
     def seconds(self) -> float:
         """Since the start of the run."""
-        return time.perf_counter() - self._zero
+        return self.since_start(time.perf_counter())
 
     @contextmanager
     def span(self, name: str, step: int) -> Iterator[Span]:
@@ -50,6 +50,10 @@ class Timeline:
         finally:
             span.end = self.seconds
             self.record(name, step, span.start, span.end)
+
+    def since_start(self, moment: float) -> float:
+        """A moment of `time.perf_counter` in seconds since the start of the run."""
+        return moment - self._zero
 
     def record(self, name: str, step: int, start: float, end: float) -> None:
         """Write a span that is no `with` block; `start` and `end` were read from `seconds`."""

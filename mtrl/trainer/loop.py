@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -286,8 +285,8 @@ class Trainer:
 
     def _note_rollouts(self, start: float, end: float) -> None:
         """A stretch, by `time.perf_counter`, in which groups were played beside this step."""
-        zero = time.perf_counter() - self.timeline.seconds
-        self.timeline.record("rollout", self.progress.step + 1, start - zero, end - zero)
+        since_start = self.timeline.since_start
+        self.timeline.record("rollout", self.progress.step + 1, since_start(start), since_start(end))
 
     def _adapt_kl(self, row: dict[str, Any]) -> None:
         """Steer the weight of the KL by what was measured in this step."""

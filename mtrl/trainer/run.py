@@ -23,6 +23,7 @@ from mtrl.tracking.facts import run_facts
 from mtrl.tracking.followers import start_followers
 from mtrl.tracking.plots import draw_curves
 from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.run_lock import RunLock
 from mtrl.tracking.run_log import RunLog
 from mtrl.trainer.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
 
@@ -40,8 +41,8 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     """
     config: Config = OmegaConf.to_object(cfg)
     run = RunDir(config.run_dir).create(resume=config.resume != "none")
-    run.write_config(cfg)
-    with RunLog(run.log) as log:
+    with RunLock(run), RunLog(run.log) as log:
+        run.write_config(cfg)
         console = Console(mirror=log.line)
         log.show_warnings(console.show_warning)
         try:
