@@ -25,6 +25,12 @@ def overlaps(cfg: DictConfig | Config) -> bool:
     return cfg.async_config.max_steps_off_policy > 0
 
 
+def is_deterministic(cfg: DictConfig | Config) -> bool:
+    """Whether turns wait for each other, so that who shares a batch does not depend on time."""
+    chosen = cfg.generator.local.deterministic
+    return not overlaps(cfg) if chosen is None else bool(chosen)
+
+
 def check_scale(cfg: DictConfig) -> None:
     """
     Raises:

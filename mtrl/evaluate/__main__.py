@@ -79,6 +79,7 @@ def evaluate(
     from mtrl.evaluate.evaluation import Evaluation
 
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
+    config.async_config.max_steps_off_policy = 0  # nothing learns meanwhile, so turns can wait for each other
     again = f"go on with: the same command and evaluation.output={folder}"
     try:
         sources = [located(source, config, task, console) for source in sources]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mtrl.config.scale_checks import is_deterministic
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.environments.pool import EnvironmentPool
@@ -87,8 +88,8 @@ def company_of(source: Source, config: Config) -> int | None:
     With the deterministic engine there are such companies: log-probs depend, in their last bits, on who shares a batch,
     so an evaluation that is gone on with must give each trajectory the company that it would have had.
     """
-    generator = config.generator
-    return generator.max_num_seqs if source.kind != "endpoint" and generator.local.deterministic else None
+    together = source.kind != "endpoint" and is_deterministic(config)
+    return config.generator.max_num_seqs if together else None
 
 
 def endpoint_contender(source: Source, config: Config, task: Task) -> Contender:

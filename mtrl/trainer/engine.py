@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mtrl.config.scale_checks import overlaps
+from mtrl.config.scale_checks import is_deterministic, overlaps
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import needs_sharding
 from mtrl.distributed.world import World
@@ -71,9 +71,3 @@ def in_a_process(config: Config) -> bool:
     """Whether it has a process of its own."""
     local = config.generator.local
     return overlaps(config) if local.process is None else local.process
-
-
-def is_deterministic(config: Config) -> bool:
-    """Whether turns wait for each other, so that who shares a batch does not depend on time."""
-    local = config.generator.local
-    return not overlaps(config) if local.deterministic is None else local.deterministic

@@ -20,8 +20,9 @@ def trained(run_dir):
 
 
 def test_the_stream_at_staleness_0_is_the_synchronous_run_bit_for_bit(tmp_path):
-    finish(start(tmp_path / "plain", "trainer.max_steps=4"))
-    finish(start(tmp_path / "stream", "trainer.max_steps=4", code=AS_A_STREAM))
+    words = ["trainer.max_steps=4", "evaluation.every_steps=0"]  # a stream plays on during evaluations
+    finish(start(tmp_path / "plain", *words))
+    finish(start(tmp_path / "stream", *words, code=AS_A_STREAM))
     plain, stream = rows_of(tmp_path / "plain"), rows_of(tmp_path / "stream")
     flow = [{key for key in row if key.startswith("async/")} for row in stream]
     assert not flow[0] and all(flow[1:])  # it was the stream
