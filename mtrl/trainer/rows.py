@@ -25,8 +25,3 @@ class RowStream:
             self._order = (epoch, order)
         self.drawn += 1
         return self.rows[self._order[1][place]]
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the data so far."""
-        return self.drawn / len(self.rows)
