@@ -20,6 +20,7 @@ REQUIRES = [
     "omegaconf>=2.3,<2.4",
     "PyYAML>=6,<7",
     "safetensors>=0.6,<1",
+    "huggingface-hub>=1,<2",  # transformers brings it
     "numpy>=2,<3",
     "rich>=13.7,<16",
     "matplotlib>=3.9,<4",
@@ -78,8 +79,15 @@ EXTRAS = {
         "ruff>=0.17,<0.18",  # the formatter's style changes between minor versions
         "mypy>=2,<3",
         "pre-commit>=4,<5",
+        "jsonschema>=4,<5",  # what engines are asked, against their own schemas
         "setuptools>=77",  # a test builds the wheel
     ],
+}
+
+# What engines find by themselves in their own environments; inert elsewhere.
+ENTRY_POINTS = {
+    "vllm.general_plugins": ["mtrl = mtrl.generator.engines.vllm.plugin:register"],
+    "sglang.srt.platforms": ["mtrl_cpu = mtrl.generator.engines.sglang.platform:activate"],
 }
 
 setup(
@@ -95,4 +103,5 @@ setup(
     package_data={"conf": ["**/*.yaml"], "mtrl": ["view/static/*"], "envs": ["**/*.md", "**/*.json"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
+    entry_points=ENTRY_POINTS,
 )

@@ -74,6 +74,7 @@ COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float]] = {
     "success over training": over_steps("rollout/success/mean"),
     "zero-advantage share": over_steps("analysis/zero_adv_frac"),
     "informative groups": over_steps("analysis/informative_groups"),
+    "largest drift of a log-prob": lambda rows, summary: max(r.get("analysis/logprob_drift/max", 0.0) for r in rows),
     "turns at the end": lambda rows, summary: fmean([r["rollout/turns/mean"] for r in rows if "train/loss" in r][-5:]),
 }
 """What the table shows: a number per run from its metrics and its summary."""

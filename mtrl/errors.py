@@ -11,6 +11,10 @@ class UserError(ValueError):
     """Bad input from a user. The entry points print its sentence and exit with status 2, without a traceback."""
 
 
+class RunEndedError(UserError):
+    """The run ends before its last step; what it has learnt so far is worth keeping."""
+
+
 class Interrupted(SystemExit):
     """A signal ended the run after it was saved.
 

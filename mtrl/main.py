@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 
 from mtrl.config.checks import check
 from mtrl.config.compose import CONF, VERSION_BASE, merge
+from mtrl.config.engine_checks import check_sampling
 from mtrl.config.hints import training_hints
 from mtrl.config.messages import one_sentence, refuse
 from mtrl.config.overrides import dashed, normalise, quoted
@@ -40,6 +41,7 @@ def main(cfg: DictConfig) -> float | None:
     """One run: check, show, train. Returns what a sweep optimises, `summary[objective]`."""
     from mtrl.config.show import show
 
+    check_sampling(cfg)
     for warning in [*settle(cfg), *check(cfg), *training_hints(cfg)]:
         print(f"warning: {warning}", file=sys.stderr)
     show(cfg)
@@ -142,6 +144,7 @@ def check_jobs(overrides: list[str], args: Any) -> str:
             cfg.run_dir = os.path.join(sweep_dir, str(number))
         settle(cfg)
         check(cfg)
+        check_sampling(cfg)
     run_dir = sweep_dir if args.multirun else first.run_dir
     if not (is_named or first.resume != "none" or is_marked(Path(run_dir))):
         run_dir = claim(run_dir)

@@ -14,6 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mtrl.config.compose import compose
+from mtrl.config.engine_checks import engine_python
 from mtrl.config.keys import find
 from mtrl.config.schema import Config
 from mtrl.diagnose import __main__ as diagnose
@@ -92,6 +93,13 @@ def snippets(tmp_path, monkeypatch):
             del sys.modules[module]
 
 
+@pytest.fixture
+def installed(monkeypatch):
+    """As if the engines were; nothing is started."""
+    for engine in ("VLLM", "SGLANG"):
+        monkeypatch.setenv(f"MTRL_{engine}_PYTHON", sys.executable)
+
+
 def test_there_are_documents_and_commands():
     assert {"README.md", "AGENTS.md", "CONTRIBUTING.md", "requirements.md"} <= {path.name for path in DOCUMENTS}
     assert {"make train", "make test"} <= ALL_COMMANDS.keys()
@@ -99,7 +107,7 @@ def test_there_are_documents_and_commands():
 
 
 @pytest.mark.parametrize("words", TRAINING.values(), ids=TRAINING.keys())
-def test_training_commands_compose(words, snippets):
+def test_training_commands_compose(words, snippets, installed):
     prepare(overrides_of(words))
 
 
@@ -195,10 +203,15 @@ def run(words, folder, *more):
     return done.stdout
 
 
+def has_engine(name):
+    with suppress(UserError):
+        return bool(engine_python(name, None))
+
+
 RUNNABLE = {  # without downloads, and without what other tests run
     name: words
     for name, words in TRAINING.items()
-    if not re.search(r"openai/|model\.path=|_hf|resume=|debug=|--cfg|vault|torchrun", name)
+    if not re.search(r"openai/|model\.path=|_hf|resume=|debug=|--cfg|vault|torchrun|urls=", name)
 }
 
 
@@ -206,6 +219,9 @@ RUNNABLE = {  # without downloads, and without what other tests run
 @pytest.mark.parametrize("words", RUNNABLE.values(), ids=RUNNABLE.keys())
 def test_training_commands_run(words, snippets):
     """Each with `debug=fast`, which leaves what the command says as it is."""
+    for engine in ("vllm", "sglang"):
+        if {f"generator={engine}", f"generator.backend={engine}"} & {*words} and not has_engine(engine):
+            pytest.skip(f"{engine} is not installed; python scripts/install_engine.py {engine} installs it")
     run(words, snippets, "debug=fast", "trainer.max_steps=1", "run_dir=run")
     assert list((snippets / "run").rglob("summary.json"))
 
@@ -292,7 +308,7 @@ def test_every_file_and_test_that_the_ledger_names_is_there():
         assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), word
 
 
-def test_commands_of_the_ledger_compose():
+def test_commands_of_the_ledger_compose(installed):
     for command in shown("python -m mtrl.main"):
         compose(command.split()[3:])
 

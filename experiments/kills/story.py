@@ -28,8 +28,9 @@ class Moments:
     start_seconds: float = 6.0
     step_seconds: float = 0.5
     save_seconds: float = 0.01
+    least_steps: int = 1
     steps: int = 3
-    """After the last checkpoint, at most."""
+    """After the last checkpoint: at least and at most."""
 
 
 @dataclass
@@ -103,7 +104,9 @@ class Killer:
             time.sleep(self.rng.uniform(0, self.moments.start_seconds))
         else:
             # An engine has to have answered: groups of two steps may have been ready before it was killed.
-            steps = self.rng.randint(1, self.moments.steps) + (2 if self.target.name == "engine" else 0)
+            steps = self.rng.randint(self.moments.least_steps, self.moments.steps) + (
+                2 if self.target.name == "engine" else 0
+            )
             step = newest_checkpoint(self.run_dir) + steps
             self._until(lambda: written(self.run_dir) != self.seen and last_step(self.run_dir) >= step)
             time.sleep(self.rng.uniform(0, self.moments.step_seconds))

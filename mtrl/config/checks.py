@@ -24,7 +24,8 @@ from mtrl.algorithms.registry import (
 )
 from mtrl.config import keys
 from mtrl.config.algorithm_checks import check_algorithm
-from mtrl.config.choices import CHOICES, UNAVAILABLE, WITH_TORCH
+from mtrl.config.choices import CHOICES, WITH_TORCH
+from mtrl.config.engine_checks import check_engines
 from mtrl.config.hints import hints
 from mtrl.config.messages import did_you_mean, unknown_choice
 from mtrl.config.overrides import CONF
@@ -32,6 +33,7 @@ from mtrl.config.plugins import import_plugins
 from mtrl.config.runs import holds_run
 from mtrl.config.scale_checks import check_scale
 from mtrl.errors import UserError
+from mtrl.generator.engines.purse import check_spending
 
 
 def check(cfg: DictConfig) -> list[str]:
@@ -81,14 +83,8 @@ def _function(registry: Registry, value: str) -> None:
         raise unknown_choice(registry.key, value, registry.names(), ", or package.module.function")
 
 
-def _unavailable(cfg: DictConfig) -> None:
-    for path, (is_asked, instead) in UNAVAILABLE.items():
-        value = OmegaConf.select(cfg, path)
-        if is_asked(value):
-            raise UserError(f"{path}={value} is not available yet; {instead}")
-
-
 OPTIMIZERS = ("trainer.optimizer", "algorithm.critic.optimizer")
+SERVERS = ("generator.vllm", "generator.sglang")
 
 AT_LEAST = {
     0: (
@@ -113,6 +109,7 @@ AT_LEAST = {
         "environment.retries",
         "async_config.max_steps_off_policy",
         "model.lora_rank",
+        *(f"{server}.{key}" for server in SERVERS for key in ("retries", "restarts", "canary_tolerance")),
     ),
     1: (
         "trainer.prompts_per_step",
@@ -124,6 +121,7 @@ AT_LEAST = {
         "trainer.fsdp.replicas",
         "async_config.max_concurrent_groups",
         "model.lora_alpha",
+        *(f"{server}.{key}" for server in SERVERS for key in ("replicas", "tensor_parallel_size")),
         "trainer.threads",
         "trainer.checkpoint.keep_last",
         "trainer.max_steps_without_signal",
@@ -158,6 +156,8 @@ ABOVE_ZERO = (
     "environment.episode_timeout",
     "evaluation.endpoint.timeout",
     "trainer.fsdp.timeout",
+    *(f"{server}.{key}_timeout" for server in SERVERS for key in ("start", "request", "sync")),
+    "generator.gpu_memory_utilization",
     "algorithm.is_cap",
     "algorithm.critic.value_clip",
     "algorithm.sapo.tau_positive",
@@ -257,6 +257,8 @@ def _evaluation(cfg: DictConfig) -> None:
         raise UserError(
             f"evaluation.confidence={cfg.evaluation.confidence} must lie between 0 and 1; 0.95 is the usual level"
         )
+    endpoint: Any = OmegaConf.to_object(cfg.evaluation.endpoint)
+    check_spending("evaluation.endpoint", endpoint.price, endpoint.budget)
     samples, values = cfg.evaluation.samples_per_row, list(cfg.evaluation.pass_k_values)
     for k in values:
         if not 1 <= k <= samples:
@@ -347,7 +349,6 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _no_missing,
     _plugins,
     _choices,
-    _unavailable,
     _ranges,
     _parent,
     _model,
@@ -362,5 +363,6 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _reward,
     check_algorithm,
     check_scale,
+    check_engines,
 )
 """In this order: what the guide promises first, then what the others ask by name."""

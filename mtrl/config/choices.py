@@ -1,9 +1,6 @@
-"""Keys that take one of a few words, and words that this version does not serve yet."""
+"""Keys that take one of a few words."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 WITH_TORCH = {
     "algorithm.loss_fn": (
@@ -29,6 +26,11 @@ CHOICES = {
     "diagnosis.live": ("warn", "stop", "none"),
     "evaluation.split": ("test", "validation", "train"),
     "generator.backend": ("local", "vllm", "sglang"),
+    **{
+        f"generator.{engine}.{key}": words
+        for engine in ("vllm", "sglang")
+        for key, words in {"weight_sync": ("disk", "distributed", "tensor"), "lora": ("merged", "adapter")}.items()
+    },
     "model.name": ("tiny", "hf"),
     "model.dtype": ("float32", "bfloat16", "float16"),
     "model.attn_implementation": ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
@@ -39,11 +41,3 @@ CHOICES = {
     "trainer.optimizer.schedule": ("constant", "linear", "cosine"),
 }
 """Keys of one of a few words; null is always allowed where the type allows it."""
-
-UNAVAILABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "generator.backend": (
-        lambda backend: backend in ("vllm", "sglang"),
-        "use generator.backend=local, which runs on CPU and on one GPU",
-    ),
-}
-"""Key -> is the value one that does not work yet, and what does."""

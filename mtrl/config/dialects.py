@@ -16,6 +16,12 @@ WHITENING = (
     "algorithm.advantage_method=reinforce_pp_baseline whitens over a step, and gae by algorithm.whiten_advantages"
 )
 BY_TOKENS = "micro-batches are always filled by tokens: set trainer.max_tokens_per_microbatch"
+REPLICAS = "set generator.vllm.replicas or generator.sglang.replicas"
+PARALLEL = "set generator.vllm.tensor_parallel_size or generator.sglang.tensor_parallel_size"
+COLOCATE = "set generator.vllm.colocate=true or generator.sglang.colocate=true"
+WEIGHT_SYNC = "set generator.vllm.weight_sync or generator.sglang.weight_sync"
+ENGINE_ARGS = "set generator.vllm.args or generator.sglang.args, with the engine's own names"
+PREFIXES = "set generator.vllm.prefix_caching or generator.sglang.prefix_caching"
 OVERLONG_PENALTY = "set reward.components.length_penalty={weight:1,max_tokens:...,buffer_tokens:...}"
 
 SKYRL = {
@@ -113,6 +119,18 @@ SKYRL = {
     "generator.inference_engine.backend": "generator.backend",
     "generator.inference_engine.gpu_memory_utilization": "generator.gpu_memory_utilization",
     "generator.inference_engine.max_num_seqs": "generator.max_num_seqs",
+    "generator.inference_engine.num_engines": REPLICAS,
+    "generator.inference_engine.data_parallel_size": REPLICAS,
+    "generator.inference_engine.tensor_parallel_size": PARALLEL,
+    "generator.inference_engine.enable_prefix_caching": PREFIXES,
+    "generator.inference_engine.engine_init_kwargs": ENGINE_ARGS,
+    "generator.inference_engine.external_server_urls": "set generator.vllm.urls or generator.sglang.urls",
+    "generator.inference_engine.weight_sync_backend": WEIGHT_SYNC,
+    "generator.num_inference_engines": REPLICAS,
+    "generator.inference_engine_tensor_parallel_size": PARALLEL,
+    "generator.remote_inference_engine_urls": "set generator.vllm.urls or generator.sglang.urls",
+    "generator.weight_sync_backend": WEIGHT_SYNC,
+    "trainer.placement.colocate_all": COLOCATE,
     "environment.env_class": "environment.name",
     "environment.skyrl_gym": "environment.config",
     "environment.skyrl_gym.max_env_workers": "environment.max_workers",
@@ -175,6 +193,11 @@ VERL = {
     "actor_rollout_ref.rollout.response_length": "generator.sampling_params.max_generate_length",
     "actor_rollout_ref.rollout.max_model_len": "generator.max_context_length",
     "actor_rollout_ref.rollout.max_num_seqs": "generator.max_num_seqs",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": PARALLEL,
+    "actor_rollout_ref.rollout.data_parallel_size": REPLICAS,
+    "actor_rollout_ref.rollout.free_cache_engine": COLOCATE,
+    "actor_rollout_ref.rollout.enable_prefix_caching": PREFIXES,
+    "actor_rollout_ref.rollout.engine_kwargs": ENGINE_ARGS,
     "actor_rollout_ref.rollout.gpu_memory_utilization": "generator.gpu_memory_utilization",
     "actor_rollout_ref.rollout.val_kwargs.n": "evaluation.samples_per_row",
     "actor_rollout_ref.rollout.val_kwargs.temperature": "generator.eval_sampling_params.temperature",
@@ -264,6 +287,9 @@ TRL = {
     "dataset_name": "data.path",
     "use_vllm": "generator.backend=vllm",
     "vllm_gpu_memory_utilization": "generator.gpu_memory_utilization",
+    "vllm_tensor_parallel_size": "generator.vllm.tensor_parallel_size",
+    "vllm_server_base_url": "generator.vllm.urls",
+    "vllm_enable_sleep_mode": "generator.vllm.colocate",
     "vllm_max_model_length": "generator.max_context_length",
     "vllm_importance_sampling_correction": TIS,
     "vllm_importance_sampling_mode": "algorithm.off_policy_correction",

@@ -72,11 +72,15 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         lambda c: not is_sharded(c),
         "one process; start several with torchrun, or set trainer.fsdp.param_dtype or trainer.fsdp.cpu_offload",
     ),
-    (("generator.gpu_memory_utilization",), lambda c: c.generator.backend == "local", "generator.backend=local"),
+    (
+        ("generator.gpu_memory_utilization", "generator.vllm", "generator.sglang"),
+        lambda c: c.generator.backend == "local",
+        "generator.backend=local",
+    ),
+    (("generator.local", "generator.sglang"), lambda c: c.generator.backend == "vllm", "generator.backend=vllm"),
+    (("generator.local", "generator.vllm"), lambda c: c.generator.backend == "sglang", "generator.backend=sglang"),
 ]
 """Keys -> when changing them does nothing, and because of what."""
-
-_BIAS = "biases the gradient: the trainer's log-probs are of the whole distribution; train with"
 
 
 def _updates(c: DictConfig) -> int:
@@ -84,14 +88,6 @@ def _updates(c: DictConfig) -> int:
 
 
 TELLING: list[tuple[Condition, str]] = [
-    (
-        lambda c: c.generator.sampling_params.top_p < 1,
-        f"generator.sampling_params.top_p={{c.generator.sampling_params.top_p}} {_BIAS} 1.0",
-    ),
-    (
-        lambda c: c.generator.sampling_params.top_k > 0,
-        f"generator.sampling_params.top_k={{c.generator.sampling_params.top_k}} {_BIAS} -1",
-    ),
     (
         lambda c: c.model.name == "hf" and c.trainer.optimizer.lr > 1e-4 and c.model.lora_rank == 0,
         "trainer.optimizer.lr={c.trainer.optimizer.lr} is high for a pretrained model, which usually takes 1e-6",

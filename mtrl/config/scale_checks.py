@@ -25,10 +25,15 @@ def overlaps(cfg: DictConfig | Config) -> bool:
     return cfg.async_config.max_steps_off_policy > 0
 
 
+def serves(cfg: DictConfig | Config) -> bool:
+    """Whether turns are sampled by servers, each with weights of its own."""
+    return cfg.generator.backend != "local"
+
+
 def is_deterministic(cfg: DictConfig | Config) -> bool:
     """Whether turns wait for each other, so that who shares a batch does not depend on time."""
     chosen = cfg.generator.local.deterministic
-    return not overlaps(cfg) if chosen is None else bool(chosen)
+    return not serves(cfg) and (not overlaps(cfg) if chosen is None else bool(chosen))
 
 
 def check_scale(cfg: DictConfig) -> None:
@@ -36,7 +41,7 @@ def check_scale(cfg: DictConfig) -> None:
     Raises:
         UserError: settings that contradict each other.
     """
-    if overlaps(cfg) and cfg.generator.local.deterministic:
+    if overlaps(cfg) and cfg.generator.local.deterministic and not serves(cfg):
         raise UserError(
             "generator.local.deterministic=true lets turns wait for each other, and async_config.max_steps_off_policy="
             f"{cfg.async_config.max_steps_off_policy} lets nothing wait; set generator.local.deterministic=null, or "

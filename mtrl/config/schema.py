@@ -7,6 +7,9 @@ from typing import Any
 
 from omegaconf import II, MISSING
 
+from mtrl.config.endpoint_schema import EndpointConfig
+from mtrl.config.engine_schema import LocalEngineConfig, SglangConfig, VllmConfig
+
 
 @dataclass
 class DataConfig:
@@ -233,19 +236,6 @@ class EvalSamplingConfig(SamplingConfig):
 
 
 @dataclass
-class LocalEngineConfig:
-    """The embedded engine."""
-
-    fused: bool = True
-    """Use the fused decode step where the architecture has one."""
-    deterministic: bool | None = None
-    """Admit turns at points that depend on tokens only, not on time: needed for exact resume. Null: where rollouts and
-    updates do not overlap."""
-    process: bool | None = None
-    """Run in a process of its own, with weights in shared memory. Null: where rollouts and updates overlap."""
-
-
-@dataclass
 class GeneratorConfig:
     """Rollouts."""
 
@@ -261,7 +251,10 @@ class GeneratorConfig:
     max_num_seqs: int = 128
     """Trajectories that the engine holds at once."""
     gpu_memory_utilization: float = 0.8
+    """vllm, sglang: share of a GPU's memory that a server takes; 0.7 leaves headroom for long conversations."""
     local: LocalEngineConfig = field(default_factory=LocalEngineConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    sglang: SglangConfig = field(default_factory=SglangConfig)
 
 
 @dataclass
@@ -323,21 +316,6 @@ class TrainerConfig:
     """Stop after this many steps in a row in which no group had an advantage."""
     save_trajectories_every: int = 10
     """Steps between saved training trajectories; 0: never. Evaluations are always saved."""
-
-
-@dataclass
-class EndpointConfig:
-    """How an OpenAI-compatible endpoint is asked, in evaluations and baselines."""
-
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key."""
-    timeout: float = 120.0
-    """Seconds that one answer may take."""
-    retries: int = 4
-    """Further attempts after an answer that says to try again (429, 5xx) or none at all."""
-    max_concurrent: int = 8
-    extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further keys of every request."""
 
 
 @dataclass

@@ -14,12 +14,13 @@ Settings, all of `evaluation` in mtrl/config/schema.py:
     split            test, validation (data.validation_rows) or train
     rows             rows that are played greedily; sampled_rows and samples_per_row: those that are sampled
     output           folder of the report; one that is there is gone on with: only what is missing is played
-    endpoint.*       key (by the name of its environment variable), time-out, repetitions, requests at once
+    endpoint.*       key (by the name of its environment variable), time-out, repetitions, requests at once,
+                     price (USD per million tokens) and budget (USD, requests or tokens)
 
 How turns are sampled: generator.eval_sampling_params; null is as in training. Of SageMaker's evaluator, `model` is
 evaluation.model, `dataset` data.path and data.test_split, the agent's configuration environment.* and generator.*, and
-`s3_output_path` evaluation.output. It ends with 0; with 1 if more episodes failed than environment.max_failed_share;
-with 2 if the command is wrong.
+`s3_output_path` evaluation.output. It ends with 0; with 1 if more episodes failed than environment.max_failed_share or
+a budget is spent; with 2 if the command is wrong.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from mtrl.environments.factory import Task, load_task
 from mtrl.errors import UserError
 from mtrl.evaluate.identity import begin
 from mtrl.evaluate.play import TooManyFailedError
-from mtrl.evaluate.settings import Words, configuration, rows_of, without_effect
+from mtrl.evaluate.settings import Words, check_servers, configuration, rows_of, without_effect
 from mtrl.evaluate.sources import MODELS, sources_of
 from mtrl.evaluate.store import LOCK, Lock
 from mtrl.evaluation.rollouts import Source
+from mtrl.generator.engines.purse import BudgetSpentError
 from mtrl.tracking.console import Console
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_log import RunLog
@@ -60,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg, warnings = configuration(words, args.config_dir)
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     sources = sources_of([str(config.evaluation.model), *config.evaluation.compare])
+    check_servers(config, sources)
     task = load_task(config)
     rows, told = rows_of(config, task.splits)
     warnings += [*told, *without_effect(config, sources, words.overrides)]
@@ -86,7 +89,7 @@ def evaluate(
         if begin(folder, cfg, sources):
             console.note(f"going on with {folder}")
         Evaluation(config, task, rows, sources, folder, console).run()
-    except TooManyFailedError as error:
+    except (TooManyFailedError, BudgetSpentError) as error:
         console.warning(f"{error}; {again}")
         return 1
     except KeyboardInterrupt:

@@ -7,7 +7,12 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtrl.config.scale_checks import is_deterministic
@@ -16,9 +21,11 @@ from mtrl.environments.factory import Task
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.evaluation.rollouts import Source
 from mtrl.generator.engines.base import Engine, SamplingParams
-from mtrl.generator.engines.endpoint import Address, EndpointEngine
+from mtrl.generator.engines.chat_client import Address
+from mtrl.generator.engines.endpoint import EndpointEngine
+from mtrl.generator.engines.purse import Purse
 from mtrl.generator.episode import EpisodeLoop
-from mtrl.types import Row, Trajectory
+from mtrl.types import Row, StopReason, Trajectory
 
 
 @dataclass
@@ -28,7 +35,17 @@ class Throttle(EpisodeLoop):
     slots: asyncio.Semaphore = field(kw_only=True)
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
+        """Where every turn would fail, no environment is made for it."""
         async with self.slots:
+            if (refused := getattr(self.engine, "refused", None)) is not None:
+                return Trajectory(
+                    str(row["id"]),
+                    group_id,
+                    index,
+                    stop_reason=StopReason.ENV_ERROR,
+                    trainable=False,
+                    error=f"{type(refused).__name__}: {refused}",
+                )
             return await super().run(row, group_id, index, sampling)
 
 
@@ -42,6 +59,8 @@ class Contender:
     """Of evaluations."""
     tokenizer: Any = None
     """None where it is behind an endpoint."""
+    kept: ExitStack = field(default_factory=ExitStack)
+    """What it needs until it is closed."""
 
     @property
     def engine(self) -> Engine:
@@ -57,8 +76,9 @@ class Contender:
         return getattr(self.engine, "refused", None)
 
     async def close(self) -> None:
-        await self.engine.close()
-        self.pool.close()
+        with self.kept:
+            await self.engine.close()
+            self.pool.close()
 
 
 def local_contender(source: Source, config: Config, task: Task, rows: Sequence[Row]) -> Contender:
@@ -70,6 +90,7 @@ def local_contender(source: Source, config: Config, task: Task, rows: Sequence[R
     import torch
 
     from mtrl.evaluate.weights import load
+    from mtrl.trainer.engine import shared_engine
     from mtrl.trainer.models import SMALL_MODEL
     from mtrl.trainer.setup import connect
 
@@ -77,9 +98,50 @@ def local_contender(source: Source, config: Config, task: Task, rows: Sequence[R
     model, tokenizer = load(source, config)
     parameters = sum(p.numel() for p in model.parameters())
     torch.set_num_threads(config.trainer.threads or (1 if parameters <= SMALL_MODEL else os.cpu_count() or 1))
-    player = connect(config, task, model, tokenizer, rows)
+    player = connect(config, task, model.config, tokenizer, rows, partial(shared_engine, config, model, tokenizer))
     player.engine.version = source.step
     return Contender(source, player.loop, player.eval_sampling, tokenizer)
+
+
+def served_contender(source: Source, config: Config, task: Task, rows: Sequence[Row], logs: Path) -> Contender:
+    """Let servers of `generator.backend` have the weights.
+
+    Args:
+        logs: folder of what the servers say.
+
+    Raises:
+        UserError: they cannot be loaded, or a row does not fit.
+    """
+    from mtrl.distributed.world import World
+    from mtrl.evaluate.weights import load
+    from mtrl.models.tiny import save
+    from mtrl.trainer.models import load_shape
+    from mtrl.trainer.servers import server_engine
+    from mtrl.trainer.setup import connect
+
+    config = without_trainer(config)
+    with ExitStack() as stack:
+        path, key = str(source.path), "model.path" if source.kind == "base" else "evaluation.model"
+        if source.kind == "checkpoint":  # no folder that a server can read
+            path = str(Path(stack.enter_context(TemporaryDirectory(prefix="mtrl-"))) / "model")
+            save(*load(source, config), Path(path))
+        shape, tokenizer = load_shape(config, path, key)
+
+        def start(context: int) -> Engine:
+            """In a thread: servers are started by an event loop of their own."""
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(server_engine, config, World(), path, shape, context, logs).result()
+
+        player = connect(config, task, shape, tokenizer, rows, start)
+        player.engine.version = source.step
+        return Contender(source, player.loop, player.eval_sampling, tokenizer, stack.pop_all())
+
+
+def without_trainer(config: Config) -> Config:
+    """Nobody trains here, so all GPUs are the servers', and nothing else needs their memory."""
+    generator, name = config.generator, config.generator.backend
+    generator = replace(generator, **{name: replace(getattr(generator, name), colocate=False)})
+    return replace(config, model=replace(config.model, device="cpu"), generator=generator)
 
 
 def company_of(source: Source, config: Config) -> int | None:
@@ -92,15 +154,19 @@ def company_of(source: Source, config: Config) -> int | None:
     return config.generator.max_num_seqs if together else None
 
 
-def endpoint_contender(source: Source, config: Config, task: Task) -> Contender:
-    """Nothing is asked before the first episode."""
+def endpoint_contender(source: Source, config: Config, task: Task, purse: Purse) -> Contender:
+    """Nothing is asked before the first episode.
+
+    Raises:
+        UserError: see `EndpointEngine`.
+    """
     from mtrl.generator.chat import ChatConversation
     from mtrl.trainer.setup import eval_sampling_params, limits
 
     assert source.model is not None and source.url is not None
     at_once = config.evaluation.endpoint.max_concurrent
     loop = Throttle(
-        EndpointEngine(Address(source.model, source.url), config.evaluation.endpoint),
+        EndpointEngine(Address(source.model, source.url), config.evaluation.endpoint, purse, source.label),
         task.make_environment,
         ChatConversation,
         EnvironmentPool(config.environment.max_workers),

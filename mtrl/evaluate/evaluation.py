@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
-from mtrl.evaluate.contenders import Contender, endpoint_contender, local_contender
+from mtrl.evaluate.contenders import Contender, endpoint_contender, local_contender, served_contender
 from mtrl.evaluate.play import Match, all_at_once, kinds_of
 from mtrl.evaluate.store import Store
-from mtrl.evaluate.table import tables_of, usage_line
+from mtrl.evaluate.table import tables_of, usage_lines
 from mtrl.evaluation.measures import val_metrics
 from mtrl.evaluation.report import build_report, write_report
 from mtrl.evaluation.rollouts import ModelRollouts, Source
+from mtrl.generator.engines.endpoint import KEY
+from mtrl.generator.engines.purse import Purse
+from mtrl.rewards.judge import judge_metrics, judges_spent, keep_books
 from mtrl.tracking.console import Console
 from mtrl.tracking.files import replace_text, to_strict_json
 from mtrl.tracking.followers import start_followers
@@ -37,14 +41,28 @@ class Evaluation:
     sources: list[Source]
     folder: Path
     console: Console
+    purse: Purse = field(init=False)
+    """What endpoints are paid from."""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            UserError: what was spent before cannot be read.
+        """
+        endpoint, books = self.config.evaluation.endpoint, RunDir(self.folder).spending
+        self.purse = Purse(KEY, endpoint.price, endpoint.budget, books / "evaluation.endpoint.json")
 
     def run(self) -> None:
         """Play, and write everything.
 
         Raises:
             TooManyFailedError, UserError: see `Match.play`.
+            BudgetSpentError: there is no report; what was played is in the store.
         """
-        with closing(start_followers(self.config, RunDir(self.folder), self.console.warning)) as followers:
+        with (
+            keep_books(RunDir(self.folder).spending),
+            closing(start_followers(self.config, RunDir(self.folder), self.console.warning)) as followers,
+        ):
             self.console.banner(self._facts(), "mtrl evaluation")
             paths = self._evaluate()
         for where in [*paths, *followers.urls().values()]:
@@ -55,14 +73,13 @@ class Evaluation:
         found = asyncio.run(self._play())
         models = [found[source.label] for source in self.sources]
         self._write_metrics(models)
-        report = build_report(models, self.config, self.task.family)
+        report = build_report(models, self.config, self.task.family, judges_spent())
         paths = write_report(report, self.folder)
         for table in tables_of(report):
             self.console.show(table)
             self.console.show(Text())
-        for model in report.models:
-            if (line := usage_line(model)) is not None:
-                self.console.note(line)
+        for line in usage_lines(report):
+            self.console.note(line)
         self._tell_failures(models)
         return [*paths, RunDir(self.folder).trajectories]
 
@@ -74,30 +91,35 @@ class Evaluation:
             self.task.family,
             kinds_of(self.config.evaluation, self.rows),
             Store(run.trajectories),
+            self.purse,
             self.console,
         )
         total = sum(kind.episodes for kind in match.kinds) * len(self.sources)
         remote = [source for source in self.sources if source.kind == "endpoint"]
         with self.console.progress("evaluation", total) as whole:
             played = await all_at_once(match.play(source, partial(self._remote, source), whole) for source in remote)
+            if self.purse.closed is not None:
+                raise self.purse.closed
             for source in self.sources:
                 if source not in remote:
                     played.append(await match.play(source, partial(self._local, source), whole))
         return {model.label: model for model in played}
 
     def _remote(self, source: Source) -> Contender:
-        return endpoint_contender(source, self.config, self.task)
+        return endpoint_contender(source, self.config, self.task, self.purse)
 
     def _local(self, source: Source) -> Contender:
-        contender = local_contender(source, self.config, self.task, self.rows)
-        tokenizer = RunDir(self.folder).tokenizer
+        run, known = RunDir(self.folder), (source, self.config, self.task, self.rows)
+        contender = served_contender(*known, run.engine) if serves(self.config) else local_contender(*known)
+        tokenizer = run.tokenizer
         if not tokenizer.exists():
             contender.tokenizer.save_pretrained(tokenizer)
         return contender
 
     def _write_metrics(self, models: list[ModelRollouts]) -> None:
         """A row for each step, as a run has them. The first model has the names of a run's evaluations; those of the
-        others begin with their label: `base/val/success/mean`. Rows of data on which an episode failed are left out."""
+        others begin with their label: `base/val/success/mean`. Rows of data on which an episode failed are left out.
+        What endpoints and judges were asked for and cost is `endpoint/…` and `reward/<judge>/…`."""
         rows: dict[int, dict[str, Any]] = {}
         for model in models:
             failed = {t.group_id for t in model.failures()}
@@ -105,6 +127,8 @@ class Evaluation:
             if whole["greedy"]:
                 prefix = "" if model is models[0] else f"{model.label}/"
                 metrics = val_metrics(whole, self.config.evaluation, self.task.family)
+                metrics |= {f"endpoint/{name}": value for name, value in model.usage.items()}
+                metrics |= judge_metrics() if model is models[0] else {}
                 row = rows.setdefault(model.source.step, {"step": model.source.step})
                 row |= {prefix + name: value for name, value in metrics.items()}
         text = "".join(to_strict_json(rows[step]) + "\n" for step in sorted(rows))

@@ -21,7 +21,8 @@ from mtrl.tracking.run_dir import RunDir
 FREE = (
     *OF_A_RUN, "name", "plugins", "tracker", "trainer.threads", "environment.max_workers", "evaluation.model",
     "evaluation.compare", "evaluation.output", "evaluation.endpoint.api_key_env", "evaluation.endpoint.timeout",
-    "evaluation.endpoint.retries", "evaluation.endpoint.max_concurrent",
+    "evaluation.endpoint.retries", "evaluation.endpoint.max_concurrent", "evaluation.endpoint.price",
+    "evaluation.endpoint.budget",
 )  # fmt: skip
 """Settings that may change on the way. The models are compared by what they are, not by how they were written."""
 SAMPLE = 1 << 20

@@ -14,6 +14,7 @@ from mtrl.evaluate.store import Store, group_name
 from mtrl.evaluation.heldout import score_group
 from mtrl.evaluation.rollouts import ModelRollouts, Source
 from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.purse import Purse
 from mtrl.generator.rollouts import Rollouts
 from mtrl.rewards.compose import RewardComposer
 from mtrl.tracking.console import Console
@@ -24,8 +25,6 @@ T = TypeVar("T")
 
 HOPELESS = 10
 """So many episodes without one that did not fail end an evaluation, however many there are still to play."""
-USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens", "retries")
-"""What turns of an endpoint say in their metrics (`mtrl.generator.chat.ChatGeneration.usage`)."""
 
 
 class TooManyFailedError(RuntimeError):
@@ -107,6 +106,8 @@ class Match:
     family: Family
     kinds: list[Kind]
     store: Store
+    purse: Purse
+    """Of all endpoints."""
     console: Console
     composer: RewardComposer = field(init=False)
 
@@ -114,7 +115,8 @@ class Match:
         self.composer = RewardComposer(self.config.reward)
 
     async def play(self, source: Source, enter: Callable[[], Contender], whole: Work) -> ModelRollouts:
-        """All episodes of one model; those that are in the store are read, and if all are, nothing is loaded.
+        """All episodes of one model; those that are in the store are read, and if all are, nothing is loaded. Once the
+        purse is closed, those that could not be paid for are left out.
 
         Raises:
             TooManyFailedError, UserError: it cannot go on. What was played is in the store.
@@ -127,13 +129,18 @@ class Match:
             contender = enter()
             try:
                 for standing in standings:
-                    if standing.missing:
+                    if standing.missing and not self._is_broke(source):
                         await self._finish(contender, standing, whole)
             finally:
                 await contender.close()
-            self.composer.check()
+            if not self._is_broke(source):
+                self.composer.check()
         groups = {standing.kind.name: standing.groups for standing in standings}
-        return ModelRollouts(source.label, source, groups, usage_of(groups) if source.kind == "endpoint" else {})
+        usage = self.purse.spent[source.label].metrics(self.purse.price) if source.kind == "endpoint" else {}
+        return ModelRollouts(source.label, source, groups, usage)
+
+    def _is_broke(self, source: Source) -> bool:
+        return source.kind == "endpoint" and self.purse.closed is not None
 
     def _standing(self, label: str, kind: Kind, company: int | None) -> Standing:
         done = self.store.read(label, kind.name, kind.rows, kind.samples)
@@ -152,11 +159,14 @@ class Match:
             bar.advance(len(done) * kind.samples)
 
             async def one(place: int) -> None:
-                done[place] = group = await self._group(contender, kind, place)
+                group = await self._group(contender, kind, place)
+                if self._is_broke(contender.source) and any(t.stop_reason in FAILED for t in group.trajectories):
+                    return  # the others may still get the answers that are on their way
+                done[place] = group
                 self.store.append(label, kind.name, group)
                 bar.advance(kind.samples)
                 whole.advance(kind.samples)
-                if contender.refused is not None:
+                if contender.refused is not None and not self._is_broke(contender.source):
                     raise contender.refused
                 patience.note(group.trajectories, label)
 
@@ -181,13 +191,6 @@ def companies_of(rows: int, samples: int, trajectories: int | None) -> list[list
     """The places of rows that are played together: as many as fill an engine, or each for itself."""
     size = max(1, trajectories // samples) if trajectories else 1
     return [list(range(start, min(start + size, rows))) for start in range(0, rows, size)]
-
-
-def usage_of(groups: dict[str, list[Group]]) -> dict[str, float]:
-    """Tokens by the provider's count, requests, and how many of them were repetitions."""
-    turns = [turn for some in groups.values() for group in some for t in group.trajectories for turn in t.turns]
-    counted = {name: float(sum(turn.metrics.get(name, 0.0) for turn in turns)) for name in USAGE}
-    return {**counted, "requests": len(turns) + counted["retries"]}
 
 
 async def all_at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from mtrl.config.checks import check
 from mtrl.config.compose import merge
 from mtrl.config.overrides import normalise
+from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
 from mtrl.config.stored import THEIRS, key_of, of_run
 from mtrl.environments.family import Splits
@@ -46,6 +47,8 @@ OF_WEIGHTS = (
     "trainer.threads",
     "generator.max_num_seqs",
     "generator.local",
+    "generator.vllm",
+    "generator.sglang",
     "generator.gpu_memory_utilization",
 )
 """What only a model that runs here reads."""
@@ -108,6 +111,22 @@ def configuration(words: Words, config_dir: str | None = None) -> tuple[DictConf
     if cfg.evaluation.rows < 1:
         raise UserError("evaluation.rows=0 leaves nothing to evaluate; set it to 1 or more")
     return cfg, [*check(cfg), *idle(words.overrides)]
+
+
+def check_servers(config: Config, sources: Sequence[Source]) -> None:
+    """
+    Raises:
+        UserError: the servers that sample have weights of their own, which are not those of the models.
+    """
+    name = config.generator.backend
+    if not serves(config) or not getattr(config.generator, name).urls:
+        return
+    if any(source.kind != "endpoint" for source in sources):
+        raise UserError(
+            f"generator.{name}.urls names servers that have weights already, and an evaluation starts its own with "
+            f"those of its models; write generator.{name}.urls=[], or evaluate what they have by "
+            "evaluation.model=MODEL@http://HOST:PORT/v1"
+        )
 
 
 def idle(overrides: Sequence[str]) -> list[str]:
@@ -173,6 +192,11 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
     if remote and not config.generator.use_conversation_multi_turn:
         warnings.append(
             "generator.use_conversation_multi_turn=False changes nothing for endpoints: to them every turn is a message"
+        )
+    if len(remote) > 1 and config.evaluation.endpoint.price.input is not None:
+        warnings.append(
+            f"evaluation.endpoint.price is taken for all {len(remote)} endpoints; where theirs differ, evaluate them "
+            "one by one"
         )
     return [*warnings, *in_the_open(config, remote), *trained_elsewhere(config, sources)]
 

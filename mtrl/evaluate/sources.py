@@ -99,7 +99,9 @@ def _endpoint(text: str, model: str, url: str, key: str) -> Source:
     url = url.rstrip("/").removesuffix("/chat/completions")
     if not address.host or address.path in ("", "/"):
         raise UserError(f"{key}={one_line(text)} has no host or no path; write {example}")
-    return Source("endpoint", slug(model), text, url=url, model=model)
+    # Servers of this machine's models know them by their folders.
+    label = slug(Path(model).name if model.startswith("/") else model)
+    return Source("endpoint", label, text, url=url, model=model)
 
 
 def _folder(text: str, path: Path, key: str) -> Source:

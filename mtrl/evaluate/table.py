@@ -11,6 +11,7 @@ from mtrl.evaluation.comparison import Comparison
 from mtrl.evaluation.report import KINDS, ModelReport, Report
 from mtrl.evaluation.results import Result
 from mtrl.evaluation.statistics import Rate
+from mtrl.generator.engines.purse import described
 from mtrl.tracking.text import MISSING, decimal, one_line, percent, whole
 
 Cell = Callable[[Result], str]
@@ -53,16 +54,10 @@ def lines(results: list[Result]) -> Iterator[tuple[str, Cell]]:
         yield "failed", lambda result: whole(sum(result.failures.values()))
 
 
-def usage_line(model: ModelReport) -> str | None:
-    """What an endpoint counted; None for a model that ran here."""
-    usage = model.usage
-    if not usage:
-        return None
-    return (
-        f"{model.label}: {whole(usage['prompt_tokens'])} prompt tokens ({whole(usage['cached_tokens'])} cached), "
-        f"{whole(usage['completion_tokens'])} completion tokens, {whole(usage['requests'])} requests "
-        f"({whole(usage['retries'])} repeated)"
-    )
+def usage_lines(report: Report) -> Iterator[str]:
+    """What endpoints and judges were asked for, and what it cost."""
+    for who, spent in report.spending:
+        yield f"{one_line(who, 60)}: {described(spent)}"
 
 
 def interval(rate: Rate) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,16 +62,30 @@ class Report:
     """Whether anybody but the reward calls it success, in words."""
     method: dict[str, Any]
     """Split, rows, sampling, seed, thresholds, versions."""
+    judges: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What judges of the reward were asked for, by their names; the keys are those of `usage`."""
 
     @property
     def main(self) -> ModelReport:
         return self.models[0]
 
+    @property
+    def spending(self) -> list[tuple[str, dict[str, float]]]:
+        """Who was asked over an API, models and judges, and for how much."""
+        models = [(model.label, model.usage) for model in self.models if model.usage]
+        return [*models, *((f"judge {name}", spent) for name, spent in self.judges.items())]
 
-def build_report(models: Sequence[ModelRollouts], config: Config, family: Family) -> Report:
+
+def build_report(
+    models: Sequence[ModelRollouts],
+    config: Config,
+    family: Family,
+    judges: Mapping[str, dict[str, float]] | None = None,
+) -> Report:
     """
     Args:
         models: at least one; scored and paid, on the same rows.
+        judges: see `Report`.
 
     Raises:
         UserError: every episode of the first model failed, or a measure of the family is not in [0, 1].
@@ -106,6 +120,7 @@ def build_report(models: Sequence[ModelRollouts], config: Config, family: Family
         ),
         independence=independence(first) if family.has_scorer else NO_SCORER,
         method=method(config, family, {kind: len(groups) for kind, groups in models[0].groups.items()}),
+        judges=dict(judges or {}),
     )
 
 

@@ -36,6 +36,7 @@ def to_html(report: Report) -> str:
         ("course", "How episodes went", _course(report)),
         ("tools", "Tools", _tools(report)),
         ("disagreements", "Where reward and scorer disagree", _disagreements(report)),
+        ("spending", "Spending", _table(tables.spending(report))),
         ("method", "Method", _table(tables.method(report), "words")),
     ]
     shown = [(anchor, title, body) for anchor, title, body in sections if body]

@@ -34,6 +34,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "generalisation": report.generalisation,
         "independence": report.independence,
         "disagreements": _plain(report.disagreements),
+        "judges": report.judges,
     }
 
 

@@ -38,6 +38,7 @@ def to_markdown(report: Report) -> str:
         ("Budgets", tables.budgets(report)),
         ("Turns and tokens", tables.lengths(report)),
         ("Tools", tables.tools(report)),
+        ("Spending", tables.spending(report)),
     ):
         if table is not None:
             parts += [f"## {title}", markdown_table(table)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from mtrl.evaluation.report import ModelReport, Report
 from mtrl.evaluation.results import Result
 from mtrl.evaluation.statistics import Rate
 from mtrl.evaluation.tool_use import ToolUse
+from mtrl.generator.engines.purse import dollars
 from mtrl.tracking.text import MISSING, one_line, percent, short, whole
 
 NAME_CHARACTERS = 60
@@ -182,12 +183,25 @@ def components(report: Report) -> Table | None:
     return Table(["part of the reward", *(label for label, _ in found)], rows, note) if rows else None
 
 
+def spending(report: Report) -> Table | None:
+    """A row for everybody who was asked over an API."""
+    columns = ("requests", "retries", "prompt_tokens", "cached_tokens", "completion_tokens")
+    rows = []
+    for who, spent in report.spending:
+        cost = dollars(spent["cost"]) if "cost" in spent else MISSING
+        rows.append([name(who), *(whole(spent[column]) for column in columns), cost, _unconfirmed(spent)])
+    head = ["model", "requests", "repeated", "prompt tokens", "cached", "completion tokens", "cost", "unconfirmed"]
+    note = (
+        "Tokens as the provider counted them, those of failed episodes included; the cost is by the prices of the "
+        "configuration. Unconfirmed: requests whose answer never came whole, and what they cost on top at most."
+    )
+    return Table(head, rows, note) if rows else None
+
+
 def method(report: Report) -> Table:
     rows = [[key.replace("_", " "), _flat(value)] for key, value in report.method.items() if value is not None]
     for model in report.models:
         rows.append([f"model {name(model.label)}", _flat(model.source)])
-        if model.usage:
-            rows.append([f"usage of {name(model.label)}", _flat(model.usage)])
     return Table(["", ""], rows)
 
 
@@ -264,6 +278,12 @@ def _maybe(value: Rate | None) -> str:
 
 def _number(value: float | None) -> str:
     return MISSING if value is None else short(value)
+
+
+def _unconfirmed(spent: Mapping[str, float]) -> str:
+    count = whole(spent["unconfirmed_requests"])
+    known = spent["unconfirmed_requests"] and "cost_unconfirmed" in spent
+    return f"{count} ({dollars(spent['cost_unconfirmed'])})" if known else count
 
 
 def _flat(value: Any) -> str:

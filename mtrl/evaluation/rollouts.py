@@ -46,8 +46,8 @@ class ModelRollouts:
     here with score None; they say nothing about the model, so rates are those of the others, and their number is told.
     """
     usage: dict[str, float] = field(default_factory=dict)
-    """Tokens that the provider of an endpoint counted: `prompt_tokens`, `completion_tokens`, `cached_tokens`; and
-    `requests`, `retries`. Empty for a model that ran here."""
+    """What an endpoint was asked for and cost (`mtrl.generator.engines.purse.Spent.metrics`), failed and abandoned
+    episodes included. Empty for a model that ran here."""
 
     def failures(self) -> list[Trajectory]:
         """The episodes that failed, of all kinds."""

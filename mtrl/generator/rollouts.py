@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from mtrl.errors import UserError
+from mtrl.errors import RunEndedError
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.episode import EpisodeLoop
 from mtrl.types import FAILED, Group, Row, Trajectory
@@ -55,7 +55,7 @@ class Rollouts:
         episode would bias the group towards whatever does not fail. Without `replacement` (evaluation) it stays.
 
         Raises:
-            UserError: more than `max_failed_share` of the episodes failed, or replacements keep failing.
+            RunEndedError: more than `max_failed_share` of the episodes failed, or replacements keep failing.
         """
         report = RolloutReport(groups=[])
         pending = [(f"{key}/{i}", row) for i, row in enumerate(rows)]
@@ -92,7 +92,7 @@ class Rollouts:
         """End the run if too many of these episodes failed, `newest` last.
 
         Raises:
-            UserError: more than `max_failed_share` of them, or `barren` rounds in a row had no group without a failure.
+            RunEndedError: more than `max_failed_share` of them, or `barren` rounds in a row had each group fail.
         """
         counted = f"{len(failures)} of {episodes} episodes failed"
         if len(failures) / episodes > self.max_failed_share:
@@ -101,7 +101,7 @@ class Rollouts:
             what = f"{counted}, and none of the last {barren} rounds of replacements had a group without a failure"
         else:
             return
-        raise UserError(f"{what}; the last failure was: {cause(newest)} (its traceback is in run.log)")
+        raise RunEndedError(f"{what}; the last failure was: {cause(newest)} (its traceback is in run.log)")
 
 
 def summary(failures: Sequence[Trajectory], episodes: int, newest: Trajectory) -> str:

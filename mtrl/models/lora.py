@@ -266,6 +266,36 @@ def save_adapter(module: Any, folder: Path, state: Mapping[str, Tensor] | None =
     save_file(files, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
+def save_adapter_files(adapters: Mapping[str, Tensor], scaling: float, model: str, folder: Path) -> None:
+    """Write peft's folder from the tensors alone, for servers: where there is no module of peft's.
+
+    Args:
+        adapters: as `adapter_state` names them.
+        model: folder or Hub name of the model that they belong to.
+    """
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    pairs = _pairs(adapters)
+    rank = next(iter(pairs.values()))[0].shape[0]
+    settings = LoraConfig(
+        r=rank,
+        lora_alpha=scaling * rank,  # type: ignore[arg-type] # which may be no whole number
+        target_modules=sorted({_last(name) for name in pairs}),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=model,
+        inference_mode=True,
+    )
+    settings.target_modules = sorted(settings.target_modules or ())
+    settings.save_pretrained(str(folder))
+    files = {
+        f"{_WRAPPER}{name}.lora_{half}.weight": value.detach().cpu().contiguous()
+        for name, pair in pairs.items()
+        for half, value in zip("AB", pair, strict=True)
+    }
+    save_file(files, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
 def _merged(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     """W0 + scaling * B A, computed in float32 or better and rounded once."""
     precise = torch.promote_types(weight.dtype, torch.float32)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from mtrl.algorithms.registry import load_function
 from mtrl.errors import UserError
@@ -16,6 +16,9 @@ from mtrl.types import Row, Trajectory
 
 ENVIRONMENT = "environment"
 """The component that is what `step` returned as the reward. Environments may not use the name for another part."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+_CHECK = "check_component"
 
 Values = Callable[[Trajectory, Row], Sequence[Any] | Awaitable[Sequence[Any]]]
 """From a trajectory of T >= 1 turns to T values, or to an awaitable of them."""
@@ -49,6 +52,8 @@ def parse_component(name: str, spec: Any) -> Component:
     if target is not None:
         function = load_function(target, key)
         _check_parameters(function, ([], {}), parameters, key)
+        if (check := getattr(function, _CHECK, None)) is not None:
+            check(**parameters)
         return Component(name, weight, partial(_ask, partial(function, **parameters), key))
     if name in SHAPINGS:
         function = SHAPINGS.find(name).function
@@ -62,6 +67,17 @@ def parse_component(name: str, spec: Any) -> Component:
     if name == ENVIRONMENT:
         return Component(name, weight, environment_rewards)
     return Component(name, weight, partial(_reported, name), reported=True)
+
+
+def checked_by(check: Callable[..., None]) -> Callable[[F], F]:
+    """Decorates a function that is named as a component: `check(**parameters)` sees its parameters before the first
+    episode, and raises a `UserError` where they are wrong."""
+
+    def mark(function: F) -> F:
+        setattr(function, _CHECK, check)
+        return function
+
+    return mark
 
 
 def environment_rewards(trajectory: Trajectory, row: Row) -> list[Any]:

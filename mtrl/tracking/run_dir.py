@@ -40,6 +40,8 @@ class RunDir:
     tokenizer/       turns token ids into text     trackers/      what has arrived at the trackers, where there are any
     trace_step_N.json.gz, .txt   one step in detail (trainer.profile_step)
     launch.txt       which launch of torchrun it belongs to
+    spending/        what was asked of endpoints so far, and what it cost
+    engine/          what the engine's servers said, where it has some
     """
 
     def __init__(self, path: str | Path):
@@ -54,6 +56,10 @@ class RunDir:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def engine(self) -> Path:
+        return self.path / "engine"
 
     @property
     def metrics(self) -> Path:
@@ -98,6 +104,10 @@ class RunDir:
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer"
+
+    @property
+    def spending(self) -> Path:
+        return self.path / "spending"
 
     @property
     def is_evaluation(self) -> bool:

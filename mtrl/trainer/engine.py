@@ -7,30 +7,29 @@ from typing import Any
 
 import torch
 
-from mtrl.config.scale_checks import is_deterministic, overlaps
+from mtrl.config.scale_checks import is_deterministic, overlaps, serves
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import needs_sharding
 from mtrl.distributed.world import World
-from mtrl.errors import UserError
 from mtrl.generator.engines.base import Engine
 from mtrl.generator.engines.local.engine import LocalEngine, copy_weights
 from mtrl.generator.engines.local.process import ProcessEngine
 from mtrl.models.lora import LoraWeights
+from mtrl.tracking.run_dir import RunDir
 from mtrl.trainer.models import compute_dtype, load_model
 from mtrl.trainer.policy import Policy
+from mtrl.trainer.servers import server_engine
 
 
 def shared_engine(config: Config, model: Any, tokenizer: Any, context: int) -> Engine:
-    """The engine that `generator.backend` names, with the model's own weights.
+    """An embedded engine with the model's own weights.
 
     Args:
         context: tokens of a whole conversation.
     """
     generator = config.generator
-    if generator.backend == "local":
-        local = generator.local
-        return LocalEngine(model, tokenizer, generator.max_num_seqs, context, local.fused, is_deterministic(config))
-    raise UserError(f"generator.backend={generator.backend} cannot train; use generator.backend=local")
+    fused, deterministic = generator.local.fused, is_deterministic(config)
+    return LocalEngine(model, tokenizer, generator.max_num_seqs, context, fused, deterministic)
 
 
 def training_engine(config: Config, world: World, path: str, policy: Policy, context: int) -> Engine:
@@ -39,10 +38,11 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
     Args:
         path: folder or Hub name of the policy at the start of the run.
     """
+    if serves(config):
+        logs = RunDir(config.run_dir).engine
+        return server_engine(config, world, path, policy.model.config, context, logs)
     if not has_copy(config, world):
         return shared_engine(config, policy.model, policy.tokenizer, context)
-    if config.generator.backend != "local":
-        raise UserError(f"generator.backend={config.generator.backend} cannot train; use generator.backend=local")
     model, _ = load_model(config, path)
     model = model.to(compute_dtype(config))  # turns are sampled in what the trainer computes in
     generator = config.generator
@@ -61,10 +61,10 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
 
 
 def has_copy(config: Config, world: World) -> bool:
-    """Whether the engine has weights of its own: where the policy is sharded, where it trains adapters that the engine
-    knows nothing of, and where turns are sampled while the policy learns."""
+    """Whether the engine has weights of its own: where it is servers, where the policy is sharded, where it trains
+    adapters that the engine knows nothing of, and where turns are sampled while the policy learns."""
     sharded = needs_sharding(config.trainer.fsdp, world)
-    return sharded or overlaps(config) or in_a_process(config) or config.model.lora_rank > 0
+    return serves(config) or sharded or overlaps(config) or in_a_process(config) or config.model.lora_rank > 0
 
 
 def in_a_process(config: Config) -> bool:

@@ -13,7 +13,7 @@ from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.signal import is_informative
 from mtrl.config.schema import Config
 from mtrl.environments.family import Family
-from mtrl.errors import UserError
+from mtrl.errors import RunEndedError
 from mtrl.evaluation.heldout import score_group
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.occupancy import Occupancy
@@ -23,10 +23,6 @@ from mtrl.types import Group, Row, StopReason, group_from_dict
 
 OVERLONG = frozenset({StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})
 """Ends of episodes that a length limit cut."""
-
-
-class RunEndedError(UserError):
-    """The run ends before its last step; what it has learnt so far is worth keeping."""
 
 
 class NoSignalError(RunEndedError):

@@ -53,6 +53,10 @@ class Learner:
         """[N] of each micro-batch by the reference."""
         return self.policy.reference_logprobs(batches)
 
+    def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """[N] of each micro-batch by the policy, without gradients."""
+        return self.policy.logprobs(batches)
+
     def values(self, batches: list[MicroBatch]) -> list[Tensor]:
         """[N] of each micro-batch by the critic."""
         return self.critic.values(batches)

@@ -55,6 +55,10 @@ class Learners:
         """[N] of each micro-batch by the reference, on the CPU."""
         return self._forward("reference_logprobs", batches)
 
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """[N] of each micro-batch by the policy, on the CPU."""
+        return self._forward("logprobs", batches)
+
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """[N] of each micro-batch by the critic, on the CPU."""
         return self._forward("values", batches)

@@ -15,15 +15,16 @@ from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.batch import Ragged
 from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.signal import signal_metrics
-from mtrl.config.scale_checks import overlaps
+from mtrl.config.scale_checks import overlaps, serves
 from mtrl.config.schema import Config
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.live import Watch
-from mtrl.errors import JobLost
+from mtrl.errors import JobLost, RunEndedError
 from mtrl.evaluation.agreement import Thresholds, Verdict
 from mtrl.evaluation.heldout import HeldOut
 from mtrl.generator.rollouts import Rollouts
 from mtrl.rewards.compose import RewardComposer
+from mtrl.rewards.judge import judge_metrics
 from mtrl.tracking.console import Console
 from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
@@ -34,16 +35,18 @@ from mtrl.tracking.trajectories import write_groups
 from mtrl.trainer.checkpoint import Checkpoint, Checkpoints
 from mtrl.trainer.critic import Credited, Critic, credit_by_critic
 from mtrl.trainer.desk import Desk
-from mtrl.trainer.experience import Collector, Experience, NoSignalError, RunEndedError, StoppedError, SymptomError
+from mtrl.trainer.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.interrupt import Interrupt
 from mtrl.trainer.kl_penalty import KlPenalty
 from mtrl.trainer.learnt import Learnt, note_advantages, note_logprobs
 from mtrl.trainer.memory import peak_memory
 from mtrl.trainer.models import compute_dtype
+from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.rows import RowStream
 from mtrl.trainer.samples import group_samples
+from mtrl.trainer.servers import make_canary
 from mtrl.trainer.setup import Parts
 from mtrl.trainer.stream import Stream
 from mtrl.trainer.throughput import Throughput
@@ -94,12 +97,20 @@ class Trainer:
             self.experience.judge,
             parts.eval_sampling,
         )
-        self.desk = Desk(beside_rollouts=overlaps(config))
+        self.desk = Desk(beside_rollouts=overlaps(config) or serves(config))
         algorithm = config.algorithm
         self.kl = KlController(
             algorithm.kl_loss_coef or algorithm.kl_reward_coef, algorithm.kl_target, algorithm.kl_horizon
         )
         self.learners, dump = parts.learners, run.path / "nonfinite_batch.jsonl"
+        self.publisher = Publisher(
+            parts.engine,
+            self.learners,
+            self.desk,
+            parts.sends_weights,
+            make_canary(config, parts, self.desk),
+            parts.colocated,
+        )
         self.updater = Updater(config, self.learners, dump, self.kl)
         self.critic = Critic(config, self.learners, dump) if parts.learner.has_critic else None
         self.kl_penalty = None
@@ -109,6 +120,8 @@ class Trainer:
         self.checkpoints = Checkpoints(run.checkpoints, keep.keep_last, keep.keep_best)
         self._saved = 0
         """Step of the newest checkpoint of this state; there is none of the beginning, which a run can repeat."""
+        self._trained = 0
+        """Step that the trainer's weights are of."""
         self.thresholds = Thresholds.of(config.evaluation)
         # The FLOPs of a critic are not counted, so that its share of the time would spoil the MFU.
         peak = None if parts.learner.has_critic else peak_flops(parts.policy.device, compute_dtype(config))
@@ -128,8 +141,10 @@ class Trainer:
             with Interrupt(stop) as interrupt, self.console.progress("train", total) as bar:
                 bar.advance(self.progress.step)
                 if self.progress.step:
-                    await self._send_weights(self.progress.step)
-                elif self.config.evaluation.before_train:
+                    await self.publisher.publish(self.progress.step)
+                else:
+                    await self.publisher.check(0)
+                if not self.progress.step and self.config.evaluation.before_train:
                     self._log(await self._evaluate(0))
                 try:
                     while self.progress.step < total and not interrupt.requested:
@@ -144,6 +159,7 @@ class Trainer:
                 except StoppedError:
                     await self._save()
                 except RunEndedError:
+                    self.progress.step = self._trained  # the engine may not have got the weights of it
                     await self._save()  # for a run with other settings
                     raise
         return interrupt.requested
@@ -184,7 +200,7 @@ class Trainer:
         self.learners.load(checkpoint.path)
         torch.set_rng_state(checkpoint.rng["torch"])
         self.progress = Progress(**checkpoint.state)
-        self._saved = self.progress.step
+        self._saved = self._trained = self.progress.step
         self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
         self.experience.restore(checkpoint.groups)
@@ -212,31 +228,26 @@ class Trainer:
         waiting = "wait" if overlaps(self.config) else "generate"
         with self.timeline.span(waiting, number) as collecting:
             experience = await self.experience.collect(step)
-        with self.timeline.span("credit", number) as crediting:
-            credited, kl = await self.desk.do(self._credit, experience.groups)
-        with self.timeline.span("update", number) as updating:
-            learnt = await self.desk.do(self._learn, credited, step)
-        self.progress.rows_drawn = self.rows.drawn
+        async with self.publisher.asleep():
+            with self.timeline.span("credit", number) as crediting:
+                credited, kl = await self.desk.do(self._credit, experience.groups)
+            with self.timeline.span("update", number) as updating:
+                learnt = await self.desk.do(self._learn, credited, step)
+            self._trained, self.progress.rows_drawn, self.progress.score = number, self.rows.drawn, None
         with self.timeline.span("sync", number) as syncing:
-            await self._send_weights(number)
+            canary = await self.publisher.publish(number)
             self.experience.publish(number)
         self.progress.step = number
         spans = {waiting: collecting, "credit": crediting, "update": updating, "sync": syncing}
         row = self._metrics(experience, credited.advantages)
         row |= self._throughput(experience, learnt, {name: span.seconds for name, span in spans.items()})
-        row |= kl | learnt.metrics
+        row |= kl | learnt.metrics | canary
         self._adapt_kl(row)
         self._keep_trajectories(experience, credited, learnt)
         self.console.step({"step": self.progress.step, **row})
-        self.progress.score = None
         if self._evaluation_due():
             row |= await self._evaluate(self.progress.step)
-        return row
-
-    async def _send_weights(self, version: int) -> None:
-        """Let the engine sample by the present weights, which it has already where they are its own."""
-        weights = await self.desk.do(self.learners.weights) if self.parts.sends_weights else None
-        await self.parts.engine.load_weights(weights, version)
+        return row | judge_metrics()
 
     def _credit(self, groups: list[Group]) -> tuple[Credited, dict[str, float]]:
         """From rewards to samples with advantages; and the KL, where the reward pays for it."""
@@ -280,6 +291,7 @@ class Trainer:
             "time/reward": self.experience.paying.take(),
             "perf/tokens_per_second": tokens / found["time/step"],
             "perf/cached_share": stats.cached_tokens / max(1, stats.prompt_tokens),
+            **{f"engine/{name}": value for name, value in stats.extra.items()},
             **peak_memory(),
         }
 

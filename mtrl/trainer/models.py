@@ -142,11 +142,29 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
             trust_remote_code=config.model.trust_remote_code,
         )
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{key}={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM"
-        ) from error
+        raise _cannot_load(key, path, error) from error
     return model.eval().to(place), tokenizer
+
+
+def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any, Any]:
+    """Configuration and tokenizer of a folder or Hub name: for a model whose weights somebody else loads.
+
+    Raises:
+        UserError: it cannot be had; `key` is the setting that named it.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    trust = config.model.trust_remote_code
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust), tokenizer
+    except (OSError, ValueError) as error:
+        raise _cannot_load(key, path, error) from error
+
+
+def _cannot_load(key: str, path: str, error: Exception) -> UserError:
+    first = str(error).strip().splitlines()[0]
+    return UserError(f"{key}={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM")
 
 
 def pick_device(name: str) -> torch.device:

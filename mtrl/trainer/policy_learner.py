@@ -116,6 +116,10 @@ class PolicyLearner:
         assert self.reference is not None
         return [self.reference.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
 
+    def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """[N] of each micro-batch by the policy as it is, on the CPU."""
+        return [self.policy.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
+
     def _anchors(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Log-probs of the old policy: the engine's, or the trainer's own before the first of the step's updates."""
         if self.algorithm.loss_anchor == "old":

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
 from mtrl.distributed.launch import is_launched, number
 from mtrl.environments.factory import load_task
 from mtrl.errors import Interrupted, UserError
 from mtrl.preflight.at_start import check_at_start
+from mtrl.rewards.judge import keep_books
 from mtrl.tracking.console import Console
 from mtrl.tracking.facts import run_facts
 from mtrl.tracking.followers import start_followers
@@ -41,7 +43,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     """
     config: Config = OmegaConf.to_object(cfg)
     run = RunDir(config.run_dir).create(resume=config.resume != "none")
-    with RunLock(run), RunLog(run.log) as log:
+    with RunLock(run), RunLog(run.log) as log, keep_books(run.spending):
         run.write_config(cfg)
         console = Console(mirror=log.line)
         log.show_warnings(console.show_warning)
@@ -74,6 +76,8 @@ def _lead(config: Config, run: RunDir, console: Console, world: World) -> dict[s
     task = load_task(config)
     if checkpoint_to_resume(config, run) is None:
         check_at_start(config, task, run.path, console.note, console.warning)
+    if serves(config):
+        console.note(f"the servers of {config.generator.backend} take a minute to start; they write to {run.engine}")
     with console.progress("warm start", config.model.tiny.get("sft_steps")) as bar:
         parts = set_up(config, on_warm_start=lambda step, loss: bar.advance(), task=task, world=world)
     parts.policy.tokenizer.save_pretrained(run.tokenizer)
@@ -146,7 +150,17 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
     ranks = parts.crew.world.size
     policy = f"{parts.policy.parameters / 1e6:.2f} M parameters on {parts.policy.device}"
     policy += f", sharded over {ranks} ranks" if ranks > 1 else ""
-    return {**run_facts(config), "rows": rows, "policy": policy}
+    return {**run_facts(config), "rows": rows, "policy": policy, **engine_facts(config)}
+
+
+def engine_facts(config: Config) -> dict[str, str]:
+    """Which servers sample, where some do."""
+    if not serves(config):
+        return {}
+    name = config.generator.backend
+    settings = getattr(config.generator, name)
+    where = ", ".join(settings.urls) or f"{settings.replicas} of its own"
+    return {"engine": f"{name}, servers: {where}; new weights by {settings.weight_sync}"}
 
 
 def title(config: Config) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtrl.config.schema import Config, SamplingConfig
 from mtrl.distributed.crew import Crew
@@ -20,12 +20,16 @@ from mtrl.generator.engines.base import Engine, SamplingParams
 from mtrl.generator.episode import EpisodeLoop, Limits
 from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import TinyRecipe, WarmStart, tiny_policy
-from mtrl.trainer.engine import has_copy, shared_engine, training_engine
+from mtrl.trainer.engine import has_copy, training_engine
 from mtrl.trainer.learner import Learner
 from mtrl.trainer.learners import Learners
 from mtrl.trainer.models import make_learner, set_threads
 from mtrl.trainer.policy import Policy
+from mtrl.trainer.servers import colocated
 from mtrl.types import Row
+
+if TYPE_CHECKING:
+    from mtrl.generator.engines.server.engine import ServerEngine
 
 
 @dataclass
@@ -52,6 +56,9 @@ class Parts(Player):
     """The learners of all ranks."""
     sends_weights: bool
     """Whether the engine has weights of its own, which new ones are sent to."""
+
+    colocated: ServerEngine | None
+    """The engine, if its servers share GPUs with the trainer."""
 
     @property
     def policy(self) -> Policy:
@@ -87,7 +94,7 @@ def set_up(
     policy = learner.policy.policy
     rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
     engine = partial(training_engine, config, world, path, policy)
-    player = connect(config, task, policy.model, policy.tokenizer, rows, engine)
+    player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine)
     return Parts(
         **vars(player),
         family=task.family,
@@ -95,29 +102,31 @@ def set_up(
         learner=learner,
         crew=Crew(world, learner),
         sends_weights=has_copy(config, world),
+        colocated=colocated(config, player.engine),
     )
 
 
 def connect(
     config: Config,
     task: Task,
-    model: Any,
+    model_config: Any,
     tokenizer: Any,
     rows: Sequence[Row],
-    make_engine: Callable[[int], Engine] | None = None,
+    make_engine: Callable[[int], Engine],
 ) -> Player:
     """What lets a model play these rows of a task.
 
     Args:
-        make_engine: from the tokens of a whole conversation; None: an engine that shares the model.
+        model_config: Hugging Face configuration of the model.
+        make_engine: from the tokens of a whole conversation.
 
     Raises:
         UserError: a prompt does not fit, or the engine cannot run the model.
     """
     codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
-    limit = context_limit(config, model)
+    limit = context_limit(config, model_config)
     check_prompts(codec, rows, limit)
-    engine = make_engine(limit) if make_engine else shared_engine(config, model, tokenizer, limit)
+    engine = make_engine(limit)
     layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
     pool = EnvironmentPool(config.environment.max_workers)
     loop = EpisodeLoop(engine, task.make_environment, partial(layout, codec), pool, limits(config, limit))
@@ -185,9 +194,9 @@ def eval_sampling_params(config: Config, stop_token_ids: tuple[int, ...] = ()) -
     return sampling_params(generator.eval_sampling_params or generator.sampling_params, stop_token_ids)
 
 
-def context_limit(config: Config, model: Any) -> int:
+def context_limit(config: Config, model_config: Any) -> int:
     """Tokens of a whole conversation: what the model holds, or less where the configuration says so."""
-    holds = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 4096
+    holds = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 4096
     wanted = config.generator.max_context_length
     if wanted is not None and wanted > holds:
         raise UserError(

@@ -30,14 +30,6 @@ def test_sglang_without_conversations_says_what_the_guide_promises():
 
 REFUSED = [
     (
-        ["generator.backend=vllm"],
-        "generator.backend=vllm is not available yet; use generator.backend=local, which runs on CPU and on one GPU",
-    ),
-    (
-        ["generator=sglang"],
-        "generator.backend=sglang is not available yet; use generator.backend=local, which runs on CPU and on one GPU",
-    ),
-    (
         ["generator.backend=vlm"],
         "generator.backend=vlm is not known; did you mean vllm? Choose one of local, vllm, sglang",
     ),
@@ -148,11 +140,6 @@ def test_a_hub_name_needs_no_folder_and_a_folder_is_looked_for(tmp_path):
 
 
 WARNED = [
-    (
-        ["generator.sampling_params.top_p=0.9"],
-        "generator.sampling_params.top_p=0.9 biases the gradient: "
-        "the trainer's log-probs are of the whole distribution; train with 1.0",
-    ),
     (["model.path=/x"], "model.path=/x has no effect with model=tiny, which is built here; add model=hf"),
     (
         ["model=hf", "model.path=owner/name", "trainer.optimizer.lr=0.001"],

@@ -233,7 +233,7 @@ def test_the_values_that_differ_point_to_values_that_work():
     """Composed as a command would: the value, and what it needs with it."""
     for key, table in VALUES.items():
         if key in ("resume", "generator.backend", "environment.name"):
-            continue  # a path, not available yet, and another task
+            continue  # a path, what may not be installed, and another task
         for ours in table.values():
             first, *more = ours.split()
             needed = ["algorithm.max_sequence_length=64", "reward.components.turn_penalty=0.1"]

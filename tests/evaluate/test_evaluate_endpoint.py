@@ -7,11 +7,11 @@ import pytest
 
 from mtrl.config.compose import compose
 from mtrl.environments.factory import load_task
-from mtrl.generator.engines import endpoint
+from mtrl.generator.engines import chat_client
 from mtrl.types import StopReason, read_trajectories
 from tests.evaluate.conftest import TASK
 from tests.evaluate.outputs import metrics_of, report_of
-from tests.generator.chat_server import ChatServer, always, refusal, said
+from tests.generator.chat_server import ChatServer, Reply, always, refusal, said
 
 ROWS = ["evaluation.rows=6", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1", "evaluation.output=out"]
 KEY = "sk-very-secret-0123456789"
@@ -19,7 +19,7 @@ KEY = "sk-very-secret-0123456789"
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,9 @@ def test_gold_behind_an_endpoint_beside_a_local_model(evaluate, run, gold, tmp_p
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
     requests = len(server.requests)
     usage = report_of(tmp_path / "out")["models"][0]["usage"]
-    counted = {"prompt_tokens": 11.0, "completion_tokens": 5.0, "cached_tokens": 3.0, "requests": 1.0, "retries": 0.0}
-    assert usage == {name: count * requests for name, count in counted.items()}
+    counted = {"prompt_tokens": 11.0, "completion_tokens": 5.0, "cached_tokens": 3.0, "requests": 1.0}
+    assert usage == {n: c * requests for n, c in counted.items()} | {"retries": 0.0, "unconfirmed_requests": 0.0}
+    assert {name: row[f"endpoint/{name}"] for name in usage} == usage and "endpoint/cost" not in row
     assert f"big_gold: {11 * requests} prompt tokens" in done.out
     written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert KEY.encode() not in written and KEY not in done.out + done.err
@@ -152,6 +153,79 @@ def test_a_refusal_ends_at_once(evaluate, reply, words):
         done = evaluate(*TASK, model(server), *ROWS, "evaluation.endpoint.max_concurrent=1")
     assert done.status == 2 and words in done.err and "\n" not in done.err
     assert len(server.requests) == 1
+
+
+PRICES = [f"evaluation.endpoint.price.{name}={usd}" for name, usd in (("input", 2), ("cached", 1), ("output", 10))]
+
+
+def test_a_budget_ends_asking_and_is_gone_on_with(evaluate, gold, tmp_path):
+    """What was answered is kept, what was spent counts when it goes on, and the end is that of one with more money."""
+    answer = gold(wrong={2})
+    with ChatServer(answer) as server:
+        whole = evaluate(*TASK, model(server), *ROWS[:-1], *PRICES, "evaluation.output=whole")
+        asked = len(server.requests)
+        assert whole.status == 0, whole.err
+        limit = f"evaluation.endpoint.budget.requests={asked - 2}"
+        few = [*TASK, model(server), *ROWS, *PRICES]
+        done = evaluate(*few, limit)
+        assert done.status == 1 and len(server.requests) == 2 * asked - 2, done.out
+        told = f"evaluation.endpoint.budget.requests={asked - 2} does not do for another request"
+        assert done.out.count(told) == 1 and f"{asked - 2} requests (0 repeated)" in done.out
+        assert "go on with: the same command and evaluation.output=out" in done.out
+        assert not (tmp_path / "out" / "report.json").exists()
+        kept = list(read_trajectories(tmp_path / "out" / "trajectories" / "m_greedy.jsonl"))
+        assert 0 < len(kept) < 6 and all(t.stop_reason == StopReason.DONE for t in kept)
+        again = evaluate(*few, limit)
+        assert again.status == 1 and len(server.requests) == 2 * asked - 2, "nothing more is sent"
+        done = evaluate(*few, f"evaluation.endpoint.budget.requests={2 * asked}")
+    assert done.status == 0, done.out
+    found, expected = report_of(tmp_path / "out"), report_of(tmp_path / "whole")
+    spent = len(server.requests) - asked
+    usage = found["models"][0]["usage"]
+    assert usage["requests"] == spent >= asked
+    assert usage["cost"] == pytest.approx(spent * (8 * 2 + 3 * 1 + 5 * 10) / 1e6)
+    assert found["models"][0]["greedy"] == expected["models"][0]["greedy"]
+    (row,) = metrics_of(tmp_path / "out")
+    assert row["endpoint/cost"] == usage["cost"] and row["endpoint/requests"] == spent
+    cents = f"{usage['cost']:.3g} USD"
+    assert f"{spent} requests (0 repeated), {cents}" in done.out
+    pages = [(tmp_path / "out" / name).read_text() for name in ("report.md", "report.html")]
+    assert all("Spending" in page and cents in page for page in pages)
+
+
+def test_answers_of_no_use_were_paid_for_all_the_same(evaluate, gold, tmp_path):
+    """Every other attempt is billed and of no use."""
+    answer = gold()
+
+    def sometimes(body, n):
+        reply = answer(body, n)
+        return Reply(200, {"choices": [], "usage": reply.body["usage"]}) if n % 2 == 0 else reply
+
+    with ChatServer(sometimes) as server:
+        one = ["evaluation.endpoint.max_concurrent=1", "evaluation.endpoint.retries=1"]
+        done = evaluate(*TASK, model(server), *ROWS, *one)
+    assert done.status == 0, done.err
+    usage = report_of(tmp_path / "out")["models"][0]["usage"]
+    assert usage["requests"] == len(server.requests) and usage["retries"] == len(server.requests) / 2
+    assert usage["prompt_tokens"] == 11 * len(server.requests) and "cost" not in usage and "USD" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["evaluation.endpoint.budget.usd=5"], "evaluation.endpoint.budget.usd=5.0 needs evaluation.endpoint.price.in"),
+        (["evaluation.endpoint.price.input=5"], "evaluation.endpoint.price.output is not given"),
+        (["evaluation.endpoint.budget.requests=0"], "evaluation.endpoint.budget.requests=0 must be more than 0"),
+        (
+            ["evaluation.endpoint.budget.tokens=9", "+evaluation.endpoint.extra_body.max_tokens=null"],
+            "evaluation.endpoint.budget.tokens cannot be kept to",
+        ),
+    ],
+)
+def test_budgets_that_cannot_be_kept_to(evaluate, gold, words, told):
+    with ChatServer(gold()) as server:
+        done = evaluate(*TASK, model(server), *ROWS, *words)
+    assert done.status == 2 and told in done.err and "\n" not in done.err and not server.requests
 
 
 def test_settings_that_endpoints_do_not_read(evaluate, gold):

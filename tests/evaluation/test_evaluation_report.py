@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtrl.config.endpoint_schema import PriceConfig
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import family_of_class
 from mtrl.errors import UserError
@@ -21,6 +22,7 @@ from mtrl.evaluation.report_html import CONVERSATIONS, to_html
 from mtrl.evaluation.report_json import to_dict, to_json
 from mtrl.evaluation.report_markdown import escape, markdown_table, to_markdown
 from mtrl.evaluation.report_tables import Table
+from mtrl.generator.engines.purse import Spent
 from mtrl.types import StopReason
 from tests.evaluation.made import config_of, family_of, played, rollouts_of, scored
 
@@ -107,7 +109,7 @@ def test_the_schema_does_not_change_unnoticed():
     found = to_dict(report_of())
     assert found.keys() == {
         "format", "version", "name", "created", "method", "models", "comparisons", "remarks", "generalisation",
-        "independence", "disagreements",
+        "independence", "disagreements", "judges",
     }  # fmt: skip
     assert found["models"][0].keys() == {"label", "source", "usage", "greedy", "sampled", "failed_kinds"}
     assert found["models"][0]["greedy"].keys() == {
@@ -264,7 +266,7 @@ def test_tokens_of_an_endpoint_are_those_that_it_counted():
         rollouts = rollouts_of("far", [played(score=0.0, reward=1.0, turns=2, tokens=0) for _ in range(3)])
         for turn in (turn for group in rollouts.groups["greedy"] for t in group.trajectories for turn in t.turns):
             turn.metrics = {"completion_tokens": count}
-        return replace(rollouts, usage={"requests": 6.0})
+        return replace(rollouts, usage=Spent(requests=6).metrics(PriceConfig()))
 
     report = report_of([far(30.0), rollouts_of("near", scored([1, 0, 1]))])
     lengths = report.main.results["greedy"].lengths

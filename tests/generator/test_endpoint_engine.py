@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mtrl.config.schema import EndpointConfig
 from mtrl.errors import UserError
 from mtrl.generator.chat import ChatPrompt
-from mtrl.generator.engines import endpoint
+from mtrl.generator.engines import chat_client, endpoint
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.endpoint import Address, EndpointEngine, EndpointError, EndpointRefusedError
 from mtrl.types import FinishReason
@@ -26,7 +26,7 @@ KEY = "sk-very-secret-0123456789"
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch):
     """Pauses that a test can wait for, and no key of the machine."""
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -178,7 +178,7 @@ def test_pauses_grow_and_are_not_all_the_same(monkeypatch):
     async def sleep(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr(endpoint.asyncio, "sleep", sleep)
+    monkeypatch.setattr(chat_client.asyncio, "sleep", sleep)
     with ChatServer(always(refusal(500, "oops"))) as server:
         told, _ = refused(server.url, retries=5)
     bounds = [(0.005 * 2**n, 0.015 * 2**n) for n in range(5)]
@@ -198,7 +198,7 @@ def test_retry_after_is_kept_to(header):
 @given(st.text(max_size=30))
 def test_any_retry_after_is_read(text):
     response = type("Response", (), {"headers": {"retry-after": text}})
-    assert 0 <= endpoint.retry_after(response) < float("inf")
+    assert 0 <= chat_client.retry_after(response) < float("inf")
 
 
 @pytest.mark.parametrize("reply", [replace(said("late"), before=30), replace(said("late"), between=0.2)])
@@ -210,7 +210,7 @@ def test_a_server_that_never_ends_is_given_up(reply):
 
 @pytest.mark.parametrize("status", [200, 400])
 def test_an_answer_without_end_is_not_read_to_its_end(status, monkeypatch):
-    monkeypatch.setattr(endpoint, "LARGEST", 10_000)
+    monkeypatch.setattr(chat_client, "LARGEST", 10_000)
     bomb = gzip.compress(b" " * 10_000_000)
     with ChatServer(always(Reply(status, bomb, {"content-encoding": "gzip"}), said("well"))) as server:
         answer, _ = ask(server.url)

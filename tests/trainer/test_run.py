@@ -148,6 +148,38 @@ def test_a_polite_signal_finishes_the_step_saves_and_tells_how_to_go_on(undistur
     assert weights_of(run_dir) == weights_of(undisturbed)
 
 
+LOST = """
+from mtrl.errors import RunEndedError, UserError
+from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.trainer.publisher import Publisher
+publish, generate = Publisher.publish, LocalEngine.generate
+
+async def no_publish(self, version):
+    if version == 5:
+        raise RunEndedError("the engine is lost")
+    return await publish(self, version)
+
+async def no_generate(self, *words):
+    if self.version == 5:
+        raise UserError("the engine is lost")
+    return await generate(self, *words)
+
+"""
+
+
+@pytest.mark.parametrize(
+    "loses", ["Publisher.publish = no_publish", "LocalEngine.generate = no_generate"], ids=["publish", "generate"]
+)
+def test_an_engine_that_is_lost_for_good_loses_no_step(undisturbed, tmp_path, loses):
+    """While weights are sent, or while turns are sampled: what was learnt is saved, and the run goes on from there."""
+    run_dir = tmp_path / "run"
+    output = finish(start(run_dir, "trainer.checkpoint.every_steps=0", code=LOST + loses), expected=2)
+    assert "the engine is lost" in output and "Traceback" not in output
+    assert [path.name for path in (run_dir / "checkpoints").glob("step_*")] == ["step_000005"]
+    finish(start(run_dir, "resume=latest"))
+    assert weights_of(run_dir) == weights_of(undisturbed)
+
+
 def test_the_single_message_layout_trains_without_a_break(tmp_path):
     run_dir = tmp_path / "run"
     finish(start(run_dir, "generator.use_conversation_multi_turn=false", "trainer.max_steps=2"))

@@ -33,7 +33,8 @@ QUICK = [
     "trainer.save_trajectories_every=1",
 ]
 """Saves after every step, keeps what it was trained on, and is long enough for a kill in the middle."""
-SOON = Moments({"step": 1.0}, step_seconds=0.05, steps=2)
+SOON = Moments({"step": 1.0}, step_seconds=0.05, least_steps=3, steps=3)
+"""When step 3 is over, the checkpoint of step 1 is complete: that of step 2 waited for it."""
 
 
 @pytest.mark.slow

@@ -1,0 +1,196 @@
+"""What new weights cost: seconds of every way of a weight sync into a running server, side by side.
+
+For each engine one server is started with a random Qwen3, and weights are sent by every way in turns. After each the
+server says which version it has. "A copy" is one of these weights in the trainer's memory: the least that anything
+could take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import secrets
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mtrl.config.engine_checks import engine_python
+from mtrl.config.engine_schema import ServerConfig, SglangConfig, VllmConfig
+from mtrl.generator.engines.server.api import ServerApi
+from mtrl.generator.engines.server.backend import Place
+from mtrl.generator.engines.server.process import ServerProcess, free_port
+from mtrl.generator.engines.server.sync import WeightSync, make_sync
+from mtrl.generator.engines.sglang.api import SglangApi
+from mtrl.generator.engines.sglang.command import sglang_command
+from mtrl.generator.engines.vllm.api import VllmApi
+from mtrl.generator.engines.vllm.command import vllm_command
+from mtrl.models.tiny import train_tokenizer
+
+ENGINES = {"vllm": (VllmApi, vllm_command, VllmConfig), "sglang": (SglangApi, sglang_command, SglangConfig)}
+WAYS = ("disk", "distributed", "tensor")
+CONTEXT = 512
+STARTING = 600.0
+"""Seconds until a server must be ready."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: one command-line option per field."""
+
+    hidden_size: int = 768
+    intermediate_size: int = 2048
+    layers: int = 8
+    heads: int = 12
+    vocabulary: int = 32000
+    dtype: str = "float32"
+    repeats: int = 3
+    """Of each way, in turns; the least time counts."""
+    threads: int = 1
+
+
+@dataclass
+class Row:
+    """One way into one engine."""
+
+    engine: str
+    way: str
+    first_s: float = 0.0
+    """The first sync, which also meets the server."""
+    sync_s: float = float("inf")
+    """The fastest of the others."""
+
+
+def write_model(sizes: Sizes, folder: Path) -> dict[str, Tensor]:
+    """A random model that servers load; its weights, tied ones once."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+    tokenizer = train_tokenizer([[{"role": "user", "content": text}] for text in texts], 400)
+    config = Qwen3Config(
+        vocab_size=sizes.vocabulary, hidden_size=sizes.hidden_size, intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads, num_key_value_heads=sizes.heads,
+        head_dim=64, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).to(getattr(torch, sizes.dtype))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {name: value.detach() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+
+
+def measure(engine: str, sizes: Sizes, model: Path, weights: dict[str, Tensor]) -> list[Row]:
+    """All ways into one engine."""
+    api_class, command, config = ENGINES[engine]
+    settings = config(sync_timeout=600.0)
+    place = Place(free_port(), secrets.token_hex(16))
+    process = ServerProcess(
+        command(
+            settings, model=str(model), context=CONTEXT, max_num_seqs=8, gpu_memory_utilization=0.5, dtype=sizes.dtype,
+            python=engine_python(engine, None), is_cpu=not torch.cuda.is_available(), max_lora_rank=0, place=place,
+        ),
+        model.parent / f"{engine}.log",
+        engine,
+    )  # fmt: skip
+    try:
+        api = api_class(f"http://127.0.0.1:{place.port}", place.token, settings)
+        return asyncio.run(_rounds(engine, sizes, api, settings, process, model, weights))
+    finally:
+        process.end()
+
+
+async def _rounds(
+    engine: str,
+    sizes: Sizes,
+    api: ServerApi,
+    settings: ServerConfig,
+    process: ServerProcess,
+    model: Path,
+    weights: dict[str, Tensor],
+) -> list[Row]:
+    async with asyncio.timeout(STARTING):
+        while not await api.is_ready():
+            if not process.running:
+                raise SystemExit(f"{engine} ended: {process.last_words()}")
+            await asyncio.sleep(0.5)
+    rows, syncs = [Row(engine, way) for way in WAYS], {}
+    for way in WAYS:
+        settings.weight_sync = way
+        syncs[way] = make_sync(settings, model=str(model), dtype=sizes.dtype, lora_scaling=None)
+    version = 0
+    for repeat in range(1 + sizes.repeats):
+        for row in rows:
+            version += 1
+            weights = {name: value + 1e-3 for name, value in weights.items()}
+            seconds = await _sync(api, syncs[row.way], weights, version)
+            if repeat == 0:
+                row.first_s = seconds
+            else:
+                row.sync_s = min(row.sync_s, seconds)
+    for sync in syncs.values():
+        await sync.close()
+    await api.close()
+    return rows
+
+
+async def _sync(api: ServerApi, sync: WeightSync, weights: dict[str, Tensor], version: int) -> float:
+    """Seconds from `send` to the end of it."""
+    await api.pause("drain")
+    began = time.perf_counter()
+    await sync.send([api], weights, version)
+    seconds = time.perf_counter() - began
+    await api.forget()
+    await api.resume()
+    if await api.version() != version:
+        raise SystemExit(f"{api.url} has other weights than those of version {version}")
+    return seconds
+
+
+def copy_seconds(weights: dict[str, Tensor]) -> float:
+    """The least of five copies in memory."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        _kept = {name: value.clone() for name, value in weights.items()}
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--json", type=Path, help="write all numbers here")
+    for name, value in asdict(Sizes()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    arguments = vars(parser.parse_args())
+    engines, path = arguments.pop("engines"), arguments.pop("json")
+    sizes = Sizes(**arguments)
+    torch.set_num_threads(sizes.threads)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        weights = write_model(sizes, Path(folder) / "model")
+        count, size = sum(v.numel() for v in weights.values()), sum(v.nbytes for v in weights.values())
+        copy = copy_seconds(weights)
+        print(f"{count / 1e6:.1f} M parameters, {size / 1e6:.0f} MB in {sizes.dtype}; a copy takes {copy:.3f} s")
+        print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+        print("| engine | way | first sync, s | sync, s | times a copy | MB/s |\n|---|---|---|---|---|---|")
+        rows = []
+        for engine in engines:
+            for row in measure(engine, sizes, Path(folder) / "model", weights):
+                rows.append(asdict(row))
+                rate = size / 1e6 / row.sync_s
+                print(
+                    f"| {row.engine} | {row.way} | {row.first_s:.2f} | {row.sync_s:.2f} | {row.sync_s / copy:.1f} "
+                    f"| {rate:.0f} |",
+                    flush=True,
+                )
+    if path is not None:
+        path.write_text(json.dumps({"sizes": asdict(sizes), "bytes": size, "copy_s": copy, "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Weights by files: for every engine, on every device, and for servers that see the same file system."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from mtrl.config.engine_schema import ServerConfig
+from mtrl.generator.engines.server.api import ServerApi
+from mtrl.generator.engines.server.checksum import checksum
+from mtrl.generator.engines.server.model_folder import copy_settings
+from mtrl.generator.engines.server.outgoing import Outgoing
+from mtrl.generator.engines.server.sync import Company, engine_key
+from mtrl.generator.engines.server.sync_folder import SyncFolder
+
+SHARD = 5 * 10**9
+"""Bytes of one file."""
+
+
+class DiskSync:
+    """See `WeightSync`. Servers load a Hugging Face folder per version, as they load the one that they start with.
+
+    The newest folder stays until there is a newer one: engines remember where their weights are from.
+    """
+
+    def __init__(self, settings: ServerConfig, model: str, outgoing: Outgoing):
+        self._seconds, self._model, self._outgoing = settings.sync_timeout, model, outgoing
+        self._folder = SyncFolder(settings.sync_folder, f"{engine_key(settings)}.sync_folder")
+        self._uses: dict[str, int] = {}
+        """How many calls of `send` use a folder."""
+        self._newest = ""
+
+    async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
+        whole = await asyncio.to_thread(self._outgoing, weights)
+        word = await asyncio.to_thread(checksum, whole)
+        name = f"version-{version}-{word[:12]}"
+        self._uses[name] = self._uses.get(name, 0) + 1
+        try:
+            write = partial(write_model, self._model, whole)
+            size = sum(value.nbytes for value in whole.values())
+            folder = await asyncio.to_thread(self._folder.write, name, size, write)
+            self._newest = name
+            company = Company(servers)
+            await company.each(lambda server: server.begin_update(), self._seconds)
+            await company.each(lambda server: server.receive_folder(str(folder), version, word), self._seconds)
+            await company.each(lambda server: server.end_update(version), self._seconds)
+        finally:
+            self._uses[name] -= 1
+            await asyncio.to_thread(self._remove_unused)
+        company.check()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._folder.close)
+
+    def _remove_unused(self) -> None:
+        for name in [name for name, uses in self._uses.items() if not uses and name != self._newest]:
+            del self._uses[name]
+            self._folder.remove(name)
+
+
+def write_model(model: str, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """A Hugging Face folder of these weights, else as `model` is; several files of weights above 5 GB."""
+    from huggingface_hub import save_torch_state_dict
+
+    copy_settings(model, folder)
+    save_torch_state_dict(dict(weights), folder, max_shard_size=SHARD, metadata={"format": "pt"})

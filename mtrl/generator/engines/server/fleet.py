@@ -1,0 +1,341 @@
+"""All servers of an engine: started together, kept alive, and always on the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from mtrl.errors import UserError
+from mtrl.generator.engines.server.api import ServerApi, ServerError
+from mtrl.generator.engines.server.backend import Backend
+from mtrl.generator.engines.server.lora_sync import AdapterSync
+from mtrl.generator.engines.server.replica import GivenReplica, OwnReplica, Replica
+from mtrl.generator.engines.server.router import Router
+from mtrl.generator.engines.server.sync import WeightSync
+from mtrl.generator.engines.server.update import WAITING, AdapterUpdate, Update, Weights, failures
+from mtrl.tracking.text import duration
+
+log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The replicas, and one task for each that starts it again when it is lost.
+
+    Turns go only to replicas that have the newest weights: `Weights` are compared by identity. Whoever fails to take
+    new ones gets no turn any more. If it was started here it comes back with them, and else the run ends.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        sync: WeightSync,
+        replicas: Sequence[Replica],
+        mode: str,
+        limit: int,
+        on_failure: Callable[[Exception], None],
+    ):
+        """
+        Args:
+            mode: what new weights do to turns, one of the server's pause modes.
+            limit: turns that are sent to one replica at once.
+            on_failure: told why there will be no more turns.
+        """
+        self.backend, self.sync, self.replicas = backend, sync, replicas
+        has_adapters = isinstance(sync, AdapterSync)
+        self._update = AdapterUpdate if has_adapters else Update
+        self._mode, self._waits = mode, mode in WAITING and not has_adapters
+        self.router = Router([replica.lane for replica in replicas], limit)
+        self.version = 0
+        """Policy version of the newest weights."""
+        self.loads = 0
+        """Changes of weights so far. No turn is sent in the middle of one."""
+        self.restarts, self.sync_seconds = 0, 0.0
+        self._on_failure = on_failure
+        self._newest: Weights | None = None
+        self._keepers: list[asyncio.Task[None]] = []
+        self._asleep = False
+        """Whether their memory is the trainer's."""
+        self._empty = False
+        """Whether they have slept, and got no weights since."""
+
+    @property
+    def serving(self) -> list[Replica]:
+        return [self.replicas[i] for i in self.router.serving]
+
+    # -- start and end -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all, side by side.
+
+        Raises:
+            UserError: one does not start, or they have different weights.
+        """
+        begun = _now()
+
+        async def start(replica: Replica) -> None:
+            try:
+                await replica.start()
+            except (ServerError, OSError) as error:
+                raise UserError(f"{replica.name} cannot be used: it {error}; {replica.advice}") from error
+            log.info("%s is ready after %s", replica.name, duration(_now() - begun))
+
+        try:
+            async with asyncio.TaskGroup() as starts:
+                for replica in self.replicas:
+                    starts.create_task(start(replica))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        versions = {replica.name: replica.versions[-1] for replica in self.replicas}
+        if len(set(versions.values())) > 1:
+            said = ", ".join(f"{name} has {version}" for name, version in versions.items())
+            raise UserError(
+                f"generator.{self.backend.name}.urls names servers with weights of different versions ({said}); start "
+                "them anew"
+            )
+        for replica in self.replicas:
+            replica.lane.serving, self.version = True, replica.versions[-1]
+            await replica.api.close()  # its connections are this event loop's
+
+    def kill(self) -> None:
+        """End all that were started, at once."""
+        for replica in self.replicas:
+            replica.kill()
+
+    def attach(self) -> None:
+        """Use the running event loop from now on."""
+        self.router.restart()
+        self._updating, self._awake, self._changed = asyncio.Lock(), asyncio.Event(), asyncio.Event()
+        if self._empty:
+            self.router.hold()
+        if not self._asleep:
+            self._awake.set()
+        for replica in self.replicas:
+            replica.attach()
+        self._keepers = [asyncio.get_running_loop().create_task(self._keep(replica)) for replica in self.replicas]
+
+    def fail(self, error: Exception) -> None:
+        """There will be no more turns."""
+        self.router.fail(error)
+        for task in self._keepers:
+            if not task.get_loop().is_closed():
+                task.cancel()
+        if self._keepers:
+            self._changed.set()
+
+    async def close(self) -> None:
+        """End all, whatever they do; those at given URLs are left. To be called after `fail`."""
+        loop = asyncio.get_running_loop()
+        keepers = [task for task in self._keepers if task.get_loop() is loop]
+        await asyncio.gather(*keepers, return_exceptions=True)
+        await asyncio.gather(*(replica.end() for replica in self.replicas), return_exceptions=True)
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    async def load(self, weights: Weights) -> None:
+        """Let all servers have these weights, and return when at least one samples by them. One call at a time.
+
+        Raises:
+            UserError: none ever will.
+        """
+        async with self._updating:
+            assert not self._asleep, "the servers sleep; wake them first"
+            begun = _now()
+            self._newest = weights
+            self.loads += 1
+            self.router.hold()
+            try:
+                if self._waits:
+                    await self._drain()
+                await self._spread([replica for replica in self.replicas if replica.is_up])
+                self.version = weights.version
+                if self._empty:
+                    self._empty = False
+                    self.router.go_on()
+            finally:
+                self.sync_seconds += _now() - begun
+                self.router.go_on()
+        await self.until_serving()
+
+    async def until_serving(self) -> None:
+        """Return when turns are sampled.
+
+        Raises:
+            UserError: they never will be.
+        """
+        while not self.router.serving:
+            if self.router.error is not None:
+                raise self.router.error
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _spread(self, replicas: list[Replica]) -> None:
+        """The newest weights for these; those that do not get them are given up."""
+        assert self._newest is not None
+        update = self._update(self.backend, self.sync, self._mode, replicas, self._newest)
+        try:
+            await update.run()
+        except asyncio.CancelledError:  # the event loop ends, and nobody knows what they have
+            for replica in replicas:
+                replica.give_up("was cut off while it loaded weights")
+            raise
+        except Exception as error:
+            self._on_failure(error)
+            raise
+        self._give_up(update.failed)
+        for replica in replicas:
+            self._admit(replica)
+
+    def _give_up(self, failed: dict[Replica, str]) -> None:
+        """
+        Raises:
+            UserError: one of them does not come back.
+        """
+        for replica, why in failed.items():
+            log.warning("%s %s", replica.name, why)
+            replica.give_up(why)
+        for replica, why in failed.items():
+            if not replica.comes_back:
+                error = UserError(f"{replica.name} {why}; start it anew, then go on with resume=latest")
+                self._on_failure(error)
+                raise error
+
+    def _admit(self, replica: Replica) -> None:
+        """Let it have turns, if it has the newest weights."""
+        if replica.is_up and replica.weights is self._newest:
+            replica.lane.serving = True
+            self._changed.set()
+            self.router.dispatch()
+
+    async def _drain(self) -> None:
+        """Wait for the turns that are on their way."""
+        seconds = self.backend.settings.request_timeout + self.backend.settings.sync_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                await self.router.idle()
+        except TimeoutError:
+            log.warning("turns are not over after %g s; weights change in the middle of them", seconds)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    async def sleep(self) -> None:
+        """Let all free their memory; turns that are asked for wait until `wake` and new weights."""
+        async with self._updating:
+            assert not self._asleep, "the servers sleep already"
+            if not self._empty:
+                self.router.hold()
+            self._asleep = self._empty = True
+            self._awake.clear()
+            await self._drain()
+            await self._all("going to sleep", lambda server: server.sleep())
+
+    async def wake(self) -> None:
+        """Let all take their memory again."""
+        async with self._updating:
+            await self._all("waking", lambda server: server.wake())
+            self._asleep = False
+            self._awake.set()
+
+    async def _all(self, name: str, step: Callable[[ServerApi], Awaitable[None]]) -> None:
+        replicas = [replica for replica in self.replicas if replica.is_up]
+        self._give_up(await failures(replicas, name, step, self.backend.settings.sync_timeout))
+
+    # -- supervision -------------------------------------------------------------------------------------------------
+
+    async def _keep(self, replica: Replica) -> None:
+        """Whenever it is lost, start it again."""
+        try:
+            while True:
+                if not replica.is_up:
+                    await self._revive(replica)
+                replica.give_up(await replica.until_lost(lambda answered: self._heard(replica, answered)))
+                self._changed.set()
+        except UserError as error:
+            self._on_failure(error)
+        except Exception as error:  # whoever waits must hear of it
+            log.exception("%s is not supervised any more", replica.name)
+            self._on_failure(ServerError(f"{replica.name}: {type(error).__name__}: {error}"))
+
+    def _heard(self, replica: Replica, answered: bool) -> None:
+        if not answered:
+            replica.lane.serving = False
+        elif not replica.lane.serving:
+            self._admit(replica)
+
+    async def _revive(self, replica: Replica) -> None:
+        """Start it until it has the newest weights.
+
+        Raises:
+            UserError: it was lost too often.
+        """
+        while not replica.is_up:
+            why, restarts = replica.why or "is gone", self.backend.settings.restarts
+            replica.failures += 1
+            if replica.failures > restarts:
+                raise UserError(
+                    f"{replica.name} {why}; it was started again generator.{self.backend.name}.restarts={restarts} "
+                    f"times without a turn in between; {replica.advice}"
+                )
+            log.warning("%s %s; it is started again", replica.name, why)
+            self.restarts += 1
+            await replica.end()
+            await self._awake.wait()  # it would take the trainer's memory
+            async with self._updating:
+                pass  # no update finds another server in its middle; later ones leave out who still starts
+            await self._come_back(replica)
+
+    async def _come_back(self, replica: Replica) -> None:
+        try:
+            await replica.start()
+        except (ServerError, OSError) as error:
+            if not replica.comes_back:
+                raise UserError(f"{replica.name} was lost, and it {error}; {replica.advice}") from error
+            replica.give_up(str(error))
+            return
+        async with self._updating:
+            if self._asleep:
+                replica.failures -= 1
+                replica.give_up("came back while the trainer had its memory")
+            elif self._newest is not None and replica.weights is not self._newest:
+                await self._spread([replica])
+            elif replica.versions[-1] != self.version:
+                raise UserError(
+                    f"{replica.name} came back with weights of version {replica.versions[-1]}, not {self.version}; "
+                    "start it with those"
+                )
+            self._admit(replica)
+
+
+def make_replicas(backend: Backend, log_folder: Path, devices: Sequence[int] | None) -> list[Replica]:
+    """Those at the given URLs, or else those to be started here.
+
+    Args:
+        devices: GPUs of all, in order.
+    """
+    settings = backend.settings
+    if settings.urls:
+        return [GivenReplica(backend, url) for url in settings.urls]
+    each = settings.tensor_parallel_size
+
+    def place(i: int) -> Sequence[int] | None:
+        return None if devices is None else list(devices[i * each : (i + 1) * each])
+
+    return [OwnReplica(backend, i, log_folder / f"{backend.name}_{i}.log", place(i)) for i in range(settings.replicas)]
+
+
+def pause_mode(backend: Backend, in_flight: str) -> str:
+    """What new weights do to turns.
+
+    Raises:
+        UserError: the engine has no such mode.
+    """
+    modes = backend.make_api("http://127.0.0.1", None).pause_modes
+    mode = backend.settings.pause_mode or in_flight
+    if mode not in modes:
+        raise UserError(f"generator.{backend.name}.pause_mode={mode} is none; it is one of {', '.join(sorted(modes))}")
+    return mode
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,231 @@
+"""The guardian of a server: small processes between the trainer and the server, and the end of all that the server has
+started, however the trainer or the server goes.
+
+    python -I -S keeper.py CHANNEL PARENT COMMAND...
+
+The keeper is the server's parent and the subreaper of everything below (`man 2 PR_SET_CHILD_SUBREAPER`), so that no
+descendant gets away by another session, another process group or a second fork. CHANNEL is the number of a socket:
+`keeper PID`, `started PID` and `ended CODE` (negative: a signal) go out; `end SECONDS` comes in, and its end of file
+means that the trainer, the process PARENT, is gone. Above the keeper there is a second one, which waits for the first
+and then kills what is left, so that neither is missed if it is killed itself. Standard library only, since it is run by
+its path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+ORPHANED = 2.0
+"""Seconds that a server has to end by itself when the trainer is gone."""
+CANNOT_START = 127
+"""What shells say of a command that cannot be run."""
+ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of /proc."""
+
+    pid: int
+    parent: int
+    session: int
+    is_zombie: bool
+
+
+def processes() -> list[Process]:
+    """All that run now."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):  # it has ended meanwhile
+            # The name, in parentheses, may hold anything.
+            fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+            found.append(Process(int(entry.name), int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X")))
+    return found
+
+
+def below(roots: Iterable[int], among: Iterable[Process]) -> set[int]:
+    """Process ids of all descendants of `roots`."""
+    children: dict[int, list[int]] = {}
+    for process in among:
+        children.setdefault(process.parent, []).append(process.pid)
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        new = [pid for pid in children.get(todo.pop(), ()) if pid not in found]
+        found.update(new)
+        todo += new
+    return found
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """A signal to a process that may be gone, or not ours any more."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+class Keeper:
+    """Starts the server, and waits for its end, an order, or the trainer's end, whichever comes first."""
+
+    def __init__(self, channel: socket.socket, parent: int):
+        self.channel = channel
+        self.code: int | None = None
+        """How the server's main process ended."""
+        self.server = 0
+        """Its process id."""
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+        self._watch(parent)
+        self._signals = self._catch_signals()
+
+    def keep(self, command: list[str]) -> int:
+        """The server's whole life; the code that it ended with."""
+        try:
+            self._process = start(command, signal.SIGKILL)
+        except OSError as error:
+            print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+            return CANNOT_START
+        self.server = self._process.pid
+        self.tell(f"started {self.server}")
+        self._wait()
+        self.code = kill_all_below(self.server, self.code)
+        assert self.code is not None
+        return self.code
+
+    def tell(self, line: str) -> None:
+        with suppress(OSError):  # nobody is there any more
+            self.channel.sendall(f"{line}\n".encode())
+
+    def _wait(self) -> None:
+        """Until the server has ended, or was asked to and did not in the time that it had."""
+        deadline = math.inf
+        while self.code is None and (left := deadline - time.monotonic()) > 0:
+            # A millisecond more, or the last one would be waited for by asking again and again.
+            for number, _ in self._poll.poll(None if math.isinf(left) else int(left * 1000) + 1):
+                if (grace := self._hear(number)) is not None:
+                    if math.isinf(deadline):
+                        send(self.server, signal.SIGTERM)
+                        send(self.server, signal.SIGCONT)
+                    deadline = min(deadline, time.monotonic() + grace)
+            self._reap()
+
+    def _hear(self, number: int) -> float | None:
+        """Seconds that the server has from now on, if this file descriptor says that it is to end."""
+        if number == self._signals:
+            return ORPHANED if set(os.read(number, 4096)) & set(ORDERS) else None
+        if number == self.channel.fileno():
+            with suppress(OSError, ValueError, IndexError):
+                return max(0.0, float(self.channel.recv(4096).split()[1]))  # end SECONDS
+        self._poll.unregister(number)  # the channel's end of file, or the trainer has ended
+        return ORPHANED
+
+    def _reap(self) -> None:
+        """Let processes that have ended go."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self.server:
+                    self.code = os.waitstatus_to_exitcode(ended[1])
+
+    def _watch(self, parent: int) -> None:
+        """Hear of the trainer's end even where a process that it forked still holds the channel."""
+        with suppress(OSError):  # it is gone, which the channel tells too; or the kernel is older than 5.3
+            self._poll.register(os.pidfd_open(parent), select.POLLIN)
+
+    def _catch_signals(self) -> int:
+        """A file descriptor with the numbers of signals, as they come."""
+        out, into = os.pipe()
+        os.set_blocking(into, False)
+        os.set_blocking(out, False)
+        signal.set_wakeup_fd(into, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *ORDERS):
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._poll.register(out, select.POLLIN)
+        return out
+
+
+def start(command: list[str], at_my_end: signal.Signals, *inherited: int) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own; it is sent `at_my_end` should this process die.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    keeper = os.getpid()
+
+    def die_with_keeper() -> None:
+        prctl(PR_SET_PDEATHSIG, at_my_end)
+        if os.getppid() != keeper:
+            os._exit(CANNOT_START)
+
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=inherited,
+        preexec_fn=die_with_keeper,  # safe in a process of one thread
+    )
+
+
+def kill_all_below(server: int = 0, code: int | None = None) -> int | None:
+    """Kill every descendant; the code of `server` if it is among them, else `code`.
+
+    Whoever loses its parent by this becomes a child of this process, and is found the next time.
+    """
+    with suppress(ChildProcessError):  # there are none
+        while True:
+            for pid in below([os.getpid()], processes()):
+                send(pid, signal.SIGKILL)
+            pid, status = os.waitpid(-1, 0)
+            code = os.waitstatus_to_exitcode(status) if pid == server else code
+    return code
+
+
+def prctl(option: int, value: int) -> None:
+    LIBC.prctl(option, ctypes.c_ulong(value))
+
+
+def keep(channel: int, parent: int, command: list[str]) -> None:
+    """Be the keeper."""
+    keeper = Keeper(socket.socket(fileno=channel), parent)
+    keeper.tell(f"keeper {os.getpid()}")
+    keeper.tell(f"ended {keeper.keep(command)}")
+
+
+def keep_keeper(channel: int, parent: int, command: list[str]) -> None:
+    """Be the one above it."""
+    words = [sys.executable, "-I", "-S", __file__, "--keep", str(channel), str(parent), *command]
+    keeper = start(words, signal.SIGTERM, channel)
+    os.close(channel)  # its end of file tells the trainer that the keeper is gone
+    for number in ORDERS:
+        signal.signal(number, lambda number, _: send(keeper.pid, signal.Signals(number)))
+    while os.waitpid(-1, 0)[0] != keeper.pid:
+        pass
+    kill_all_below()
+
+
+def main(*words: str) -> None:
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if words[0] == "--keep":
+        keep(int(words[1]), int(words[2]), list(words[3:]))
+    else:
+        keep_keeper(int(words[0]), int(words[1]), list(words[2:]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

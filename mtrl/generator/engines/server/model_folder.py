@@ -1,0 +1,61 @@
+"""The Hugging Face folder that servers start with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from safetensors import safe_open
+
+from mtrl.errors import UserError
+from mtrl.tracking.text import one_line
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+"""Endings of files of weights, and of what says which of them holds what."""
+HEAD = "lm_head.weight"
+"""What the output matrix is called; in files of a model where it is tied it may be there or not."""
+SMALL = 2**26
+"""Bytes up to which another file is taken for a part of the tokenizer or the configuration."""
+
+
+def model_folder(model: str) -> Path:
+    """That folder, for a folder or for a name of the Hub (whose files are in its cache, or are fetched).
+
+    Raises:
+        UserError: there is none.
+    """
+    if (folder := Path(model)).is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
+    except Exception as error:  # of many kinds
+        raise UserError(f"model.path={model} is neither a folder nor a model of the Hub ({one_line(error)})") from error
+
+
+def copy_settings(model: str, folder: Path) -> None:
+    """Everything but the weights: configuration, tokenizer, template."""
+    for file in sorted(model_folder(model).iterdir()):
+        if file.is_file() and not file.name.endswith(WEIGHTS) and file.stat().st_size <= SMALL:
+            shutil.copyfile(file, folder / file.name)
+
+
+def model_shapes(model: str) -> dict[str, tuple[int, ...]]:
+    """Shapes by the names in the model's safetensors files, tied ones once; empty where it has none."""
+    folder = model_folder(model)
+    files, tied = sorted(folder.glob("*.safetensors")), is_tied(folder)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in list(tensors.keys()):
+                if not (tied and name == HEAD):
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+    return shapes
+
+
+def is_tied(folder: Path) -> bool:
+    """Whether the model's output matrix is its embedding."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return bool(config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", False)))

@@ -1,0 +1,56 @@
+"""Torch's manager of shared files (`torch_shm_manager`), which lives as long as anybody maps one.
+
+Torch would start it with all open descriptors of this process. It outlives the process while a server has a file
+mapped, and whoever reads our output (`… | tee log`) would wait for the end of the servers.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+PROGRAM = Path(torch.__file__).parent / "bin" / "torch_shm_manager"
+SHARED_MEMORY = Path("/dev/shm")
+STARTING = 30.0
+"""Seconds in which it says where it listens."""
+_SIZE = 8
+
+
+@lru_cache(maxsize=1)
+def start_manager() -> None:
+    """Start one that has no descriptor of ours, unless it was done, and let torch use it from now on.
+
+    Raises:
+        RuntimeError: it does not start.
+    """
+    process = subprocess.Popen(
+        [PROGRAM], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert process.stdout is not None
+    with process.stdout as said:
+        is_there, _, _ = select.select([said], [], [], STARTING)
+        address = said.readline().strip() if is_there else b""
+    if not address.startswith(b"/"):
+        process.kill()
+        process.wait()
+        raise RuntimeError(f"{PROGRAM} did not start: {address.decode(errors='replace') or 'it said nothing'}")
+    _processes.append(process)
+    _register(address)
+
+
+def _register(address: bytes) -> None:
+    """Torch takes the manager that it knows, and knows that of a file that it has mapped."""
+    name = f"torch_{os.getpid()}_{secrets.token_hex(8)}"
+    with open(SHARED_MEMORY / name, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.truncate(_SIZE)
+    torch.UntypedStorage._new_shared_filename_cpu(address, f"/{name}".encode(), _SIZE)  # and removed as it is let go
+
+
+_processes: list[subprocess.Popen[bytes]] = []
+"""Nobody waits for it: it ends after us."""

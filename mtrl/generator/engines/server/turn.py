@@ -1,0 +1,80 @@
+"""One turn, over all the requests that it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from mtrl.generator.engines.base import Generation, SamplingParams
+from mtrl.generator.engines.server.api import ServerError, TurnRequest
+from mtrl.types import FinishReason
+
+
+@dataclass
+class PartialTurn:
+    """What has been sampled of a turn so far.
+
+    A server may end a request before its turn is over (some pauses do). The next request then asks for what is still
+    missing after the prompt and what there is, so every token keeps the log-prob and the version that it was sampled
+    with. With stop strings the turn begins anew instead: a server looks for them in its own tokens only, and would
+    miss one that lies across the seam.
+    """
+
+    prompt: list[int]
+    sampling: SamplingParams
+    room: int
+    """Tokens that the whole turn may have."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    version_spans: list[tuple[int, int]] = field(default_factory=list)
+    cached_tokens: int = 0
+
+    def request(self, request_id: str, cache_salt: str | None, adapter: str | None) -> TurnRequest:
+        """For what is missing."""
+        context, left = [*self.prompt, *self.token_ids], self.room - len(self.token_ids)
+        return TurnRequest(request_id, context, self.sampling, left, cache_salt, adapter)
+
+    def keeps(self, interrupted: Generation) -> bool:
+        """Whether anything of such an answer is of use."""
+        return bool(interrupted.token_ids) and not self.sampling.stop
+
+    def add(self, answer: Generation) -> Generation | None:
+        """The whole turn if this answer to `request` ends it."""
+        if not self.token_ids:
+            self.cached_tokens = min(max(0, answer.cached_tokens), len(self.prompt))
+        if answer.finish == FinishReason.ABORT and not self.keeps(answer):
+            return None
+        self.token_ids += answer.token_ids
+        self.logprobs += answer.logprobs
+        for version, count in answer.version_spans:
+            self._add_span(version, count)
+        if answer.finish != FinishReason.ABORT:
+            return self._whole(answer.finish)
+        return self._whole(FinishReason.LENGTH) if len(self.token_ids) >= self.room else None
+
+    def _add_span(self, version: int, count: int) -> None:
+        if self.version_spans and self.version_spans[-1][0] == version:
+            count += self.version_spans.pop()[1]
+        if count:
+            self.version_spans.append((version, count))
+
+    def _whole(self, finish: FinishReason) -> Generation:
+        return Generation(self.token_ids, self.logprobs, finish, self.version_spans, self.cached_tokens)
+
+
+def check_answer(answer: Generation, request: TurnRequest, vocabulary: int) -> None:
+    """
+    Raises:
+        ServerError: this cannot be an answer to the request.
+    """
+    if len(answer.token_ids) > request.max_tokens:
+        problem = f"{len(answer.token_ids)} tokens where at most {request.max_tokens} were asked for"
+    elif wrong := [token for token in answer.token_ids if type(token) is not int or not 0 <= token < vocabulary]:
+        problem = f"the token id {wrong[0]!r:.40}, and the model's end at {vocabulary - 1}"
+    elif not len(answer.token_ids) == len(answer.logprobs) == sum(count for _, count in answer.version_spans):
+        problem = "other numbers of tokens, log-probs and versions"
+    elif not all(math.isfinite(logprob) for logprob in answer.logprobs):
+        problem = "log-probs that are no numbers"
+    else:
+        return
+    raise ServerError(f"the server answered {problem}")

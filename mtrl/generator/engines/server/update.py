@@ -1,0 +1,153 @@
+"""New weights for servers: pause, send, forget what older weights left in caches, check, go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mtrl.generator.engines.server.adapters import Adapter
+from mtrl.generator.engines.server.api import ServerApi, ServerError
+from mtrl.generator.engines.server.backend import Backend
+from mtrl.generator.engines.server.lora_sync import adapter_name
+from mtrl.generator.engines.server.replica import Replica
+from mtrl.generator.engines.server.sync import SyncError, WeightSync
+
+STEPS = 10
+"""Sending weights takes at most so many steps of `sync_timeout`."""
+WAITING = ("drain", "wait")
+"""Pauses that begin with the end of all turns."""
+STALE = ("in_place",)
+"""Pauses in which turns go on with the keys and values that they have, so that these cannot be dropped."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Of a policy version, kept for servers that are started again."""
+
+    tensors: Mapping[str, Tensor]
+    version: int
+
+    @classmethod
+    def copy(cls, tensors: Mapping[str, Tensor], version: int) -> Weights:
+        return cls({name: tensor.detach().clone() for name, tensor in tensors.items()}, version)
+
+
+@dataclass
+class Update:
+    """Brings weights to some servers. Whoever calls it sees to it that no new turn is sent meanwhile."""
+
+    backend: Backend
+    sync: WeightSync
+    mode: str
+    """One of the server's pause modes."""
+    replicas: list[Replica]
+    weights: Weights
+    failed: dict[Replica, str] = field(default_factory=dict)
+    """Those that have not got them, and why, in the server's own words; they may be paused still."""
+
+    async def run(self) -> None:
+        """
+        Raises:
+            UserError: weights cannot be sent at all, such as for want of disk space.
+        """
+        settings = self.backend.settings
+        pausing = settings.sync_timeout + (settings.request_timeout if self.mode in WAITING else 0)
+        try:
+            await self._each("a pause", lambda server: server.pause(self.mode), self.replicas, pausing)
+            await self._send(self._good())
+            if wrong := await self._wrong():
+                await self._send(list(wrong))
+                for replica, version in (await self._wrong()).items():
+                    self.failed[replica] = f"says that its weights are of version {version}, not {self.weights.version}"
+            for replica in self._good():
+                self._note(replica)
+        finally:
+            await self._each("going on after a pause", lambda server: server.resume(), self._good())
+
+    def _good(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica not in self.failed]
+
+    async def _send(self, replicas: Sequence[Replica]) -> None:
+        """Send the weights, and drop what older ones left in caches."""
+        await self._load(replicas)
+        if self.mode not in STALE:
+            sent = [replica for replica in replicas if replica not in self.failed]
+            await self._each("dropping its cache", lambda server: server.forget(), sent)
+
+    async def _load(self, replicas: Sequence[Replica]) -> None:
+        by_url = {replica.api.url: replica for replica in replicas}
+        if not by_url:
+            return
+        seconds = STEPS * self.backend.settings.sync_timeout
+        failed: Mapping[str, str] = {}
+        try:
+            async with asyncio.timeout(seconds):
+                servers = [replica.api for replica in replicas]
+                await self.sync.send(servers, self.weights.tensors, self.weights.version)
+        except SyncError as error:
+            failed = error.failed
+        except TimeoutError:
+            failed = dict.fromkeys(by_url, f"it took more than {seconds:g} s")
+        self.failed |= {by_url[url]: f"failed in loading weights: {words}" for url, words in failed.items()}
+
+    def _note(self, replica: Replica) -> None:
+        replica.weights = self.weights
+        replica.versions.append(self.weights.version)
+
+    async def _wrong(self) -> dict[Replica, int]:
+        """Servers that say that they have another version."""
+        found: dict[str, int] = {}
+
+        async def look(server: ServerApi) -> None:
+            found[server.url] = await server.version()
+
+        await self._each("telling its version", look, self._good())
+        versions = {replica: found[replica.api.url] for replica in self._good()}
+        return {replica: version for replica, version in versions.items() if version != self.weights.version}
+
+    async def _each(
+        self,
+        name: str,
+        step: Callable[[ServerApi], Awaitable[None]],
+        replicas: list[Replica],
+        seconds: float | None = None,
+    ) -> None:
+        self.failed |= await failures(replicas, name, step, seconds or self.backend.settings.sync_timeout)
+
+
+@dataclass
+class AdapterUpdate(Update):
+    """Brings adapters to some servers. Nothing is paused, and nothing cached is wrong: each adapter has its own keys
+    and values, and turns on their way go on with theirs."""
+
+    async def run(self) -> None:
+        adapter = Adapter(adapter_name(self.weights.version), self.weights.version)
+        old = [replica for replica in self.replicas if replica.adapters.newest == adapter]
+        # No server takes another adapter by a name that it knows.
+        await self._each("dropping an adapter", lambda server: server.drop_adapter(adapter.name), old)
+        await self._load(self._good())
+        for replica in self._good():
+            replica.adapters.add(adapter, replica.api)
+            self._note(replica)
+
+
+async def failures(
+    replicas: Sequence[Replica], name: str, step: Callable[[ServerApi], Awaitable[None]], seconds: float
+) -> dict[Replica, str]:
+    """Take a step on all at once; returns those that did not take it within that time, and why."""
+
+    async def take(replica: Replica) -> str | None:
+        try:
+            async with asyncio.timeout(seconds):
+                await step(replica.api)
+        except TimeoutError:
+            return f"failed in {name}: no answer within {seconds:g} s"
+        except ServerError as error:
+            return f"failed in {name}: {error}"
+        return None
+
+    problems = await asyncio.gather(*map(take, replicas))
+    return {replica: problem for replica, problem in zip(replicas, problems, strict=True) if problem is not None}

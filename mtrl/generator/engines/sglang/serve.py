@@ -1,0 +1,37 @@
+"""Starts SGLang's server with its own arguments: `python -m mtrl.generator.engines.sglang.serve --model-path …`.
+
+Runs inside the engine's environment. What it adds to `sglang serve`: the token comes from the environment, so that
+neither a command line nor a log shows it, and PyTorch without CUDA will do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mtrl.generator.engines.sglang.operators import declare
+from mtrl.generator.engines.sglang.secret import TOKEN, Secret
+
+declare()  # here, for SGLang's processes import this module again when they are spawned
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until the end."""
+    token = Secret(os.environ.pop(TOKEN))
+
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    settings = prepare_server_args(arguments)
+    settings.api_key = settings.admin_api_key = token
+    try:
+        run_server(settings)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,80 @@
+"""Tensors in memory that trainer and server share, out of the text that names them.
+
+Runs inside the engine's environment. The text is base64 of a pickle; only what rebuilds shared tensors is let through.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+REBUILD = {
+    (function.__module__, function.__name__): function
+    for function in (
+        reductions.rebuild_tensor,
+        reductions.rebuild_typed_storage,
+        reductions.rebuild_storage_filename,
+        reductions.rebuild_storage_empty,
+        OrderedDict,
+        torch.Size,
+        torch.UntypedStorage,
+        torch.storage.TypedStorage,
+        torch.Tensor,
+        torch.nn.Parameter,
+    )
+}
+
+
+def unpack(payload: str) -> dict[str, Tensor]:
+    """The tensors `[(name, tensor), …]`, where they are.
+
+    Raises:
+        ValueError: it is no such payload, or they lie on a GPU that this process does not see.
+    """
+    try:
+        pairs = Unpickler(io.BytesIO(base64.b64decode(payload, validate=True))).load()
+        weights = {str(name): tensor for name, tensor in pairs}
+    except (pickle.UnpicklingError, EOFError, TypeError, ValueError) as error:
+        raise ValueError(f"no payload of shared tensors: {error}") from error
+    if not all(isinstance(tensor, Tensor) for tensor in weights.values()) or len(weights) != len(pairs):
+        raise ValueError("no payload of shared tensors: it has something else, or a name twice")
+    return weights
+
+
+class Unpickler(pickle.Unpickler):
+    """Calls what rebuilds tensors, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (reductions.__name__, reductions.rebuild_cuda_tensor.__name__):
+            return rebuild_cuda_tensor
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        if (module, name) not in REBUILD:
+            raise pickle.UnpicklingError(f"{module}.{name} is nothing that rebuilds a tensor")
+        return REBUILD[module, name]
+
+
+def rebuild_cuda_tensor(*args: Any) -> Tensor:
+    """As torch does it; the seventh argument is the name of a GPU, for its number is another in every process."""
+    return reductions.rebuild_cuda_tensor(*args[:6], gpu_number(args[6]), *args[7:])  # type: ignore[call-arg]
+
+
+def gpu_number(gpu: int | str) -> int:
+    """What this process calls the GPU of this UUID.
+
+    Raises:
+        ValueError: it does not see it.
+    """
+    numbers = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
+    if isinstance(gpu, int):
+        return gpu
+    if gpu not in numbers:
+        raise ValueError(f"the tensors lie on the GPU {gpu}, which this server does not see ({', '.join(numbers)})")
+    return numbers[gpu]

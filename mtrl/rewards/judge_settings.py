@@ -1,0 +1,122 @@
+"""The parameters of a judge (`mtrl.rewards.judge.judge`), checked before the first episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import httpx
+from omegaconf import OmegaConf
+
+from mtrl.config.endpoint_schema import BudgetConfig, EndpointConfig, PriceConfig
+from mtrl.errors import UserError
+from mtrl.generator.engines.chat_client import Address, api_key, check_bounds
+from mtrl.generator.engines.purse import Purse, check_spending
+from mtrl.strict_json import canonical
+
+
+@dataclass
+class Settings:
+    """See `judge`."""
+
+    url: str
+    model: str
+    rubric: str
+    price: Any
+    budget: Any
+    cache: str | None
+    api_key_env: str | None
+    show: Any
+    options: Any
+    timeout: float
+    attempts: int
+    backoff: float
+    concurrency: int
+    name: str
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            UserError: a parameter is wrong, or the environment variable holds no key.
+        """
+        self.show = (self.show,) if isinstance(self.show, str) else tuple(self.show)
+        self.options = {"temperature": 0} if self.options is None else plain(self.options)
+        self._check_address()
+        for key in ("model", "rubric"):
+            if not str(getattr(self, key)).strip():
+                raise UserError(f"{self.where}.{key} is empty; the judge needs one")
+        for key in ("timeout", "attempts", "concurrency"):
+            if not getattr(self, key) > 0:
+                raise UserError(f"{self.where}.{key}={getattr(self, key)} must be more than 0")
+        purse = Purse(self.where, self.endpoint.price, self.endpoint.budget)
+        check_spending(self.where, purse.price, purse.budget, self.limit_keys)
+        check_bounds({"messages": [], **self.options}, purse, f"{self.where}.options")
+        self._check_key()
+
+    @property
+    def text(self) -> str:
+        """The same for the same parameters."""
+        return canonical({f.name: plain(getattr(self, f.name)) for f in fields(self)})
+
+    @property
+    def where(self) -> str:
+        return f"reward.components.{self.name}"
+
+    @property
+    def limit_keys(self) -> dict[str, str]:
+        """The key of a budget that is a number."""
+        return {} if isinstance(self.budget, Mapping) else {"requests": f"{self.where}.budget"}
+
+    @cached_property
+    def endpoint(self) -> EndpointConfig:
+        budget = self.budget if isinstance(self.budget, Mapping) else {"requests": self.budget}
+        return EndpointConfig(
+            api_key_env=self.api_key_env or "",
+            timeout=self.timeout,
+            retries=self.attempts - 1,
+            max_concurrent=self.concurrency,
+            price=_section(PriceConfig, f"{self.where}.price", self.price or {}),
+            budget=_section(BudgetConfig, f"{self.where}.budget", budget),
+        )
+
+    @property
+    def address(self) -> Address:
+        return Address(self.model, self.url)
+
+    def _check_address(self) -> None:
+        try:
+            address = httpx.URL(self.url)
+        except (httpx.InvalidURL, TypeError):
+            address = httpx.URL()
+        if address.userinfo:
+            raise UserError(f"{self.where}.url holds a password; write it without, and name api_key_env")
+        if address.scheme not in ("http", "https") or not address.host:
+            raise UserError(f"{self.where}.url={self.url} is no address; write http://host:port/v1")
+
+    def _check_key(self) -> None:
+        if self.api_key_env is None:
+            return
+        key = api_key(self.endpoint)
+        if not key or not key.isascii() or not key.isprintable():
+            what = "is not set" if not key else "holds no API key"
+            raise UserError(f"{self.where}.api_key_env={self.api_key_env}: the environment variable {what}")
+
+
+def _section(kind: Any, key: str, values: Any) -> Any:
+    """A section of the configuration.
+
+    Raises:
+        UserError: a key of it is unknown.
+    """
+    known = [f.name for f in fields(kind)]
+    values = plain(values)
+    if not isinstance(values, Mapping) or set(values) - set(known):
+        raise UserError(f"{key}={values} is not understood; it takes {', '.join(known)}")
+    return kind(**values)
+
+
+def plain(value: Any) -> Any:
+    """Without OmegaConf's types."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

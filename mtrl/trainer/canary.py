@@ -1,0 +1,87 @@
+"""After every change of weights: do the engine's servers sample by the weights that the trainer has?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from mtrl.errors import RunEndedError
+from mtrl.generator.engines.base import Generation, SamplingParams
+from mtrl.trainer.batching import MicroBatch, micro_batches
+from mtrl.trainer.desk import Desk
+from mtrl.types import Sample
+
+if TYPE_CHECKING:
+    from mtrl.generator.engines.server.engine import ServerEngine
+
+TOKENS = 8
+"""Sampled by each server."""
+
+
+class WrongWeightsError(RunEndedError):
+    """A server samples by other weights than the trainer's."""
+
+
+@dataclass
+class Canary:
+    """Lets every server sample a few tokens after a fixed prompt, and compares their log-probs with the trainer's."""
+
+    engine: ServerEngine
+    logprobs: Callable[[Sequence[MicroBatch]], list[Tensor]]
+    """The trainer's, [N] of each micro-batch."""
+    desk: Desk
+    prompt: list[int]
+    sampling: SamplingParams
+    """At the temperature of training, which the trainer's log-probs are of."""
+    tolerance: float
+    """Largest difference of a token's log-probs, in nats."""
+    name: str
+    """Of the engine."""
+
+    async def check(self, version: int) -> dict[str, float]:
+        """Returns the mean and the largest difference over all servers.
+
+        Raises:
+            WrongWeightsError: a difference is larger than the tolerance, or a token is of another version.
+        """
+        sampling = replace(self.sampling, max_generate_length=TOKENS, seed=version, stop=())
+        probes = await self.engine.probe(self.prompt, sampling)
+        for probe in probes:
+            if any(found != version for found, _ in probe.version_spans):
+                raise self._error(f"a server samples by version {probe.version_spans[0][0]} instead of {version}")
+        samples = [self._sample(probe) for probe in probes if probe.token_ids]
+        if not samples:
+            return {}
+        weights = [np.zeros(len(sample.token_ids)) for sample in samples]
+        batches = micro_batches(samples, weights, max_tokens=2**14)
+        found = await self.desk.do(self.logprobs, batches)
+        gaps = [(mine.cpu() - batch.rollout_logprobs).abs() for mine, batch in zip(found, batches, strict=True)]
+        largest = max(float(gap.max()) for gap in gaps)
+        if not largest <= self.tolerance:  # what is no number is wrong as well
+            raise self._error(
+                f"log-probs of tokens that a server sampled by version {version} differ from the trainer's by "
+                f"{largest:.3g}, more than generator.{self.name}.canary_tolerance={self.tolerance:g}"
+            )
+        mean = sum(float(gap.sum()) for gap in gaps) / sum(len(gap) for gap in gaps)
+        return {"engine/canary/max": largest, "engine/canary/mean": mean}
+
+    def _sample(self, probe: Generation) -> Sample:
+        seen, said = len(self.prompt), len(probe.token_ids)
+        return Sample(
+            token_ids=[*self.prompt, *probe.token_ids],
+            loss_mask=[False] * seen + [True] * said,
+            logprobs=[0.0] * seen + probe.logprobs,
+            advantages=[0.0] * (seen + said),
+            versions=[-1] * seen + [v for v, count in probe.version_spans for _ in range(count)],
+            turns=[-1] * seen + [0] * said,
+        )
+
+    def _error(self, what: str) -> WrongWeightsError:
+        return WrongWeightsError(
+            f"{what}; the servers' log is in engine/ of the run, another generator.{self.name}.weight_sync may reach "
+            f"them, and 0 as the tolerance leaves this check out"
+        )

@@ -1,0 +1,105 @@
+"""From a configuration to an engine that runs as servers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mtrl.config.engine_checks import engine_python
+from mtrl.config.engine_schema import ServerConfig
+from mtrl.config.scale_checks import serves
+from mtrl.config.schema import Config
+from mtrl.distributed.world import World
+from mtrl.generator.engines.base import Engine
+from mtrl.generator.engines.server.backend import Backend
+from mtrl.generator.engines.server.engine import ServerEngine
+from mtrl.generator.engines.server.sync import make_sync
+from mtrl.generator.engines.sglang.api import SglangApi
+from mtrl.generator.engines.sglang.command import sglang_command
+from mtrl.generator.engines.vllm.api import VllmApi
+from mtrl.generator.engines.vllm.command import vllm_command
+from mtrl.trainer.canary import Canary
+from mtrl.trainer.desk import Desk
+from mtrl.trainer.models import compute_dtype, pick_device
+from mtrl.trainer.placement import server_devices, training_gpus
+
+if TYPE_CHECKING:
+    from mtrl.trainer.setup import Parts
+
+WORDS = {"vllm": (VllmApi, vllm_command), "sglang": (SglangApi, sglang_command)}
+"""What each engine is asked with, and started by."""
+HALF = 0.3
+"""Nats by which log-probs of a token differ between two honest implementations in half precision, at most."""
+FULL = 1e-3
+
+
+def server_settings(config: Config) -> ServerConfig:
+    """Those of the engine that is used."""
+    return getattr(config.generator, config.generator.backend)
+
+
+def server_engine(config: Config, world: World, path: str, model_config: Any, context: int, logs: Path) -> ServerEngine:
+    """Start the servers, or find those that run.
+
+    Args:
+        path: folder or Hub name of the model that they start with.
+        model_config: Hugging Face configuration of the model.
+        context: tokens of a whole conversation.
+        logs: folder of what the servers say.
+
+    Raises:
+        UserError: they do not start.
+    """
+    generator, settings, name = config.generator, server_settings(config), config.generator.backend
+    api, command = WORDS[name]
+    dtype = str(compute_dtype(config)).removeprefix("torch.")
+    make_command = partial(
+        command,
+        settings,
+        model=path,
+        context=context,
+        max_num_seqs=generator.max_num_seqs,
+        gpu_memory_utilization=generator.gpu_memory_utilization,
+        dtype=dtype,
+        python="" if settings.urls else engine_python(name, settings.python),
+        is_cpu=not torch.cuda.is_available(),
+        max_lora_rank=config.model.lora_rank if settings.lora == "adapter" else 0,
+    )
+    devices = server_devices(name, settings, training_gpus(world.size, pick_device(config.model.device)))
+    scaling = config.model.lora_alpha / config.model.lora_rank if config.model.lora_rank else None
+    return ServerEngine(
+        Backend(name, settings, partial(api, settings=settings), lambda place: make_command(place=place)),
+        make_sync(settings, model=path, dtype=dtype, lora_scaling=scaling),
+        vocabulary=model_config.get_text_config().vocab_size,
+        context=context,
+        max_num_seqs=generator.max_num_seqs,
+        in_flight=config.async_config.in_flight,
+        log_folder=logs,
+        devices=devices,
+    )
+
+
+def colocated(config: Config, engine: Engine) -> ServerEngine | None:
+    """The engine, if its servers share GPUs with the trainer."""
+    if not serves(config) or not server_settings(config).colocate:
+        return None
+    assert isinstance(engine, ServerEngine)
+    return engine
+
+
+def make_canary(config: Config, parts: Parts, desk: Desk) -> Canary | None:
+    """What compares servers with the trainer; None where weights are the engine's own, or nobody wants it."""
+    if not serves(config) or not parts.splits.train:
+        return None
+    assert isinstance(parts.engine, ServerEngine)
+    tolerance = server_settings(config).canary_tolerance
+    if tolerance is None:
+        tolerance = FULL if compute_dtype(config) == torch.float32 else HALF
+    if tolerance == 0:
+        return None
+    prompt = parts.codec.renderer.render_ids(parts.splits.train[0]["prompt"], add_generation_prompt=True)
+    logprobs = parts.learners.logprobs
+    return Canary(parts.engine, logprobs, desk, prompt, parts.sampling, tolerance, config.generator.backend)

@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Install an inference engine into a virtual environment of its own, which the trainer finds there.
+
+    python scripts/install_engine.py vllm|sglang [--cpu|--cuda] [--venv DIR] [--python PY] [--check]
+
+On a machine without an NVIDIA GPU it takes the CPU build, pinned to the last package (`requirements/NAME-cpu.txt`):
+about 2.5 GB and some minutes; with one, the engine as published. An install that was cut off goes on where it was, and
+a finished one returns at once. Packages come from where pip is configured to find them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+ENGINES = ("vllm", "sglang")
+OLDEST, NEWEST = (3, 11), (3, 14)
+"""Versions of Python that both engines have wheels for."""
+GLIBC = {"vllm": (2, 28), "sglang": (2, 34)}
+"""Oldest C library that their wheels run on."""
+GIGABYTES = {"cpu": 4, "cuda": 20}
+"""Free disk that an install needs: what stays, and what was downloaded."""
+LOCK = "lock"
+STAMPS = ".mtrl"
+"""Folder in the environment with a file for every finished step, which holds a digest of what the step did."""
+SHOWN = 15
+"""Lines of an installer's words that are shown where it failed."""
+SELF_CHECKS = {
+    "vllm": "import vllm.engine.arg_utils",
+    "sglang": "from mtrl.generator.engines.sglang import operators; operators.declare(); import sglang.srt.server_args",
+}
+"""What must be imported for a server to start."""
+LOADED = "import importlib.metadata as m; assert m.entry_points(group='{group}', name='{name}'), 'no plugin of mtrl'; "
+PLUGINS = {
+    "vllm": LOADED.format(group="vllm.general_plugins", name="mtrl"),
+    "sglang": LOADED.format(group="sglang.srt.platforms", name="mtrl_cpu"),
+}
+
+
+class InstallError(Exception):
+    """One sentence with the fix."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python, as it describes itself."""
+
+    path: str
+    version: tuple[int, int]
+    glibc: tuple[int, int]
+    """(0, 0) where the C library is another one."""
+    machine: str
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("engine", choices=ENGINES)
+    builds = parser.add_mutually_exclusive_group()
+    builds.add_argument("--cpu", dest="build", action="store_const", const="cpu", help="without CUDA")
+    builds.add_argument("--cuda", dest="build", action="store_const", const="cuda", help="the engine as published")
+    parser.add_argument("--venv", type=Path, help="where (default: .venv-ENGINE beside this project)")
+    parser.add_argument("--python", default=sys.executable, help="which Python makes it (default: this one)")
+    parser.add_argument("--check", action="store_true", help="import the engine at the end, which takes half a minute")
+    asked = parser.parse_args(arguments)
+    build = asked.build or ("cuda" if has_nvidia_gpu() else "cpu")
+    venv = (asked.venv or ROOT / f".venv-{asked.engine}").absolute()
+    try:
+        install(asked.engine, build, venv, asked.python)
+        if asked.check:
+            check(asked.engine, venv)
+    except InstallError as error:
+        sys.exit(f"install_engine: {error}")
+
+
+def install(engine: str, build: str, venv: Path, python: str) -> None:
+    """All steps that are not finished.
+
+    Raises:
+        InstallError: one cannot be.
+    """
+    began = time.monotonic()
+    interpreter = describe(python)
+    refuse_unfit(engine, build, interpreter)
+    packages = REQUIREMENTS / (f"{engine}-cpu.txt" if build == "cpu" else f"{engine}.txt")
+    with locked(venv):
+        begin(venv, f"{build}\n{packages.read_text()}")
+        is_new = False
+        for name, content, act in (
+            ("venv", "", lambda: make_venv(venv, interpreter, build)),
+            ("packages", packages.read_text(), lambda: install_packages(venv, packages, build)),
+            ("mtrl", f"{ROOT}\n{(ROOT / 'setup.py').read_text()}", lambda: install_mtrl(venv)),
+        ):
+            is_new |= step(venv, name, content, act)
+    if is_new:
+        seconds = time.monotonic() - began
+        print(f"{engine} ({build}): {megabytes(venv):,} MB in {seconds:.0f} s, in {venv}")
+    else:
+        print(f"{engine} ({build}) is installed in {venv}")
+    found_by_itself = venv == ROOT / f".venv-{engine}"
+    setting = f"generator={engine}" + ("" if found_by_itself else f" generator.{engine}.python={venv}/bin/python")
+    print(f"use it by: {setting}")
+
+
+# -- what is there --------------------------------------------------------------------------------------------------
+
+
+def has_nvidia_gpu() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+
+
+def describe(python: str) -> Interpreter:
+    """
+    Raises:
+        InstallError: it does not run.
+    """
+    code = (
+        "import json, platform, sys; name, version = platform.libc_ver(); "
+        "print(json.dumps([sys.executable, sys.version_info[:2], version if name == 'glibc' else '0.0', "
+        "platform.machine() if sys.platform == 'linux' else sys.platform]))"
+    )
+    try:
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InstallError(f"--python {python} does not run ({error}); name a Python of 3.11 to 3.14") from None
+    path, version, glibc, machine = json.loads(done.stdout)
+    numbers = [int(part) for part in glibc.split(".")[:2]]
+    return Interpreter(path, (version[0], version[1]), (numbers[0], numbers[1]), machine)
+
+
+def refuse_unfit(engine: str, build: str, interpreter: Interpreter) -> None:
+    """
+    Raises:
+        InstallError: there are no wheels for this machine.
+    """
+    if not OLDEST <= interpreter.version <= NEWEST:
+        found = ".".join(map(str, interpreter.version))
+        raise InstallError(f"{engine} runs on Python 3.11 to 3.14 and {interpreter.path} is {found}; --python PATH")
+    if interpreter.glibc < GLIBC[engine]:
+        needed, found = (".".join(map(str, version)) for version in (GLIBC[engine], interpreter.glibc))
+        has = f"has {found}" if interpreter.glibc > (0, 0) else "has another C library"
+        raise InstallError(f"the wheels of {engine} need Linux with glibc {needed} and this machine {has}")
+    if build == "cpu" and interpreter.machine != "x86_64":
+        raise InstallError(f"there are no CPU wheels of {engine} for {interpreter.machine}, only for x86_64")
+
+
+def megabytes(folder: Path) -> int:
+    """What it takes on the disk; files that others link to as well count too."""
+    sizes = (os.lstat(Path(base, name)).st_blocks for base, _, names in os.walk(folder) for name in names)
+    return round(sum(sizes) * 512 / 1e6)
+
+
+# -- steps ----------------------------------------------------------------------------------------------------------
+
+
+def begin(venv: Path, content: str) -> None:
+    """Empty the environment if another list of packages, or the other build, was begun there, or if the Python that
+    made it is gone."""
+    begun = venv / STAMPS / "begun"
+    is_other = begun.exists() and begun.read_text() != digest(content)
+    if is_other or ((venv / STAMPS / "venv").exists() and not os.access(venv / "bin" / "python", os.X_OK)):
+        why = "holds other packages" if is_other else "has no Python any more"
+        print(f"{venv} {why}: it is made anew", flush=True)
+        for entry in [*venv.iterdir(), *begun.parent.iterdir()]:
+            if entry.name not in (STAMPS, LOCK):
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    write(begun, digest(content))
+
+
+def step(venv: Path, name: str, content: str, act: Callable[[], None]) -> bool:
+    """Do it unless it is done; whether it was to do. Its stamp is written last, and whole."""
+    stamp, done = venv / STAMPS / name, digest(content)
+    if stamp.exists() and stamp.read_text() == done:
+        return False
+    act()
+    write(stamp, done)
+    return True
+
+
+def make_venv(venv: Path, interpreter: Interpreter, build: str) -> None:
+    """
+    Raises:
+        InstallError: this Python cannot, or there is no room for what comes.
+    """
+    free, needed = shutil.disk_usage(venv).free / 1e9, GIGABYTES[build]
+    if free < needed:
+        raise InstallError(f"{venv} needs {needed} GB of free disk and there are {free:.1f}; take another --venv")
+    hint = "on Debian and Ubuntu: apt-get install python3-venv"
+    call([interpreter.path, "-m", "venv", str(venv)], f"{interpreter.path} cannot make a virtual environment; {hint}")
+
+
+def install_packages(venv: Path, packages: Path, build: str) -> None:
+    """By uv, which takes half the time, or by pip where uv cannot be had.
+
+    Raises:
+        InstallError: neither could.
+    """
+    python = str(venv / "bin" / "python")
+    for half in half_installed(venv):
+        shutil.rmtree(half)
+    count = sum(1 for line in packages.read_text().splitlines() if line and not line.startswith("#"))
+    size = f"about {GIGABYTES[build] - 1} GB, some minutes"
+    print(f"installing {packages.relative_to(ROOT)} ({count} lines, {size}) into {venv}", flush=True)
+    what = [*(["--no-deps"] if build == "cpu" else []), "-r", str(packages)]
+    hint = (
+        "; it is to be found by pip's settings, such as PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS, and "
+        "PyTorch's CPU build (torch==…+cpu) is in the CPU index that pytorch.org names"
+    )
+    failed = f"the packages of {packages.name} could not be installed: look at the lines above{hint}"
+    if attempt([python, "-m", "pip", "install", "--quiet", "uv"]) is not None:
+        call([python, "-m", "pip", "install", "--quiet", *what], failed)
+        return
+    uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python, "--compile-bytecode", *what]
+    settings = uv_settings(pip_settings(python))
+    if (words := attempt(uv, settings)) is None:
+        return
+    # Where pip's settings do not lead to PyTorch's CPU build, uv knows its index by name.
+    if build == "cpu" and attempt([*uv, "--torch-backend", "cpu"], settings) is None:
+        return
+    raise InstallError(f"{tail(words)}\n{failed}")
+
+
+def install_mtrl(venv: Path) -> None:
+    """This checkout itself, so that servers run its code; without what it needs for training."""
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--editable"]
+    call([str(venv / "bin" / "python"), "-m", "pip", "install", *options, str(ROOT)], "mtrl cannot be installed there")
+
+
+def check(engine: str, venv: Path) -> None:
+    """
+    Raises:
+        InstallError: the engine cannot be imported, or does not know mtrl's part of it.
+    """
+    began = time.monotonic()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
+    program = [str(venv / "bin" / "python"), "-c", PLUGINS[engine] + SELF_CHECKS[engine]]
+    if (words := attempt(program, clean)) is not None:
+        raise InstallError(f"{tail(words)}\n{engine} in {venv} and cannot be used; remove it and install again")
+    print(f"{engine} can be imported ({time.monotonic() - began:.0f} s)")
+
+
+# -- how ------------------------------------------------------------------------------------------------------------
+
+
+def pip_settings(python: str) -> dict[str, str]:
+    """What pip is configured with, by files and by the environment, which counts more: option -> words."""
+    done = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
+    found: dict[str, str] = {}
+    order = ("global", "install", ":env:")
+    for line in sorted(done.stdout.splitlines(), key=lambda line: [line.startswith(f"{one}.") for one in order[::-1]]):
+        name, _, value = line.partition("=")
+        section, _, option = name.rpartition(".")
+        if section in order:
+            found[option] = ast.literal_eval(value)
+    return found
+
+
+def uv_settings(pip: dict[str, str]) -> dict[str, str]:
+    """An environment in which uv finds packages where pip does."""
+    names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT"}
+    names |= {"default-timeout": "UV_HTTP_TIMEOUT", "proxy": "HTTPS_PROXY"}
+    settings = {names[option]: value for option, value in pip.items() if option in names}
+    settings["UV_HTTP_TIMEOUT"] = str(max(60, int(float(settings.get("UV_HTTP_TIMEOUT", 60)))))
+    if extra := pip.get("extra-index-url"):
+        # pip takes the best version of all indexes, uv that of the first index which has the package.
+        settings |= {"UV_INDEX": " ".join(extra.split()), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    if links := pip.get("find-links"):
+        settings["UV_FIND_LINKS"] = ",".join(links.split())
+    if hosts := pip.get("trusted-host"):
+        settings["UV_INSECURE_HOST"] = " ".join(hosts.split())
+    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        settings["UV_NO_INDEX"] = "1"
+    given = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    return settings | given  # whoever has told uv itself knows better
+
+
+def half_installed(venv: Path) -> Iterator[Path]:
+    """Records of packages that an installer was killed over: it would take them for installed."""
+    for record in sorted(venv.glob("lib/python*/site-packages/*.dist-info")):
+        if not (record / "INSTALLER").exists():
+            yield record
+
+
+def call(command: list[str], failed: str) -> None:
+    """
+    Raises:
+        InstallError: it failed; its last lines, then `failed`.
+    """
+    if (words := attempt(command)) is not None:
+        raise InstallError(f"{tail(words)}\n{failed}")
+
+
+def attempt(command: list[str], environment: dict[str, str] | None = None) -> str | None:
+    """What it said if it failed, else None."""
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return (done.stdout.strip() or f"it ended with status {done.returncode}") if done.returncode else None
+
+
+def tail(words: str) -> str:
+    """The end of what an installer said, without what pip says of folders that it passes by."""
+    lines = [line for line in words.splitlines() if line.strip() and not line.startswith("WARNING: Location")]
+    return "\n".join(lines[-SHOWN:])
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def locked(venv: Path) -> Iterator[None]:
+    """One install at a time in one place: another one waits, and then finds it done.
+
+    Raises:
+        InstallError: something else is there, or nothing can be written.
+    """
+    if venv.exists() and any(venv.iterdir()) and not (venv / STAMPS).exists():
+        raise InstallError(f"{venv} is there and was not made by this script; remove it, or take another --venv")
+    try:
+        (venv / STAMPS).mkdir(parents=True, exist_ok=True)
+        file = (venv / STAMPS / LOCK).open("w")
+    except OSError as error:
+        raise InstallError(f"{venv} cannot be written ({error.strerror}); take another --venv") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another install into {venv} is on its way: waiting for it", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Time that passes at once."""
+
+import asyncio
+
+import pytest
+from toy_servers import Cluster, VirtualPolicy, make_engine
+
+
+@pytest.fixture
+def virtual_time():
+    """Every event loop of the test is a `VirtualLoop`."""
+    asyncio.set_event_loop_policy(VirtualPolicy())
+    yield
+    asyncio.set_event_loop_policy(None)
+
+
+@pytest.fixture
+def cluster(virtual_time):
+    return Cluster()
+
+
+@pytest.fixture
+def make(monkeypatch, cluster):
+    """`make(**settings)`: an engine whose servers are in memory."""
+
+    def make(**settings):
+        return make_engine(monkeypatch, cluster, **settings)
+
+    return make

@@ -1,0 +1,184 @@
+"""What a judge costs a run: prices, budgets that outlive the process, settings that are checked before the start."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl.config.compose import compose
+from mtrl.config.schema import RewardConfig
+from mtrl.errors import UserError
+from mtrl.generator.engines.purse import BudgetSpentError
+from mtrl.rewards.compose import RewardComposer
+from mtrl.rewards.judge import judge, judge_metrics, judges_spent, keep_books
+from tests.evaluate.conftest import TASK
+from tests.generator.chat_server import ChatServer, said
+
+ROW = {"id": "7", "prompt": [], "ground_truth": {}}
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def graded(body, n):
+    nonce = body["messages"][1]["content"].split("\n")[0].removeprefix("BEGIN ")
+    return said(json.dumps({"nonce": nonce, "reason": "good", "score": 0.5}), prompt=100, completion=20, cached=40)
+
+
+@pytest.fixture
+def server():
+    with ChatServer(graded) as server:
+        yield server
+
+
+@pytest.fixture
+def settings(server):
+    return {
+        "url": server.url, "model": "m", "rubric": "Is it good?", "backoff": 0.001,
+        "price": {"input": 1.0, "cached": 0.5, "output": 10.0}, "options": {"temperature": 0, "max_tokens": 20},
+    }  # fmt: skip
+
+
+COST = (60 * 1.0 + 40 * 0.5 + 20 * 10.0) / 1e6
+
+
+def ask(settings, *texts):
+    async def go():
+        each = (judge([{"role": "assistant", "content": text}], ROW, **settings) for text in texts)
+        return await asyncio.wait_for(asyncio.gather(*each), 30)
+
+    return asyncio.run(go())
+
+
+def test_what_it_cost(server, settings):
+    with keep_books(None):
+        ask(settings, "a", "b", "c")
+        spent = judges_spent()["judge"]
+        assert (spent["requests"], spent["prompt_tokens"], spent["completion_tokens"]) == (3, 300, 60)
+        assert spent["cost"] == pytest.approx(3 * COST)
+        assert judge_metrics()["reward/judge/cost"] == spent["cost"]
+    assert judges_spent() == {}
+
+
+def test_no_price_no_cost(settings):
+    with keep_books(None):
+        ask({**settings, "price": None}, "a")
+        assert "reward/judge/cost" not in judge_metrics() and judge_metrics()["reward/judge/prompt_tokens"] == 100
+
+
+def test_a_budget_of_usd_is_kept_to_over_processes(server, settings, tmp_path):
+    """The worst case of a request is far above what it costs here, so that the last of them do not fit."""
+    settings = {**settings, "budget": {"usd": 0.01}}
+    done = 0
+    for _ in range(20):
+        with keep_books(tmp_path):  # as in another process
+            try:
+                done += len(ask(settings, *(f"{done} {n}" for n in range(2))))
+            except BudgetSpentError as error:
+                told = str(error)
+                break
+    assert "reward.components.judge.budget.usd=0.01 does not do for another request, after" in told
+    spent = json.loads((tmp_path / "judge.json").read_text())["spent"]["m"]
+    assert spent["requests"] == len(server.requests) >= 2
+    assert 0.005 < len(server.requests) * COST <= 0.01
+    with keep_books(tmp_path), pytest.raises(BudgetSpentError):
+        ask(settings, "more")
+    with keep_books(tmp_path):
+        ask({**settings, "budget": {"usd": 1}}, "more")
+        assert judges_spent()["judge"]["requests"] == len(server.requests) == spent["requests"] + 1
+
+
+def test_two_judges_have_two_purses_or_the_same(settings, tmp_path):
+    style = {**settings, "name": "style", "budget": {"requests": 1}}
+    with keep_books(tmp_path):
+        ask(settings, "a", "b")
+        ask(style, "a")
+        with pytest.raises(UserError, match="reward.components.style.budget.requests=1 does not do"):
+            ask(style, "b")
+        assert {name: spent["requests"] for name, spent in judges_spent().items()} == {"judge": 2, "style": 1}
+        ask({**settings, "rubric": "Another, with the same budget."}, "a")
+        assert judges_spent()["judge"]["requests"] == 3
+        with pytest.raises(UserError, match="two judges are called judge and have different budgets or prices"):
+            ask({**settings, "budget": 7}, "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["judge.json", "style.json"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"url": "localhost:8000"}, "judge.url=localhost:8000 is no address"),
+        ({"api_key_env": "NO_SUCH_KEY"}, "api_key_env=NO_SUCH_KEY: the environment variable is not set"),
+        ({"budget": {"usd": 5}, "price": None}, "judge.budget.usd=5 needs reward.components.judge.price.input"),
+        ({"budget": {"dollars": 5}}, "judge.budget={'dollars': 5} is not understood; it takes usd, requests, tokens"),
+        ({"budget": {"tokens": 5}, "options": {}}, "judge.budget.tokens cannot be kept to.*judge.options.max_compl"),
+        ({"budget": 0}, "judge.budget=0 must be more than 0"),
+        ({"price": {"input": 1}}, "judge.price.output is not given"),
+        ({"price": {"input": "1", "output": 1}}, "judge.price.input=1 must be USD per million tokens"),
+        ({"price": 5}, "judge.price=5 is not understood"),
+        ({"attempts": 0}, "judge.attempts=0 must be more than 0"),
+    ],
+)
+def test_wrong_settings_are_told_before_the_first_episode(server, settings, monkeypatch, wrong, message):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    component = {"weight": 0.5, "target": "mtrl.rewards.judge.judge", **settings, **wrong}
+    with pytest.raises(UserError, match=message):
+        RewardComposer(RewardConfig(components={"judge": component}))
+    assert not server.requests
+
+
+def test_the_judge_of_the_documents_is_one(monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    components = OmegaConf.create(block).reward.components
+    with pytest.raises(UserError, match="MY_KEY: the environment variable is not set"):
+        RewardComposer(RewardConfig(components=components))
+    monkeypatch.setenv("MY_KEY", "k")
+    assert RewardComposer(RewardConfig(components=components)).weights == {"environment": 1.0, "judge": 0.5}
+
+
+def test_a_configuration_is_refused_with_a_judge_that_has_no_key(monkeypatch):
+    from mtrl.main import prepare
+
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    judge_of = "+reward.components.judge={target: mtrl.rewards.judge.judge, url: 'http://h/v1', model: m, rubric: r"
+    with pytest.raises(UserError, match="api_key_env=NO_SUCH_KEY: the environment variable is not set"):
+        prepare([judge_of + ", api_key_env: NO_SUCH_KEY}"])
+
+
+def test_a_run_ends_saved_when_the_budget_is_spent_and_goes_on(server, settings, tmp_path):
+    """And its metrics have what was spent, also before it was resumed."""
+    from mtrl.tracking.run_dir import RunDir
+    from mtrl.trainer.checkpoint import Checkpoints
+    from mtrl.trainer.run import train
+
+    run = RunDir(tmp_path / "run")
+
+    def go(requests, *words):
+        cfg = compose(
+            [
+                *TASK, f"run_dir={run}", "evaluation.before_train=false", "evaluation.every_steps=0",
+                "evaluation.rows=2", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1",
+                "evaluation.pass_k_values=[1]", "trainer.prompts_per_step=2", "algorithm.group_size=2",
+                "trainer.max_steps=3", "preflight.at_start=none", "tracker.plots=false", *words,
+            ]
+        )  # fmt: skip
+        component = {"weight": 0.5, "target": "mtrl.rewards.judge.judge", **settings, "budget": {"requests": requests}}
+        cfg.reward.components = {"environment": 1.0, "judge": component}
+        return train(cfg)
+
+    with pytest.raises(BudgetSpentError, match="reward.components.judge.budget.requests=5 does not do"):
+        go(5)
+    assert len(server.requests) == 5 and Checkpoints(run.checkpoints).latest() is not None
+    with pytest.raises(BudgetSpentError):
+        go(5, "resume=latest")
+    assert len(server.requests) == 5
+    assert go(500, "resume=latest")["steps"] == 3
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    counts = [row["reward/judge/requests"] for row in rows if "reward/judge/requests" in row]
+    assert counts == sorted(counts) and counts[0] <= 4 and 5 < counts[-1] <= len(server.requests)
+    assert rows[-1]["reward/judge/cost"] == pytest.approx(counts[-1] * COST)

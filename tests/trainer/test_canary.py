@@ -1,0 +1,120 @@
+"""The canary finds servers that sample by other weights than the trainer's, and the publisher sends them once more.
+
+The engine is the local one, so that what it samples and the trainer's log-probs are real; `probe` is all that a server
+engine adds here.
+"""
+
+import asyncio
+from functools import partial
+
+import pytest
+import torch
+from alone import learners_of
+
+from mtrl.config.schema import Config
+from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.trainer.canary import TOKENS, Canary, WrongWeightsError
+from mtrl.trainer.desk import Desk
+from mtrl.trainer.policy import Policy
+from mtrl.trainer.publisher import Publisher
+
+PROMPT = [5, 6, 7, 8]
+
+
+class ProbedEngine(LocalEngine):
+    """Two servers that are one, and the versions that were loaded."""
+
+    def __init__(self, *settings, **more):
+        super().__init__(*settings, **more)
+        self.loaded, self.asleep = [], False
+
+    async def load_weights(self, weights, version):
+        self.loaded.append(version)
+        await super().load_weights(weights, version)
+
+    async def probe(self, prompt, sampling):
+        found = []
+        for number in range(2):
+            found.append(await self.generate(f"probe/{number}", prompt, sampling))
+            self.release(f"probe/{number}")
+        return found
+
+    async def sleep(self):
+        self.asleep = True
+
+    async def wake(self):
+        self.asleep = False
+
+
+@pytest.fixture
+def parts(make_tiny_model, tiny_tokenizer):
+    """An engine with a copy of the trainer's weights, learners, and a canary."""
+    model, replica = make_tiny_model(), make_tiny_model()
+    engine = ProbedEngine(replica, tiny_tokenizer, max_context_length=200, deterministic=False)
+    learners = learners_of(Config(run_dir="unused"), Policy(model, tiny_tokenizer, temperature=0.7))
+    sampling = SamplingParams(temperature=0.7)
+    return engine, learners, Canary(engine, learners.logprobs, Desk(False), PROMPT, sampling, 1e-3, "vllm")
+
+
+def changed(model, by):
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(by)
+
+
+def test_the_same_weights_give_the_same_logprobs(parts):
+    engine, _, canary = parts
+    found = asyncio.run(canary.check(0))
+    assert 0 <= found["engine/canary/mean"] <= found["engine/canary/max"] < 1e-4
+    assert engine.stats.sampled_tokens == 2 * TOKENS
+
+
+@pytest.mark.parametrize("by", [1.5, float("nan")])
+def test_other_weights_are_found(parts, by):
+    _, learners, canary = parts
+    changed(learners.crew.worker.policy.policy.model, by)
+    with pytest.raises(
+        WrongWeightsError, match=r"differ from the trainer's by .*generator.vllm.canary_tolerance=0.001"
+    ):
+        asyncio.run(canary.check(0))
+
+
+def test_another_version_is_found(parts):
+    engine, _, canary = parts
+    engine.version = 3
+    with pytest.raises(WrongWeightsError, match="a server samples by version 3 instead of 4"):
+        asyncio.run(canary.check(4))
+
+
+def test_weights_are_sent_once_more_and_not_again(parts):
+    engine, learners, canary = parts
+    publisher = Publisher(engine, learners, Desk(False), sends_weights=True, canary=canary)
+    changed(learners.crew.worker.policy.policy.model, 1.5)
+    assert asyncio.run(publisher.publish(1))["engine/canary/max"] < 1e-4
+    assert engine.loaded == [1]
+
+    apply, engine.apply_weights = engine.apply_weights, lambda *weights: setattr(engine, "apply_weights", apply)
+    changed(learners.crew.worker.policy.policy.model, 1.5)
+    assert asyncio.run(publisher.publish(2))["engine/canary/max"] < 1e-4  # lost once, and sent again
+    assert engine.loaded == [1, 2, 2]
+
+    engine.apply_weights = lambda *weights: None
+    changed(learners.crew.worker.policy.policy.model, 1.5)
+    with pytest.raises(WrongWeightsError, match="version 3 differ"):
+        asyncio.run(publisher.publish(3))
+    assert engine.loaded == [1, 2, 2, 3, 3]
+
+
+def test_servers_sleep_while_the_policy_learns(parts):
+    engine, learners, _ = parts
+    seen = []
+
+    async def step(publisher):
+        async with publisher.asleep():
+            seen.append(engine.asleep)
+        seen.append(engine.asleep)
+
+    make = partial(Publisher, engine, learners, Desk(False), sends_weights=True)
+    asyncio.run(step(make()))
+    asyncio.run(step(make(colocated=engine)))
+    assert seen == [False, False, True, False]

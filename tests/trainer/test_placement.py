@@ -1,0 +1,67 @@
+"""Which GPUs servers get: those beside the trainers', or with `colocate` theirs."""
+
+import pytest
+import torch
+
+from mtrl.config.engine_schema import VllmConfig
+from mtrl.errors import UserError
+from mtrl.trainer.placement import server_devices, training_gpus
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def shown(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("count", "trainers", "settings", "expected"),
+    [
+        (4, 3, VllmConfig(), [3]),
+        (8, 4, VllmConfig(replicas=2, tensor_parallel_size=2), [4, 5, 6, 7]),
+        (4, 4, VllmConfig(replicas=4, colocate=True), [0, 1, 2, 3]),
+        (2, 1, VllmConfig(devices=[0]), [0]),
+        (4, 3, VllmConfig(urls=["http://127.0.0.1:1"]), None),
+        (0, 0, VllmConfig(replicas=2), None),
+    ],
+)
+def test_the_last_gpus_are_the_servers(gpus, count, trainers, settings, expected):
+    gpus(count)
+    assert server_devices("vllm", settings, trainers) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "trainers", "settings", "said"),
+    [
+        (
+            1,
+            1,
+            VllmConfig(),
+            "need 1 GPUs, and of this machine's 1 there are 0 beside the 1 that ranks train on; start",
+        ),
+        (
+            2,
+            2,
+            VllmConfig(replicas=3, colocate=True),
+            "need 3 GPUs, and of this machine's 2 there are 2 that ranks train",
+        ),
+        (2, 1, VllmConfig(devices=[2]), r"generator.vllm.devices=\[2\] names GPU 2, and this machine shows 2, from 0"),
+    ],
+)
+def test_too_few_gpus_are_told(gpus, count, trainers, settings, said):
+    gpus(count)
+    with pytest.raises(UserError, match=said):
+        server_devices("vllm", settings, trainers)
+
+
+def test_gpus_that_ranks_train_on(monkeypatch):
+    cuda = torch.device("cuda", 2)
+    assert training_gpus(1, torch.device("cpu")) == 0
+    assert training_gpus(1, torch.device("cuda")) == 1
+    assert training_gpus(1, cuda) == 3
+    assert training_gpus(4, cuda) == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert training_gpus(16, cuda) == 8
