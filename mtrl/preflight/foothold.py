@@ -46,6 +46,7 @@ def roll_out(context: Context, rollouts: int, on_warm_start: Callable[[int, floa
     from mtrl.evaluation.heldout import score_group
     from mtrl.generator.rollouts import Rollouts
     from mtrl.rewards.compose import RewardComposer
+    from mtrl.trainer.servers import are_given
     from mtrl.trainer.setup import set_up
 
     config = context.config
@@ -55,6 +56,8 @@ def roll_out(context: Context, rollouts: int, on_warm_start: Callable[[int, floa
     composer = RewardComposer(config.reward)
 
     async def play() -> list[Group]:
+        if are_given(config):
+            await parts.engine.load_weights(parts.learners.weights(), 0)
         player = Rollouts(parts.loop, config.seed, max_failed_share=1.0)
         report = await player.collect("preflight", rows, size, parts.sampling)
         for group in report.groups:

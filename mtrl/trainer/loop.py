@@ -46,7 +46,7 @@ from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.rows import RowStream
 from mtrl.trainer.samples import group_samples
-from mtrl.trainer.servers import make_canary
+from mtrl.trainer.servers import are_given, make_canary
 from mtrl.trainer.setup import Parts
 from mtrl.trainer.stream import Stream
 from mtrl.trainer.throughput import Throughput
@@ -109,6 +109,7 @@ class Trainer:
             self.desk,
             parts.sends_weights,
             make_canary(config, parts, self.desk),
+            are_given(config),
             parts.colocated,
         )
         self.updater = Updater(config, self.learners, dump, self.kl)
@@ -140,10 +141,7 @@ class Trainer:
         async with self._closing():
             with Interrupt(stop) as interrupt, self.console.progress("train", total) as bar:
                 bar.advance(self.progress.step)
-                if self.progress.step:
-                    await self.publisher.publish(self.progress.step)
-                else:
-                    await self.publisher.check(0)
+                await self.publisher.begin(self.progress.step)
                 if not self.progress.step and self.config.evaluation.before_train:
                     self._log(await self._evaluate(0))
                 try:

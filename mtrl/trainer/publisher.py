@@ -30,8 +30,18 @@ class Publisher:
     """Whether the engine has weights of its own; else the present ones are its own."""
     canary: Canary | None = None
     """Checks what servers sample by."""
+    given: bool = False
+    """Whether the servers were started by somebody else, and may have any weights."""
     colocated: ServerEngine | None = None
     """Servers that give their memory to the trainer while it learns."""
+
+    async def begin(self, version: int) -> None:
+        """Before the first turn: the engine has the weights that a run starts from, or gets those that it goes on with.
+
+        Raises:
+            UserError: as `publish` does.
+        """
+        await (self.publish(version) if version or self.given else self.check(version))
 
     async def publish(self, version: int) -> dict[str, float]:
         """Returns what the canary measured.

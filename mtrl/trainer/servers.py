@@ -21,7 +21,7 @@ from mtrl.generator.engines.sglang.api import SglangApi
 from mtrl.generator.engines.sglang.command import sglang_command
 from mtrl.generator.engines.vllm.api import VllmApi
 from mtrl.generator.engines.vllm.command import vllm_command
-from mtrl.trainer.canary import Canary
+from mtrl.trainer.canary import TOKENS, Canary
 from mtrl.trainer.desk import Desk
 from mtrl.trainer.models import compute_dtype, pick_device
 from mtrl.trainer.placement import server_devices, training_gpus
@@ -82,6 +82,11 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
     )
 
 
+def are_given(config: Config) -> bool:
+    """Whether servers sample that somebody else has started: their weights may be any."""
+    return serves(config) and bool(server_settings(config).urls)
+
+
 def colocated(config: Config, engine: Engine) -> ServerEngine | None:
     """The engine, if its servers share GPUs with the trainer."""
     if not serves(config) or not server_settings(config).colocate:
@@ -101,5 +106,6 @@ def make_canary(config: Config, parts: Parts, desk: Desk) -> Canary | None:
     if tolerance == 0:
         return None
     prompt = parts.codec.renderer.render_ids(parts.splits.train[0]["prompt"], add_generation_prompt=True)
+    prompt = prompt[: parts.loop.limits.max_context_length - TOKENS]
     logprobs = parts.learners.logprobs
     return Canary(parts.engine, logprobs, desk, prompt, parts.sampling, tolerance, config.generator.backend)

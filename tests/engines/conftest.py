@@ -1,4 +1,4 @@
-"""The real engines, started once for many tests.
+"""The real engines, each server started once for the tests of a module (`serving`).
 
 Their interpreters are found as the trainer finds them: `MTRL_VLLM_PYTHON`, `MTRL_SGLANG_PYTHON`, or what
 `scripts/install_engine.py` made. Where an engine is not installed its tests are skipped with the command that installs
@@ -40,7 +40,7 @@ LOOK = 0.25
 
 
 def pytest_collection_modifyitems(items):
-    """All in one process of a parallel run: a server is started once, and there are never many."""
+    """Those that name no group of their own run in one process of a parallel run: there are never many servers."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and item.get_closest_marker("xdist_group") is None:

@@ -140,7 +140,7 @@ class Drill:
         second = await self.engine.generate("talk/0", prompt, sampling)
         self.check(second, prompt, sampling)
         self.engine.release("talk/0")
-        assert first.cached_tokens == 0 and second.cached_tokens >= 96
+        assert first.cached_tokens < 32 <= 96 <= second.cached_tokens  # a first token may be another conversation's too
 
     async def wrong_requests(self):
         server = self.servers[0]

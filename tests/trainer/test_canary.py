@@ -105,6 +105,19 @@ def test_weights_are_sent_once_more_and_not_again(parts):
     assert engine.loaded == [1, 2, 2, 3, 3]
 
 
+def test_a_run_begins_with_its_weights_wherever_the_engine_came_from(parts):
+    engine, learners, canary = parts
+    make = partial(Publisher, engine, learners, Desk(False), sends_weights=True, canary=canary)
+    asyncio.run(make().begin(0))
+    assert engine.loaded == []  # it was started with them, and the canary has seen them
+    changed(engine.model, 1.5)
+    with pytest.raises(WrongWeightsError):
+        asyncio.run(make().begin(0))
+    asyncio.run(make(given=True).begin(0))
+    asyncio.run(make().begin(3))
+    assert engine.loaded == [0, 3]
+
+
 def test_servers_sleep_while_the_policy_learns(parts):
     engine, learners, _ = parts
     seen = []

@@ -23,7 +23,7 @@ from mtrl.generator.engines.sglang.api import SglangApi
 from mtrl.generator.engines.sglang.command import sglang_command
 from mtrl.generator.engines.sglang.platform import PLATFORM
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("sglang_types.py")
 TURN = {

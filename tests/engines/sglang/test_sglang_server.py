@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from engine_model import PARITY, named_weights
+from listeners import listeners
 from sglang_policy import LONG, Policy, long_model, turn_request
 
 from mtrl.config.engine_schema import SglangConfig
@@ -16,7 +17,7 @@ from mtrl.generator.engines.server.http import Http
 from mtrl.generator.engines.server.sync import make_sync
 from mtrl.types import FinishReason
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sglang")]
+pytestmark = pytest.mark.slow
 
 ENDLESS = LONG - 128
 """Tokens of a turn that nobody waits for."""
@@ -326,3 +327,8 @@ def test_the_token_is_on_no_command_line_and_in_no_log(server):
     log = server.process.log.read_bytes()
     assert b"api_key='***'" in log or b"'api_key': '***'" in log
     assert token not in log
+
+
+def test_all_its_processes_listen_on_loopback_alone(server):
+    found = listeners(server.process.pid)
+    assert found and all(address.is_loopback for address in found), found

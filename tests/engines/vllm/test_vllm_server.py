@@ -12,6 +12,7 @@ import httpx
 import pytest
 from engine_model import PARITY, changed, load_model, named_weights, reference_logprobs, worst
 from jsonschema import Draft202012Validator
+from listeners import listeners
 from vllm_weights import WAYS, broadcast_group, update
 
 from mtrl.distributed import broadcast
@@ -396,6 +397,11 @@ def test_no_route_answers_without_the_token(server):
 def test_the_token_is_in_no_log_and_on_no_command_line(server):
     assert server.place.token not in server.process.log.read_text()
     assert server.place.token not in subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
+
+
+def test_all_its_processes_listen_on_loopback_alone(server):
+    found = listeners(server.process.pid)
+    assert found and all(address.is_loopback for address in found), found
 
 
 class Recorder:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.errors import UserError
+from mtrl.errors import RunEndedError, UserError
 from mtrl.generator.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.generator.engines.server.api import ServerBusyError, ServerError, ServerGoneError, ServerRefusedError
 from mtrl.generator.engines.server.backend import Backend
@@ -229,7 +229,7 @@ class ServerEngine:
             if not isinstance(error, ServerError):
                 raise error
             if (pause := patience.after(error)) is None:
-                raise UserError(f"after new weights {patience.story(self.backend.name)}: {error}")
+                raise RunEndedError(f"after new weights {patience.story(self.backend.name)}: {error}")
             await asyncio.sleep(pause)
 
     async def close(self) -> None:

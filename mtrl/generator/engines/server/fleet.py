@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from mtrl.errors import UserError
+from mtrl.errors import RunEndedError, UserError
 from mtrl.generator.engines.server.api import ServerApi, ServerError
 from mtrl.generator.engines.server.backend import Backend
 from mtrl.generator.engines.server.lora_sync import AdapterSync
@@ -181,8 +181,10 @@ class Fleet:
                 replica.give_up("was cut off while it loaded weights")
             raise
         except Exception as error:
-            self._on_failure(error)
-            raise
+            told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            ended = RunEndedError(f"weights cannot be sent: {told}")
+            self._on_failure(ended)
+            raise ended from error
         self._give_up(update.failed)
         for replica in replicas:
             self._admit(replica)
@@ -190,14 +192,14 @@ class Fleet:
     def _give_up(self, failed: dict[Replica, str]) -> None:
         """
         Raises:
-            UserError: one of them does not come back.
+            RunEndedError: one of them does not come back.
         """
         for replica, why in failed.items():
             log.warning("%s %s", replica.name, why)
             replica.give_up(why)
         for replica, why in failed.items():
             if not replica.comes_back:
-                error = UserError(f"{replica.name} {why}; start it anew, then go on with resume=latest")
+                error = RunEndedError(f"{replica.name} {why}; start it anew, then go on with resume=latest")
                 self._on_failure(error)
                 raise error
 
@@ -255,7 +257,7 @@ class Fleet:
             self._on_failure(error)
         except Exception as error:  # whoever waits must hear of it
             log.exception("%s is not supervised any more", replica.name)
-            self._on_failure(ServerError(f"{replica.name}: {type(error).__name__}: {error}"))
+            self._on_failure(RunEndedError(f"{replica.name} is lost: {type(error).__name__}: {error}"))
 
     def _heard(self, replica: Replica, answered: bool) -> None:
         if not answered:
@@ -267,13 +269,13 @@ class Fleet:
         """Start it until it has the newest weights.
 
         Raises:
-            UserError: it was lost too often.
+            RunEndedError: it was lost too often.
         """
         while not replica.is_up:
             why, restarts = replica.why or "is gone", self.backend.settings.restarts
             replica.failures += 1
             if replica.failures > restarts:
-                raise UserError(
+                raise RunEndedError(
                     f"{replica.name} {why}; it was started again generator.{self.backend.name}.restarts={restarts} "
                     f"times without a turn in between; {replica.advice}"
                 )
@@ -290,7 +292,7 @@ class Fleet:
             await replica.start()
         except (ServerError, OSError) as error:
             if not replica.comes_back:
-                raise UserError(f"{replica.name} was lost, and it {error}; {replica.advice}") from error
+                raise RunEndedError(f"{replica.name} was lost, and it {error}; {replica.advice}") from error
             replica.give_up(str(error))
             return
         async with self._updating:
@@ -300,7 +302,7 @@ class Fleet:
             elif self._newest is not None and replica.weights is not self._newest:
                 await self._spread([replica])
             elif replica.versions[-1] != self.version:
-                raise UserError(
+                raise RunEndedError(
                     f"{replica.name} came back with weights of version {replica.versions[-1]}, not {self.version}; "
                     "start it with those"
                 )

@@ -75,6 +75,7 @@ def sglang_command(
         "sampling-defaults": "openai",  # nothing of the checkpoint's generation_config.json
         "enable-cache-report": True,
         "disable-radix-cache": not settings.prefix_caching,
+        "schedule-policy": "lpm",  # longest prefix first: a group's prompt is computed once
         "sleep-on-idle": True,
     }
     if is_cpu:
@@ -132,7 +133,8 @@ def _words(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _environment(settings: ServerConfig, place: Place, is_cpu: bool) -> dict[str, str]:
-    ours = {"TOKENIZERS_PARALLELISM": "false"}
+    # gloo would listen at the address that the machine's name leads to, and it asks nobody for a password.
+    ours = {"TOKENIZERS_PARALLELISM": "false", "GLOO_SOCKET_IFNAME": "lo"}
     if is_cpu:
         ranks = range(settings.tensor_parallel_size)
         # With two threads a small model is many times slower. Ranks are bound to cores, which SGLang must be told.

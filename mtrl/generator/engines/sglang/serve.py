@@ -1,7 +1,7 @@
 """Starts SGLang's server with its own arguments: `python -m mtrl.generator.engines.sglang.serve --model-path …`.
 
 Runs inside the engine's environment. What it adds to `sglang serve`: the token comes from the environment, so that
-neither a command line nor a log shows it, and PyTorch without CUDA will do.
+neither a command line nor a log shows it, its ranks meet on loopback, and PyTorch without CUDA will do.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import sys
 
+from mtrl.generator.engines.sglang.loopback import meet_on_loopback
 from mtrl.generator.engines.sglang.operators import declare
 from mtrl.generator.engines.sglang.secret import TOKEN, Secret
 
-declare()  # here, for SGLang's processes import this module again when they are spawned
+# Here, for SGLang's processes import this module again when they are spawned.
+declare()
+meet_on_loopback()
 
 
 def main(arguments: list[str]) -> None:

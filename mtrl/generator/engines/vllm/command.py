@@ -131,6 +131,8 @@ def _environment(settings: ServerConfig, place: Place, is_cpu: bool) -> dict[str
     ours = {
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # gloo would listen at the address that the machine's name leads to, and it asks nobody for a password.
+        "GLOO_SOCKET_IFNAME": "lo",
     }
     if is_cpu:
         ours |= {

@@ -22,8 +22,8 @@ ERRORS = (ServerGoneError("reset"), ServerError("HTTP 500"), ServerBusyError("HT
 class Story:
     """What is asked of an engine, what becomes of it, and what it must come to."""
 
-    def __init__(self, engine, cluster, seed):
-        self.engine, self.cluster, self.random = engine, cluster, random.Random(seed)
+    def __init__(self, engine, cluster, replicas, seed):
+        self.engine, self.cluster, self.replicas, self.random = engine, cluster, replicas, random.Random(seed)
         self.loaded, self.asked = [0], 0
         self.counts = Counter()
         self.errors = []
@@ -108,18 +108,19 @@ class Story:
         assert (stats.prompt_tokens, stats.sampled_tokens) == (self.counts["prompt"], self.counts["sampled"])
         assert stats.extra["waiting"] == 0
         assert all(process.server.stale == 0 for process in self.cluster.processes)
-        if any(isinstance(error, UserError) for error in self.errors):
-            assert "generator.toy.restarts=" in str(self.errors[0]) or any(
-                isinstance(error, TurnLostError) for error in self.errors
-            )
-            return
         await asyncio.sleep(900)
-        assert [server.version for server in self.cluster.up] == [self.loaded[-1]] * len(self.engine._fleet.replicas)
-        assert self.engine.stats.extra["replicas"] == len(self.cluster.up)
         for server in self.cluster.up:
             server.faults = []
-        for turn in await self.engine.probe([1, 2], LONG):
-            assert {version for version, _ in turn.version_spans} == {self.loaded[-1]}
+        try:
+            turns = await self.engine.probe([1, 2], LONG)
+        except UserError as error:
+            assert "generator.toy.restarts=3 times without a turn in between" in str(error)
+            return
+        assert not any(isinstance(error, UserError) for error in self.errors)
+        newest = self.loaded[-1]
+        assert [server.version for server in self.cluster.up] == [newest] * len(turns)
+        assert self.engine.stats.extra["replicas"] == len(turns) == self.replicas
+        assert all({version for version, _ in turn.version_spans} == {newest} for turn in turns)
 
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -140,14 +141,7 @@ faults = st.lists(st.tuples(st.floats(0, 120), kinds, st.integers(0, 50)), max_s
 )
 def test_no_turn_is_lost_or_counted_twice(monkeypatch, virtual_time, faults, pauses, mode, replicas, seed):
     cluster = Cluster()
-    engine = make_engine(
-        monkeypatch,
-        cluster,
-        replicas=replicas,
-        pause_mode=mode,
-        max_num_seqs=3,
-        request_timeout=120.0,
-        sync_timeout=20.0,
-    )
-    play(engine, Story(engine, cluster, seed).tell(faults, pauses))
+    limits = {"max_num_seqs": 3, "request_timeout": 120.0, "sync_timeout": 20.0}
+    engine = make_engine(monkeypatch, cluster, replicas=replicas, pause_mode=mode, **limits)
+    play(engine, Story(engine, cluster, replicas, seed).tell(faults, pauses))
     assert not cluster.up

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mtrl.errors import UserError
 from mtrl.generator.engines.server import http
-from mtrl.generator.engines.server.api import ServerError, ServerGoneError, ServerRefusedError
+from mtrl.generator.engines.server.api import ServerBusyError, ServerError, ServerGoneError, ServerRefusedError
 from mtrl.generator.engines.server.http import Http, said_in
 from mtrl.generator.engines.server.process import free_port
 
@@ -126,7 +126,8 @@ def test_what_a_status_means(running, status):
     with pytest.raises(ServerError, match=f"POST .*/do: HTTP {status} no such thing") as caught:
         ask(running.url)
     is_final = status < 500 and status not in (408, 409, 425, 429)
-    assert type(caught.value) is (ServerRefusedError if is_final else ServerError)
+    kind = ServerBusyError if status in (429, 503) else ServerRefusedError if is_final else ServerError
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(

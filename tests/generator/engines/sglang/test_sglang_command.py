@@ -120,6 +120,12 @@ def test_an_argument_that_is_not_the_users_is_refused_by_name(name):
             command(SglangConfig(args={spelling: "x"}))
 
 
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_its_ranks_talk_on_loopback_unless_the_user_names_a_network(is_cpu):
+    assert command(is_cpu=is_cpu).env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert command(SglangConfig(env={"GLOO_SOCKET_IFNAME": "eth0"}), is_cpu=is_cpu).env["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
 def test_the_token_travels_in_the_environment_alone():
     found = command(SglangConfig(env={"MTRL_SERVER_TOKEN": "another", "NCCL_DEBUG": "INFO"}))
     assert found.env["MTRL_SERVER_TOKEN"] == TOKEN and found.env["NCCL_DEBUG"] == "INFO"

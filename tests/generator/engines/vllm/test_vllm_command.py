@@ -96,6 +96,12 @@ def test_an_adapter_that_is_too_large_is_refused():
         command(max_lora_rank=1000)
 
 
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_its_ranks_talk_on_loopback_unless_the_user_names_a_network(is_cpu):
+    assert command(is_cpu=is_cpu).env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert command(VllmConfig(env={"GLOO_SOCKET_IFNAME": "eth0"}), is_cpu=is_cpu).env["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
 def test_the_token_is_in_the_environment_alone():
     found = command(VllmConfig(env={"MTRL_SERVER_TOKEN": "another", "HF_HOME": "/cache"}))
     assert not any(TOKEN in word for word in found.argv)
