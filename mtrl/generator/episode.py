@@ -18,7 +18,7 @@ from typing import Any
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.generator.conversation import Dialogue
-from mtrl.generator.engines.base import Engine, SamplingParams
+from mtrl.generator.engines.base import Engine, EngineLostError, SamplingParams
 from mtrl.generator.occupancy import Occupancy
 from mtrl.types import FAILED, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
@@ -50,7 +50,11 @@ class EpisodeLoop:
     """When turns were sampled."""
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
-        """Play one episode; environment errors and time-outs are retried in a fresh environment, and never raised."""
+        """Play one episode; environment errors and time-outs are retried in a fresh environment, and never raised.
+
+        Raises:
+            EngineLostError: no episode can be played any more.
+        """
         for attempt in range(self.limits.retries + 1):
             seed = sampling.seed ^ (attempt << 32)
             trajectory = await self._attempt(row, group_id, index, replace(sampling, seed=seed))
@@ -69,6 +73,8 @@ class EpisodeLoop:
             async with deadline:
                 # A copy, so that whatever an environment does to its row stays in its episode.
                 await self._play(trajectory, trajectory_id, copy.deepcopy(row), sampling)
+        except EngineLostError:
+            raise
         except Exception as error:
             _fail(trajectory, EpisodeTimeoutError(self.limits.episode_timeout, error) if deadline.expired() else error)
         finally:

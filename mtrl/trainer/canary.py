@@ -51,8 +51,8 @@ class Canary:
         sampling = replace(self.sampling, max_generate_length=TOKENS, seed=version, stop=())
         probes = await self.engine.probe(self.prompt, sampling)
         for probe in probes:
-            if any(found != version for found, _ in probe.version_spans):
-                raise self._error(f"a server samples by version {probe.version_spans[0][0]} instead of {version}")
+            if other := [found for found, _ in probe.version_spans if found != version]:
+                raise self._error(f"a server samples by version {other[0]} instead of {version}")
         samples = [self._sample(probe) for probe in probes if probe.token_ids]
         if not samples:
             return {}

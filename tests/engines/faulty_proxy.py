@@ -1,10 +1,13 @@
-"""What may stand between a trainer and its servers: it answers 500 in their place, or takes its time."""
+"""What may stand between a trainer and its servers: it answers in their place, or takes its time."""
 
 import http.client
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+ENDS_OF_UPDATES = ("/finish_weight_update", "/update_weight_version")
+"""Of vLLM and SGLang: what gives new weights their version."""
 
 
 class FaultyProxy(ThreadingHTTPServer):
@@ -19,6 +22,8 @@ class FaultyProxy(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.errors = 0
         """So many requests for turns are answered by HTTP 500."""
+        self.lost = 0
+        """So many updates end here, and are said to be done."""
         self.delay = 0.0
         """Seconds before each request is passed on."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -44,6 +49,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.errors and self.path.endswith("/generate"):
             self.server.errors -= 1
             self.answer(500, b'{"error": "a fault of the proxy"}', "application/json")
+            return
+        if self.server.lost and self.path.endswith(ENDS_OF_UPDATES):
+            self.server.lost -= 1
+            self.answer(200, b'{"success": true, "message": "", "status": "ok"}', "application/json")
             return
         target = http.client.HTTPConnection(self.server.target.hostname, self.server.target.port)
         target.request(self.command, self.path, body, {**self.headers, "Connection": "close"})

@@ -2,6 +2,7 @@
 trainer's for the weights that it says, and nothing is left of them."""
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -13,8 +14,8 @@ from engine_model import CONTEXT, PARITY, changed, load_model, named_weights, re
 from faulty_proxy import FaultyProxy
 
 from mtrl.errors import UserError
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.server import replica
+from mtrl.generator.engines.base import EngineLostError, SamplingParams
+from mtrl.generator.engines.server import disk_sync, replica
 from mtrl.generator.engines.server.engine import ServerEngine
 from mtrl.generator.engines.server.sync import make_sync
 from mtrl.types import FinishReason
@@ -32,8 +33,9 @@ SECONDS = 420
 class Drill:
     """An engine with two servers, each behind a proxy, and the trainer's models by their versions."""
 
-    def __init__(self, name, model, folder):
-        self.proxies, self.models = [], {0: load_model(model), 1: changed(load_model(model), seed=1)}
+    def __init__(self, name, model, folder, patch):
+        self.proxies, self.patch = [], patch
+        self.models = {0: load_model(model), **{seed: changed(load_model(model), seed=seed) for seed in (1, 2)}}
         backend = make_backend(name, model, replicas=2, start_timeout=300.0, request_timeout=120.0, sync_timeout=60.0)
         make_api = backend.make_api
         object.__setattr__(backend, "make_api", lambda url, token: make_api(self.behind_proxy(url), token))
@@ -99,7 +101,9 @@ class Drill:
                 await self.a_conversation()
                 await self.wrong_requests()
                 await self.it_comes_back()
+                await self.an_update_is_lost()
                 await self.one_hangs()
+                await self.the_disk_is_full()
             finally:
                 await self.engine.close()
                 for proxy in self.proxies:
@@ -159,6 +163,29 @@ class Drill:
         for probe in probes:
             self.check(probe, self.prompt(0), SHORT)
 
+    async def an_update_is_lost(self):
+        """One server is said to have the weights, and has another version: it is sent them once more."""
+        proxy = self.proxy_of(self.servers[0])
+        proxy.lost = 1
+        await self.engine.load_weights(named_weights(self.models[2]), 2)
+        assert proxy.lost == 0 and len(self.servers) == 2
+        for probe in await self.engine.probe(self.prompt(0), SHORT):
+            assert probe.version_spans == [(2, 8)]
+            self.check(probe, self.prompt(0), SHORT)
+
+    async def the_disk_is_full(self):
+        """In the middle of a file. Nothing can be sent any more, so the run ends, and says why."""
+        whole = disk_sync.write_model
+
+        def half(*words):
+            whole(*words)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        self.patch.setattr(disk_sync, "write_model", half)
+        for asked in (self.engine.load_weights(named_weights(self.models[1]), 3), self.ask(0)):
+            with pytest.raises(EngineLostError, match=r"no space left.*sync_folder|sync_folder.*no space left"):
+                await asked
+
     async def one_hangs(self):
         turns = [self.ask(i) for i in range(20, 36)]
         await asyncio.sleep(0.3)
@@ -181,7 +208,7 @@ class Drill:
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_two_servers_through_what_can_happen(name, tied_model, tmp_path, monkeypatch):
     monkeypatch.setattr(replica, "LOOK", 3.0)
-    drill = Drill(name, tied_model, tmp_path)
+    drill = Drill(name, tied_model, tmp_path, monkeypatch)
     asyncio.run(drill.story())
     for pid in drill.pids:
         with suppress(ProcessLookupError):

@@ -11,6 +11,8 @@ import pytest
 
 from mtrl.environments.base import StepResult
 from mtrl.generator.conversation import SingleMessageConversation
+from mtrl.generator.engines.base import EngineLostError
+from mtrl.generator.engines.scripted import ScriptedEngine
 from mtrl.generator.episode import as_messages, as_step_result
 from mtrl.types import StopReason
 
@@ -63,6 +65,24 @@ def test_the_last_observation_is_kept_and_not_tokenised(make_loop, play_episode,
     expected = "<|user|>Q<|end|><|assistant|>a<|end|><|user|>to a<|end|><|assistant|>b<|end|><|user|>to b<|end|>"
     assert tiny_tokenizer.decode(ids) == expected + "<|assistant|>c<|end|>"
     assert trajectory.messages[-1] == {"role": "user", "content": "to c"}
+
+
+def test_a_lost_engine_ends_more_than_the_episode(make_loop, play_episode, counting, tiny_tokenizer):
+    """No other attempt could go on, and no other episode; what the environment holds is given back."""
+
+    class Lost(ScriptedEngine):
+        released = ()
+
+        async def generate(self, *words):
+            raise EngineLostError("the servers are gone")
+
+        def release(self, trajectory_id):
+            self.released = (*self.released, trajectory_id)
+
+    engine = Lost(("a",), tiny_tokenizer)
+    with pytest.raises(EngineLostError, match="the servers are gone"):
+        play_episode(make_loop(counting, engine=engine, retries=3))
+    assert closed(counting) == [1] and len(engine.released) == 1
 
 
 @pytest.mark.parametrize(("length", "reason"), [(1, StopReason.TURN_TOKEN_LIMIT), (9, StopReason.MAX_TURNS)])

@@ -149,33 +149,49 @@ def test_a_polite_signal_finishes_the_step_saves_and_tells_how_to_go_on(undistur
 
 
 LOST = """
-from mtrl.errors import RunEndedError, UserError
+from mtrl.generator.engines.base import EngineLostError
 from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.trainer.publisher import Publisher
 publish, generate = Publisher.publish, LocalEngine.generate
 
 async def no_publish(self, version):
     if version == 5:
-        raise RunEndedError("the engine is lost")
+        raise EngineLostError("the engine is lost")
     return await publish(self, version)
 
 async def no_generate(self, *words):
     if self.version == 5:
-        raise UserError("the engine is lost")
+        raise EngineLostError("the engine is lost")
+    return await generate(self, *words)
+
+asked = 0
+
+async def no_last_evaluation(self, *words):
+    global asked
+    asked += self.version == 8
+    if asked > 20:  # most of its episodes are over
+        raise EngineLostError("the engine is lost")
     return await generate(self, *words)
 
 """
 
 
 @pytest.mark.parametrize(
-    "loses", ["Publisher.publish = no_publish", "LocalEngine.generate = no_generate"], ids=["publish", "generate"]
+    ("loses", "step"),
+    [
+        ("Publisher.publish = no_publish", 5),
+        ("LocalEngine.generate = no_generate", 5),
+        ("LocalEngine.generate = no_last_evaluation", 8),
+    ],
+    ids=["publish", "generate", "last evaluation"],
 )
-def test_an_engine_that_is_lost_for_good_loses_no_step(undisturbed, tmp_path, loses):
+def test_an_engine_that_is_lost_for_good_loses_no_step(undisturbed, tmp_path, loses, step):
     """While weights are sent, or while turns are sampled: what was learnt is saved, and the run goes on from there."""
     run_dir = tmp_path / "run"
     output = finish(start(run_dir, "trainer.checkpoint.every_steps=0", code=LOST + loses), expected=2)
-    assert "the engine is lost" in output and "Traceback" not in output
-    assert [path.name for path in (run_dir / "checkpoints").glob("step_*")] == ["step_000005"]
+    assert output.strip().splitlines()[-1] == "the engine is lost" and "episodes failed" not in output
+    assert not (run_dir / "summary.json").exists()
+    assert [path.name for path in (run_dir / "checkpoints").glob("step_*")] == [f"step_{step:06}"]
     finish(start(run_dir, "resume=latest"))
     assert weights_of(run_dir) == weights_of(undisturbed)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mtrl.errors import RunEndedError
 from mtrl.types import FinishReason
+
+
+class EngineLostError(RunEndedError):
+    """The engine samples nothing any more: no other attempt and no other episode can go on."""
 
 
 @dataclass(frozen=True)

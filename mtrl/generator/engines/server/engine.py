@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.errors import RunEndedError, UserError
-from mtrl.generator.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.errors import UserError
+from mtrl.generator.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
 from mtrl.generator.engines.server.api import ServerBusyError, ServerError, ServerGoneError, ServerRefusedError
 from mtrl.generator.engines.server.backend import Backend
 from mtrl.generator.engines.server.fleet import Fleet, make_replicas, pause_mode
@@ -217,19 +217,21 @@ class ServerEngine:
             UserError: there are none any more, or none answers.
         """
         self._attach()
+        check_ids("the canary", prompt, self.vocabulary)
         patience = Patience(self.backend.settings)
         while True:
             await self._fleet.until_serving()
             replicas = self._fleet.serving
             turns = [PartialTurn(prompt, sampling, sampling.max_generate_length) for _ in replicas]
             answers = await asyncio.gather(*map(self._ask, replicas, turns), return_exceptions=True)
-            if found := [answer for answer in answers if isinstance(answer, Generation)]:
+            found = [answer for answer in answers if isinstance(answer, Generation)]
+            if len(found) == len(replicas):  # one that is lost serves no more, and is not asked again
                 return found
             error = next((answer for answer in answers if isinstance(answer, BaseException)), ServerError("ended it"))
             if not isinstance(error, ServerError):
                 raise error
             if (pause := patience.after(error)) is None:
-                raise RunEndedError(f"after new weights {patience.story(self.backend.name)}: {error}")
+                raise EngineLostError(f"after new weights {patience.story(self.backend.name)}: {error}")
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
@@ -283,10 +285,14 @@ class ServerEngine:
                 with replica.adapters.sampling(replica.api) as adapter:
                     request = turn.request(name, salt, adapter.name if adapter else None)
                     answer = await replica.api.generate(request)
-        except (ServerGoneError, TimeoutError) as error:
+        except (ServerBusyError, ServerRefusedError):
+            raise
+        except (ServerError, TimeoutError) as error:
             if replica.versions is versions:  # else it was started again meanwhile
                 replica.doubt()
-            raise ServerGoneError(str(error) or f"{replica.name}: no answer within {seconds:g} s") from None
+            if isinstance(error, ServerError):
+                raise
+            raise ServerGoneError(f"{replica.name}: no answer within {seconds:g} s") from None
         check_answer(answer, request, self.vocabulary)
         if adapter is not None:  # the server counts versions of what is below it
             answer = replace(answer, version_spans=[(adapter.version, len(answer.token_ids))])

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from mtrl.errors import RunEndedError, UserError
+from mtrl.errors import UserError
+from mtrl.generator.engines.base import EngineLostError
 from mtrl.generator.engines.server.api import ServerApi, ServerError
 from mtrl.generator.engines.server.backend import Backend
 from mtrl.generator.engines.server.lora_sync import AdapterSync
@@ -143,9 +144,10 @@ class Fleet:
             assert not self._asleep, "the servers sleep; wake them first"
             begun = _now()
             self._newest = weights
-            self.loads += 1
             self.router.hold()
             try:
+                await asyncio.sleep(0)  # who has a place already asks by the older salt
+                self.loads += 1
                 if self._waits:
                     await self._drain()
                 await self._spread([replica for replica in self.replicas if replica.is_up])
@@ -181,8 +183,10 @@ class Fleet:
                 replica.give_up("was cut off while it loaded weights")
             raise
         except Exception as error:
+            if not isinstance(error, UserError):
+                log.exception("weights cannot be sent")
             told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            ended = RunEndedError(f"weights cannot be sent: {told}")
+            ended = EngineLostError(f"weights cannot be sent: {told}")
             self._on_failure(ended)
             raise ended from error
         self._give_up(update.failed)
@@ -192,14 +196,17 @@ class Fleet:
     def _give_up(self, failed: dict[Replica, str]) -> None:
         """
         Raises:
-            RunEndedError: one of them does not come back.
+            EngineLostError: one of them does not come back.
         """
         for replica, why in failed.items():
             log.warning("%s %s", replica.name, why)
             replica.give_up(why)
         for replica, why in failed.items():
             if not replica.comes_back:
-                error = RunEndedError(f"{replica.name} {why}; start it anew, then go on with resume=latest")
+                error = EngineLostError(
+                    f"{replica.name} {why}; start all of generator.{self.backend.name}.urls anew, then go on with "
+                    "resume=latest"
+                )
                 self._on_failure(error)
                 raise error
 
@@ -217,7 +224,7 @@ class Fleet:
             async with asyncio.timeout(seconds):
                 await self.router.idle()
         except TimeoutError:
-            log.warning("turns are not over after %g s; weights change in the middle of them", seconds)
+            log.warning("turns are not over after %g s; it goes on without waiting for them", seconds)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -229,8 +236,17 @@ class Fleet:
                 self.router.hold()
             self._asleep = self._empty = True
             self._awake.clear()
+            await self._end_starting()
             await self._drain()
             await self._all("going to sleep", lambda server: server.sleep())
+
+    async def _end_starting(self) -> None:
+        """Who is still starting would take the memory that is to be free; it is started again after `wake`."""
+        starting = [replica for replica in self.replicas if not replica.is_up]
+        for replica in starting:
+            replica.failures -= 1
+            replica.give_up("was starting when the trainer took its memory")
+        await asyncio.gather(*(replica.end() for replica in starting))
 
     async def wake(self) -> None:
         """Let all take their memory again."""
@@ -254,10 +270,10 @@ class Fleet:
                 replica.give_up(await replica.until_lost(lambda answered: self._heard(replica, answered)))
                 self._changed.set()
         except UserError as error:
-            self._on_failure(error)
+            self._on_failure(error if isinstance(error, EngineLostError) else EngineLostError(str(error)))
         except Exception as error:  # whoever waits must hear of it
             log.exception("%s is not supervised any more", replica.name)
-            self._on_failure(RunEndedError(f"{replica.name} is lost: {type(error).__name__}: {error}"))
+            self._on_failure(EngineLostError(f"{replica.name} is lost: {type(error).__name__}: {error}"))
 
     def _heard(self, replica: Replica, answered: bool) -> None:
         if not answered:
@@ -269,13 +285,13 @@ class Fleet:
         """Start it until it has the newest weights.
 
         Raises:
-            RunEndedError: it was lost too often.
+            EngineLostError: it was lost too often.
         """
         while not replica.is_up:
             why, restarts = replica.why or "is gone", self.backend.settings.restarts
             replica.failures += 1
             if replica.failures > restarts:
-                raise RunEndedError(
+                raise EngineLostError(
                     f"{replica.name} {why}; it was started again generator.{self.backend.name}.restarts={restarts} "
                     f"times without a turn in between; {replica.advice}"
                 )
@@ -292,7 +308,7 @@ class Fleet:
             await replica.start()
         except (ServerError, OSError) as error:
             if not replica.comes_back:
-                raise RunEndedError(f"{replica.name} was lost, and it {error}; {replica.advice}") from error
+                raise EngineLostError(f"{replica.name} was lost, and it {error}; {replica.advice}") from error
             replica.give_up(str(error))
             return
         async with self._updating:
@@ -302,7 +318,7 @@ class Fleet:
             elif self._newest is not None and replica.weights is not self._newest:
                 await self._spread([replica])
             elif replica.versions[-1] != self.version:
-                raise RunEndedError(
+                raise EngineLostError(
                     f"{replica.name} came back with weights of version {replica.versions[-1]}, not {self.version}; "
                     "start it with those"
                 )

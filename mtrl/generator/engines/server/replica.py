@@ -238,8 +238,14 @@ class OwnReplica(Replica):
                 await self._until_ready()
                 return
             except ServerError:
-                if self.process.running or not self.process.lost_port or attempt == PORTS - 1:
+                if not self.process.lost_port or attempt == PORTS - 1:
                     raise
+
+    async def _is_ready(self) -> bool:
+        assert self.process is not None
+        if self.process.lost_port:  # SGLang lives on without it
+            raise ServerError(self._how_it_ended())
+        return await super()._is_ready()
 
     async def _ended(self, seconds: float) -> bool:
         assert self.process is not None

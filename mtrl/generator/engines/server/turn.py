@@ -69,6 +69,10 @@ def check_answer(answer: Generation, request: TurnRequest, vocabulary: int) -> N
     """
     if len(answer.token_ids) > request.max_tokens:
         problem = f"{len(answer.token_ids)} tokens where at most {request.max_tokens} were asked for"
+    elif not answer.token_ids and answer.finish != FinishReason.ABORT:
+        problem = "no token"
+    elif any(count < 0 for _, count in answer.version_spans):
+        problem = "versions of less than no tokens"
     elif wrong := [token for token in answer.token_ids if type(token) is not int or not 0 <= token < vocabulary]:
         problem = f"the token id {wrong[0]!r:.40}, and the model's end at {vocabulary - 1}"
     elif not len(answer.token_ids) == len(answer.logprobs) == sum(count for _, count in answer.version_spans):

@@ -20,6 +20,8 @@ meet_on_loopback()
 
 def main(arguments: list[str]) -> None:
     """Serve until the end."""
+    if not os.environ.get(TOKEN):
+        raise SystemExit(f"{TOKEN} is not set; it holds the token that every request has to show")
     token = Secret(os.environ.pop(TOKEN))
 
     from sglang.launch_server import run_server

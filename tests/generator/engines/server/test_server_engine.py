@@ -64,6 +64,8 @@ def test_limits_of_a_turn(make):
         for prompt in ([1, VOCABULARY], [1, -1]):
             with pytest.raises(UserError, match="the prompt of g/0 has the token id .* at place 1, .* end at 49"):
                 await engine.generate("g/0", prompt, LONG)
+            with pytest.raises(UserError, match="the prompt of the canary has the token id"):
+                await engine.probe(prompt, SHORT)
 
     play(engine, go())
 
@@ -193,6 +195,30 @@ def test_a_turn_is_sent_again_and_counted_once(make, cluster, fault):
             await engine.generate("g/0", PROMPT, SHORT)
         check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT)
         assert len(cluster.processes) == 1
+
+    play(engine, go())
+
+
+def test_a_server_whose_front_outlives_its_worker_is_started_again(make, cluster):
+    """It says 500 to every turn, and is not alive by its own word: no turn is lost to it."""
+    engine = make()
+
+    async def go():
+        cluster.up[0].broken |= {"generate", "is_alive"}
+        check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT)
+        assert engine.stats.extra["restarts"] == 1
+
+    play(engine, go())
+
+
+def test_every_server_is_probed(make, cluster):
+    engine = make(replicas=2)
+
+    async def go():
+        cluster.up[0].faults = [ServerError("HTTP 500 oops")]
+        assert len(await engine.probe(PROMPT, SHORT)) == 2
+        cluster.up[0].dead.set()
+        assert len(await engine.probe(PROMPT, SHORT)) in (1, 2), "one that is lost serves no more"
 
     play(engine, go())
 
@@ -349,6 +375,23 @@ def test_sleep_and_wake(make, cluster):
         await engine.load_weights(weights_of(1), 1)
         check_turn(await later, PROMPT, LONG, [1])
         await asyncio.sleep(100)
+        assert [server.version for server in cluster.up] == [1, 1]
+
+    play(engine, go())
+
+
+def test_a_server_that_was_starting_leaves_the_memory_to_the_trainer(make, cluster):
+    engine = make(replicas=2)
+
+    async def go():
+        cluster.up[0].dead.set()
+        await asyncio.sleep(5)  # it is being started again
+        await engine.sleep()
+        await asyncio.sleep(100)
+        assert [server.asleep for server in cluster.up] == [True]
+        await engine.wake()
+        await engine.load_weights(weights_of(1), 1)
+        await asyncio.sleep(200)
         assert [server.version for server in cluster.up] == [1, 1]
 
     play(engine, go())
