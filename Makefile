@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadgroup
 export VENV TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast lint types format clean
+.PHONY: help install train test test-fast test-engines lint types format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,11 +24,16 @@ install: $(VENV)/.base ## make .venv and install mtrl into it
 train: $(VENV)/.base ## install, then train an agent; ARGS="key=value …" changes the run
 	$(PY) -m mtrl.main $(ARGS)
 
-test: $(VENV)/.dev ## install, then run every test
-	$(PYTEST)
+test: $(VENV)/.dev ## install, then run every test but the rare ones of engines
+	$(PYTEST) -m "not rare"
 
 test-fast: $(VENV)/.dev ## only the tests that take seconds
 	$(PYTEST) -m "not slow"
+
+test-engines: $(VENV)/.dev ## install vLLM and SGLang (.venv-vllm, .venv-sglang), then run every test that needs them
+	$(PY) scripts/install_engine.py vllm
+	$(PY) scripts/install_engine.py sglang
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/engines tests/test_docs.py
 
 lint: $(VENV)/.dev ## ruff: mistakes and format
 	$(PY) -m ruff check .

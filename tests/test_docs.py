@@ -215,13 +215,30 @@ RUNNABLE = {  # without downloads, and without what other tests run
 }
 
 
+def engine_of(words):
+    """What a command needs to be installed, if anything."""
+    found = [re.fullmatch(r"generator(?:\.backend)?=(vllm|sglang)", word) for word in words]
+    return next((match[1] for match in found if match), None)
+
+
+SERVED = {name: words for name, words in RUNNABLE.items() if engine_of(words)}
+UNSERVED = {name: words for name, words in RUNNABLE.items() if name not in SERVED}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", RUNNABLE.values(), ids=RUNNABLE.keys())
+@pytest.mark.rare
+@pytest.mark.parametrize("words", SERVED.values(), ids=SERVED.keys())
+def test_commands_with_servers_run(words, snippets):
+    """As below."""
+    if not has_engine(engine := engine_of(words)):
+        pytest.skip(f"{engine} is not installed; python scripts/install_engine.py {engine} installs it")
+    test_training_commands_run(words, snippets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", UNSERVED.values(), ids=UNSERVED.keys())
 def test_training_commands_run(words, snippets):
     """Each with `debug=fast`, which leaves what the command says as it is."""
-    for engine in ("vllm", "sglang"):
-        if {f"generator={engine}", f"generator.backend={engine}"} & {*words} and not has_engine(engine):
-            pytest.skip(f"{engine} is not installed; python scripts/install_engine.py {engine} installs it")
     run(words, snippets, "debug=fast", "trainer.max_steps=1", "run_dir=run")
     assert list((snippets / "run").rglob("summary.json"))
 

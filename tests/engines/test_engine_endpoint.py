@@ -17,7 +17,7 @@ from mtrl.rewards.judge import judge, judge_metrics, keep_books
 from mtrl.types import FinishReason, read_trajectories
 from tests.evaluate.conftest import TASK
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 PROMPT = [{"role": "user", "content": "What is 2 + 3?"}]
 KEY = "MTRL_TEST_ENGINE_KEY"

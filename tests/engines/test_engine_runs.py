@@ -16,7 +16,7 @@ from mtrl.types import read_trajectories
 from tests.engines.conftest import engine_python
 from tests.trainer.runs import SMALL, finish, rows_of, start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 KEY = "MTRL_TEST_RUNS_KEY"
 QUICK = [

@@ -17,7 +17,7 @@ from mtrl.generator.engines.server.sync import SyncError, make_sync
 from mtrl.generator.engines.server.tensor_sync import TensorSync
 from mtrl.models.lora import LoraWeights, adapter_state, add_adapters, scaling_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 CONFIGS = {"vllm": VllmConfig, "sglang": SglangConfig}
 WAYS = ("disk", "distributed", "tensor")

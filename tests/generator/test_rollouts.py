@@ -161,6 +161,9 @@ def test_an_error_leaves_no_episode_running(make_loop, counting, sampling):
             with pytest.raises(ZeroDivisionError):
                 await Rollouts(loop, 0, 0.0, refuse).collect("s", rows("x", "y", "z"), 2, sampling)
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        async with asyncio.timeout(20):  # one that was still being made is closed by a thread, afterwards
+            while not all(environment.closed for environment in counting.made):
+                await asyncio.sleep(0.01)
 
     asyncio.run(play())
     assert counting.made and all(environment.closed == 1 for environment in counting.made)

@@ -1,6 +1,7 @@
 """Streams over rollouts without episodes, for tests of what the stream does with groups."""
 
 import asyncio
+import time
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -123,6 +124,14 @@ def ids(experiences):
 
 def rows_of(experiences):
     return [group.row["n"] for experience in experiences for group in experience.groups]
+
+
+def all_closed(environments):
+    """Whether each is closed once, within a while: one that was still being made is closed by a thread, afterwards."""
+    end = time.monotonic() + 20
+    while not all(environment.closed for environment in environments) and time.monotonic() < end:
+        time.sleep(0.01)
+    return all(environment.closed == 1 for environment in environments)
 
 
 async def soon(condition):

@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from streams import ids, publish, run, soon
+from streams import all_closed, ids, publish, run, soon
 
 from mtrl.config.schema import Config, RewardConfig
 from mtrl.environments.base import BaseEnvironment
@@ -135,7 +135,7 @@ def test_weights_change_in_the_middle_and_no_token_is_too_old(tiny_model, play, 
             assert all(sum(n for _, n in turn.version_spans) == len(turn.action_ids) for turn in t.turns)
             assert t.stop_reason == StopReason.DONE and t.score == 1.0
     assert {v for e in found for g in e.groups for t in g.trajectories for turn in t.turns for v in turn.versions} > {0}
-    assert all(environment.closed == 1 for environment in Slow.made)
+    assert all_closed(Slow.made)
 
 
 def test_what_is_requeued_or_closed_is_cleared_away(tiny_tokenizer, play):
@@ -154,7 +154,7 @@ def test_what_is_requeued_or_closed_is_cleared_away(tiny_tokenizer, play):
         await soon(lambda: engine._turns.keys() >= {"step0/0~/0", "step0/1~/2"})  # the prompts are played again
         assert not any(name.startswith(("step0/0/", "step0/1/")) for name in engine._turns)
         await stream.close()
-        assert started and all(environment.closed == 1 for environment in Slow.made)
+        assert started and all_closed(Slow.made)
         assert not engine._turns and not hung
 
     run(go())

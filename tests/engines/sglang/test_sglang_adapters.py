@@ -12,7 +12,7 @@ from mtrl.generator.engines.server.api import ServerRefusedError
 peft = pytest.importorskip("peft")
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -23,7 +23,7 @@ from mtrl.generator.engines.sglang.api import SglangApi
 from mtrl.generator.engines.sglang.command import sglang_command
 from mtrl.generator.engines.sglang.platform import PLATFORM
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 SCRIPT = Path(__file__).with_name("sglang_types.py")
 TURN = {

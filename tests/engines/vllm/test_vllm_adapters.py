@@ -10,7 +10,7 @@ from vllm_weights import WAYS, update
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.server.api import ServerRefusedError, TurnRequest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 PROMPT = list(range(20, 84))
 MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

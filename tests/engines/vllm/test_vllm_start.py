@@ -10,7 +10,7 @@ from conftest import engine_python, make_backend
 from mtrl.generator.engines.server.backend import Place
 from mtrl.generator.engines.server.process import ServerProcess, free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 
 def test_a_wrong_model_and_an_unknown_argument_are_told(tied_model, tmp_path):
