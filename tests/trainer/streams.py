@@ -1,8 +1,8 @@
 """Streams over rollouts without episodes, for tests of what the stream does with groups."""
 
 import asyncio
-import time
 import random
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
