@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,7 @@ WORDS = 400
 """Characters of a server's own words in an error."""
 
 
-class Replica:
+class Replica(ABC):
     """What all servers have in common. Every method but `kill` is called on the event loop that it is attached to."""
 
     api: ServerApi
@@ -68,9 +69,9 @@ class Replica:
         return bool(self.versions) and self.why is None
 
     @property
+    @abstractmethod
     def advice(self) -> str:
         """What a user may do where it does not start."""
-        raise NotImplementedError
 
     async def start(self) -> None:
         """Return when it can sample.
@@ -128,11 +129,13 @@ class Replica:
                 async with asyncio.timeout(LOOK):
                     await self.api.close()
 
+    @abstractmethod
     def kill(self) -> None:
         """Like `end`, at once and where no event loop runs."""
 
+    @abstractmethod
     async def _start(self) -> None:
-        raise NotImplementedError
+        """Return when it can sample."""
 
     async def _ended(self, seconds: float) -> bool:
         """Wait so long, or until it is gone, given up or doubted; whether it is gone or given up."""
@@ -159,12 +162,13 @@ class Replica:
         except ServerError:
             return False
 
+    @abstractmethod
     def _how_it_ended(self) -> str:
-        raise NotImplementedError
+        """In words, where it is gone."""
 
+    @abstractmethod
     def _said(self) -> str:
         """Its own words, at the end of a sentence."""
-        raise NotImplementedError
 
 
 class GivenReplica(Replica):
@@ -183,6 +187,9 @@ class GivenReplica(Replica):
             f"see that it runs at this address of generator.{name}.urls, and that the environment variable "
             f"generator.{name}.api_key_env={key} holds its token; without urls servers are started here"
         )
+
+    def kill(self) -> None:
+        """It is somebody else's."""
 
     async def _start(self) -> None:
         key = self.backend.settings.api_key_env

@@ -56,10 +56,9 @@ class VllmApi:
 
     async def is_alive(self) -> bool:
         try:
-            await self._http.ask("GET", "/health", seconds=LOOK)
-        except ServerError:
+            return await self.is_ready()
+        except ServerRefusedError:
             return False
-        return True
 
     async def is_ready(self) -> bool:
         """vLLM listens when its model is loaded, not before.
