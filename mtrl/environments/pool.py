@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ class EnvironmentPool:
     def __init__(self, workers: int):
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._workers = workers
+        self._last: set[asyncio.Future[None]] = set()
         for _ in range(workers):
             self._start_worker()
 
@@ -36,21 +37,37 @@ class EnvironmentPool:
         """
         if inspect.iscoroutinefunction(function):
             return await _within(function(*args), function, timeout)
-        call = _Call(function, args, discard)
-        self._calls.put(call)
-        try:
-            await call.started
-            result = await _within(call.result, function, timeout)
-        except (CallTimeoutError, asyncio.CancelledError):
-            if call.abandon():
-                self._start_worker()  # its thread serves nobody any more
-            raise
-        return await _within(result, function, timeout) if inspect.isawaitable(result) else result
+        return await self._on_thread(_Call(function, args, discard), timeout)
+
+    async def finish(self, function: Callable[[], Any], *, timeout: float) -> None:
+        """`call(function)`, made for certain: also where whoever waits for it is cancelled before it begins.
+
+        Raises:
+            CallTimeoutError: it took longer than `timeout` seconds; its thread is replaced.
+        """
+        if not inspect.iscoroutinefunction(function):
+            await self._on_thread(_LastCall(function, (), _await), timeout)
+            return
+        last = asyncio.ensure_future(_within(function(), function, timeout))
+        self._last.add(last)
+        last.add_done_callback(self._last.discard)
+        await asyncio.shield(last)
 
     def close(self) -> None:
         """Let the idle threads end."""
         for _ in range(self._workers):
             self._calls.put(None)
+
+    async def _on_thread(self, call: _Call, timeout: float) -> Any:
+        self._calls.put(call)
+        try:
+            await call.started
+            result = await _within(call.result, call.function, timeout)
+        except (CallTimeoutError, asyncio.CancelledError):
+            if call.abandon():
+                self._start_worker()  # its thread serves nobody any more
+            raise
+        return await _within(result, call.function, timeout) if inspect.isawaitable(result) else result
 
     def _start_worker(self) -> None:
         threading.Thread(target=self._work, daemon=True, name="mtrl-environment").start()
@@ -87,18 +104,18 @@ class _Call:
         self.started: asyncio.Future[None] = self.loop.create_future()
         self.result: asyncio.Future[Any] = self.loop.create_future()
         self._lock = threading.Lock()
-        self._abandoned = self._running = False
+        self._abandoned = self._running = self._replaced = False
         self._results: list[Any] = []
         """The value, once there is one."""
 
     def abandon(self) -> bool:
         """Nobody waits any more. True if a thread is running it and is lost to others."""
         with self._lock:
-            self._abandoned = True
-            running, results = self._running, self._results
+            self._abandoned, self._replaced = True, self._running
+            results = self._results
         if results and self.discard:  # it came at the same moment
             threading.Thread(target=self.discard, args=results, daemon=True).start()
-        return running
+        return self._replaced
 
     def run(self) -> bool:
         """Make the call on this thread. False if the thread was replaced meanwhile."""
@@ -115,7 +132,7 @@ class _Call:
             return True
         if error is None and self.discard:
             self.discard(value)
-        return False
+        return not self._replaced
 
     def _begin(self) -> bool:
         with self._lock:
@@ -131,6 +148,24 @@ class _Call:
     def _tell(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self.loop.call_soon_threadsafe(_settle, future, value, error)
+
+
+class _LastCall(_Call):
+    """A call that a thread makes also when it was abandoned before."""
+
+    def _begin(self) -> bool:
+        with self._lock:
+            self._running = True
+        return True
+
+
+def _await(result: Any) -> None:
+    if inspect.isawaitable(result):
+        asyncio.run(_awaited(result))
+
+
+async def _awaited(result: Awaitable[Any]) -> None:
+    await result
 
 
 def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -98,7 +98,7 @@ class EpisodeLoop:
                 ):
                     break
         finally:
-            await self._call(environment.close)
+            await self.pool.finish(environment.close, timeout=self.limits.step_timeout)
 
     async def _turn(
         self,

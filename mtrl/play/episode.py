@@ -113,7 +113,7 @@ class Episode:
         if environment is None:
             return
         try:
-            await self.rules.pool.call(environment.close, timeout=self.rules.step_timeout)
+            await self.rules.pool.finish(environment.close, timeout=self.rules.step_timeout)
         except Exception as error:
             self._fail(error)
 

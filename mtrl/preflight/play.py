@@ -210,7 +210,7 @@ class Stage:
                     trajectory.final_observation = observation
                     return
         finally:
-            await self._call(pool, environment.close)
+            await pool.finish(environment.close, timeout=self.step_timeout)
 
     async def _call(self, pool: EnvironmentPool, function: Callable[..., Any], *args: Any) -> Any:
         return await pool.call(function, *args, timeout=self.step_timeout)

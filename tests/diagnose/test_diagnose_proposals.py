@@ -10,7 +10,7 @@ from mtrl.config.overrides import normalise
 from mtrl.diagnose.command import words_of
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.proposals import Proposals
-from mtrl.diagnose.registry import RULES
+from mtrl.diagnose.walk import RULES
 
 COMPOSED = set()
 """Rules share proposals."""
@@ -44,7 +44,7 @@ def test_what_is_set_already_is_not_proposed():
 
 
 def test_what_this_version_refuses_is_not_proposed():
-    assert settled(configured(), "generator.backend=vllm") == ()
+    assert settled(configured(), "generator.tensor_parallel=0") == ()
     assert settled(configured(), "reward.scheme=no_such_scheme") == ()
     assert settled(configured(), "trainer.no_such_key=1") == ()
 

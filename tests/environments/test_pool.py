@@ -33,6 +33,11 @@ def make_pool():
         pool.close()
 
 
+def pool_threads():
+    """Also of earlier tests, some of which may be about to end: what counts is which are new."""
+    return {thread for thread in threading.enumerate() if thread.name == "mtrl-environment"}
+
+
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 30))
 
@@ -91,6 +96,7 @@ def test_waiting_for_a_thread_is_not_the_calls_time(make_pool):
 def test_a_call_whose_caller_is_cancelled_gives_its_thread_back(make_pool, release):
     """An episode's own time limit cancels its call, running or still queued."""
     pool = make_pool(1)
+    before = pool_threads()
 
     async def go():
         for _ in range(2):
@@ -101,9 +107,8 @@ def test_a_call_whose_caller_is_cancelled_gives_its_thread_back(make_pool, relea
                 assert kinds(await asyncio.gather(call, return_exceptions=True)) == ["CancelledError"]
         return await many(pool, [lambda: "on"] * 3)
 
-    before = threading.active_count()
     assert run(go()) == ["on"] * 3
-    assert threading.active_count() - before == 2, "one for each hung thread, none for a call that no thread had"
+    assert len(pool_threads() - before) == 2, "one for each hung thread, none for a call that no thread had"
 
 
 def test_a_late_thread_ends_when_its_call_does(make_pool, release):
@@ -112,14 +117,15 @@ def test_a_late_thread_ends_when_its_call_does(make_pool, release):
     async def go():
         await many(pool, [release.wait] * 4, timeout=0.02)
 
-    before = threading.active_count()
+    before = pool_threads()
     run(go())
-    assert threading.active_count() == before + 4
+    later = pool_threads() - before
+    assert len(later) == 4
     release.set()
     deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while len(pool_threads() & later) > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert len(pool_threads() & later) == 1, "all four that were late ended; the fourth replacement serves"
     assert run(many(pool, [lambda: "on"])) == ["on"]
 
 
@@ -138,10 +144,10 @@ def test_errors_propagate_and_cost_no_thread(make_pool, error, expected):
         raise error
 
     pool = make_pool(1)
-    before = threading.active_count()
+    before = pool_threads()
     results = run(many(pool, [fail, fail, lambda: "on"]))
     assert [repr(r) for r in results] == [expected, expected, "'on'"]
-    assert threading.active_count() == before
+    assert pool_threads() <= before
 
 
 def test_async_functions_are_awaited(make_pool):
@@ -243,3 +249,55 @@ asyncio.run(go())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "left behind", "")
+
+
+@pytest.mark.parametrize("cancellations", [1, 2])
+def test_a_last_call_is_made_although_nobody_waits_for_it(make_pool, release, cancellations):
+    """Cancelled while every thread is busy; the thread serves others afterwards."""
+    done = threading.Event()
+
+    async def go(pool):
+        busy = asyncio.ensure_future(pool.call(release.wait, timeout=20))
+        await asyncio.sleep(0.05)
+        last = asyncio.ensure_future(pool.finish(done.set, timeout=20))
+        for _ in range(cancellations):
+            await asyncio.sleep(0.01)
+            last.cancel()
+        await asyncio.wait([last])
+        assert last.cancelled() and not done.is_set()
+        release.set()
+        await busy
+        return await pool.call(done.wait, 10, timeout=20), await many(pool, [done.is_set] * 8)
+
+    assert run(go(make_pool(1))) == (True, [True] * 8)
+
+
+@pytest.mark.parametrize("kind", ["coroutine function", "function that returns a coroutine"])
+def test_a_last_call_that_is_async_is_made_to_its_end(make_pool, kind):
+    begun, done = threading.Event(), threading.Event()
+
+    async def close():
+        begun.set()
+        await asyncio.sleep(0.05)
+        done.set()
+
+    async def go(pool):
+        last = asyncio.ensure_future(pool.finish(close if kind == "coroutine function" else lambda: close(), timeout=9))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        last.cancel()
+        await asyncio.wait([last])
+        return await pool.call(done.wait, 10, timeout=20)
+
+    assert run(go(make_pool(2)))
+
+
+def test_a_last_call_raises_as_others_do(make_pool, release):
+    async def go(pool):
+        with pytest.raises(ZeroDivisionError):
+            await pool.finish(lambda: 1 // 0, timeout=5)
+        with pytest.raises(CallTimeoutError):
+            await pool.finish(release.wait, timeout=0.05)
+        await pool.finish(lambda: None, timeout=5)
+
+    run(go(make_pool(1)))
