@@ -172,6 +172,8 @@ class Collector(Producer):
 
     _left: deque[Unused] = field(default_factory=deque)
     """Of a run whose rollouts and updates overlapped, and which goes on without: played before any new prompt."""
+    _taken: int = 0
+    """So many of them are played in this step; a step that fails leaves them to the next run."""
 
     async def collect(self, step: int) -> Experience:
         """See `Producer.collect`. Groups without an advantage are replaced in at most `dynamic_sampling_rounds`: the
@@ -190,6 +192,9 @@ class Collector(Producer):
 
     def publish(self, version: int) -> None:
         """Nothing is in flight between two steps."""
+        for _ in range(self._taken):
+            self._left.popleft()
+        self._taken = 0
 
     def stop(self) -> None:
         """The step is played to its end: its prompts are drawn, and a resumption has to make the same steps."""
@@ -217,4 +222,7 @@ class Collector(Producer):
         return report.groups
 
     def _next_row(self) -> Row:
-        return self._left.popleft().group.row if self._left else self.next_row()
+        if self._taken == len(self._left):
+            return self.next_row()
+        self._taken += 1
+        return self._left[self._taken - 1].group.row

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from streams import Rows, ids, make, rows_of, run, soon, train
+from streams import Played, Rows, ids, make, rows_of, run, soon, train
 
 from mtrl.trainer.experience import Collector
 
@@ -80,6 +80,25 @@ def test_a_synchronous_run_goes_on_with_it_and_back():
     assert len(set(trained)) == len(trained) == 32
     names = [name for names in ids([*before, *after]) for name in names]
     assert len(set(names)) == len(names)
+
+
+def test_a_step_that_fails_loses_none_of_what_was_left():
+    """A step that dies in the middle was never trained: its prompts are in what is saved then."""
+
+    class Dying(Played):
+        async def play(self, group_id, row):
+            raise RuntimeError("the engine is gone")
+
+    async def stop_and_fail():
+        _, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
+        collector = make(Collector, rows=rows, played=Dying())
+        collector.restore(state)
+        with pytest.raises(RuntimeError, match="the engine is gone"):
+            await collector.collect(3)
+        return [entry for entry in state if "group" in entry], json.loads(json.dumps(collector.state()))
+
+    before, after = run(stop_and_fail())
+    assert before == after != []
 
 
 def test_a_run_that_was_synchronous_goes_on_as_a_stream():
