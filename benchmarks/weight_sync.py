@@ -26,6 +26,7 @@ from mtrl.config.engine_checks import engine_python
 from mtrl.config.engine_schema import ServerConfig, SglangConfig, VllmConfig
 from mtrl.generator.engines.server.api import ServerApi
 from mtrl.generator.engines.server.backend import Place
+from mtrl.generator.engines.server.launch import Launch
 from mtrl.generator.engines.server.process import ServerProcess, free_port
 from mtrl.generator.engines.server.sync import WeightSync, make_sync
 from mtrl.generator.engines.sglang.api import SglangApi
@@ -88,14 +89,11 @@ def measure(engine: str, sizes: Sizes, model: Path, weights: dict[str, Tensor]) 
     api_class, command, config = ENGINES[engine]
     settings = config(sync_timeout=600.0)
     place = Place(free_port(), secrets.token_hex(16))
-    process = ServerProcess(
-        command(
-            settings, model=str(model), context=CONTEXT, max_num_seqs=8, gpu_memory_utilization=0.5, dtype=sizes.dtype,
-            python=engine_python(engine, None), is_cpu=not torch.cuda.is_available(), max_lora_rank=0, place=place,
-        ),
-        model.parent / f"{engine}.log",
-        engine,
+    launch = Launch(
+        settings, str(model), CONTEXT, max_num_seqs=8, gpu_memory_utilization=0.5, dtype=sizes.dtype,
+        python=engine_python(engine, None), is_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
+    process = ServerProcess(command(launch, place), model.parent / f"{engine}.log", engine)
     try:
         api = api_class(f"http://127.0.0.1:{place.port}", place.token, settings)
         return asyncio.run(_rounds(engine, sizes, api, settings, process, model, weights))

@@ -46,7 +46,7 @@ from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.rows import RowStream
 from mtrl.trainer.samples import group_samples
-from mtrl.trainer.servers import are_given, make_canary
+from mtrl.trainer.servers import are_given, colocated, make_canary
 from mtrl.trainer.setup import Parts
 from mtrl.trainer.stream import Stream
 from mtrl.trainer.throughput import Throughput
@@ -110,7 +110,7 @@ class Trainer:
             parts.sends_weights,
             make_canary(config, parts, self.desk),
             are_given(config),
-            parts.colocated,
+            colocated(config, parts.engine),
         )
         self.updater = Updater(config, self.learners, dump, self.kl)
         self.critic = Critic(config, self.learners, dump) if parts.learner.has_critic else None

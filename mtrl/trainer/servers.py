@@ -16,6 +16,7 @@ from mtrl.distributed.world import World
 from mtrl.generator.engines.base import Engine
 from mtrl.generator.engines.server.backend import Backend
 from mtrl.generator.engines.server.engine import ServerEngine
+from mtrl.generator.engines.server.launch import Launch
 from mtrl.generator.engines.server.sync import make_sync
 from mtrl.generator.engines.sglang.api import SglangApi
 from mtrl.generator.engines.sglang.command import sglang_command
@@ -56,8 +57,7 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
     generator, settings, name = config.generator, server_settings(config), config.generator.backend
     api, command = WORDS[name]
     dtype = str(compute_dtype(config)).removeprefix("torch.")
-    make_command = partial(
-        command,
+    launch = Launch(
         settings,
         model=path,
         context=context,
@@ -71,7 +71,7 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
     devices = server_devices(name, settings, training_gpus(world.size, pick_device(config.model.device)))
     scaling = config.model.lora_alpha / config.model.lora_rank if config.model.lora_rank else None
     return ServerEngine(
-        Backend(name, settings, partial(api, settings=settings), lambda place: make_command(place=place)),
+        Backend(name, settings, partial(api, settings=settings), partial(command, launch)),
         make_sync(settings, model=path, dtype=dtype, lora_scaling=scaling),
         vocabulary=model_config.get_text_config().vocab_size,
         context=context,

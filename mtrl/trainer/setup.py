@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtrl.config.schema import Config, SamplingConfig
 from mtrl.distributed.crew import Crew
@@ -25,11 +25,7 @@ from mtrl.trainer.learner import Learner
 from mtrl.trainer.learners import Learners
 from mtrl.trainer.models import make_learner, set_threads
 from mtrl.trainer.policy import Policy
-from mtrl.trainer.servers import colocated
 from mtrl.types import Row
-
-if TYPE_CHECKING:
-    from mtrl.generator.engines.server.engine import ServerEngine
 
 
 @dataclass
@@ -56,9 +52,6 @@ class Parts(Player):
     """The learners of all ranks."""
     sends_weights: bool
     """Whether the engine has weights of its own, which new ones are sent to."""
-
-    colocated: ServerEngine | None
-    """The engine, if its servers share GPUs with the trainer."""
 
     @property
     def policy(self) -> Policy:
@@ -102,7 +95,6 @@ def set_up(
         learner=learner,
         crew=Crew(world, learner),
         sends_weights=has_copy(config, world),
-        colocated=colocated(config, player.engine),
     )
 
 

@@ -12,6 +12,7 @@ import os
 import secrets
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from mtrl.config.engine_schema import SglangConfig, VllmConfig
 from mtrl.errors import UserError
 from mtrl.generator.engines.server.api import ServerApi
 from mtrl.generator.engines.server.backend import Backend, Place
+from mtrl.generator.engines.server.launch import Launch
 from mtrl.generator.engines.server.process import ServerProcess, free_port
 from mtrl.generator.engines.sglang.api import SglangApi
 from mtrl.generator.engines.sglang.command import sglang_command
@@ -57,32 +59,14 @@ def engine_python(name: str) -> str:
         pytest.skip(f"{name} is not installed; install it with: python scripts/install_engine.py {name}")
 
 
-def make_backend(name: str, model: Path, **settings) -> Backend:
-    """Of a real engine, with these keys of `generator.<engine>`.
-
-    `context` (512), `max_num_seqs` (16) and `max_lora_rank` (0) are keys too.
-    """
+def make_backend(name: str, model: Path, context=CONTEXT, max_num_seqs=16, max_lora_rank=0, **settings) -> Backend:
+    """Of a real engine, with these keys of `generator.<engine>`."""
     api, command, config = WORDS[name]
-    sizes = {
-        "context": settings.pop("context", CONTEXT),
-        "max_num_seqs": settings.pop("max_num_seqs", 16),
-        "max_lora_rank": settings.pop("max_lora_rank", 0),
-    }
     chosen = config(**settings)
-
-    def make_command(place: Place):
-        return command(
-            chosen,
-            model=str(model),
-            gpu_memory_utilization=0.5,
-            dtype="float32",
-            python=engine_python(name),
-            is_cpu=True,
-            place=place,
-            **sizes,
-        )
-
-    return Backend(name, chosen, lambda url, token: api(url, token, chosen), make_command)
+    launch = Launch(
+        chosen, str(model), context, max_num_seqs, 0.5, "float32", engine_python(name), True, max_lora_rank
+    )  # fmt: skip
+    return Backend(name, chosen, partial(api, settings=chosen), partial(command, launch))
 
 
 @dataclass

@@ -19,6 +19,7 @@ from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.server.api import Rendezvous, TensorLayout, TurnRequest
 from mtrl.generator.engines.server.backend import Place
+from mtrl.generator.engines.server.launch import Launch
 from mtrl.generator.engines.server.words import last_words
 from mtrl.generator.engines.sglang.api import SglangApi
 from mtrl.generator.engines.sglang.command import sglang_command
@@ -94,19 +95,9 @@ def record():
     return sent, {path for path, _ in sent}
 
 
-def arguments(settings=None, **changes):
-    chosen = {
-        "model": "/no/model",
-        "context": 2048,
-        "max_num_seqs": 8,
-        "gpu_memory_utilization": 0.6,
-        "dtype": "float32",
-        "python": "python",
-        "is_cpu": True,
-        "max_lora_rank": 0,
-        "place": Place(1234, "token"),
-    }
-    return list(sglang_command(settings or SglangConfig(), **(chosen | changes)).argv[3:])
+def arguments(settings=None, dtype="float32", is_cpu=True, max_lora_rank=0):
+    launch = Launch(settings or SglangConfig(), "/no/model", 2048, 8, 0.6, dtype, "python", is_cpu, max_lora_rank)
+    return list(sglang_command(launch, Place(1234, "token")).argv[3:])
 
 
 @pytest.fixture(scope="module")

@@ -157,26 +157,8 @@ class ServerApi(Protocol):
     async def wake(self) -> None:
         """Take it again."""
 
-    async def waiting(self) -> tuple[int, int]:
-        """Requests that are being sampled, and that wait."""
-
     async def close(self) -> None:
         """Close connections; the server goes on."""
-
-
-def check_generation(generation: Generation, url: str) -> Generation:
-    """As many log-probs and versions as tokens, or the server's answer is not used.
-
-    Raises:
-        ServerError: the numbers differ.
-    """
-    tokens = len(generation.token_ids)
-    spans = sum(count for _, count in generation.version_spans)
-    if len(generation.logprobs) != tokens or spans != tokens:
-        raise ServerError(
-            f"{url} answered {tokens} tokens with {len(generation.logprobs)} log-probs and versions of {spans}"
-        )
-    return generation
 
 
 Json = dict[str, Any]

@@ -67,16 +67,17 @@ def check_answer(answer: Generation, request: TurnRequest, vocabulary: int) -> N
     Raises:
         ServerError: this cannot be an answer to the request.
     """
-    if len(answer.token_ids) > request.max_tokens:
-        problem = f"{len(answer.token_ids)} tokens where at most {request.max_tokens} were asked for"
+    tokens, spans = len(answer.token_ids), sum(count for _, count in answer.version_spans)
+    if tokens > request.max_tokens:
+        problem = f"{tokens} tokens where at most {request.max_tokens} were asked for"
     elif not answer.token_ids and answer.finish != FinishReason.ABORT:
         problem = "no token"
     elif any(count < 0 for _, count in answer.version_spans):
         problem = "versions of less than no tokens"
     elif wrong := [token for token in answer.token_ids if type(token) is not int or not 0 <= token < vocabulary]:
         problem = f"the token id {wrong[0]!r:.40}, and the model's end at {vocabulary - 1}"
-    elif not len(answer.token_ids) == len(answer.logprobs) == sum(count for _, count in answer.version_spans):
-        problem = "other numbers of tokens, log-probs and versions"
+    elif not tokens == len(answer.logprobs) == spans:
+        problem = f"{tokens} tokens with {len(answer.logprobs)} log-probs and versions of {spans}"
     elif not all(math.isfinite(logprob) for logprob in answer.logprobs):
         problem = "log-probs that are no numbers"
     else:

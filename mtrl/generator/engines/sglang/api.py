@@ -112,6 +112,7 @@ class SglangApi:
         return words.read_version(said, self.url)
 
     async def waiting(self) -> tuple[int, int]:
+        """Requests that are being sampled, and that wait."""
         answer = await self._http.ask("GET", "/v1/loads", seconds=LOOK, params={"include": "core"})
         return words.read_loads(answer, self.url)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
-from mtrl.config.engine_schema import ServerConfig
-from mtrl.errors import UserError
 from mtrl.generator.engines.server.backend import Command, Place
+from mtrl.generator.engines.server.launch import Launch
 from mtrl.generator.engines.sglang.secret import TOKEN
 
 MODULE = "mtrl.generator.engines.sglang.serve"
@@ -37,39 +34,20 @@ CPU_TOKENS = 32768
 of the machine's memory."""
 
 
-def sglang_command(
-    settings: ServerConfig,
-    *,
-    model: str,
-    context: int,
-    max_num_seqs: int,
-    gpu_memory_utilization: float,
-    dtype: str,
-    python: str,
-    is_cpu: bool,
-    max_lora_rank: int,
-    place: Place,
-) -> Command:
+def sglang_command(launch: Launch, place: Place) -> Command:
     """How one server is started.
-
-    Args:
-        context: tokens of a whole conversation.
-        max_num_seqs: turns that are sampled at once.
-        gpu_memory_utilization: share of the GPU's memory for weights, keys and values.
-        dtype: float32, bfloat16 or float16.
-        is_cpu: whether it has to do without a GPU.
-        max_lora_rank: rank of the adapters that it will be given; 0: none.
 
     Raises:
         UserError: `generator.sglang.args` has an argument that is not the user's.
     """
+    settings = launch.settings
     arguments: dict[str, Any] = {
-        "model-path": model,
+        "model-path": launch.model,
         "host": HOST,
         "port": place.port,
-        "dtype": dtype,
-        "context-length": context,
-        "max-running-requests": max_num_seqs,
+        "dtype": launch.dtype,
+        "context-length": launch.context,
+        "max-running-requests": launch.max_num_seqs,
         "tp-size": settings.tensor_parallel_size,
         "weight-version": "0",
         "sampling-defaults": "openai",  # nothing of the checkpoint's generation_config.json
@@ -78,69 +56,34 @@ def sglang_command(
         "schedule-policy": "lpm",  # longest prefix first: a group's prompt is computed once
         "sleep-on-idle": True,
     }
-    if is_cpu:
-        arguments |= _without_gpu(context, max_num_seqs)
+    if launch.is_cpu:
+        arguments |= _without_gpu(launch)
     else:
-        arguments |= {"mem-fraction-static": gpu_memory_utilization, "enable-memory-saver": settings.colocate}
-    if max_lora_rank:
-        arguments |= _with_adapters(max_lora_rank, is_cpu)
-    arguments |= _chosen(settings.args)
-    argv = [python, "-m", MODULE, *_words(arguments)]
-    return Command(argv, _environment(settings, place, is_cpu))
+        arguments |= {"mem-fraction-static": launch.gpu_memory_utilization, "enable-memory-saver": settings.colocate}
+    if launch.max_lora_rank:
+        arguments |= _with_adapters(launch)
+    return launch.command(MODULE, launch.arguments(arguments, OURS, "-"), _environment(launch), TOKEN, place)
 
 
-def _without_gpu(context: int, max_num_seqs: int) -> dict[str, Any]:
+def _without_gpu(launch: Launch) -> dict[str, Any]:
     return {
         "device": "cpu",
         "attention-backend": "torch_native",
         "sampling-backend": "pytorch",
         "disable-overlap-schedule": True,
-        "max-total-tokens": max(context, min(context * max_num_seqs, CPU_TOKENS)),
+        "max-total-tokens": max(launch.context, min(launch.context * launch.max_num_seqs, CPU_TOKENS)),
     }
 
 
-def _with_adapters(rank: int, is_cpu: bool) -> dict[str, Any]:
+def _with_adapters(launch: Launch) -> dict[str, Any]:
     """Three at once: the newest, the one that turns in flight still have, and none."""
-    adapters: dict[str, Any] = {"enable-lora": True, "max-lora-rank": rank, "max-loras-per-batch": 3}
+    adapters: dict[str, Any] = {"enable-lora": True, "max-lora-rank": launch.max_lora_rank, "max-loras-per-batch": 3}
     # Without these SGLang would have to be given an adapter at its start.
     adapters["lora-target-modules"] = LINEAR
-    return adapters | ({"lora-backend": "torch_native"} if is_cpu else {})
+    return adapters | ({"lora-backend": "torch_native"} if launch.is_cpu else {})
 
 
-def _chosen(args: Mapping[str, Any]) -> dict[str, Any]:
-    """`generator.sglang.args` by SGLang's own names, however they are written (`--tp-size`, `tp_size`)."""
-    named = {str(name).lstrip("-").replace("_", "-"): value for name, value in args.items()}
-    for name in named:
-        if name in OURS:
-            raise UserError(f"generator.sglang.args has {name}, which is not to be set: {OURS[name]}; take it out")
-    return named
-
-
-def _words(arguments: Mapping[str, Any]) -> list[str]:
-    """True is a bare flag; None and False are left out; a list is several words, a mapping is JSON."""
-    words: list[str] = []
-    for name, value in arguments.items():
-        if value is None or value is False:
-            continue
-        words.append(f"--{name}")
-        if isinstance(value, Mapping):
-            words.append(json.dumps(dict(value)))
-        elif isinstance(value, list | tuple):
-            words += [str(item) for item in value]
-        elif value is not True:
-            words.append(str(value))
-    return words
-
-
-def _environment(settings: ServerConfig, place: Place, is_cpu: bool) -> dict[str, str]:
-    # gloo would listen at the address that the machine's name leads to, and it asks nobody for a password.
-    ours = {"TOKENIZERS_PARALLELISM": "false", "GLOO_SOCKET_IFNAME": "lo"}
-    if is_cpu:
-        ranks = range(settings.tensor_parallel_size)
-        # With two threads a small model is many times slower. Ranks are bound to cores, which SGLang must be told.
-        ours |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        if len(ranks) > 1:
-            ours["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, ranks))
-    elif place.devices is not None:
-        ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
-    return {**ours, **settings.env, TOKEN: place.token}
+def _environment(launch: Launch) -> dict[str, str]:
+    """Ranks are bound to cores, which SGLang must be told."""
+    ranks = range(launch.settings.tensor_parallel_size)
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))} if launch.is_cpu and len(ranks) > 1 else {}

@@ -16,7 +16,6 @@ from mtrl.generator.engines.server.api import (
     ServerError,
     TensorLayout,
     TurnRequest,
-    check_generation,
 )
 from mtrl.tracking.text import one_line
 from mtrl.types import FinishReason
@@ -117,10 +116,9 @@ def read_turn(answer: Any, url: str) -> Generation:
         if not all(map(math.isfinite, logprobs)):
             raise ValueError("a log-prob is no finite number")
         finish = FinishReason(meta["finish_reason"]["type"])
-        generation = Generation(ids, logprobs, finish, _spans(meta, len(ids)), int(meta.get("cached_tokens") or 0))
+        return Generation(ids, logprobs, finish, _spans(meta, len(ids)), int(meta.get("cached_tokens") or 0))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ServerError(f"{url}: the answer is no turn ({one_line(f'{type(error).__name__}: {error}')})") from None
-    return check_generation(generation, url)
 
 
 def read_version(said: Any, url: str) -> int:

@@ -20,10 +20,8 @@ from mtrl.generator.engines.server.api import (
     ServerRefusedError,
     TensorLayout,
     TurnRequest,
-    check_generation,
 )
 from mtrl.generator.engines.server.http import Http
-from mtrl.generator.engines.vllm.counts import PATH as COUNTS
 from mtrl.types import FinishReason
 
 UNTOUCHED = "default"
@@ -79,10 +77,9 @@ class VllmApi:
             "POST", "/inference/v1/generate", turn_body(request), seconds=self._settings.request_timeout
         )
         try:
-            generation = read_turn(answer)
+            return read_turn(answer)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ServerError(f"{self.url} answered no turn ({type(error).__name__}: {error})") from None
-        return check_generation(generation, self.url)
 
     async def abort(self, request_id: str) -> None:
         await self._post("/abort_requests", abort_body(request_id))
@@ -95,13 +92,6 @@ class VllmApi:
 
     async def resume(self) -> None:
         await self._post("/resume")
-
-    async def waiting(self) -> tuple[int, int]:
-        counts = await self._http.ask("GET", COUNTS, seconds=LOOK)
-        try:
-            return int(counts["running"]), int(counts["waiting"])
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ServerError(f"{self.url} tells no counts of requests ({error})") from None
 
     # -- weights -----------------------------------------------------------------------------------------------------
 

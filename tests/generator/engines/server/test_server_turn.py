@@ -53,8 +53,8 @@ def test_a_good_answer():
         ({"token_ids": [1, 3]}, "token id 3, and the model's end at 2"),
         ({"token_ids": [1, -1]}, "token id -1"),
         ({"token_ids": [1, "2"]}, "token id '2'"),
-        ({"logprobs": [-0.5]}, "other numbers of tokens"),
-        ({"version_spans": [(0, 1)]}, "other numbers of tokens"),
+        ({"logprobs": [-0.5]}, "2 tokens with 1 log-probs and versions of 2"),
+        ({"version_spans": [(0, 1)]}, "2 tokens with 2 log-probs and versions of 1"),
         ({"logprobs": [-0.5, math.nan]}, "no numbers"),
     ],
 )

@@ -1,28 +1,31 @@
 """From settings to SGLang's command line."""
 
+from dataclasses import replace
+
 import pytest
 
 from mtrl.config.engine_schema import SglangConfig
 from mtrl.errors import UserError
 from mtrl.generator.engines.server.backend import Place
+from mtrl.generator.engines.server.launch import Launch
 from mtrl.generator.engines.sglang.command import OURS, sglang_command
 
 TOKEN = "0123456789abcdef"
+GPUS = Place(1234, TOKEN, devices=[2, 3])
 
 
-def command(settings=None, **changes):
-    arguments = {
-        "model": "/models/policy",
-        "context": 2048,
-        "max_num_seqs": 8,
-        "gpu_memory_utilization": 0.6,
-        "dtype": "bfloat16",
-        "python": "/env/bin/python",
-        "is_cpu": False,
-        "max_lora_rank": 0,
-        "place": Place(port=1234, token=TOKEN, devices=[2, 3]),
-    }
-    return sglang_command(settings or SglangConfig(), **(arguments | changes))
+def command(settings=None, place=GPUS, **changes):
+    launch = Launch(
+        settings or SglangConfig(),
+        model="/models/policy",
+        context=2048,
+        max_num_seqs=8,
+        gpu_memory_utilization=0.6,
+        dtype="bfloat16",
+        python="/env/bin/python",
+        is_cpu=False,
+    )
+    return sglang_command(replace(launch, **changes), place)
 
 
 def value(argv, name):

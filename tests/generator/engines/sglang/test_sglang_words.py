@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.server.api import ServerError, TurnRequest
+from mtrl.generator.engines.server.turn import check_answer
 from mtrl.generator.engines.sglang.words import read_loads, read_turn, read_version, sampling_words, turn_words
 from mtrl.types import FinishReason
 
@@ -22,20 +23,27 @@ def answer(ids, spans=None, finish="stop", **meta):
     return {"output_ids": ids, "meta_info": said}
 
 
+def read(said):
+    """Read and checked, as the engine does."""
+    turn = read_turn(said, URL)
+    check_answer(turn, TurnRequest("r", [1, 2], SamplingParams(), 8), vocabulary=10)
+    return turn
+
+
 def test_an_answer_is_read():
     spans = [{"version": "2", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 3}]
-    turn = read_turn(answer([7, 8, 9], spans, "length", cached_tokens=5), URL)
+    turn = read(answer([7, 8, 9], spans, "length", cached_tokens=5))
     assert turn.token_ids == [7, 8, 9] and turn.logprobs == [-0.5, -1.5, -2.5]
     assert turn.finish is FinishReason.LENGTH and turn.version_spans == [(2, 1), (3, 2)] and turn.cached_tokens == 5
 
 
 def test_a_server_that_names_only_its_last_version():
-    assert read_turn(answer([7, 8]), URL).version_spans == [(3, 2)]
+    assert read(answer([7, 8])).version_spans == [(3, 2)]
 
 
 def test_a_turn_that_ended_before_its_first_token():
     empty = {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}, "weight_version": "3"}}
-    turn = read_turn(empty, URL)
+    turn = read(empty)
     assert turn.token_ids == [] and turn.version_spans == [] and turn.finish is FinishReason.ABORT
 
 
@@ -58,7 +66,7 @@ def test_a_turn_that_ended_before_its_first_token():
 )
 def test_what_is_no_turn_is_an_error(wrong):
     with pytest.raises(ServerError):
-        read_turn(wrong, URL)
+        read(wrong)
 
 
 JSON = st.recursive(
@@ -84,7 +92,7 @@ META = st.fixed_dictionaries(
 @given(st.fixed_dictionaries({}, optional={"output_ids": IDS | JSON, "meta_info": META}))
 def test_whatever_comes_is_a_whole_turn_or_an_error(said):
     try:
-        turn = read_turn(said, URL)
+        turn = read(said)
     except ServerError:
         return
     assert len(turn.token_ids) == len(turn.logprobs) == sum(count for _, count in turn.version_spans)
