@@ -109,7 +109,7 @@ def results(study: Study, root: Path) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for arm in study.arms:
         runs = [read(study.run_dir(root, arm, seed)) for seed in study.seeds]
-        found[arm] = {name: [round(column(*run), 4) for run in runs] for name, column in COLUMNS.items()}
+        found[arm] = {name: [float(f"{column(*run):.4g}") for run in runs] for name, column in COLUMNS.items()}
     return found
 
 

@@ -27,7 +27,6 @@ MODULES = {
 INSIDE = {
     f"mtrl/generator/engines/{name}.py": modules
     for name, modules in {
-        "vllm/counts": {"prometheus_client"},
         "vllm/receiver": {"vllm"},
         "vllm/reload": {"vllm"},
         "sglang/torch_cpu": {"sglang"},

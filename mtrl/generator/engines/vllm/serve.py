@@ -17,7 +17,6 @@ NEEDED = (
     "--enable-prompt-tokens-details",  # how many of them were cached
     "--logprobs-mode=processed_logprobs",  # those of the distribution that was sampled: with temperature
     '--weight-transfer-config={"backend": "mtrl"}',
-    "--middleware=mtrl.generator.engines.vllm.counts.Counts",
     "--middleware=mtrl.generator.engines.vllm.gate.Gate",  # the last one is asked first
 )
 """Behind the arguments that were given, so that they win."""

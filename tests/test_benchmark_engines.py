@@ -1,0 +1,77 @@
+"""The benchmark of the engines: what it prints follows from its rounds, and no server outlives it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mtrl.config.engine_checks import engine_python
+from mtrl.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--groups", "1", "--tokens", "4"]
+
+
+def start(*words):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "benchmarks" / "engines.py"), *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def tree_of(pid):
+    """All that this process has started."""
+    found = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+    return [*found, *(pid for child in found for pid in tree_of(child))]
+
+
+def compare(tmp_path, *words):
+    process = start(*SMALL, *words, "--json", str(tmp_path / "found.json"), "debug=fast")
+    said, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, errors[-4000:]
+    return json.loads((tmp_path / "found.json").read_text()), said.splitlines()
+
+
+@pytest.mark.slow
+def test_the_table_has_the_medians_of_the_rounds(tmp_path):
+    result, said = compare(tmp_path, "--engines", "local", "--rounds", "2")
+    local = result["engines"]["local"]
+    assert local["x local"] == {} and all(len(rounds) == 2 for rounds in local["values"].values())
+    assert all(min(rounds) > 0 for rounds in local["values"].values())
+    assert said[-len(local["values"]) - 2] == "|  | local |"
+    assert [line.split(" | ")[0] for line in said[-len(local["values"]) :]] == [f"| {name}" for name in local["values"]]
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_engines_are_compared_within_a_round_and_end_with_it(tmp_path):
+    try:
+        engine_python("vllm", None)
+    except UserError:
+        pytest.skip("vllm is not installed; python scripts/install_engine.py vllm installs it")
+    result, _ = compare(tmp_path, "--engines", "local", "vllm", "--rounds", "1")
+    local, vllm = (result["engines"][name] for name in ("local", "vllm"))
+    assert {name for name in vllm["values"] if name.endswith("/s")} == set(vllm["x local"])
+    for name, (ratio,) in vllm["x local"].items():
+        assert ratio == vllm["values"][name][0] / local["values"][name][0]
+
+    process = start("--engines", "vllm", *SMALL, "debug=fast")
+    while not (
+        servers := [p for p in tree_of(process.pid) if b"vllm.serve" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    ):
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=90)
+    assert process.returncode == 130 and not any(Path(f"/proc/{pid}").exists() for pid in servers)
+
+
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--random", "100", "2"]])
+def test_sizes_that_measure_nothing_are_refused(words):
+    process = start(*words)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and words[0] in errors.splitlines()[-1]
