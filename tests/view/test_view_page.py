@@ -77,6 +77,17 @@ def test_any_metric_is_found_by_typing(page):
     expect(page.get_by_text("Held-out success")).to_be_visible()
 
 
+def test_a_metric_is_found_while_the_curves_are_still_on_their_way(browser, address):
+    """Whoever types at once is not told for ever that there is nothing."""
+    with opened(browser, address) as page:
+        page.route("**/metrics?*", lambda route: (page.wait_for_timeout(700), route.continue_()))
+        page.reload(wait_until="commit")
+        page.wait_for_selector("input.search")
+        page.keyboard.press("/")
+        page.keyboard.type("odd cust", delay=20)
+        expect(page.locator("figcaption")).to_contain_text("custom/odd_one", timeout=15_000)
+
+
 def test_an_alarm_leads_to_its_witness(page):
     page.get_by_role("link", name="train_step_000002:2").click()
     expect(page.locator(".verdict-card")).to_contain_text("The reward says solved; the scorer does not.")

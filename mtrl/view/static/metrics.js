@@ -4,7 +4,7 @@ import { source } from "./data.js";
 
 export class MetricStore {
   constructor() {
-    this.runs = new Map(); // run id → {keys, columns, asked}
+    this.runs = new Map(); // run id → {keys, columns, asked: key → promise of its answer}
   }
 
   column(run, key) {
@@ -31,30 +31,35 @@ export class MetricStore {
     return (this.column(run, key) || { values: [] }).values.length;
   }
 
-  /** Fetch what is missing of `keys`. */
+  /** Fetch what is missing of `keys`, and wait for what is on its way. */
   async need(run, keys) {
-    const known = this.runs.get(run);
-    const missing = known ? keys.filter((key) => !known.asked.has(key)) : keys;
-    if (missing.length) await this.fetch(run, missing);
+    const known = this.known(run);
+    const missing = keys.filter((key) => !known.asked.has(key));
+    if (missing.length) this.fetch(run, missing);
+    await Promise.all(keys.map((key) => known.asked.get(key)));
   }
 
   /** Fetch anew all that was ever asked for. */
   async again(run) {
-    const known = this.runs.get(run);
-    if (known) await this.fetch(run, [...known.asked]);
+    const asked = [...this.known(run).asked.keys()];
+    if (asked.length) await this.fetch(run, asked);
   }
 
-  async fetch(run, keys) {
-    const known = this.runs.get(run) || { keys: [], columns: {}, asked: new Set() };
-    this.runs.set(run, known);
-    keys.forEach((key) => known.asked.add(key));
-    try {
-      const answer = await source.metrics(run, keys);
-      known.keys = answer.keys;
-      Object.assign(known.columns, answer.columns);
-    } catch (error) {
-      keys.forEach((key) => known.asked.delete(key));
+  known(run) {
+    if (!this.runs.has(run)) this.runs.set(run, { keys: [], columns: {}, asked: new Map() });
+    return this.runs.get(run);
+  }
+
+  fetch(run, keys) {
+    const known = this.known(run);
+    const answer = source.metrics(run, keys).then((found) => {
+      known.keys = found.keys;
+      Object.assign(known.columns, found.columns);
+    }, (error) => {
+      keys.forEach((key) => known.asked.get(key) === answer && known.asked.delete(key));
       throw error;
-    }
+    });
+    keys.forEach((key) => known.asked.set(key, answer));
+    return answer;
   }
 }
