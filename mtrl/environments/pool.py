@@ -45,10 +45,7 @@ class EnvironmentPool:
         Raises:
             CallTimeoutError: it took longer than `timeout` seconds; its thread is replaced.
         """
-        if not inspect.iscoroutinefunction(function):
-            await self._on_thread(_LastCall(function, (), _await), timeout)
-            return
-        last = asyncio.ensure_future(_within(function(), function, timeout))
+        last = asyncio.ensure_future(self._finish(function, timeout))
         self._last.add(last)
         last.add_done_callback(self._last.discard)
         await asyncio.shield(last)
@@ -57,6 +54,12 @@ class EnvironmentPool:
         """Let the idle threads end."""
         for _ in range(self._workers):
             self._calls.put(None)
+
+    async def _finish(self, function: Callable[[], Any], timeout: float) -> None:
+        if inspect.iscoroutinefunction(function):
+            await _within(function(), function, timeout)
+        else:  # which a thread makes even if this loop ends first
+            await self._on_thread(_LastCall(function, (), _await), timeout)
 
     async def _on_thread(self, call: _Call, timeout: float) -> Any:
         self._calls.put(call)

@@ -301,3 +301,17 @@ def test_a_last_call_raises_as_others_do(make_pool, release):
         await pool.finish(lambda: None, timeout=5)
 
     run(go(make_pool(1)))
+
+
+def test_a_last_call_is_made_although_its_loop_ends_first(make_pool, release):
+    done = threading.Event()
+    pool = make_pool(1)
+
+    async def go():
+        calls = pool.call(release.wait, timeout=20), pool.finish(done.set, timeout=20)
+        await asyncio.wait([asyncio.ensure_future(call) for call in calls], timeout=0.05)
+
+    asyncio.run(go())
+    assert not done.is_set()
+    release.set()
+    assert done.wait(10)
