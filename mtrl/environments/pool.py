@@ -58,7 +58,7 @@ class EnvironmentPool:
     async def _finish(self, function: Callable[[], Any], timeout: float) -> None:
         if inspect.iscoroutinefunction(function):
             await _within(function(), function, timeout)
-        else:  # which a thread makes even if this loop ends first
+        else:  # a thread makes it even if this loop ends first
             await self._on_thread(_LastCall(function, (), _await), timeout)
 
     async def _on_thread(self, call: _Call, timeout: float) -> Any:
