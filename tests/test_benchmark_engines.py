@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrl.config.engine_checks import engine_python
-from mtrl.errors import UserError
+from tests.engines.installed import engine_python
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--groups", "1", "--tokens", "4"]
@@ -49,10 +48,7 @@ def test_the_table_has_the_medians_of_the_rounds(tmp_path):
 @pytest.mark.slow
 @pytest.mark.rare
 def test_engines_are_compared_within_a_round_and_end_with_it(tmp_path):
-    try:
-        engine_python("vllm", None)
-    except UserError:
-        pytest.skip("vllm is not installed; python scripts/install_engine.py vllm installs it")
+    engine_python("vllm")
     result, _ = compare(tmp_path, "--engines", "local", "vllm", "--rounds", "1")
     local, vllm = (result["engines"][name] for name in ("local", "vllm"))
     assert {name for name in vllm["values"] if name.endswith("/s")} == set(vllm["x local"])

@@ -14,7 +14,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from mtrl.config.compose import compose
-from mtrl.config.engine_checks import engine_python
 from mtrl.config.keys import find
 from mtrl.config.schema import Config
 from mtrl.diagnose import __main__ as diagnose
@@ -29,6 +28,7 @@ from mtrl.rescore.settings import check_read
 from mtrl.track import __main__ as track
 from mtrl.tracking.run_dir import RunDir
 from mtrl.view import __main__ as view
+from tests.engines.installed import engine_python
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
@@ -203,11 +203,6 @@ def run(words, folder, *more):
     return done.stdout
 
 
-def has_engine(name):
-    with suppress(UserError):
-        return bool(engine_python(name, None))
-
-
 RUNNABLE = {  # without downloads, and without what other tests run
     name: words
     for name, words in TRAINING.items()
@@ -230,8 +225,7 @@ UNSERVED = {name: words for name, words in RUNNABLE.items() if name not in SERVE
 @pytest.mark.parametrize("words", SERVED.values(), ids=SERVED.keys())
 def test_commands_with_servers_run(words, snippets):
     """As below."""
-    if not has_engine(engine := engine_of(words)):
-        pytest.skip(f"{engine} is not installed; python scripts/install_engine.py {engine} installs it")
+    engine_python(engine_of(words))
     test_training_commands_run(words, snippets)
 
 

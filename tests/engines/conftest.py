@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -18,9 +17,7 @@ from pathlib import Path
 import pytest
 from engine_model import CONTEXT, make_model
 
-from mtrl.config.engine_checks import engine_python as find_python
 from mtrl.config.engine_schema import SglangConfig, VllmConfig
-from mtrl.errors import UserError
 from mtrl.generator.engines.server.api import ServerApi
 from mtrl.generator.engines.server.backend import Backend, Place
 from mtrl.generator.engines.server.launch import Launch
@@ -29,6 +26,7 @@ from mtrl.generator.engines.sglang.api import SglangApi
 from mtrl.generator.engines.sglang.command import sglang_command
 from mtrl.generator.engines.vllm.api import VllmApi
 from mtrl.generator.engines.vllm.command import vllm_command
+from tests.engines.installed import engine_python
 
 WORDS = {
     "vllm": (VllmApi, vllm_command, VllmConfig),
@@ -47,16 +45,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if here in item.path.parents and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group("engines"))
-
-
-def engine_python(name: str) -> str:
-    """The interpreter of an engine; the test is skipped where there is none, and fails where one is named in vain."""
-    try:
-        return find_python(name, None)
-    except UserError:
-        if os.environ.get(f"MTRL_{name.upper()}_PYTHON"):
-            raise
-        pytest.skip(f"{name} is not installed; install it with: python scripts/install_engine.py {name}")
 
 
 def make_backend(name: str, model: Path, context=CONTEXT, max_num_seqs=16, max_lora_rank=0, **settings) -> Backend:

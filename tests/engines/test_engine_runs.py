@@ -13,7 +13,7 @@ from mtrl.config.compose import compose
 from mtrl.environments.factory import load_task
 from mtrl.trainer import setup
 from mtrl.types import read_trajectories
-from tests.engines.conftest import engine_python
+from tests.engines.installed import engine_python
 from tests.trainer.runs import SMALL, finish, rows_of, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]

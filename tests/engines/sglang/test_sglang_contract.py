@@ -7,15 +7,12 @@ import asyncio
 import base64
 import inspect
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from mtrl.config.engine_checks import engine_python
 from mtrl.config.engine_schema import SglangConfig
-from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.server.api import Rendezvous, TensorLayout, TurnRequest
 from mtrl.generator.engines.server.backend import Place
@@ -24,6 +21,7 @@ from mtrl.generator.engines.server.words import last_words
 from mtrl.generator.engines.sglang.api import SglangApi
 from mtrl.generator.engines.sglang.command import sglang_command
 from mtrl.generator.engines.sglang.platform import PLATFORM
+from tests.engines.installed import engine_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
@@ -102,12 +100,7 @@ def arguments(settings=None, dtype="float32", is_cpu=True, max_lora_rank=0):
 
 @pytest.fixture(scope="module")
 def interpreter():
-    try:
-        return engine_python("sglang", None)
-    except UserError as error:
-        if os.environ.get("MTRL_SGLANG_PYTHON"):  # named in vain
-            raise
-        pytest.skip(str(error))
+    return engine_python("sglang")
 
 
 @pytest.fixture(scope="module")

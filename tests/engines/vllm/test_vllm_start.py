@@ -5,10 +5,11 @@ import os
 import subprocess
 
 import pytest
-from conftest import engine_python, make_backend
+from conftest import make_backend
 
 from mtrl.generator.engines.server.backend import Place
 from mtrl.generator.engines.server.process import ServerProcess, free_port
+from tests.engines.installed import engine_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]
 

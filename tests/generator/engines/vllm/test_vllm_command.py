@@ -1,32 +1,18 @@
 """From settings to vLLM's command line."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from mtrl.config.engine_schema import VllmConfig
 from mtrl.errors import UserError
 from mtrl.generator.engines.server.backend import Place
-from mtrl.generator.engines.server.launch import Launch
 from mtrl.generator.engines.vllm.command import OURS, vllm_command
-
-TOKEN = "0123456789abcdef"
-GPUS = Place(1234, TOKEN, devices=[2, 3])
+from tests.generator.engines.launches import GPUS, TOKEN, launch
 
 
 def command(settings=None, place=GPUS, **changes):
-    launch = Launch(
-        settings or VllmConfig(),
-        model="/models/policy",
-        context=2048,
-        max_num_seqs=8,
-        gpu_memory_utilization=0.6,
-        dtype="bfloat16",
-        python="/env/bin/python",
-        is_cpu=False,
-    )
-    return vllm_command(replace(launch, **changes), place)
+    return vllm_command(launch(settings or VllmConfig(), **changes), place)
 
 
 def value(argv, name):
