@@ -11,18 +11,20 @@ JOBS ?= 2
 PY := $(VENV)/bin/python
 # One thread each: on small models the barriers between threads cost more than they save, and tests run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadgroup
+# What a run prints last are commands for this environment, which the reader's shell may not have.
+HOW = [ -n "$$VIRTUAL_ENV" ] || printf '\nfor the commands above, in your shell: . %s/bin/activate\n' $(VENV)
 export VENV TORCH
 
 .DEFAULT_GOAL := help
 .PHONY: help install train test test-fast test-engines lint types format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.base ## make .venv and install mtrl into it
 
 train: $(VENV)/.base ## install, then train an agent; ARGS="key=value …" changes the run
-	$(PY) -m mtrl.main $(ARGS)
+	@trap : INT; $(PY) -m mtrl.main $(ARGS); status=$$?; $(HOW); exit $$status
 
 test: $(VENV)/.dev ## install, then run every test but the rare ones of engines
 	$(PYTEST) -m "not rare"
@@ -55,6 +57,6 @@ $(VENV)/.base: setup.py scripts/install.sh
 	scripts/install.sh
 	@touch $@
 
-$(VENV)/.dev: setup.py scripts/install.sh
+$(VENV)/.dev: setup.py scripts/install.sh requirements/dev.bare
 	scripts/install.sh dev
 	@touch $(VENV)/.base $@

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mtrl" / "__init__.py").read_text(encoding="utf-8"))[1]
@@ -14,11 +14,13 @@ REQUIRES = [
     "transformers>=5,<6",
     "tokenizers>=0.22,<1",
     "renderers>=0.1.12,<0.2",
+    "openai>=2,<4",  # renderers brings it
     "httpx>=0.27,<1",  # renderers imports it too, without requiring it
     "pydantic>=2.9,<3",
     "hydra-core>=1.3.2,<1.4",
     "omegaconf>=2.3,<2.4",
     "PyYAML>=6,<7",
+    "packaging>=24,<27",  # the doctor; transformers brings it
     "safetensors>=0.6,<1",
     "huggingface-hub>=1,<2",  # transformers brings it
     "numpy>=2,<3",
@@ -28,6 +30,7 @@ REQUIRES = [
     "bm25s>=0.3,<1",
     "fastapi>=0.115,<1",  # the viewer
     "uvicorn>=0.30,<1",
+    "h11>=0.14,<1",  # uvicorn brings it
 ]
 
 DATA = ["datasets>=4,<6", "pyarrow>=18,<27"]
@@ -40,6 +43,15 @@ AWS = ["boto3>=1.40,<2", "botocore>=1.40,<2"]
 SWE = ["mini-swe-agent>=2.4,<3"]  # Docker and Podman containers; the sandbox of its own needs no extra
 
 LORA = ["peft>=0.21,<1"]
+# Launchers that run the jobs of a sweep side by side, and what proposes them.
+SWEEP = ["hydra-joblib-launcher>=1.2,<2", "hydra-submitit-launcher>=1.2,<2", "optuna>=5,<6"]
+
+# What the examples of agents are written with (examples/agents).
+LITELLM = ["litellm[mcp]>=1.80,<2"]  # it imports mcp as soon as a request has tools
+LANGCHAIN = ["langchain>=1,<2", "langchain-openai>=1,<2"]
+
+NOTEBOOKS = ["nbclient>=0.10,<1", "nbformat>=5.10,<6", "ipykernel>=6.29,<8"]
+DOCS = ["mkdocs-material>=9.6,<10"]  # python scripts/build_docs.py
 
 MLFLOW = ["mlflow>=3.10,<4"]
 WANDB = ["wandb>=0.20,<1"]
@@ -55,13 +67,19 @@ EXTRAS = {
     "tensorboard": TENSORBOARD,
     "search": SEARCH,
     "swe": SWE,
+    "sweep": SWEEP,
+    "litellm": LITELLM,
+    "langchain": LANGCHAIN,
+    "strands": ["strands-agents[openai]>=1.60,<2"],
+    "notebooks": NOTEBOOKS,
+    "docs": DOCS,
     "sagemaker": ["sagemaker>=3,<4", *AWS],
     "gymnasium": GYMNASIUM,
     "skyrl-gym": SKYRL_GYM,
     "openenv": ["openenv>=0.10,<0.11"],
     "tinker": ["tinker-cookbook>=0.5,<0.7"],
     "verifiers": ["verifiers>=0.2,<0.4"],  # 0.4 has no MultiTurnEnv any more
-    "dev": [
+    "dev": [  # and what is in requirements/dev.bare
         *DATA,
         *GYMNASIUM,
         *SKYRL_GYM,
@@ -69,11 +87,17 @@ EXTRAS = {
         *SWE,
         *AWS,
         *LORA,
+        *SWEEP,
+        *LITELLM,
+        *LANGCHAIN,
+        *NOTEBOOKS,
+        *DOCS,
+        "moto>=5,<6",  # what SageMaker would receive
         *MLFLOW,
         *WANDB,
         *TENSORBOARD,
         "playwright>=1.50,<2",  # drives the browser that scripts/install_browser.sh installs
-        "pytest>=9,<10",
+        "pytest>=9,<9.2",  # under 9.2 pytest-xdist 3.8 cannot keep the tests of a group together
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.100,<7",
         "ruff>=0.17,<0.18",  # the formatter's style changes between minor versions
@@ -99,8 +123,11 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=find_packages(include=["mtrl", "mtrl.*", "envs", "envs.*", "conf"]),
-    package_data={"conf": ["**/*.yaml"], "mtrl": ["view/static/*"], "envs": ["**/*.md", "**/*.json"]},
+    packages=[
+        *find_packages(include=["mtrl", "mtrl.*", "envs", "envs.*", "conf"]),
+        *find_namespace_packages(include=["hydra_plugins"]),  # which Hydra's own plugins share
+    ],
+    package_data={"conf": ["**/*.yaml"], "mtrl": ["view/static/*", "doctor/*.yaml"], "envs": ["**/*.md", "**/*.json"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
     entry_points=ENTRY_POINTS,

@@ -22,7 +22,6 @@ import math
 import os
 import platform
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,6 +34,7 @@ from statistics import median
 from typing import Any, TypeAlias, cast
 
 import torch
+from apart import run_apart
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
@@ -58,8 +58,6 @@ LEAST = 8
 """Turns that are sampled at least, however few at once."""
 LOOK = 0.25
 """Seconds between two looks at the memory."""
-ENDING = 60.0
-"""Seconds that a round which was told to stop may take to end its server; guardians do it if the round is killed."""
 MIB = 2**20
 X_LOCAL = "x local"
 EPISODES = "episodes: sampled tokens/s"
@@ -135,7 +133,7 @@ async def play(parts: Parts, rollouts: Rollouts, config: Config, sizes: Sizes, p
         }
     finally:
         await parts.engine.close()
-        parts.pool.close()
+        await parts.loop.close()
 
 
 async def single(parts: Parts, at_once: int, tokens: int) -> float:
@@ -220,24 +218,8 @@ def memory(pids: Sequence[int]) -> int:
 
 
 def apart(engine: str, policy: str, sizes: Sizes, extra: Sequence[str]) -> Measured:
-    """`measure` in a fresh process, which ends what it has started when it is told to stop."""
-    one = json.dumps([engine, policy, asdict(sizes)])
-    # A session of its own: Ctrl-C is for us, and we pass it on once.
-    words = [sys.executable, __file__, "--one", one, *extra]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        said, _ = process.communicate()
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=ENDING)
-        raise
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode:
-        raise SystemExit(f"{engine} ended with {process.returncode}; see above")
-    return json.loads(said.splitlines()[-1])
+    """`measure` in a fresh process."""
+    return run_apart(__file__, [engine, policy, asdict(sizes)], engine, extra)
 
 
 def make_policy(random: Sequence[int] | None, extra: Sequence[str], folder: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import hashlib
 import json
 import os
@@ -26,11 +27,13 @@ from unittest import mock
 
 import torch
 import transformers
+from cost import Cost
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.algorithms.advantages import turn_advantages
-from mtrl.config.schema import AlgorithmConfig, Config, TrainerConfig
+from mtrl.config.schema import AlgorithmConfig, Config, FsdpConfig, TrainerConfig
+from mtrl.distributed.world import World
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.generator.conversation import Codec, Conversation
@@ -41,8 +44,10 @@ from mtrl.generator.rollouts import RolloutReport, Rollouts
 from mtrl.models.renderer import ROLES, TinyRenderer
 from mtrl.models.tiny import train_tokenizer
 from mtrl.trainer.batching import MicroBatch
+from mtrl.trainer.engine import has_copy
 from mtrl.trainer.learner import Learner
 from mtrl.trainer.learners import alone
+from mtrl.trainer.models import prepared
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.policy_learner import PolicyLearner
@@ -50,6 +55,7 @@ from mtrl.trainer.samples import group_samples
 from mtrl.trainer.update import Updater
 from mtrl.types import Row, Sample
 
+DTYPES = {"dtype": ("float32", "bfloat16"), "param_dtype": ("dtype", "float32", "bfloat16")}
 PARTS = ("generate", "forward", "backward", "rest")
 BASE_VOCABULARY = 256 + 2 + len(ROLES)
 """Bytes, end and padding, role markers; the words of the benchmark come on top."""
@@ -79,22 +85,13 @@ class Sizes:
     vocabulary: int = 512
     micro_batch_tokens: int = TrainerConfig.max_tokens_per_microbatch
     dtype: str = "float32"
+    """Of the weights."""
+    param_dtype: str = "dtype"
+    """Of forward, backward and sampling: that of the weights, or another (`trainer.fsdp.param_dtype`)."""
     threads: int = 1
     steps: int = 5
     """Measured steps, after one that is not."""
     seed: int = 0
-
-
-@dataclass
-class Cost:
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
-
-    def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.wall_s - other.wall_s, self.cpu_s - other.cpu_s)
 
 
 def now() -> Cost:
@@ -188,14 +185,17 @@ class Bench:
         self.tokenizer = train_tokenizer([], sizes.vocabulary, tuple(self.words))
         assert len(self.tokenizer) == sizes.vocabulary
         context = sizes.prompt_tokens + sizes.turns * (sizes.tokens + sizes.tool_tokens)
-        model = make_policy(sizes, self.tokenizer, context)
-        self.policy = TimedPolicy(model, self.tokenizer)
+        fsdp = FsdpConfig(param_dtype=None if sizes.param_dtype == "dtype" else sizes.param_dtype)
         self.config = Config(
             seed=sizes.seed,
             algorithm=AlgorithmConfig(group_size=sizes.group_size),
-            trainer=TrainerConfig(max_tokens_per_microbatch=sizes.micro_batch_tokens),
+            trainer=TrainerConfig(max_tokens_per_microbatch=sizes.micro_batch_tokens, fsdp=fsdp),
         )
-        self.engine = LocalEngine(model, self.tokenizer, self.config.generator.max_num_seqs, context)
+        model = make_policy(sizes, self.tokenizer, context)
+        self.has_copy = has_copy(self.config, World())
+        sampled = copy.deepcopy(model).to(getattr(torch, fsdp.param_dtype)) if fsdp.param_dtype else model
+        self.policy = TimedPolicy(prepared(model, self.config, World()), self.tokenizer)
+        self.engine = LocalEngine(sampled, self.tokenizer, self.config.generator.max_num_seqs, context)
         self.pool = EnvironmentPool(self.config.environment.max_workers)
         make_environment = partial(Hashed, sizes.turns, self._text(sizes.tool_tokens - TOOL_FRAME, 0), sizes.seed)
         make_conversation = partial(Conversation, Codec(self.tokenizer, FixedRenderer(self.tokenizer)))
@@ -225,7 +225,7 @@ class Bench:
         with clock.part("rest"):
             samples = self._samples(report)
             update = self.updater.run(samples, step)
-            await self.engine.load_weights(None, step + 1)
+            await self.engine.load_weights(self.policy.weights() if self.has_copy else None, step + 1)
         whole = now() - start
         tokens = self._count(report, samples) | {
             "prefilled": prefilled + self._prefilled(),
@@ -354,9 +354,10 @@ def table(result: dict[str, Any]) -> str:
         "CPU s of every step": " ".join(f"{step['step']['cpu_s']:.2f}" for step in result["steps"]),
     }
     width = max(map(len, facts))
+    computed = "" if sizes["param_dtype"] == "dtype" else f" computed in {sizes['param_dtype']}"
     return "\n".join(
         [
-            f"{result['parameters'] / 1e6:.2f} M parameters, {sizes['dtype']}; {sizes['prompts']} prompts x "
+            f"{result['parameters'] / 1e6:.2f} M parameters, {sizes['dtype']}{computed}; {sizes['prompts']} prompts x "
             f"{sizes['group_size']} completions, {sizes['turns']} turns x {sizes['tokens']} tokens, "
             f"micro-batches of {sizes['micro_batch_tokens']} tokens",
             f"{on['cpu']}, {on['cores']} cores, {on['threads']} used, load average {before:.1f} to {after:.1f}; "
@@ -374,7 +375,7 @@ def table(result: dict[str, Any]) -> str:
 def parse(words: Sequence[str] | None = None) -> tuple[Sizes, Path | None]:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in asdict(Sizes()).items():
-        choices = ("float32", "bfloat16") if name == "dtype" else None
+        choices = DTYPES.get(name)
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             type=type(default),
@@ -394,7 +395,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, Path | None]:
         "seed": 0,
     }
     for name, value in values.items():
-        if name != "dtype" and value < least.get(name, 1):
+        if name not in DTYPES and value < least.get(name, 1):
             parser.error(f"--{name.replace('_', '-')} must be at least {least.get(name, 1)}")
     return sizes, path
 

@@ -5,6 +5,12 @@ A `UserError` is one sentence that names the key, the value and the fix.
 
 import os
 import signal
+import sysconfig
+import traceback
+from pathlib import Path
+
+LIBRARIES = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
+"""Whatever lies outside of these is the user's own code."""
 
 
 class UserError(ValueError):
@@ -13,6 +19,15 @@ class UserError(ValueError):
 
 class RunEndedError(UserError):
     """The run ends before its last step; what it has learnt so far is worth keeping."""
+
+
+class PrunedError(RunEndedError):
+    """A sweep gives the run up, because others of it do better; it is saved, and no failure."""
+
+    def __init__(self, reason: str, score: float):
+        """`score` is the objective of the sweep, as it was last measured."""
+        super().__init__(reason)
+        self.score = score
 
 
 class Interrupted(SystemExit):
@@ -35,6 +50,18 @@ class JobLost(SystemExit):
         super().__init__(
             f"rank {rank} of {size}: {reason}; the job ends, resume=latest goes on from the last checkpoint"
         )
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line, and where in the user's own code: `KeyError in vault.py, line 9: 'tag'`."""
+    said = next(iter(str(error).splitlines()), "")
+    if isinstance(error, ImportError | SyntaxError):
+        return said  # it says the place itself
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_absolute() and not any(library in file.parents for library in LIBRARIES):
+            return f"{type(error).__name__} in {file.name}, line {frame.lineno}: {said}"
+    return f"{type(error).__name__}: {said}"
 
 
 def missing_extra(package: str, extra: str) -> UserError:

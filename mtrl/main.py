@@ -2,7 +2,7 @@
 
 python -m mtrl.main                                      the default experiment
 python -m mtrl.main experiment=text_to_sql seed=1        another one, a key changed
-python -m mtrl.main -m seed=0,1,2                        a sweep
+python -m mtrl.main -m seed=0,1,2                        a sweep; sweep=NAME for those of conf/sweep/
 torchrun --nproc-per-node 4 -m mtrl.main                 one run on four GPUs
 python -m mtrl.main --help                               everything else
 """
@@ -13,32 +13,39 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from mtrl.config.checks import check
 from mtrl.config.compose import CONF, VERSION_BASE, merge
 from mtrl.config.engine_checks import check_sampling
+from mtrl.config.help import help_text
 from mtrl.config.hints import training_hints
 from mtrl.config.messages import one_sentence, refuse
 from mtrl.config.overrides import dashed, normalise, quoted
 from mtrl.config.runs import claim, has_default_run_dir, is_marked, mark, settle
 from mtrl.distributed import launch
-from mtrl.errors import UserError
+from mtrl.errors import UserError, missing_extra
+from mtrl.sweep.choices import names_sweep, typed_out
+from mtrl.sweep.job import job
 
+if TYPE_CHECKING:
+    from mtrl.trainer.run import OnEvaluation
+
+AT_ONCE = "Ctrl-C: ended at once, without saving; resume=latest goes on from the last checkpoint, or begins anew"
 CHECKED_JOBS = 32
 """At most so many jobs of a sweep are checked before the first one starts; the others when their turn comes."""
 
 
-def main(cfg: DictConfig) -> float | None:
-    """One run: check, show, train. Returns what a sweep optimises, `summary[objective]`."""
+def main(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | None:
+    """One run: check, show, train. Returns what a sweep optimises, `summary[objective]`; `on_evaluation` is what it
+    calls after each evaluation."""
     from mtrl.config.show import show
 
     check_sampling(cfg)
@@ -48,17 +55,9 @@ def main(cfg: DictConfig) -> float | None:
 
     from mtrl.trainer.run import train
 
-    value = train(cfg).get(cfg.objective)
+    summary = train(cfg) if on_evaluation is None else train(cfg, on_evaluation)
+    value = summary.get(cfg.objective)
     return None if value is None else float(value)
-
-
-def job(cfg: DictConfig) -> float | None:
-    """What Hydra calls: `main` in the folder that Hydra gives to each job of a sweep."""
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        cfg.run_dir = HydraConfig.get().runtime.output_dir
-        return main(cfg)
-    with one_sentence():  # here, because Hydra prints a line of its own about errors that reach it
-        return main(cfg)
 
 
 def cli(argv: Sequence[str] | None = None) -> None:
@@ -74,6 +73,8 @@ def cli(argv: Sequence[str] | None = None) -> None:
             else:
                 lead(words)
         except KeyboardInterrupt:
+            if not launch.is_follower():
+                print(AT_ONCE, file=sys.stderr)
             raise SystemExit(130) from None
 
 
@@ -83,7 +84,16 @@ def lead(argv: Sequence[str]) -> None:
         sys.argv[1:] = prepare(argv)
     except NotImplementedError as error:  # of the checks; later ones are bugs and keep their traceback
         refuse(f"NotImplementedError: {error}")
-    hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(job)()
+    start = hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(job)
+    args = _parse(sys.argv[1:])
+    if args.help:
+        print(help_text(args.overrides, args.config_dir, args.config_name or "config", args.resolve))
+    elif args.multirun and _runs(args):
+        from mtrl.sweep.run import run_sweep
+
+        run_sweep(start, run_dir_of(args.overrides), argv)
+    else:
+        start()
 
 
 def follow(argv: Sequence[str]) -> None:
@@ -105,10 +115,15 @@ def prepare(argv: Sequence[str]) -> list[str]:
     if args.shell_completion:
         return list(argv)
     flags = [word for word in argv if word not in args.overrides]
+    overrides = normalise(args.overrides, args.config_dir)
+    if names_sweep(overrides) and _runs(args) and not args.multirun:
+        args.multirun = True
+        flags.append("--multirun")
     if args.multirun and launch.is_launched():
         raise UserError("-m starts many runs, and torchrun's ranks share one; start torchrun once per run")
-    overrides = normalise(args.overrides, args.config_dir)
     if _runs(args) and not args.experimental_rerun:
+        if args.multirun:
+            overrides = typed_out(overrides, args.config_dir, args.config_name or "config")
         run_dir = check_jobs(overrides, args)
         overrides = [*(o for o in overrides if not o.startswith("run_dir=")), quoted("run_dir", run_dir)]
     return [*flags, *overrides]
@@ -145,11 +160,19 @@ def check_jobs(overrides: list[str], args: Any) -> str:
         settle(cfg)
         check(cfg)
         check_sampling(cfg)
+        if cfg.model.lora_rank and find_spec("peft") is None:  # said here, not when a minute has gone by
+            raise missing_extra("peft", "lora")
     run_dir = sweep_dir if args.multirun else first.run_dir
     if not (is_named or first.resume != "none" or is_marked(Path(run_dir))):
         run_dir = claim(run_dir)
     mark(run_dir)
     return run_dir
+
+
+def run_dir_of(overrides: Sequence[str]) -> str:
+    """The folder that `prepare` has named."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return next(str(override.value()) for override in reversed(parsed) if override.key_or_group == "run_dir")
 
 
 def _jobs(overrides: list[str]) -> list[list[str]]:

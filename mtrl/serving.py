@@ -22,26 +22,28 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def bind(host: str, port: int, token: str | None, variable: str) -> socket.socket:
+def bind(host: str, port: int, token: str | None, variable: str, option: str = "--{} {}") -> socket.socket:
     """A socket for the server, bound and not listening yet; port 0 is a free one.
 
     Args:
         variable: the environment variable that may hold the token; errors name it.
+        option: how errors write a name and its value.
 
     Raises:
         UserError: the address cannot be had, or others reach it and no token protects it.
     """
+    at_host, at_port = option.format("host", host), option.format("port", port)
     if not is_loopback(host) and not token:
-        raise UserError(f"--host {host} is open to others and there is no token; set {variable} or use 127.0.0.1")
+        raise UserError(f"{at_host} is open to others and there is no token; set {variable} or use 127.0.0.1")
     if not 0 <= port <= 65535:  # getaddrinfo takes 70000 for 4464
-        raise UserError(f"--port {port} does not exist; choose one from 1 to 65535, or 0 for a free one")
+        raise UserError(f"{at_port} does not exist; choose one from 1 to 65535, or 0 for a free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        raise UserError(f"--host {host} --port {port} cannot be had ({error}); choose another, or port 0") from error
+        raise UserError(f"{at_host} {at_port} cannot be had ({error}); choose another, or port 0") from error
     return bound
 
 

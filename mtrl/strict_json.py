@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
+
+DEEPEST = 100
+"""Levels of nesting. Far more can be parsed, but Python's copies and dataclasses fail on them."""
 
 
 def strict_loads(text: str) -> Any:
@@ -13,9 +17,25 @@ def strict_loads(text: str) -> Any:
         ValueError: it is not JSON, has a key twice or a number that JSON does not have (NaN), or is nested too deep.
     """
     try:
-        return json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("nested too deep") from None
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """
+    Raises:
+        ValueError: lists and objects are nested deeper than `DEEPEST`.
+    """
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [item for outer in level for item in _items(outer)]
+        if not level:
+            return
+    if any(isinstance(item, dict | list) for item in level):
+        raise ValueError("nested too deep")
 
 
 def canonical(value: Any) -> str:
@@ -26,6 +46,10 @@ def canonical(value: Any) -> str:
     """
     plain = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
     return json.dumps(_whole(value), **plain)  # type: ignore[arg-type]
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -44,6 +44,10 @@ class StopReason(StrEnum):
 
 FAILED = (StopReason.ENV_ERROR, StopReason.TIMEOUT, StopReason.PARSE_ERROR)
 """Stop reasons of episodes that say nothing about the policy: they are retried, and then their group is replaced."""
+
+
+BREAKS = ("template", "retoken", "edited", "other", "branch", "retry", "fresh")
+"""Why a turn's context extends no earlier turn: see `Turn.break_reason`."""
 
 
 class FinishReason(StrEnum):
@@ -79,14 +83,24 @@ class Turn:
     """Named parts of the reward, as the environment or the reward composition reported them."""
     metrics: dict[str, float] = field(default_factory=dict)
     break_reason: str | None = None
-    """`None` while this turn's context extends the previous tokens exactly; else why not: template, retoken, edited,
-    other. A break starts a new sample."""
+    """`None` while this turn's context extends the tokens of an earlier turn exactly; else why not. The renderer:
+    template, retoken, edited, other. A program that calls the model as it likes: branch (another turn extends those
+    tokens already), retry (the same request again), edited (it shares messages with earlier ones), fresh (none beyond
+    the system prompt). A break starts a new sample."""
+    parent: int | None = None
+    """Index of the turn whose tokens the context extends, where that is not the turn before it."""
     seconds_generate: float = 0.0
     seconds_environment: float = 0.0
     advantages: list[float] = field(default_factory=list)
     """What the update learnt from: one number for the turn, or one per action token; empty where it never did."""
     trainer_logprobs: list[float] = field(default_factory=list)
     """Log-probability of each action id by the trainer, before its first update; empty where it did not look."""
+
+    def before(self, index: int) -> int | None:
+        """Index of the turn that this one, the `index`-th of its trajectory, extends; None where a sample starts."""
+        if self.break_reason is not None or index == 0:
+            return None
+        return index - 1 if self.parent is None else self.parent
 
     @property
     def versions(self) -> list[int]:
@@ -131,10 +145,17 @@ class Trajectory:
     @property
     def context_tokens(self) -> int:
         """Tokens of the whole conversation at the end of the last action."""
-        total = 0
-        for turn in self.turns:
-            total = len(turn.observation_ids) + len(turn.action_ids) + (total if turn.break_reason is None else 0)
-        return total
+        return self.contexts[-1] + len(self.turns[-1].action_ids) if self.turns else 0
+
+    @property
+    def contexts(self) -> list[int]:
+        """Tokens of the whole context before each action, length T."""
+        contexts: list[int] = []
+        for index, turn in enumerate(self.turns):
+            before = turn.before(index)
+            seen = 0 if before is None else contexts[before] + len(self.turns[before].action_ids)
+            contexts.append(seen + len(turn.observation_ids))
+        return contexts
 
     @property
     def oldest_version(self) -> int | None:
@@ -183,10 +204,25 @@ class Sample:
 
 def to_json(value: Trajectory | Group | Sample) -> str:
     """One line of JSON. Floats keep all their bits (Python prints the shortest text that reads back the same)."""
-    return json.dumps(asdict(value), ensure_ascii=False)
+    return json.dumps(to_dict(value), ensure_ascii=False)
+
+
+def to_dict(value: Trajectory | Group | Sample | Turn) -> dict[str, Any]:
+    """What `dataclasses.asdict` gives, but lists and dicts are the value's own: to copy a million numbers takes a
+    second."""
+    data = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if isinstance(value, Trajectory):
+        data["turns"] = [to_dict(turn) for turn in value.turns]
+    elif isinstance(value, Group):
+        data["trajectories"] = [to_dict(trajectory) for trajectory in value.trajectories]
+    return data
 
 
 def trajectory_from_dict(data: dict[str, Any]) -> Trajectory:
+    """
+    Raises:
+        ValueError, KeyError, TypeError: it is none.
+    """
     turns = [
         Turn(
             **{
@@ -197,6 +233,8 @@ def trajectory_from_dict(data: dict[str, Any]) -> Trajectory:
         )
         for turn in data["turns"]
     ]
+    if any(turn.parent is not None and turn.parent not in range(index) for index, turn in enumerate(turns)):
+        raise ValueError("a turn extends one that is not before it")
     return Trajectory(**{**data, "turns": turns, "stop_reason": StopReason(data["stop_reason"])})
 
 

@@ -38,3 +38,6 @@ fi
 echo "installing mtrl${extras:+[$extras]} into $venv; this takes a minute or two"
 "$venv/bin/python" -m pip install --quiet --quiet "$torch"
 "$venv/bin/python" -m pip install --quiet --quiet --editable ".${extras:+[$extras]}"
+if [[ ",$extras," == *,dev,* ]]; then
+    "$venv/bin/python" -m pip install --quiet --quiet --no-deps --requirement requirements/dev.bare
+fi

@@ -1,5 +1,6 @@
 """What many tests share: tokenizers made here and now, and a random policy that is cheap."""
 
+import logging
 import os
 
 import pytest
@@ -32,6 +33,15 @@ def _cache_of_the_tests(tmp_path_factory):
     patch.setenv("MTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were():
+    """A program that a test runs in this process says how much its logs tell."""
+    log = logging.getLogger("mtrl")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parent.parent
 
@@ -15,7 +16,7 @@ def bench(folder, *words):
     """Run it from outside the tree."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "asynchrony.py"), *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def read(path):

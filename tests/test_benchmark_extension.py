@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -18,7 +19,7 @@ SMALL = (
 def bench(folder, *words):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "extension.py"), *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.slow

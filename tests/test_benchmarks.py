@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -19,7 +20,7 @@ def run(folder, script, *words):
     """Run a benchmark from outside the tree; returns what it printed."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / script), *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def bench(folder, *more):
@@ -86,3 +87,26 @@ def test_repeats_and_groups_that_say_nothing_are_refused(tmp_path):
         done = run(tmp_path, "advantages.py", *words)
         assert done.returncode == 2
         assert done.stderr.splitlines()[-1].endswith(f"{words[0]} must be {said}")
+
+
+def test_a_step_in_bfloat16_has_weights_in_float32(tmp_path):
+    done = bench(tmp_path, "--param-dtype", "bfloat16", "--turns", "1", "--json", "step.json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "float32 computed in bfloat16" in done.stdout
+    assert json.loads((tmp_path / "step.json").read_text())["best"]["tokens"]["trained"] == 4 * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_update_beside_its_bound(tmp_path, dtype):
+    small = "--samples 6 --mean-tokens 12 --turns 2 --hidden-size 32 --layers 1 --rounds 1 --micro-batch-tokens 40"
+    done = run(tmp_path, "update.py", *small.split(), "--dtype", dtype, "--json", "update.json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads((tmp_path / "update.json").read_text())
+    assert 0 < result["trained"] < result["tokens"]
+    ways = result["ways"]
+    assert ways["mtrl, packed"]["filled"] == 1 > ways["mtrl, padded"]["filled"] > 0.3
+    bare = min(ways[f"bare, {rows}"]["cpu_s"][0] for rows in ("one by one", "equal rows"))
+    for name, way in ways.items():
+        assert way["tokens_per_cpu_s"] == pytest.approx(result["tokens"] / way["cpu_s"][0])
+        assert way["share_of_bare"] == pytest.approx(bare / way["cpu_s"][0]), name
+        assert name in done.stdout

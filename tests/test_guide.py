@@ -4,11 +4,12 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (
@@ -20,7 +21,7 @@ COMMANDS = [
 STRICT = """response == f"it is {ground_truth['answer']}\""""
 LENIENT = """ground_truth["answer"] in response"""
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("guide")]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def follow(module, folder, *more, **keywords):
     words = next(words for words in COMMANDS if words[:3] == ["python", "-m", f"mtrl.{module}"])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MTRL_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *words[1:], *more]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, **keywords)
+    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True, **keywords)
 
 
 def test_one_plays_it(folder, monkeypatch):
@@ -53,7 +54,8 @@ def test_one_plays_it(folder, monkeypatch):
 
 
 def test_the_pre_flight_finds_nothing(folder):
-    done = follow("preflight", folder)
+    """On half of its rows."""
+    done = follow("preflight", folder, "preflight.rows=32", "preflight.rollouts=50")
     assert done.returncode == 0, done.stdout
     assert "ready to train" in done.stdout and "\nwarn" not in done.stdout
 
@@ -69,7 +71,9 @@ def test_the_pre_flight_finds_the_lenient_answer_and_the_few_turns(folder, tmp_p
 
 
 def test_one_trains_it(folder):
-    done = follow("main", folder, "run_dir=run")
+    """In half of the guide's steps, and with a quarter of its evaluation."""
+    fewer = ["trainer.max_steps=20", "evaluation.rows=60", "evaluation.sampled_rows=60", "evaluation.every_steps=0"]
+    done = follow("main", folder, *fewer, "run_dir=run")
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert (

@@ -1,5 +1,6 @@
 """The command line, with a stand-in for training; and as a program of its own where the output counts."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from mtrl import main as main_module
 from mtrl.config.compose import CONF, compose
+from tests import forked
 
 ROOT = Path(main_module.__file__).parent.parent
 
@@ -32,7 +34,7 @@ def jobs(tmp_path, monkeypatch):
 
 def program(*words: str, cwd: Path) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "mtrl.main", *words],
         cwd=cwd,
         env=environment,
@@ -137,7 +139,7 @@ def test_an_interrupted_run_has_a_status_of_its_own_and_ends_its_sweep(jobs, mon
     with pytest.raises(SystemExit) as caught:
         main_module.cli(words)
     assert caught.value.code == status and len(jobs) == 1
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.startswith("the sweep stopped; go on with: " if words else "")
 
 
 @pytest.fixture
@@ -164,14 +166,33 @@ def test_a_follower_does_not_wait_for_a_leader_that_only_shows_something(jobs, f
     assert followed == jobs == [] and capsys.readouterr() == ("", "")
 
 
-def test_a_follower_ends_without_a_traceback_after_control_c(jobs, followed, monkeypatch):
+def test_a_follower_ends_without_a_traceback_after_control_c(jobs, followed, monkeypatch, capsys):
     def follow():
         raise KeyboardInterrupt
 
     monkeypatch.setitem(sys.modules, "mtrl.trainer.follow", types.SimpleNamespace(follow=follow))
     with pytest.raises(SystemExit) as caught:
         main_module.cli([])
+    assert caught.value.code == 130 and capsys.readouterr() == ("", "")
+
+
+def test_control_c_before_the_first_step_says_that_nothing_was_saved(jobs, monkeypatch, capsys):
+    def train(cfg):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
+    with pytest.raises(SystemExit) as caught:
+        main_module.cli([])
     assert caught.value.code == 130
+    assert "ended at once, without saving; resume=latest goes on" in capsys.readouterr().err
+
+
+def test_a_missing_peft_is_said_before_a_folder_is_made(jobs, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(main_module, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as caught:
+        main_module.cli(["model.lora_rank=8"])
+    assert caught.value.code == 2 and jobs == [] and not (tmp_path / "outputs").exists()
+    assert "peft is not installed; install it with: pip install 'mtrl[lora]'" in capsys.readouterr().err
 
 
 def test_a_bug_in_training_keeps_its_traceback(jobs, monkeypatch):
@@ -233,4 +254,48 @@ def test_program_helps(tmp_path):
     assert "python -m mtrl.main experiment=text_to_sql" in done.stdout
     experiments = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
     assert f"experiment: {', '.join(experiments)}" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+HEAVY = {
+    *("asyncio", "bm25s", "datasets", "fastapi", "httpx", "huggingface_hub", "matplotlib", "numpy", "openai"),
+    *("pydantic", "renderers", "rich", "safetensors", "scipy", "sqlglot", "sympy", "tokenizers", "torch"),
+    *("transformers", "uvicorn"),
+}
+STAGES = {
+    "mtrl.main --help": set(),
+    "mtrl.main experiment=text_to_sql --cfg job": set(),
+    "mtrl.main trainer.max_step=1": set(),
+    "mtrl.view --help": set(),
+    "mtrl.doctor --help": {"rich"},
+    "mtrl.evaluate --help": {"rich", "asyncio"},
+    "mtrl.gateway --help": {"rich", "asyncio"},
+    "mtrl.play --help": {"rich", "asyncio"},
+    "mtrl.preflight --help": {"rich", "asyncio"},
+    "mtrl.trainer.run": {"rich", "asyncio", "httpx", "safetensors"},
+    "mtrl.main algorithm.group_size=1": {"rich", "asyncio", "httpx", "safetensors", "numpy"},
+    "mtrl.diagnose --help": {"rich", "asyncio", "httpx", "safetensors", "numpy"},
+    "mtrl.figures --help": {"rich", "asyncio", "httpx", "safetensors", "numpy"},
+}
+"""What one process does, in this order -> what of `HEAVY` it may have imported by then."""
+IMPORTS = """
+import contextlib, io, json, runpy, sys
+
+for stage in json.loads(sys.argv[1]):
+    name, *sys.argv[1:] = stage.split()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stderr(said):
+            runpy.run_module(name, run_name="__main__" if sys.argv[1:] else name)
+    assert said.getvalue() or not sys.argv[1:], stage
+    print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_what_only_answers_imports_nothing_heavy(tmp_path):
+    command = [sys.executable, "-c", IMPORTS, json.dumps(list(STAGES))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for (stage, may), line in zip(STAGES.items(), done.stdout.splitlines(), strict=True):
+        assert HEAVY & {*json.loads(line)} <= may, stage
     assert list(tmp_path.iterdir()) == []

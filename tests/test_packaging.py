@@ -13,7 +13,7 @@ import pytest
 import setuptools
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("mtrl", "envs", "conf")
+PACKAGES = ("mtrl", "envs", "conf", "hydra_plugins")
 PROMISED_EXTRAS = {"vllm", "sglang", "wandb", "mlflow", "search", "swe", "sagemaker", "data", "dev"}
 MODULES = {
     "hydra-core": "hydra",
@@ -21,18 +21,19 @@ MODULES = {
     "mini-swe-agent": "minisweagent",
     "pytest-xdist": "xdist",
     "pre-commit": "pre_commit",
+    "strands-agents": "strands",
     "PyYAML": "yaml",
 }
 """Distribution -> module, where the two differ."""
 INSIDE = {
-    f"mtrl/generator/engines/{name}.py": modules
-    for name, modules in {
-        "vllm/receiver": {"vllm"},
-        "vllm/reload": {"vllm"},
-        "sglang/torch_cpu": {"sglang"},
-    }.items()
+    "mtrl/generator/engines/vllm/receiver.py": {"vllm"},
+    "mtrl/generator/engines/vllm/reload.py": {"vllm"},
+    "mtrl/generator/engines/sglang/torch_cpu.py": {"sglang"},
+    "examples/agents/langchain_agent.py": {"langchain", "langchain_openai"},
+    "examples/agents/rft_agent.py": {"sagemaker"},
+    "examples/agents/strands_agent.py": {"strands"},
 }
-"""What only an engine imports, in its own environment -> what it finds there."""
+"""What only an engine or an agent imports, where it is installed -> what it finds there."""
 
 
 def inside(path):
@@ -52,6 +53,14 @@ def project_files():
         made = any(part in skipped or part.endswith(".egg-info") for part in parts)
         if path.is_file() and not hidden and not made:
             yield path
+
+
+@pytest.mark.xdist_group("packaging")
+def test_groups_of_tests_stay_together(request):
+    """pytest-xdist sends tests to one worker by the end of their names; else each worker makes the dear fixtures."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("only with pytest -n 2 --dist loadgroup, as make test does it")
+    assert request.node.nodeid.endswith("@packaging"), "pytest and pytest-xdist do not fit together"
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from mtrl.play.__main__ import main as play
 from mtrl.rescore.__main__ import main as rescore
 from mtrl.rescore.source import Rows, Stored
 from mtrl.types import Trajectory, read_trajectories
+from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
 RUN = ("experiment=gsm8k", "debug=fast", "trainer.max_steps=2", "tracker.plots=false")
@@ -30,7 +31,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rescore")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "mtrl.main", *RUN, f"run_dir={folder / 'run'}"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = forked.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 

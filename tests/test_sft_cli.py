@@ -9,6 +9,7 @@ import pytest
 
 from mtrl.errors import UserError
 from mtrl.sft import main
+from tests import forked
 
 CHATS = [
     {"messages": [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": f"<say>{word}</say>"}]}
@@ -41,7 +42,7 @@ def folder(chats, tmp_path_factory):
         "<say>,</say>",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, env=environment)
+    done = forked.run([str(c) for c in command], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return out, done.stdout
 
@@ -146,7 +147,7 @@ def test_what_is_wrong_is_said(tmp_path, monkeypatch, arguments, sentence):
 def test_the_command_says_it_in_one_line(tmp_path):
     (tmp_path / "bad.jsonl").write_text("{")
     command = [sys.executable, "-m", "mtrl.sft", "--data", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = forked.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
     assert (
         done.stderr.startswith(str(tmp_path / "bad.jsonl") + ", line 1: this is not JSON")

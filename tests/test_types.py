@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import asdict
 
 import pytest
 from hypothesis import example, given
@@ -16,6 +17,7 @@ from mtrl.types import (
     Turn,
     group_from_dict,
     read_trajectories,
+    to_dict,
     to_json,
     trajectory_from_dict,
     write_jsonl,
@@ -91,6 +93,15 @@ def test_a_trajectory_survives_json_to_the_bit(trajectory):
 def test_a_group_survives_json(members, row):
     group = Group("g", row, members)
     assert group_from_dict(json.loads(to_json(group))) == group
+
+
+@given(st.lists(trajectories, max_size=3))
+def test_a_dict_is_that_of_dataclasses_and_copies_no_numbers(members):
+    group = Group("g", {"id": "r"}, members)
+    assert json.dumps(to_dict(group)) == json.dumps(asdict(group))
+    for trajectory, data in zip(members, to_dict(group)["trajectories"], strict=True):
+        for turn, told in zip(trajectory.turns, data["turns"], strict=True):
+            assert told["action_ids"] is turn.action_ids and told["action_logprobs"] is turn.action_logprobs
 
 
 @given(st.lists(floats, min_size=1, max_size=4))

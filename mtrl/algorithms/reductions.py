@@ -41,8 +41,8 @@ class Totals:
     def of(cls, samples: Iterable[Sample]) -> Totals:
         counts: Counter[TurnKey] = Counter()
         for sample in samples:
-            turns, tokens = np.unique(_sampled_turns(sample), return_counts=True)
-            counts.update({_key(sample, turn): int(n) for turn, n in zip(turns, tokens, strict=True)})
+            tokens = np.bincount(_turns(sample) + 1)[1:]  # the first are those that nobody sampled
+            counts.update({_key(sample, turn): int(tokens[turn]) for turn in tokens.nonzero()[0]})
         return cls(counts)
 
     def __add__(self, other: Totals) -> Totals:
@@ -85,15 +85,14 @@ def token_weights(
 def _sample_weights(
     sample: Sample, weight_of: Callable[..., float], config: AlgorithmConfig, totals: Totals
 ) -> np.ndarray:
-    weights = np.zeros(len(sample.token_ids))
-    turns, place = np.unique(_sampled_turns(sample), return_inverse=True)
-    keys = [_key(sample, turn) for turn in turns]
-    for key in keys:
+    turns = _turns(sample) + 1
+    by_turn = np.zeros(turns.max(initial=0) + 1)  # 0 for what nobody sampled
+    for turn in np.bincount(turns)[1:].nonzero()[0]:
+        key = _key(sample, turn)
         if not totals.turn_tokens[key]:
             raise ValueError(f"turn {key} is not in the totals; count them over all samples of the optimiser step")
-    by_turn = np.array([weight_of(key, totals, config) for key in keys])
-    weights[np.asarray(sample.loss_mask, dtype=bool)] = by_turn[place]
-    return weights
+        by_turn[turn + 1] = weight_of(key, totals, config)
+    return by_turn[turns]
 
 
 @reduction("token_mean")
@@ -145,9 +144,9 @@ def prompt_mean(key: TurnKey, totals: Totals, config: AlgorithmConfig) -> float:
     return 1.0 / (totals.prompt_tokens[key[:1]] * len(totals.prompt_tokens))
 
 
-def _sampled_turns(sample: Sample) -> np.ndarray:
-    """Turn index of every sampled token of a sample, in order."""
-    return np.asarray(sample.turns, dtype=np.int64)[np.asarray(sample.loss_mask, dtype=bool)]
+def _turns(sample: Sample) -> np.ndarray:
+    """[L] turn that sampled each token, -1 for the others."""
+    return np.fromiter(sample.turns, np.int64, len(sample.turns))
 
 
 def _key(sample: Sample, turn: np.integer) -> TurnKey:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtrl.errors import UserError
+from mtrl.errors import UserError, reason
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,16 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
     """The callable at a dotted path; `key` is the config key that the error names.
 
     Raises:
-        UserError: it cannot be imported, or is not callable.
+        UserError: it cannot be imported, or is not callable; or what the module itself raises.
     """
     module, _, attribute = path.rpartition(".")
     try:
         function = getattr(importlib.import_module(module), attribute)
+    except UserError:  # it says itself what it lacks
+        raise
     except Exception as error:  # the module is the user's: importing it can fail in any way
         expected = isinstance(error, ImportError | AttributeError | ValueError)
-        said = error if expected else f"{type(error).__name__}: {error}"
+        said = error if expected else reason(error)
         raise UserError(f"{key}={path} cannot be imported ({said}); write package.module.function") from error
     if not callable(function):
         raise UserError(f"{key}={path} is a {type(function).__name__}; it must be a function")

@@ -23,6 +23,7 @@ from mtrl.algorithms.registry import (
     load_function,
 )
 from mtrl.config import keys
+from mtrl.config.agent_checks import check_agent
 from mtrl.config.algorithm_checks import check_algorithm
 from mtrl.config.choices import CHOICES, WITH_TORCH
 from mtrl.config.engine_checks import check_engines
@@ -93,7 +94,6 @@ AT_LEAST = {
         "trainer.checkpoint.every_steps",
         "trainer.save_trajectories_every",
         "evaluation.every_steps",
-        "evaluation.rows",
         "evaluation.sampled_rows",
         "evaluation.keep_disagreements",
         "evaluation.endpoint.retries",
@@ -107,6 +107,7 @@ AT_LEAST = {
         "algorithm.correction_low",
         "algorithm.dynamic_sampling_rounds",
         "environment.retries",
+        "generator.agent.port",
         "async_config.max_steps_off_policy",
         "model.lora_rank",
         *(f"{server}.{key}" for server in SERVERS for key in ("retries", "restarts", "canary_tolerance")),
@@ -119,12 +120,14 @@ AT_LEAST = {
         "trainer.max_logits_per_chunk",
         "trainer.profile_step",
         "trainer.fsdp.replicas",
+        *(f"placement.{key}" for key in ("machines", "gpus", "ranks")),
         "async_config.max_concurrent_groups",
         "model.lora_alpha",
         *(f"{server}.{key}" for server in SERVERS for key in ("replicas", "tensor_parallel_size")),
         "trainer.threads",
         "trainer.checkpoint.keep_last",
         "trainer.max_steps_without_signal",
+        "evaluation.rows",
         "evaluation.samples_per_row",
         "evaluation.endpoint.max_concurrent",
         "algorithm.group_size",
@@ -135,6 +138,7 @@ AT_LEAST = {
         "algorithm.kl_horizon",
         "generator.max_turns",
         "generator.max_num_seqs",
+        *(f"generator.agent.{key}" for key in ("max_concurrent", "max_calls", "max_calls_at_once")),
         "generator.max_context_length",
         "generator.sampling_params.max_generate_length",
         "generator.eval_sampling_params.max_generate_length",
@@ -149,11 +153,13 @@ AT_LEAST = {
 """Smallest value -> the keys that it holds for; null is always allowed where the type allows it."""
 
 ABOVE_ZERO = (
+    "placement.gpu_memory",
     *(f"{optimizer}.{key}" for optimizer in OPTIMIZERS for key in ("lr", "max_grad_norm")),
     "generator.sampling_params.temperature",
     "generator.sampling_params.top_p",
     "environment.step_timeout",
     "environment.episode_timeout",
+    "generator.agent.max_requests_per_second",
     "evaluation.endpoint.timeout",
     "trainer.fsdp.timeout",
     *(f"{server}.{key}_timeout" for server in SERVERS for key in ("start", "request", "sync")),
@@ -177,6 +183,7 @@ AT_MOST_ONE = (
     "environment.max_failed_share",
 )
 WHY = {
+    "evaluation.rows": "every evaluation plays them, greedily",
     "generator.sampling_params.temperature": "greedy trajectories of one prompt are all the same and teach nothing",
     "algorithm.clip_low_threshold": "it is a bound on the probability ratio, 0.8 for an epsilon of 0.2",
     "algorithm.clip_high_threshold": "it is a bound on the probability ratio, 1.2 for an epsilon of 0.2",
@@ -364,5 +371,6 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_algorithm,
     check_scale,
     check_engines,
+    check_agent,
 )
 """In this order: what the guide promises first, then what the others ask by name."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -43,14 +43,24 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
 
 def merge(overrides: Sequence[str], config_dir: str | None = None, config_name: str = "config") -> DictConfig:
     """Groups, experiment and (normalised) overrides in one tree; only keys and types are checked."""
+    cfg = merge_with_hydra(overrides, config_dir, config_name)
+    with open_dict(cfg):
+        del cfg.hydra
+    try:
+        OmegaConf.to_container(cfg, resolve=True)  # finds interpolations that lead nowhere
+    except OmegaConfBaseException as error:
+        raise messages.explain(error) from error
+    return cfg
+
+
+def merge_with_hydra(overrides: Sequence[str], config_dir: str | None, config_name: str) -> DictConfig:
+    """The same with Hydra's own configuration in it, unresolved."""
     if config_dir:
         if not Path(config_dir).is_dir():
             raise UserError(f"--config-dir {config_dir} does not exist; name a folder with config groups of your own")
         overrides = [*overrides, f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
     try:
         with hydra.initialize_config_dir(str(CONF), job_name="mtrl", version_base=VERSION_BASE):
-            cfg = hydra.compose(config_name, overrides=list(overrides))
-        OmegaConf.to_container(cfg, resolve=True)  # finds interpolations that lead nowhere
+            return hydra.compose(config_name, overrides=list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise messages.explain(error) from error
-    return cfg

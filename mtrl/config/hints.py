@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.config import keys
+from mtrl.config.agent_checks import plays_agent
 from mtrl.config.algorithm_checks import credit_of
 from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
-from mtrl.config.scale_checks import is_sharded, overlaps
+from mtrl.config.scale_checks import is_deterministic, is_sharded, overlaps, ranks
 
 Condition = Callable[[DictConfig], bool]
 
@@ -79,6 +81,22 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     ),
     (("generator.local", "generator.sglang"), lambda c: c.generator.backend == "vllm", "generator.backend=vllm"),
     (("generator.local", "generator.vllm"), lambda c: c.generator.backend == "sglang", "generator.backend=sglang"),
+    (
+        tuple(
+            f"generator.agent.{key}"
+            for key in ("max_concurrent", "max_calls", "max_calls_at_once", "max_requests_per_second", "host", "port")
+        ),
+        lambda c: not plays_agent(c),
+        "the environment playing; name a program by generator.agent.target, command or url",
+    ),
+    (("generator.agent.env",), lambda c: c.generator.agent.command is None, "generator.agent.command=null"),
+    (("generator.agent.api_key_env",), lambda c: c.generator.agent.url is None, "generator.agent.url=null"),
+    (("reward.scheme",), plays_agent, "a program, which reports the reward itself"),
+    (
+        ("environment.step_timeout", "environment.max_workers"),
+        lambda c: plays_agent(c) and c.model.name != "tiny",
+        "a program; environment.episode_timeout and generator.agent.max_concurrent are its limits",
+    ),
 ]
 """Keys -> when changing them does nothing, and because of what."""
 
@@ -88,6 +106,11 @@ def _updates(c: DictConfig) -> int:
 
 
 TELLING: list[tuple[Condition, str]] = [
+    (
+        lambda c: c.placement.ranks is not None and ranks() != c.placement.machines * c.placement.ranks,
+        "placement.ranks={c.placement.ranks} (x {c.placement.machines} machines) is not what runs; where it is to run, "
+        "start it with torchrun --nnodes {c.placement.machines} --nproc-per-node {c.placement.ranks} -m mtrl.main",
+    ),
     (
         lambda c: c.model.name == "hf" and c.trainer.optimizer.lr > 1e-4 and c.model.lora_rank == 0,
         "trainer.optimizer.lr={c.trainer.optimizer.lr} is high for a pretrained model, which usually takes 1e-6",
@@ -135,6 +158,11 @@ TELLING: list[tuple[Condition, str]] = [
         "algorithm.loss_fn=ppo has one",
     ),
     (
+        lambda c: is_deterministic(c) and (c.generator.agent.command is not None or c.generator.agent.url is not None),
+        "generator.local.deterministic lets every turn wait until each program that runs has asked or ended, so the "
+        "slowest sets the pace; write generator.local.deterministic=false where a resumed run need not be the same",
+    ),
+    (
         lambda c: (
             c.async_config.max_steps_off_policy > 2
             and c.algorithm.loss_fn in ("ppo", "cispo", "gspo")
@@ -155,10 +183,16 @@ def hints(cfg: DictConfig) -> list[str]:
         for paths, applies, reason in IDLE
         if applies(cfg)
         for path in _settings_in(paths)
-        if _is_changed(cfg, path)
+        if _is_changed(cfg, path) and not _is_of_all_engines(cfg, path)
     ]
     telling = [text.format(c=cfg) for applies, text in TELLING if applies(cfg)]
     return list(dict.fromkeys([*_unread(cfg), *idle, *telling, *_objective(cfg)]))
+
+
+def _is_of_all_engines(cfg: DictConfig, path: str) -> bool:
+    """Whether a setting of an engine that is not used is that of the one that is, as a placement says it for both."""
+    used = re.sub(r"^generator\.(vllm|sglang)\.", f"generator.{cfg.generator.backend}.", path)
+    return used != path and used in keys.all_keys() and OmegaConf.select(cfg, used) == OmegaConf.select(cfg, path)
 
 
 EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint"))

@@ -19,7 +19,10 @@ from yaml import YAMLError
 
 from mtrl.config import foreign, keys
 from mtrl.config.dialects import SECTIONS
-from mtrl.errors import UserError
+from mtrl.errors import UserError, missing_extra
+
+ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/launch_managed_rl.py"}
+"""Sections that say where a run goes and are no part of it -> the program that takes them, with those of the run."""
 
 
 @contextmanager
@@ -46,8 +49,13 @@ def unknown_key(path: str, value: str | None = None, where: str = "") -> UserErr
     """There is no such key: name ours for another framework's, else the nearest, else what the section has."""
     said = path if value is None else f"{path}={value}"
     start = f"{where}{said} is not a key of mtrl"
-    if path.startswith("hydra."):
+    if path == "hydra" or path.startswith("hydra."):
         return UserError(f"{where}{said} is not a key of Hydra; --cfg hydra shows what there is")
+    if program := ELSEWHERE.get(path.partition(".")[0]):
+        return UserError(
+            f"{where}{said} is a setting of a job on SageMaker; start that with python {program}, which takes the "
+            "settings of the run as well"
+        )
     if found := foreign.find_exact(path):
         return UserError(f"{where}{said} is {found.framework}'s spelling; {found.advice(value)}")
     if path in SECTIONS:
@@ -85,6 +93,8 @@ def unknown_option(group: str, option: str, options: Sequence[str], where: str =
     """A config group has no such file."""
     near = keys.nearest(option, options, cutoff=0.5)
     if group in ("hydra/sweeper", "hydra/launcher") and not near:
+        if option in ("joblib", "submitit_local", "submitit_slurm"):
+            return missing_extra(f"{where}{group}={option}", "sweep")
         plugin = f"hydra-{option.partition('_')[0]}-{group.rpartition('/')[2]}"
         return UserError(f"{where}{group}={option} is not installed; pip install {plugin}, or leave it out")
     return UserError(
@@ -176,8 +186,10 @@ def _of_hydra(error: BaseException) -> str:
         said = text.split("'")[1].lstrip("+")
         key, _, value = said.partition("=")
         return f"{said} is several values; add -m for one run each, or write {key}=[{value}] for a list"
+    if "Could not load 'hydra/launcher/submitit" in text:
+        return str(missing_extra("hydra/launcher=slurm", "sweep"))
     if "does not support sweep type" in text:
-        return f"{text}; write a list of values, or use a sweeper that samples, such as hydra/sweeper=optuna"
+        return f"{text}; write a list of values, or use a sweeper that samples: sweep=optuna"
     return text
 
 

@@ -23,7 +23,7 @@ def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[s
     Raises:
         UserError: a key that does not exist, or something that is no override at all.
     """
-    groups = _groups(CONF) | (_groups(Path(config_dir)) if config_dir else set())
+    groups = _groups(CONF) - {"hydra", *messages.ELSEWHERE} | (_groups(Path(config_dir)) if config_dir else set())
     plain = [_normalise(override, groups) for override in overrides]
     return [*_made(plain), *plain]
 

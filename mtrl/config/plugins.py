@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
-import mtrl
-from mtrl.errors import UserError
+from mtrl.errors import UserError, reason
 
 
 def import_plugins(modules: Sequence[str]) -> None:
@@ -25,7 +22,7 @@ def import_plugins(modules: Sequence[str]) -> None:
         except Exception as error:
             is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
             fix = "write package.module, of the folder where you start or installed" if is_absent else "mend the module"
-            raise UserError(f"plugins=[{module}] cannot be imported ({_reason(error)}); {fix}") from error
+            raise UserError(f"plugins=[{module}] cannot be imported ({reason(error)}); {fix}") from error
 
 
 def _take_our_names() -> None:
@@ -36,14 +33,3 @@ def _take_our_names() -> None:
     ours = (registry.ESTIMATORS, registry.LOSSES, registry.REDUCTIONS, registry.CORRECTIONS, registry.KL_ESTIMATORS)
     for known in (*ours, SHAPINGS):
         known.names()
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, and where in the user's code unless the error says that itself."""
-    said = str(error).partition("\n")[0]
-    if isinstance(error, ImportError | SyntaxError):
-        return said
-    library = Path(mtrl.__file__).parent
-    frames = traceback.extract_tb(error.__traceback__)
-    place = next(f for f in reversed(frames) if library not in Path(f.filename).parents)
-    return f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}: {said}"

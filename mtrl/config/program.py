@@ -21,4 +21,6 @@ def run_program(main: Callable[[Sequence[str] | None], int], argv: Sequence[str]
             status = main(argv)
         except NotImplementedError as error:
             refuse(f"NotImplementedError: {error}")
+        except KeyboardInterrupt:  # while it loads, as a rule
+            raise SystemExit(130) from None
     raise SystemExit(status)

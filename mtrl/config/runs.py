@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from mtrl.config.schema import Config
 from mtrl.distributed import launch
 from mtrl.errors import UserError
+from mtrl.tracking.run_dir import such_as
 
 CHECKPOINTS = "checkpoints"
 LAUNCH = "launch.txt"
@@ -55,6 +56,10 @@ def settle(cfg: DictConfig) -> list[str]:
     if cfg.resume != "none":
         _refuse_other_task(cfg, run_dir)
         _refuse_other_adapters(cfg, run_dir if cfg.resume == "latest" else owner_of(Path(cfg.resume)))
+    if cfg.resume == "latest" and not any((run_dir / CHECKPOINTS).glob("step_*")):  # a start that failed, for one
+        warnings.append(
+            f"resume=latest: {run_dir} has no checkpoint yet, so it begins anew; run_dir=FOLDER names another run"
+        )
     cfg.run_dir = str(run_dir)
     return warnings
 
@@ -152,7 +157,10 @@ def owner_of(path: Path) -> Path:
         return path
     if path.parent.name == CHECKPOINTS:
         return path.parent.parent
-    raise UserError(f"resume={path} is neither a run nor a checkpoint; write a run folder or RUN/{CHECKPOINTS}/step_N")
+    raise UserError(
+        f"resume={path} is neither a run nor a checkpoint; write RUN/{CHECKPOINTS}/step_N or a run folder"
+        f"{such_as(path)}"
+    )
 
 
 def claim(run_dir: str) -> str:

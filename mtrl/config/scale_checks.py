@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from omegaconf import DictConfig
@@ -41,6 +42,16 @@ def check_scale(cfg: DictConfig) -> None:
     Raises:
         UserError: settings that contradict each other.
     """
+    name = cfg.placement.name
+    if name is not None and name not in cfg.model.recipe:
+        raise UserError(
+            f"placement={name} takes its numbers from the model's own table, and model.path={cfg.model.path} has none "
+            "for it; choose one of conf/model that has, such as model=qwen3_8b, or leave placement out"
+        )
+    if not math.isfinite(cfg.placement.gpu_memory):
+        raise UserError(
+            f"placement.gpu_memory={cfg.placement.gpu_memory} is no size; write the GiB of a GPU, such as 79"
+        )
     if overlaps(cfg) and cfg.generator.local.deterministic and not serves(cfg):
         raise UserError(
             "generator.local.deterministic=true lets turns wait for each other, and async_config.max_steps_off_policy="

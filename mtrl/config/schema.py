@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import II, MISSING
 
+from mtrl.config.agent_schema import AgentConfig
 from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.config.engine_schema import LocalEngineConfig, SglangConfig, VllmConfig
 
@@ -52,8 +53,27 @@ class ModelConfig:
     """The adapters' product counts lora_alpha / lora_rank times."""
     lora_target_modules: list[str] = field(default_factory=list)
     """Names of the linear layers that get adapters; empty: all of them but the head."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """What the file of a model in conf/model says of it: `path`, which an experiment's own yields to, and by the name
+    of a placement what that takes (conf/placement/shared/from_model.yaml has the keys)."""
     tiny: dict[str, Any] = field(default_factory=dict)
     """model=tiny: sizes and warm start (`mtrl/models/tiny.py` TinyRecipe)."""
+
+
+@dataclass
+class PlacementConfig:
+    """The machines that a run is laid out for. They are not looked for: `python -m mtrl.doctor --plan` counts on them,
+    and a run that is started by another number of ranks warns."""
+
+    name: str | None = None
+    """Which part of `model.recipe` applies."""
+    machines: int = 1
+    gpus: int | None = None
+    """Of each machine; null: as many as ranks and servers need."""
+    ranks: int | None = None
+    """Processes that torchrun starts on each machine; null: those that it has started."""
+    gpu_memory: float = 79.0
+    """GiB of each GPU; 79 is what torch shows of one of 80 GB."""
 
 
 @dataclass
@@ -255,6 +275,7 @@ class GeneratorConfig:
     local: LocalEngineConfig = field(default_factory=LocalEngineConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
 
 
 @dataclass
@@ -297,8 +318,9 @@ class TrainerConfig:
     update_epochs: int = 1
     max_tokens_per_microbatch: int = 16384
     packing: bool = False
-    """Lay the samples of a micro-batch end to end in one row instead of padding each to the longest. Made for
-    model.attn_implementation=flash_attention_2 and _3; slower with sdpa and eager, whose mask is tokens x tokens."""
+    """Lay the samples of a micro-batch end to end in one row instead of padding each to the longest. FlashAttention and
+    sdpa attend sample by sample; eager, and models with a sliding window, by a mask of tokens x tokens, which is
+    slower than padding."""
     threads: int | None = None
     """CPU threads; null: 1 for models under 5 M parameters, else all cores."""
     gradient_checkpointing: bool = False
@@ -446,6 +468,7 @@ class Config:
     """The key of summary.json that `main` returns to a sweep."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

@@ -14,7 +14,7 @@ from mtrl.config import keys
 from mtrl.config.stored import read_config
 from mtrl.errors import UserError
 from mtrl.tracking.metrics import MetricsLog
-from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.run_dir import RunDir, such_as
 from mtrl.tracking.trajectories import kind_and_step
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Record:
         if not path.is_dir():
             raise UserError(f"{path} does not exist; give the folder of a run, such as outputs/gsm8k/TIME")
         if not run.config.is_file():
-            raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run")
+            raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run{such_as(path)}")
         if run.is_evaluation:
             report = path / "report.html"
             raise UserError(f"{path} is an evaluation, and {report} tells of it; give the folder of a run")

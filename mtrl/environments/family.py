@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from mtrl.environments.adapters import adapt, extra_hint
 from mtrl.environments.base import BaseEnvironment
-from mtrl.errors import UserError
+from mtrl.errors import UserError, reason
 from mtrl.types import Row, Trajectory
 
 
@@ -84,6 +84,8 @@ class Family:
 BUILT_IN = {name: f"envs.{name}" for name in ("gsm8k", "text_to_sql", "games", "search", "triviaqa", "mini_swe", "sop")}
 """Family name -> module that holds its `FAMILY`."""
 
+PLACE = "write package.module.Name, of the folder where you start or installed"
+
 _registered: dict[str, Family] = {}
 
 
@@ -111,11 +113,17 @@ def get_family(name: str, target: str | None = None) -> Family:
 
 def _from_target(target: str) -> Family:
     module, _, attribute = target.rpartition(".")
+    if not module:
+        raise UserError(f"environment.target={target} names no class; write module.Class, such as vault.Vault")
     try:
         value: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        fix = extra_hint(error) or "write package.module.Name"
-        raise UserError(f"environment.target={target} cannot be imported ({error}); {fix}") from error
+    except UserError:  # it says itself what it lacks
+        raise
+    except Exception as error:  # the module is the user's: importing it can fail in any way
+        expected = isinstance(error, ImportError | AttributeError | ValueError)
+        fix = extra_hint(error) or (PLACE if expected else "mend the module")
+        said = error if expected else reason(error)
+        raise UserError(f"environment.target={target} cannot be imported ({said}); {fix}") from error
     if isinstance(value, Family):
         return value
     if isinstance(value, type) and issubclass(value, BaseEnvironment):

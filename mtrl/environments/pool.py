@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from mtrl.environments.leash import Leash
+
 
 class CallTimeoutError(TimeoutError):
     """A call took longer than its time limit (an environment's own `TimeoutError` is not this)."""
@@ -83,19 +85,26 @@ class EnvironmentPool:
 
 async def _within(awaitable: Any, function: Callable[..., Any], timeout: float) -> Any:
     """The awaitable's result; whatever is late is cancelled and left behind, even if it ignores that."""
-    future = asyncio.ensure_future(awaitable)
+    leash = Leash(awaitable) if inspect.iscoroutine(awaitable) else None
+    future = asyncio.ensure_future(leash or awaitable)
     try:
         await asyncio.wait({future}, timeout=timeout)
     finally:
         late = not future.done()
         if late:
+            if leash is not None:
+                leash.let_go()
             future.cancel()
-    name = getattr(function, "__qualname__", None) or repr(function)
     if late:
-        raise CallTimeoutError(f"{name} took longer than environment.step_timeout={timeout} s")
+        raise CallTimeoutError(f"{_name(function)} took longer than environment.step_timeout={timeout} s")
     if future.cancelled():  # by the environment: it must not look as if the episode were cancelled
-        raise RuntimeError(f"{name} cancelled itself")
+        raise RuntimeError(f"{_name(function)} cancelled itself")
     return future.result()
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Asked for only where something went wrong: the `repr` of a `partial` holds all of its arguments."""
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 class _Call:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mtrl.strict_json import strict_loads
+from mtrl.strict_json import check_depth, strict_loads
 from mtrl.types import Message
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -131,4 +131,5 @@ def _message_call(attempt: Any, call_id: str) -> dict[str, Any]:
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
     """As JSON that every file takes: halves of surrogate pairs, as in `"\\ud800"`, become question marks."""
+    check_depth(value)
     return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace"))

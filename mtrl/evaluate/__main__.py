@@ -40,8 +40,7 @@ from mtrl.config.schema import Config
 from mtrl.environments.factory import Task, load_task
 from mtrl.errors import UserError
 from mtrl.evaluate.identity import begin
-from mtrl.evaluate.play import TooManyFailedError
-from mtrl.evaluate.settings import Words, check_servers, configuration, rows_of, without_effect
+from mtrl.evaluate.settings import Words, check_players, check_servers, configuration, rows_of, without_effect
 from mtrl.evaluate.sources import MODELS, sources_of
 from mtrl.evaluate.store import LOCK, Lock
 from mtrl.evaluation.rollouts import Source
@@ -63,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     sources = sources_of([str(config.evaluation.model), *config.evaluation.compare])
     check_servers(config, sources)
+    check_players(config, sources)
     task = load_task(config)
     rows, told = rows_of(config, task.splits)
     warnings += [*told, *without_effect(config, sources, words.overrides)]
@@ -80,6 +80,7 @@ def evaluate(
 ) -> int:
     """Everything after the checks."""
     from mtrl.evaluate.evaluation import Evaluation
+    from mtrl.evaluate.play import TooManyFailedError
 
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     config.async_config.max_steps_off_policy = 0  # nothing learns meanwhile, so turns can wait for each other
@@ -111,9 +112,9 @@ def located(source: Source, config: Config, task: Task, console: Console) -> Sou
         raise UserError(
             "evaluation.model=base: there are no training rows to warm the tiny policy up on; see data.path"
         )
-    from mtrl.trainer.setup import start_of
+    from mtrl.trainer.setup import preparation, start_of
 
-    with console.progress("warm start", config.model.tiny.get("sft_steps")) as bar:
+    with console.progress(*preparation(config)) as bar:
         return replace(source, path=start_of(config, task, lambda step, loss: bar.advance()))
 
 

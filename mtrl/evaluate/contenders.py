@@ -24,7 +24,7 @@ from mtrl.generator.engines.base import Engine, SamplingParams
 from mtrl.generator.engines.chat_client import Address
 from mtrl.generator.engines.endpoint import EndpointEngine
 from mtrl.generator.engines.purse import Purse
-from mtrl.generator.episode import EpisodeLoop
+from mtrl.generator.episode import EpisodeLoop, Episodes
 from mtrl.types import Row, StopReason, Trajectory
 
 
@@ -54,7 +54,7 @@ class Contender:
     """One model and everything that its episodes share."""
 
     source: Source
-    loop: EpisodeLoop
+    loop: Episodes[Any]
     sampling: SamplingParams
     """Of evaluations."""
     tokenizer: Any = None
@@ -67,18 +67,14 @@ class Contender:
         return self.loop.engine
 
     @property
-    def pool(self) -> EnvironmentPool:
-        return self.loop.pool
-
-    @property
     def refused(self) -> Exception | None:
         """Why no further episode can succeed, if so."""
         return getattr(self.engine, "refused", None)
 
     async def close(self) -> None:
         with self.kept:
+            await self.loop.close()
             await self.engine.close()
-            self.pool.close()
 
 
 def local_contender(source: Source, config: Config, task: Task, rows: Sequence[Row]) -> Contender:

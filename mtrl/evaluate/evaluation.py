@@ -147,7 +147,7 @@ class Evaluation:
     def _facts(self) -> dict[str, str]:
         """The lines above the first episode."""
         config, evaluation = self.config, self.config.evaluation
-        sampled = f", {evaluation.samples_per_row} samples of {min(evaluation.sampled_rows, len(self.rows))} rows"
+        sampled = f", {evaluation.samples_per_row} x {min(evaluation.sampled_rows, len(self.rows))} rows sampled"
         facts = {
             "task": f"{config.environment.target or config.environment.name}, {config.data.path or 'synthetic rows'}, "
             f"at most {config.generator.max_turns} turns",

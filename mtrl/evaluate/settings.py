@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from omegaconf import DictConfig
 
+from mtrl.config.agent_checks import plays_agent
 from mtrl.config.checks import check
 from mtrl.config.compose import merge
 from mtrl.config.overrides import normalise
@@ -20,6 +20,7 @@ from mtrl.environments.family import Splits
 from mtrl.errors import UserError
 from mtrl.evaluate.sources import BASE, run_of
 from mtrl.evaluation.rollouts import Source
+from mtrl.tracking.run_dir import such_as
 from mtrl.types import Row
 
 READ = (
@@ -84,6 +85,8 @@ class Words:
             return cls(None, None, overrides)
         run = run_of(Path(paths[0]).expanduser())
         if run is None:
+            if example := such_as(Path(paths[0])):
+                raise UserError(f"{paths[0]} is no run, but holds some; give the folder of one{example}")
             raise UserError(
                 f"{paths[0]} is no run, for it has no config.yaml; to evaluate another model name the task and it, for "
                 f"example experiment=gsm8k evaluation.model={paths[0]}"
@@ -108,8 +111,6 @@ def configuration(words: Words, config_dir: str | None = None) -> tuple[DictConf
         cfg = of_run(words.run, words.overrides, (*THEIRS, *CHOSEN_HERE))
     if cfg.evaluation.model is None:
         cfg.evaluation.model = words.model or BASE
-    if cfg.evaluation.rows < 1:
-        raise UserError("evaluation.rows=0 leaves nothing to evaluate; set it to 1 or more")
     return cfg, [*check(cfg), *idle(words.overrides)]
 
 
@@ -126,6 +127,18 @@ def check_servers(config: Config, sources: Sequence[Source]) -> None:
             f"generator.{name}.urls names servers that have weights already, and an evaluation starts its own with "
             f"those of its models; write generator.{name}.urls=[], or evaluate what they have by "
             "evaluation.model=MODEL@http://HOST:PORT/v1"
+        )
+
+
+def check_players(config: Config, sources: Sequence[Source]) -> None:
+    """
+    Raises:
+        UserError: a program is to be answered by an endpoint, of whose tokens nothing is known.
+    """
+    if plays_agent(config) and (remote := [source for source in sources if source.kind == "endpoint"]):
+        raise UserError(
+            f"{remote[0].text} is an endpoint, and the program of generator.agent asks a model whose weights are here; "
+            "set generator.agent.target, command and url to null, so that the environment is played"
         )
 
 
@@ -203,6 +216,8 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
 
 def in_the_open(config: Config, remote: Sequence[Source]) -> list[str]:
     """Warnings about keys that travel unencrypted."""
+    import httpx
+
     variable = config.evaluation.endpoint.api_key_env
     addresses = [httpx.URL(str(source.url)) for source in remote]
     local = ("localhost", "127.0.0.1", "::1")

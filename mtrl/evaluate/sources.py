@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
-
 from mtrl.errors import UserError
 from mtrl.evaluation.rollouts import Source
 from mtrl.tracking.run_dir import RunDir
@@ -85,6 +83,8 @@ def slug(text: str) -> str:
 
 
 def _endpoint(text: str, model: str, url: str, key: str) -> Source:
+    import httpx
+
     example = "MODEL@http://HOST:PORT/v1"
     try:
         address = httpx.URL(url)

@@ -121,10 +121,6 @@ def _lines(path: Path) -> int:
 
 
 def _episode(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> Episode:
-    context = 0
-    for turn in trajectory.turns:  # the context of a broken turn is the whole of it
-        seen = len(turn.observation_ids) + len(turn.action_ids)
-        context = seen if turn.break_reason else context + seen
     return Episode(
         kind,
         step,
@@ -134,7 +130,7 @@ def _episode(kind: str, step: int, trajectory: Trajectory, thresholds: Threshold
         claimed(trajectory, thresholds.claim),
         succeeded(trajectory, thresholds.success),
         str(trajectory.stop_reason),
-        context,
+        trajectory.context_tokens,
         tuple(map(_turn, trajectory.turns)),
     )
 

@@ -70,6 +70,60 @@ class Codec:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
+    def encode(self, text: str) -> list[int]:
+        """Plain text, without template."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """The whole context of the assistant's next turn after `messages`."""
+        return list(self.renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
+
+    def extend(
+        self,
+        prompt_ids: list[int],
+        action_ids: list[int],
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[int] | None:
+        """The whole context after `messages` answered `action_ids`, which stay as they were sampled; a turn that its
+        length limit cut is closed as context.
+
+        None where the renderer cannot say what `messages` add: then everything is rendered anew.
+        """
+        bridged = self.renderer.bridge_to_next_turn(prompt_ids, action_ids, messages, tools=tools)
+        return None if bridged is None else list(getattr(bridged, "token_ids", bridged))
+
+    def without_stop(self, ids: list[int]) -> list[int]:
+        """What was sampled, without its closing token."""
+        return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
+
+    def parse(
+        self, ids: list[int], prompt_ids: list[int], tools: list[dict[str, Any]] | None, turn_index: int
+    ) -> Message:
+        """The assistant's message that was sampled after `prompt_ids`; `turn_index` names the calls in it.
+
+        Raises:
+            ValueError: the renderer cannot make a message of it. With tools the model is told of it, by a malformed
+                call.
+        """
+        calls: Any
+        try:
+            parsed = self.renderer.parse_response(ids, tools=tools, prompt_ids=prompt_ids)
+            message: Message = {"role": "assistant", "content": parsed.content}
+            reasoning, calls = parsed.reasoning_content, parsed.tool_calls
+        except (ValueError, RecursionError):
+            if not tools:
+                raise
+            # Such as a number of 5,000 digits, or 5,000 brackets: the model's mistake, so its environment tells it.
+            text = self.decode(self.without_stop(ids))
+            message = {"role": "assistant", "content": text}
+            reasoning, calls = None, [TextCall(text, status="invalid_json")]
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = message_calls(calls, turn_index)
+        return message
+
 
 class Conversation:
     """Every turn is its own message: `[system, user, assistant, user, assistant, …]`."""
@@ -77,7 +131,7 @@ class Conversation:
     def __init__(self, codec: Codec, messages: list[Message], tools: list[dict[str, Any]] | None = None):
         self.codec, self.tools = codec, tools
         self.messages = list(messages)
-        self.prompt_ids: list[int] = self._render()
+        self.prompt_ids: list[int] = codec.render(self.messages, tools)
         """The whole context of the next turn."""
         self.turns: list[Turn] = []
         self._new: list[Message] = list(messages)
@@ -101,8 +155,8 @@ class Conversation:
             action_logprobs=list(generation.logprobs),
             version_spans=list(generation.version_spans),
             finish=generation.finish,
-            text=self.codec.decode(self._without_stop(ids)),
-            message=self._parse(ids),
+            text=self.codec.decode(self.codec.without_stop(ids)),
+            message=self.codec.parse(ids, self.prompt_ids, self.tools, len(self.turns)),
             observation=self._new,
             break_reason=self._break,
         )
@@ -116,7 +170,7 @@ class Conversation:
         self._new = messages
         previous = self.prompt_ids + self.turns[-1].action_ids
         extended = self._extend(messages)
-        rendered = self._render() if extended is None else extended
+        rendered = self.codec.render(self.messages, self.tools) if extended is None else extended
         if rendered[: len(previous)] == previous:
             self._new_ids, self._break = rendered[len(previous) :], None
         else:
@@ -125,39 +179,8 @@ class Conversation:
         self.prompt_ids = rendered
 
     def _extend(self, messages: list[Message]) -> list[int] | None:
-        """Context of the next turn, sampled ids verbatim; a turn cut by its length limit is closed as context.
-
-        None where the renderer cannot say what `messages` add: then everything is rendered anew.
-        """
-        bridged = self.codec.renderer.bridge_to_next_turn(
-            self.prompt_ids, self.turns[-1].action_ids, messages, tools=self.tools
-        )
-        return None if bridged is None else list(getattr(bridged, "token_ids", bridged))
-
-    def _render(self) -> list[int]:
-        return list(self.codec.renderer.render_ids(self.messages, tools=self.tools, add_generation_prompt=True))
-
-    def _without_stop(self, ids: list[int]) -> list[int]:
-        return ids[:-1] if ids and ids[-1] in self.codec.stop_token_ids else ids
-
-    def _parse(self, ids: list[int]) -> Message:
-        calls: Any
-        try:
-            parsed = self.codec.renderer.parse_response(ids, tools=self.tools, prompt_ids=self.prompt_ids)
-            message: Message = {"role": "assistant", "content": parsed.content}
-            reasoning, calls = parsed.reasoning_content, parsed.tool_calls
-        except (ValueError, RecursionError):
-            if not self.tools:
-                raise
-            # Such as a number of 5,000 digits, or 5,000 brackets: the model's mistake, so its environment tells it.
-            text = self.codec.decode(self._without_stop(ids))
-            message = {"role": "assistant", "content": text}
-            reasoning, calls = None, [TextCall(text, status="invalid_json")]
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if calls:
-            message["tool_calls"] = message_calls(calls, len(self.turns))
-        return message
+        """Context of the next turn; None where everything is rendered anew."""
+        return self.codec.extend(self.prompt_ids, self.turns[-1].action_ids, messages, self.tools)
 
 
 class SingleMessageConversation(Conversation):
@@ -169,15 +192,14 @@ class SingleMessageConversation(Conversation):
 
     def _extend(self, messages: list[Message]) -> list[int]:
         text = "".join(str(message.get("content") or "") for message in messages)
-        observation = self.codec.tokenizer.encode(text, add_special_tokens=False)
-        return self.prompt_ids + self.turns[-1].action_ids + list(observation)
+        return self.prompt_ids + self.turns[-1].action_ids + self.codec.encode(text)
 
     def add_observation(self, messages: list[Message]) -> None:
         self._drop_stop(self.turns[-1])
         super().add_observation(messages)
 
     def _drop_stop(self, turn: Turn) -> None:
-        kept = len(self._without_stop(turn.action_ids))
+        kept = len(self.codec.without_stop(turn.action_ids))
         if kept == len(turn.action_ids):
             return
         turn.action_ids, turn.action_logprobs = turn.action_ids[:kept], turn.action_logprobs[:kept]

@@ -1,4 +1,4 @@
-"""The episode loop: a policy and an environment take turns until one of them ends it."""
+"""Episodes, and the loop in which a policy and an environment take turns until one of them ends it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import copy
 import inspect
 import json
 import logging
-import math
 import numbers
 import time
 import traceback
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
@@ -23,6 +24,11 @@ from mtrl.generator.occupancy import Occupancy
 from mtrl.types import FAILED, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
 log = logging.getLogger(__name__)
+
+Seat = TypeVar("Seat")
+
+LARGEST = 1e100
+"""Magnitude of rewards and metrics."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +42,16 @@ class Limits:
     retries: int
 
 
-@dataclass
-class EpisodeLoop:
-    """Everything that the episodes of a run share."""
+class Episodes(ABC, Generic[Seat]):
+    """Plays episodes, whoever decides what is said to the policy: time limits, fresh attempts, and what failed."""
 
     engine: Engine
-    make_environment: Callable[[], BaseEnvironment]
-    make_conversation: Callable[..., Dialogue]
-    """From the opening messages, and the tools if there are any."""
-    pool: EnvironmentPool
     limits: Limits
-    sampling: Occupancy = field(default_factory=Occupancy)
+    sampling: Occupancy
     """When turns were sampled."""
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
-        """Play one episode; environment errors and time-outs are retried in a fresh environment, and never raised.
+        """Play one episode; errors and time-outs are retried in a fresh state, and never raised.
 
         Raises:
             EngineLostError: no episode can be played any more.
@@ -66,20 +67,56 @@ class EpisodeLoop:
 
     async def _attempt(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
         trajectory = Trajectory(task_id=str(row["id"]), group_id=group_id, index=index)
-        trajectory_id = f"{group_id}/{index}"
+        async with self._seat(f"{group_id}/{index}", sampling) as seat:
+            deadline = asyncio.timeout(self.limits.episode_timeout)
+            try:
+                async with deadline:
+                    # A copy, so that whatever an episode does to its row stays in it.
+                    await self._play(trajectory, seat, copy.deepcopy(row), sampling)
+            except EngineLostError:
+                raise
+            except Exception as error:
+                late = EpisodeTimeoutError(self.limits.episode_timeout, error) if deadline.expired() else None
+                _fail(trajectory, late or error)
+        return trajectory
+
+    @abstractmethod
+    def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Seat]:
+        """What an attempt holds of the engine; waiting for it costs nothing of the episode's time."""
+
+    @abstractmethod
+    async def _play(self, trajectory: Trajectory, seat: Seat, row: Row, sampling: SamplingParams) -> None:
+        """Fill the trajectory; whatever this raises fails the attempt."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End what the episodes share, but for the engine."""
+
+
+@dataclass
+class EpisodeLoop(Episodes[str]):
+    """Everything that the episodes of a run share in which an environment answers the policy."""
+
+    engine: Engine
+    make_environment: Callable[[], BaseEnvironment]
+    make_conversation: Callable[..., Dialogue]
+    """From the opening messages, and the tools if there are any."""
+    pool: EnvironmentPool
+    limits: Limits
+    sampling: Occupancy = field(default_factory=Occupancy)
+    """When turns were sampled."""
+
+    async def close(self) -> None:
+        """Let the idle threads end."""
+        self.pool.close()
+
+    @asynccontextmanager
+    async def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AsyncIterator[str]:
         self.engine.open(trajectory_id)
-        deadline = asyncio.timeout(self.limits.episode_timeout)
         try:
-            async with deadline:
-                # A copy, so that whatever an environment does to its row stays in its episode.
-                await self._play(trajectory, trajectory_id, copy.deepcopy(row), sampling)
-        except EngineLostError:
-            raise
-        except Exception as error:
-            _fail(trajectory, EpisodeTimeoutError(self.limits.episode_timeout, error) if deadline.expired() else error)
+            yield trajectory_id
         finally:
             self.engine.release(trajectory_id)
-        return trajectory
 
     async def _play(self, trajectory: Trajectory, trajectory_id: str, row: Row, sampling: SamplingParams) -> None:
         environment = await self._call(self.make_environment, discard=_close_late)
@@ -211,11 +248,11 @@ def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
     components, metrics = value.components or {}, value.metrics or {}
     return replace(
         value,
-        reward=_finite(value.reward, f"{name} returned the reward"),
+        reward=finite(value.reward, f"{name} returned the reward"),
         done=_truth(value.done, f"{name} returned done"),
         truncated=_truth(value.truncated, f"{name} returned truncated"),
-        components={key: _finite(v, f"{name} returned components[{key!r}] =") for key, v in components.items()},
-        metrics={key: _finite(v, f"{name} returned metrics[{key!r}] =") for key, v in metrics.items()},
+        components={key: finite(v, f"{name} returned components[{key!r}] =") for key, v in components.items()},
+        metrics={key: finite(v, f"{name} returned metrics[{key!r}] =") for key, v in metrics.items()},
     )
 
 
@@ -226,10 +263,15 @@ def _truth(value: Any, what: str) -> bool:
     return bool(truth)
 
 
-def _finite(value: Any, what: str) -> float:
+def finite(value: Any, what: str) -> float:
+    """A plain float.
+
+    Raises:
+        TypeError: `what` is no finite number, or one whose sums or squares are none.
+    """
     number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, numbers.Real) or not math.isfinite(number):
-        raise TypeError(f"{what} {value!r}; it must be a finite number")
+    if not isinstance(number, numbers.Real) or not abs(number) < LARGEST:
+        raise TypeError(f"{what} {value!r}; it must be a finite number below {LARGEST:g}")
     return float(number)
 
 

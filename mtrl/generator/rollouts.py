@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from mtrl.errors import RunEndedError
 from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.episode import EpisodeLoop
+from mtrl.generator.episode import Episodes
 from mtrl.types import FAILED, Group, Row, Trajectory
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class RolloutReport:
 class Rollouts:
     """Plays rows and keeps the failures apart."""
 
-    loop: EpisodeLoop
+    loop: Episodes[Any]
     seed: int
     max_failed_share: float
     on_episode: Callable[[Trajectory], None] = lambda trajectory: None
@@ -124,6 +124,7 @@ async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+        tasks.clear()  # an error holds this frame, and must not hold itself
 
 
 def stream_seed(seed: int, group_id: str, index: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.family import Family
-from mtrl.errors import UserError
+from mtrl.errors import UserError, reason
 from mtrl.generator.episode import as_messages, as_step_result
 from mtrl.types import Message, Row
 
@@ -65,7 +65,7 @@ def _next(played: queue.Queue[list[Message] | Exception], row: Row, timeout: flo
     if isinstance(episode, UserError):
         raise episode
     if isinstance(episode, Exception):
-        raise UserError(f"{where} failed: {type(episode).__name__}: {episode}") from episode
+        raise UserError(f"{where} failed: {reason(episode)}") from episode
     return episode
 
 

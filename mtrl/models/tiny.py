@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
@@ -107,6 +108,7 @@ def tiny_policy(start: WarmStart, on_step: Callable[[int, float], None] = lambda
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a Hugging Face folder, whole or not at all; one that is there is replaced."""
+    disable_progress_bar()
     partial, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -25,6 +25,7 @@ from mtrl.config.messages import unknown_choice
 from mtrl.config.overrides import normalise
 from mtrl.config.program import run_program
 from mtrl.config.schema import Config
+from mtrl.environments.agent import ProgramTask
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.play.keyboard import Keyboard
@@ -46,9 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     task = load_task(config)
+    if task.family.environment is ProgramTask:
+        raise UserError(
+            f"environment.name={task.family.name} is played by a program, and nobody else can; a run plays it, and "
+            "so do python -m mtrl.preflight and python -m mtrl.evaluate"
+        )
     check_player(choices.player, task.family)
     screen = Screen()
-    session = Session(config, task, choices, Keyboard(sys.stdin, screen.note), screen)
+    keyboard = Keyboard(sys.stdin, screen.note)
+    if keyboard.is_terminal and choices.player == "me":
+        screen.note("a line is a response; /help lists the commands, Ctrl-D ends")
+    session = Session(config, task, choices, keyboard, screen)
     try:
         session.run()
     except KeyboardInterrupt:

@@ -185,7 +185,7 @@ class Context:
     def needs_gold(self) -> str | None:
         """Why checks that start from a solved episode cannot run; None where they can."""
         if self.family.gold is None:
-            return f"the family {self.family.name} has no `gold`, so nobody here knows a right answer"
+            return f"the family {self.family.name} has no `gold`, a player that is always right"
         if not self.gold_responses:
             return f"`gold` of the family {self.family.name} knows no right answer to these rows"
         if not self.gold:

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from mtrl.evaluation.measures import is_cut
 from mtrl.preflight.agreement import compare
 from mtrl.preflight.context import EPSILON, Context
 from mtrl.preflight.play import Episode, Script, saying
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
-from mtrl.types import FinishReason, Group, StopReason, Trajectory
+from mtrl.types import Group, StopReason, Trajectory
 
 if TYPE_CHECKING:
     from mtrl.trainer.setup import Parts
 
 AT_CAP = 0.05
-"""Share of turns at the token limit from which the limit is too low."""
+"""Share of episodes with a turn at the token limit from which the limit is too low."""
 OUT_OF_TURNS = 0.10
 """Share of episodes that run out of turns from which there are too few."""
 FEW_INFORMATIVE = 0.25
@@ -63,8 +64,8 @@ def roll_out(context: Context, rollouts: int, on_warm_start: Callable[[int, floa
         for group in report.groups:
             await composer.apply_async(group)
             score_group(parts.family, group)
+        await parts.loop.close()
         await parts.engine.close()
-        parts.pool.close()
         return report.groups
 
     return Baseline(asyncio.run(play()), parts)
@@ -114,12 +115,14 @@ def failures(context: Context, baseline: Baseline) -> Result:
 
 
 def token_cap(context: Context, baseline: Baseline) -> Result:
-    """Few turns are cut by the limit on their tokens."""
-    turns = [turn for t in baseline.trajectories for turn in t.turns]
+    """Few episodes have a turn that the limit on its tokens cuts."""
     cap = context.config.generator.sampling_params.max_generate_length
-    share = fmean(turn.finish == FinishReason.LENGTH for turn in turns) if turns else 0.0
-    longest = max((len(turn.action_ids) for turn in turns), default=0)
-    evidence = f"{share:.1%} of {len(turns)} turns reach the {cap} tokens of a turn; the longest has {longest}"
+    share = fmean(map(is_cut, baseline.trajectories))
+    longest = max((len(turn.action_ids) for t in baseline.trajectories for turn in t.turns), default=0)
+    evidence = (
+        f"{share:.1%} of {len(baseline.trajectories)} episodes have a turn that reaches the {cap} tokens of a turn; "
+        f"the longest has {longest}"
+    )
     if share >= AT_CAP:
         return warned(evidence, f"set generator.sampling_params.max_generate_length={2 * cap}")
     return passed(evidence)
@@ -139,7 +142,7 @@ def out_of_turns(context: Context, baseline: Baseline) -> Result:
 def context_length(context: Context, baseline: Baseline) -> Result:
     """A conversation that uses all its turns fits what the model holds."""
     limit = baseline.parts.loop.limits.max_context_length
-    used = [len(t.turns[-1].action_ids) + _context(t) for t in baseline.trajectories if t.turns]
+    used = [t.context_tokens for t in baseline.trajectories if t.turns]
     stopped = sum(t.stop_reason == StopReason.CONTEXT_LIMIT for t in baseline.trajectories)
     prompts = max((len(t.turns[0].observation_ids) for t in baseline.trajectories if t.turns), default=0)
     evidence = f"prompts up to {prompts} tokens, conversations up to {max(used, default=0)} of {limit}"
@@ -190,12 +193,3 @@ def _successes(context: Context, baseline: Baseline) -> tuple[int, int]:
     threshold = context.config.evaluation.success_threshold - EPSILON
     scores = [t.score or 0.0 for t in baseline.trajectories]
     return sum(score >= threshold for score in scores), max(len(scores), 1)
-
-
-def _context(trajectory: Trajectory) -> int:
-    """Tokens before the last action. A turn with a break holds its whole context itself."""
-    total = 0
-    for turn in trajectory.turns:
-        total = len(turn.observation_ids) if turn.break_reason else total + len(turn.observation_ids)
-        total += len(turn.action_ids)
-    return total - len(trajectory.turns[-1].action_ids)

@@ -13,6 +13,7 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.errors import reason
 from mtrl.generator.episode import as_messages, as_step_result
 from mtrl.rewards.component import environment_rewards
 from mtrl.rewards.compose import RewardComposer
@@ -181,7 +182,7 @@ class Stage:
         except Exception as error:
             late = isinstance(error, CallTimeoutError)
             trajectory.stop_reason = StopReason.TIMEOUT if late else StopReason.ENV_ERROR
-            trajectory.error = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            trajectory.error = reason(error)
         return Episode(script, trajectory)
 
     async def _turns(self, trajectory: Trajectory, row: Row, moves: Moves, pool: EnvironmentPool) -> None:

@@ -11,6 +11,7 @@ from mtrl.preflight.moves import spam_moves
 from mtrl.preflight.play import Episode, Script, Stage, saying
 from mtrl.preflight.responses import parts
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.types import StopReason
 
 NOT_FINITE = "a finite number"
 """What the errors about NaN, infinity and text for a reward have in common."""
@@ -68,8 +69,11 @@ def reward_range(context: Context) -> Result:
     except UserError as error:
         return failed(str(error), "correct the name in reward.components, or let the environment report it")
     values = [e.paid for e in episodes if not e.error]
+    broke = [e for e in episodes if e.trajectory.stop_reason != StopReason.TIMEOUT]
+    if not values and broke:
+        return failed(f"no episode ended without an error. {_who(broke[0])}: {broke[0].error}", "mend the environment")
     if not values:
-        return skipped("no episode ended without an error; see robust")
+        return skipped("no episode ended in time; see robust")
     low, high = min(values), max(values)
     evidence = f"{len(values)} episodes are paid {low:.2f} to {high:.2f} in all"
     if low < -1 - EPSILON or high > 1 + EPSILON:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mtrl.environments.family import Splits
 from mtrl.errors import UserError
-from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.run_dir import RunDir, such_as
 from mtrl.tracking.trajectories import kind_and_step
 from mtrl.types import Row, Trajectory, trajectory_from_dict
 
@@ -51,7 +51,9 @@ def files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"{path} does not exist; give the folder of a run or a JSONL file of trajectories")
     if run_of(path) is None:
-        raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run or a JSONL file")
+        raise UserError(
+            f"{path} is no run, for it has no config.yaml; give a JSONL file or the folder of a run{such_as(path)}"
+        )
     files = sorted(RunDir(path).trajectories.glob("*.jsonl"))
     if not files:
         raise UserError(f"{path} holds no trajectories; train with trainer.save_trajectories_every=1, or give a file")

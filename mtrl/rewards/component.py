@@ -62,7 +62,7 @@ def parse_component(name: str, spec: Any) -> Component:
     if parameters:
         raise UserError(
             f"{key} has parameters ({', '.join(parameters)}) but is not a built-in shaping; "
-            f"choose one of {', '.join(SHAPINGS.names())}, or add target: package.module.function"
+            f"choose one of {', '.join(SHAPINGS.names())}, or name a function of yours: {key}.target=module.function"
         )
     if name == ENVIRONMENT:
         return Component(name, weight, environment_rewards)

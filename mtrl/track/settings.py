@@ -14,7 +14,7 @@ from mtrl.config.messages import unknown_key, wrong_type
 from mtrl.config.schema import MlflowConfig, TrackerConfig, WandbConfig
 from mtrl.errors import UserError
 from mtrl.tracking.followers.start import check_trackers, stored_config
-from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.run_dir import RunDir, such_as
 
 SECTION = "tracker."
 
@@ -28,7 +28,10 @@ def run_at(path: str) -> RunDir:
     if not run.path.is_dir():
         raise UserError(f"{path} does not exist; give the folder of a run or of an evaluation")
     if not run.config.is_file():
-        raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run or of an evaluation")
+        raise UserError(
+            f"{path} is no run, for it has no config.yaml; give the folder of an evaluation or of a run"
+            f"{such_as(run.path)}"
+        )
     return run
 
 

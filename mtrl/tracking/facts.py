@@ -13,7 +13,7 @@ def run_facts(config: Config) -> dict[str, str]:
     algorithm, trainer, evaluation = config.algorithm, config.trainer, config.evaluation
     held_out = f"evaluation every {evaluation.every_steps} on {evaluation.rows} held-out rows"
     return {
-        "task": f"{config.environment.name}, {config.data.path or 'synthetic rows'}, "
+        "task": f"{config.environment.target or config.environment.name}, {config.data.path or 'synthetic rows'}, "
         f"at most {config.generator.max_turns} turns",
         "model": f"{config.model.path or config.model.name} on {config.model.device}, {config.model.dtype}"
         + (f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""),

@@ -28,6 +28,13 @@ SUMMARY_KEYS = (
 """What every summary.json holds; null where the run did not measure it."""
 
 
+def such_as(folder: Path) -> str:
+    """`, such as RUN`: the newest run up to two levels below, for who named the folder of runs; else nothing."""
+    below = [file for levels in ("*", "*/*") for file in folder.glob(f"{levels}/config.yaml")]
+    runs = [file.parent for file in below if not RunDir(file.parent).is_evaluation]
+    return f", such as {max(runs, key=lambda run: run.stat().st_mtime)}" if runs else ""
+
+
 class RunDir:
     """Names of everything that a run leaves behind::
 

@@ -13,12 +13,14 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from operator import sub
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from mtrl.tracking.files import replace_file
-from mtrl.types import Group
+from mtrl.tracking.trajectory_json import trajectory_line
+from mtrl.types import Group, to_dict
 
 FORMAT = 1
 """Of the index. Another number: it is made anew."""
@@ -123,7 +125,7 @@ def write_groups(folder: Path, kind: str, step: int, groups: Iterable[Group]) ->
         with part.open("wb") as file:
             for group in groups:
                 for trajectory in group.trajectories:
-                    data = asdict(trajectory)
+                    data = to_dict(trajectory)
                     line = _encoded(data)
                     file.write(line)
                     lines.append(summarise(data, offset, len(line)))
@@ -225,10 +227,14 @@ def scan(path: Path, offset: int = 0) -> Iterator[LineSummary]:
             if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
                 offset += _skip_line(file)
                 yield _unreadable(start, offset - start, f"longer than {LONGEST_LINE // 2**20} MiB")
-            elif line.strip():
+                continue
+            is_whole = line.endswith(b"\n")
+            if line.strip():
                 summary = summarise_line(line, start)
-                if summary.problem is None or line.endswith(b"\n"):
+                if summary.problem is None or is_whole:
                     yield summary
+            if not is_whole:
+                return  # what has been appended meanwhile is the rest of this line
 
 
 def summarise_line(line: bytes, offset: int) -> LineSummary:
@@ -241,10 +247,10 @@ def summarise_line(line: bytes, offset: int) -> LineSummary:
 
 
 def summarise(data: Mapping[str, Any], offset: int, length: int) -> LineSummary:
-    """The summary of a trajectory as `dataclasses.asdict` or JSON gives it."""
+    """The summary of a trajectory as `to_dict` or JSON gives it."""
     try:
         return _summary(data, offset, length)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         return _unreadable(
             offset, length, f"no trajectory: {type(error).__name__} {next(iter(str(error).splitlines()), '')}"
         )
@@ -303,17 +309,21 @@ def _drift(turns: list[Mapping[str, Any]]) -> float | None:
     largest = None
     for turn in turns:
         if trainer := turn.get("trainer_logprobs"):
-            found = max((abs(a - b) for a, b in zip(trainer, turn["action_logprobs"], strict=False)), default=0.0)
+            found = max(map(abs, map(sub, trainer, turn["action_logprobs"])), default=0.0)
             largest = found if largest is None or not found <= largest else largest
     return _finite(largest)
 
 
 def _context(turns: list[Mapping[str, Any]]) -> int:
-    tokens = 0
+    """`Trajectory.context_tokens` of a line that was read and not made into one."""
+    ends = [0]
+    """After each turn, and first of none."""
     for turn in turns:
-        before = 0 if turn.get("break_reason") else tokens  # after a break the observation is the whole context
-        tokens = before + len(turn["observation_ids"]) + len(turn["action_ids"])
-    return tokens
+        parent = turn.get("parent")
+        before = ends[-1 if parent is None else parent + 1]
+        whole = turn.get("break_reason") is not None  # then the observation is the whole context
+        ends.append((0 if whole else before) + len(turn["observation_ids"]) + len(turn["action_ids"]))
+    return ends[-1]
 
 
 def _sums(turns: list[Mapping[str, Any]]) -> dict[str, float]:
@@ -346,7 +356,7 @@ def _unreadable(offset: int, length: int, problem: str) -> LineSummary:
 def _encoded(data: dict[str, Any]) -> bytes:
     """One line. Text that UTF-8 cannot hold (half of a surrogate pair) is written as `\\u` escapes, without loss."""
     try:
-        return (json.dumps(data, ensure_ascii=False) + "\n").encode()
+        return (trajectory_line(data) + "\n").encode()
     except UnicodeEncodeError:
         return (json.dumps(data) + "\n").encode()
 

@@ -99,11 +99,11 @@ class Admission:
 
     def choose(self, finished: Collection[Outstanding]) -> list[Outstanding] | None:
         """The B finished groups to train now; None while one that has not finished must be waited for."""
+        if len(finished) < self.batch:
+            return None
         chosen = sorted(finished, key=self._urgency)[: self.batch]
         rest = sorted(self.outstanding.difference(chosen), key=self._urgency)
-        if len(chosen) < self.batch or self._late(rest, self.version + 1):
-            return None
-        return chosen
+        return None if self._late(rest, self.version + 1) else chosen
 
     def hand_over(self, groups: Collection[Outstanding]) -> None:
         """They are trained from now on; they count as outstanding until `trained`."""
@@ -166,5 +166,6 @@ class ImpatientAdmission(Admission):
 
     def choose(self, finished: Collection[Outstanding]) -> list[Outstanding] | None:
         """The B finished groups with the earliest deadlines; None while there are fewer."""
-        chosen = sorted(finished, key=self._urgency)[: self.batch]
-        return chosen if len(chosen) == self.batch else None
+        if len(finished) < self.batch:
+            return None
+        return sorted(finished, key=self._urgency)[: self.batch]

@@ -25,13 +25,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
-import safetensors.torch
-from torch import Tensor
 
 from mtrl.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAME = re.compile(r"step_(\d+)")
 PARTIAL = ".partial-"
@@ -85,9 +86,11 @@ class Checkpoints:
         Raises:
             UserError: it could not be written (the disk is full, say); the earlier ones are untouched.
         """
+        from safetensors.torch import save
+
         target = self.folder / target_name(partial)
         try:
-            write_file(partial / RNG, safetensors.torch.save(dict(rng or {})))
+            write_file(partial / RNG, save(dict(rng or {})))
             if groups:
                 write_file(partial / GROUPS, b"".join(json.dumps(group).encode() + b"\n" for group in groups))
             write_file(partial / STATE, json.dumps(state, indent=2).encode())
@@ -143,12 +146,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UserError: a file is missing or damaged, or an older version wrote it.
     """
+    from safetensors.torch import load
+
     refuse_older(path)
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         lines = (path / GROUPS).read_text(encoding="utf-8").splitlines() if (path / GROUPS).exists() else []
         groups = [json.loads(line) for line in lines]
-        rng = safetensors.torch.load((path / RNG).read_bytes())
+        rng = load((path / RNG).read_bytes())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UserError(
             f"checkpoint {path} cannot be read ({error}); give another one: resume=PATH, or resume=latest"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from mtrl.distributed.sharding import named_tensors
@@ -72,6 +73,10 @@ class Learner:
     def weights(self) -> dict[str, Tensor] | None:
         """What an engine with weights of its own is to load, on the leader."""
         return self.policy.policy.weights()
+
+    def release(self) -> None:
+        """Leave GPU memory that no tensor holds any more to the servers that share the device."""
+        torch.cuda.empty_cache()
 
     def export(self, folder: Path) -> None:
         """The leader writes the policy as a Hugging Face folder."""

@@ -81,6 +81,10 @@ class Learners:
         """What an engine with weights of its own is to load."""
         return self.crew.run("weights")[0]
 
+    def release(self) -> None:
+        """Leave GPU memory that no tensor holds any more to the servers that share the GPUs of all ranks."""
+        self.crew.run("release")
+
     def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face folder."""
         self.crew.run("export", None, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TypeVar
 
 from torch import Tensor
@@ -40,11 +41,11 @@ def note_logprobs(groups: Sequence[Group], looked_at: Iterable[tuple[Sample, Ten
 
 def _said(sample: Sample, values: Sequence[float]) -> list[float]:
     """Those of the sampled tokens."""
-    return [value for value, said in zip(values, sample.loss_mask, strict=True) if said]
+    return list(compress(values, sample.loss_mask))
 
 
 def _by_turn(
-    groups: Sequence[Group], found: Iterable[tuple[Sample, T]], read: Callable[[T], Sequence[float]]
+    groups: Sequence[Group], found: Iterable[tuple[Sample, T]], read: Callable[[T], list[float]]
 ) -> Iterator[tuple[Turn, list[float]]]:
     """One list per turn from what was found of each sample, which `read` makes one number per sampled token of.
 
@@ -54,8 +55,8 @@ def _by_turn(
     for sample, what in found:
         if (mine := turns.get((sample.group_id, sample.trajectory))) is None:
             continue
-        of_turn: dict[int, list[float]] = {}
-        for turn, number in zip(_said(sample, sample.turns), read(what), strict=True):
-            of_turn.setdefault(int(turn), []).append(number)
-        for index, numbers in of_turn.items():
-            yield mine[index], numbers
+        numbers, start = read(what), 0
+        for index in (turn for turn in dict.fromkeys(sample.turns) if turn >= 0):
+            end = start + len(mine[index].action_ids)  # those of a turn lie side by side
+            yield mine[index], numbers[start:end]
+            start = end

@@ -79,10 +79,16 @@ class Trainer:
         run: RunDir,
         console: Console,
         on_row: Callable[[], None] = lambda: None,
+        on_evaluation: Callable[[int, dict[str, Any]], None] = lambda step, row: None,
     ):
-        """`on_row` is called when the folder of the run has something new."""
+        """
+        Args:
+            on_row: called when the folder of the run has something new.
+            on_evaluation: called with step and metrics after each evaluation; it may raise `RunEndedError` from step 1
+                on, and the run ends there, saved.
+        """
         self.config, self.parts, self.run_dir, self.console = config, parts, run, console
-        self.on_row = on_row
+        self.on_row, self.on_evaluation = on_row, on_evaluation
         self.progress = Progress()
         self.rows = RowStream(parts.splits.train, config.seed)
         self.composer = RewardComposer(config.reward)
@@ -137,7 +143,7 @@ class Trainer:
         self.metrics.truncate(self.progress.step if self.progress.step else -1)
         self.watch = Watch(self.config, self.run_dir)
         total = self.config.trainer.max_steps
-        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self.experience.stop)
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop)
         async with self._closing():
             with Interrupt(stop) as interrupt, self.console.progress("train", total) as bar:
                 bar.advance(self.progress.step)
@@ -162,6 +168,10 @@ class Trainer:
                     raise
         return interrupt.requested
 
+    def _stop(self) -> None:
+        self.console.note("asked to stop: what has begun is finished or put away, and the run is saved")
+        self.experience.stop()
+
     @contextmanager
     def _traced(self, number: int) -> Iterator[None]:
         """Keep a trace of this step (1-based) if it is `trainer.profile_step`."""
@@ -180,8 +190,8 @@ class Trainer:
         last_first.push(self._wait_saved)
         last_first.callback(self.timeline.close)
         last_first.callback(self.desk.close)
-        last_first.callback(self.parts.pool.close)
         last_first.push_async_callback(self.parts.engine.close)
+        last_first.push_async_callback(self.parts.loop.close)
         last_first.push_async_callback(self.experience.close)
         return last_first
 
@@ -208,6 +218,7 @@ class Trainer:
 
         Raises:
             SymptomError: one of them ends the run.
+            RunEndedError: `on_evaluation` ends it.
         """
         self.tracker.log(self.progress.step, row)
         self.on_row()
@@ -219,6 +230,8 @@ class Trainer:
                 f"diagnosis.live=stop ends the run at step {self.progress.step}: {in_short(end)} (python -m "
                 f"mtrl.diagnose {self.run_dir} tells more; resume=latest diagnosis.live=warn goes on all the same)"
             )
+        if "val/success/mean" in row:
+            self.on_evaluation(self.progress.step, row)
 
     async def _step(self) -> dict[str, Any]:
         """One step of training and what is known of it afterwards."""
@@ -241,7 +254,7 @@ class Trainer:
         row |= self._throughput(experience, learnt, {name: span.seconds for name, span in spans.items()})
         row |= kl | learnt.metrics | canary
         self._adapt_kl(row)
-        self._keep_trajectories(experience, credited, learnt)
+        await self.desk.do(self._keep_trajectories, experience, credited, learnt)
         self.console.step({"step": self.progress.step, **row})
         if self._evaluation_due():
             row |= await self._evaluate(self.progress.step)

@@ -17,7 +17,8 @@ from mtrl.distributed.world import World
 from mtrl.errors import UserError
 from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.lora import add_adapters, without_adapters
-from mtrl.trainer.batching import MicroBatch, check_packing
+from mtrl.models.packing import prepare_packing
+from mtrl.trainer.batching import MicroBatch
 from mtrl.trainer.checkpoint_saver import BackgroundSaver, Saver
 from mtrl.trainer.learner import Learner
 from mtrl.trainer.optimizer import Optimizer
@@ -47,7 +48,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     if trainer.gradient_checkpointing:
         checkpoint_gradients(model)
     if trainer.packing:
-        check_packing(model)
+        prepare_packing(model)
     values, reference = value_model(config, model), reference_model(config, model)
     if config.model.lora_rank:
         model = add_adapters(model, config.model, config.seed)
@@ -116,6 +117,7 @@ def reference_model(config: Config, model: Any) -> Any:
     reference = copy.deepcopy(model)
     if path:
         reference = type(model).from_pretrained(path, dtype=model.dtype).to(model.device)
+        reference.set_attn_implementation(model.config._attn_implementation)
     return reference.eval().requires_grad_(False)
 
 

@@ -74,4 +74,5 @@ class Publisher:
             return
         await self.colocated.sleep()
         yield
+        await self.desk.do(self.learners.release)
         await self.colocated.wake()

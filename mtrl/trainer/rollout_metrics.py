@@ -9,7 +9,10 @@ from statistics import fmean, pstdev
 from mtrl.evaluation.agreement import Thresholds
 from mtrl.evaluation.measures import agreement_metrics, at_cap, is_cut, mean_components, nearest_rank
 from mtrl.generator.rollouts import RolloutReport
-from mtrl.types import Group, StopReason
+from mtrl.types import BREAKS, Group, StopReason, Trajectory
+
+COUNTED = "gateway/"
+"""Begins the names of what `mtrl.gateway.session.Session` counts."""
 
 
 def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None) -> dict[str, float]:
@@ -24,7 +27,10 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
     `rollout/context/*`            tokens of a whole conversation at its end
     `rollout/components/NAME`      mean over episodes of the sums of their turns
     `rollout/metrics/NAME`         mean over the turns that reported it
+    `rollout/episode/NAME`         mean over the episodes of which an agent or a judge reported it; `attempts` over all
+    `rollout/gateway/NAME`         mean over the episodes of what the gateway counted in each
     `rollout/stop/REASON`          share of episodes that ended so
+    `rollout/breaks/REASON`        turns that began a new sample for it
     """
     trajectories = [t for group in report.groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
@@ -32,10 +38,7 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
     lengths = [len(t.turns) for t in trajectories]
     context = [t.context_tokens for t in trajectories]
     stops = Counter(t.stop_reason for t in trajectories)
-    reported: defaultdict[str, list[float]] = defaultdict(list)
-    for turn in turns:
-        for name, value in turn.metrics.items():
-            reported[name].append(value)
+    breaks = Counter(turn.break_reason for turn in turns if turn.break_reason is not None)
     return {
         "rollout/success/mean": fmean(t.score or 0.0 for t in trajectories),
         **agreement_metrics("rollout", trajectories, thresholds or Thresholds()),
@@ -54,11 +57,27 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
         "rollout/reward/std": pstdev(t.reward for t in trajectories),
         "analysis/group_reward_std": group_reward_std(report.groups),
         "rollout/failed_episodes": float(len(report.failures)),
-        "rollout/breaks": float(sum(turn.break_reason is not None for turn in turns)),
+        "rollout/breaks": float(breaks.total()),
+        **{f"rollout/breaks/{reason}": float(breaks[reason]) for reason in BREAKS},
         **{f"rollout/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},
         **{f"rollout/components/{name}": mean for name, mean in mean_components(trajectories).items()},
-        **{f"rollout/metrics/{name}": fmean(values) for name, values in sorted(reported.items())},
+        **reported_metrics(trajectories),
     }
+
+
+def reported_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`rollout/metrics/…` of turns, `rollout/episode/…` and `rollout/gateway/…` of episodes, as above."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in (item for t in trajectories for turn in t.turns for item in turn.metrics.items()):
+        values[f"rollout/metrics/{name}"].append(value)
+    counts: defaultdict[str, float] = defaultdict(float)
+    for name, value in (item for t in trajectories for item in t.metrics.items()):
+        if name.startswith(COUNTED):
+            counts[f"rollout/{name}"] += value  # a session has no entry for what never happened
+        else:
+            values[f"rollout/episode/{name}"].append(value)
+    means = {key: fmean(found) for key, found in sorted(values.items())}
+    return means | {key: total / len(trajectories) for key, total in sorted(counts.items())}
 
 
 def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:

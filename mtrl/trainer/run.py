@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import shlex
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
 from mtrl.distributed.launch import is_launched, number
 from mtrl.environments.factory import load_task
-from mtrl.errors import Interrupted, UserError
+from mtrl.errors import Interrupted, PrunedError, UserError
+from mtrl.garbage import settled
 from mtrl.preflight.at_start import check_at_start
 from mtrl.rewards.judge import keep_books
 from mtrl.tracking.console import Console
@@ -33,10 +35,14 @@ if TYPE_CHECKING:
     from mtrl.distributed.world import World
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+OnEvaluation = Callable[[int, dict[str, Any]], None]
 
 
-def train(cfg: DictConfig) -> dict[str, Any]:
+def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[str, Any]:
     """Train as `cfg` says and return what summary.json holds.
+
+    Args:
+        on_evaluation: called with step and metrics after each evaluation; see `Trainer`.
 
     Raises:
         UserError: the run cannot go on, and why; also where the disk is full.
@@ -44,11 +50,12 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     config: Config = OmegaConf.to_object(cfg)
     run = RunDir(config.run_dir).create(resume=config.resume != "none")
     with RunLock(run), RunLog(run.log) as log, keep_books(run.spending):
-        run.write_config(cfg)
+        if config.resume == "none" or not run.config.exists():
+            run.write_config(cfg)
         console = Console(mirror=log.line)
         log.show_warnings(console.show_warning)
         try:
-            return _train(config, run, console)
+            return _train(config, run, console, on_evaluation or (lambda step, row: None))
         except Exception as error:
             logging.getLogger("mtrl").info("the run stopped", exc_info=True)
             if isinstance(error, OSError) and error.errno in FULL:
@@ -57,33 +64,33 @@ def train(cfg: DictConfig) -> dict[str, Any]:
             raise
 
 
-def _train(config: Config, run: RunDir, console: Console) -> dict[str, Any]:
+def _train(config: Config, run: RunDir, console: Console, on_evaluation: OnEvaluation) -> dict[str, Any]:
     from mtrl.distributed.world import World
 
     with closing(World.join(config.trainer.fsdp.timeout)) as world:
-        return _lead(config, run, console, world)
+        return _lead(config, run, console, world, on_evaluation)
 
 
-def _lead(config: Config, run: RunDir, console: Console, world: World) -> dict[str, Any]:
+def _lead(config: Config, run: RunDir, console: Console, world: World, on_evaluation: OnEvaluation) -> dict[str, Any]:
     """Train, with the other ranks where there are any.
 
     Raises:
         Interrupted: a signal came, and the run is saved.
     """
     from mtrl.trainer.loop import Trainer
-    from mtrl.trainer.setup import set_up
+    from mtrl.trainer.setup import preparation, set_up
 
     task = load_task(config)
     if checkpoint_to_resume(config, run) is None:
         check_at_start(config, task, run.path, console.note, console.warning)
     if serves(config):
         console.note(f"the servers of {config.generator.backend} take a minute to start; they write to {run.engine}")
-    with console.progress("warm start", config.model.tiny.get("sft_steps")) as bar:
+    with console.progress(*preparation(config)) as bar:
         parts = set_up(config, on_warm_start=lambda step, loss: bar.advance(), task=task, world=world)
     parts.policy.tokenizer.save_pretrained(run.tokenizer)
     with closing(start_followers(config, run, console.warning)) as followers:
         console.banner({**facts(config, parts), **followers.urls()})
-        trainer = Trainer(config, parts, run, console, on_row=followers.poke)
+        trainer = Trainer(config, parts, run, console, followers.poke, on_evaluation)
         try:
             summary, signal = _finish(config, run, console, trainer)
         finally:
@@ -99,7 +106,13 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> tupl
     if (path := checkpoint_to_resume(config, run)) is not None:
         trainer.resume(read_checkpoint(path))
         console.note(f"resumed from {path} at step {trainer.progress.step}")
-    signal = asyncio.run(trainer.run())
+    run.write_config(config)  # not before: a checkpoint that is refused leaves the run as it was
+    try:
+        with settled():
+            signal = asyncio.run(trainer.run())
+    except PrunedError:
+        summarise(trainer, config, run)
+        raise
     if signal:
         console.note(f"{signal}: saved at step {trainer.progress.step}; go on with: {resume_command(config)}")
         return summarise(trainer, config, run), signal
@@ -180,9 +193,10 @@ def shown_paths(run: RunDir) -> dict[str, str]:
 def hints(config: Config, run: RunDir) -> dict[str, str]:
     """What to try next."""
     other = "text_to_sql" if config.name != "text_to_sql" else "gsm8k"
-    steps = f"trainer.max_steps={2 * config.trainer.max_steps}"
-    return {
-        "credit per turn": command(config, "algorithm=group_based_per_turn"),
+    steps = f"trainer.max_steps={max(1, 2 * config.trainer.max_steps)}"
+    per_turn = config.algorithm.advantage_method == "group_based_per_turn"
+    credit = {} if per_turn else {"credit per turn": command(config, "algorithm=group_based_per_turn")}
+    return credit | {
         "see what it did": f"python -m mtrl.view {run.path}",
         "what to change next": f"python -m mtrl.diagnose {run.path}",
         "another task": f"python -m mtrl.main experiment={other}",
@@ -198,7 +212,7 @@ def resume_command(config: Config) -> str:
 def command(config: Config, *changes: str) -> str:
     """The command of this run with some overrides changed; it always gets a folder of its own or one of `changes`."""
     task = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    changed = {"run_dir", "resume", *(key(change) for change in changes)}
+    changed = {"run_dir", "resume", "sweep", *(key(change) for change in changes)}
     kept = [override for override in task if key(override) not in changed]
     return shlex.join([*launcher(), "-m", "mtrl.main", *kept, *changes])
 

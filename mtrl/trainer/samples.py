@@ -1,4 +1,4 @@
-"""Trajectories to training samples: turns merge into one sequence while each context extends the previous tokens."""
+"""Trajectories to training samples: turns merge into one sequence while each context extends the tokens of another."""
 
 from __future__ import annotations
 
@@ -21,12 +21,22 @@ def trajectory_samples(trajectory: Trajectory, advantages: Sequence[float]) -> l
     """Sequence extension: one sample per unbroken run of turns (tinker-cookbook, `trajectory_to_data`).
 
     Every sampled token occurs exactly once with mask True; observations, and what a break repeats, have mask False.
+
+    Raises:
+        ValueError: two turns extend the tokens of one, or a turn extends one that is not before it.
     """
     samples: list[Sample] = []
+    ends: dict[int, Sample] = {}
+    """By the turn that a sample ends with so far."""
     for index, (turn, advantage) in enumerate(zip(trajectory.turns, advantages, strict=True)):
-        if not samples or turn.break_reason is not None:
+        if (before := turn.before(index)) is None:
             samples.append(Sample([], [], [], [], [], [], trajectory.group_id, trajectory.index))
-        sample = samples[-1]
+            sample = samples[-1]
+        elif before in ends:
+            sample = ends.pop(before)
+        else:
+            raise ValueError(f"turn {index} extends turn {before}, at which no sample ends: a break is missing")
+        ends[index] = sample
         seen, said = len(turn.observation_ids), len(turn.action_ids)
         sample.token_ids += turn.observation_ids + turn.action_ids
         sample.loss_mask += [False] * seen + [True] * said

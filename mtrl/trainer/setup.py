@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mtrl.config.agent_checks import plays_agent
 from mtrl.config.schema import Config, SamplingConfig
 from mtrl.distributed.crew import Crew
 from mtrl.distributed.world import World
@@ -17,7 +18,8 @@ from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
 from mtrl.generator.conversation import Codec, Conversation, SingleMessageConversation
 from mtrl.generator.engines.base import Engine, SamplingParams
-from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.generator.episode import EpisodeLoop, Episodes, Limits
+from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import TinyRecipe, WarmStart, tiny_policy
 from mtrl.trainer.engine import has_copy, training_engine
@@ -34,8 +36,7 @@ class Player:
 
     codec: Codec
     engine: Engine
-    loop: EpisodeLoop
-    pool: EnvironmentPool
+    loop: Episodes[Any]
     sampling: SamplingParams
     eval_sampling: SamplingParams
 
@@ -115,15 +116,48 @@ def connect(
     Raises:
         UserError: a prompt does not fit, or the engine cannot run the model.
     """
+    tokenizer = plain(tokenizer)
     codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
     limit = context_limit(config, model_config)
     check_prompts(codec, rows, limit)
-    engine = make_engine(limit)
+    make_loop = partial(agent_loop if plays_agent(config) else environment_loop, config, task, codec)
+    loop = make_loop(limits(config, limit), lambda: make_engine(limit))
+    sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
+    return Player(codec, loop.engine, loop, sampling, eval_sampling_params(config, codec.stop_token_ids))
+
+
+def environment_loop(
+    config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
+) -> EpisodeLoop:
+    """Episodes in which the task's environment answers."""
     layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
     pool = EnvironmentPool(config.environment.max_workers)
-    loop = EpisodeLoop(engine, task.make_environment, partial(layout, codec), pool, limits(config, limit))
-    sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
-    return Player(codec, engine, loop, pool, sampling, eval_sampling_params(config, codec.stop_token_ids))
+    return EpisodeLoop(make_engine(), task.make_environment, partial(layout, codec), pool, limits)
+
+
+def agent_loop(
+    config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
+) -> Episodes[Any]:
+    """Episodes that the program of `generator.agent` plays.
+
+    Raises:
+        UserError: it is not there.
+    """
+    from mtrl.gateway.server import Gateway
+    from mtrl.gateway.session import SessionLimits
+    from mtrl.generator.agents.loop import AgentLoop
+    from mtrl.generator.agents.start import make_runner
+
+    agent = config.generator.agent
+    runner = make_runner(agent)  # before an engine takes its minute
+    calls = SessionLimits(
+        agent.max_calls or limits.max_turns,
+        agent.max_calls_at_once,
+        limits.max_context_length,
+        agent.max_requests_per_second,
+    )
+    gateway = Gateway(make_engine(), codec, calls, agent.host, agent.port)
+    return AgentLoop(gateway, runner, limits, agent.max_concurrent)
 
 
 def limits(config: Config, context: int) -> Limits:
@@ -148,13 +182,22 @@ def tiny_folder(config: Config, task: Task, on_warm_start: Callable[[int, float]
     """The warm-started tiny policy of this family, seed and recipe."""
     family = task.family
     if family.demonstrate is None:
-        raise UserError(f"model=tiny needs a demonstrator, which {family.name} has not; use model=hf model.path=FOLDER")
+        raise UserError(
+            f"model=tiny needs a demonstrator: give {family.name} a `demonstrate`, or use model=hf model.path=FOLDER"
+        )
     settings = {"environment": dict(config.environment.config), "max_turns": config.generator.max_turns}
     start = WarmStart(
         family, task.make_environment, task.splits.train, config.seed, tiny_recipe(config), settings,
         config.environment.step_timeout,
     )  # fmt: skip
     return tiny_policy(start, on_warm_start)
+
+
+def preparation(config: Config) -> tuple[str, int | None]:
+    """What goes on until the policy is there, and in how many steps, where they can be counted."""
+    if config.model.name != "tiny":
+        return "loading the model", None
+    return "warm start", tiny_recipe(config).sft_steps
 
 
 def tiny_recipe(config: Config) -> TinyRecipe:

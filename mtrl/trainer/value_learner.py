@@ -18,8 +18,9 @@ from mtrl.distributed.sharding import compute_device, reshard
 from mtrl.distributed.sums import all_sum
 from mtrl.errors import UserError
 from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.packing import prepare_packing
 from mtrl.models.value_head import ValueModel
-from mtrl.trainer.batching import MicroBatch, check_packing
+from mtrl.trainer.batching import MicroBatch
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy_learner import NonFiniteError
 
@@ -66,7 +67,7 @@ def _load(path: str, config: Config, like: Any) -> Any:
             "read the same tokens; give a model with the policy's tokenizer, or null for the policy's own weights"
         )
     if config.trainer.packing:
-        check_packing(model)
+        prepare_packing(model)
     model.eval()
     if config.trainer.gradient_checkpointing:
         checkpoint_gradients(model)

@@ -5,14 +5,18 @@ and `{"error": "one sentence"}`; words that mean nothing are refused. Every stri
 text: the page shows it by `textContent`. Times are unix seconds. R is the id of a run, FILE the name of a file of
 trajectories without `.jsonl`, LINE counts from 0; each is percent-encoded in a path.
 
-`/api/runs`: `{runs: [RUN], differing: [key], version, warnings: [sentence]}`. RUN: `{id, name, experiment, path (its
-    last parts), seed, family, status: running | finished | stopped | empty, step, max_steps, started, updated,
-    differences: {key: value}, summary (summary.json), thresholds: {success, claim}, alarms (how many), files,
-    trajectories, has_timeline, tokens: text | ids, problems: [sentence]}`. `family` is a label that runs share which
-    differ in nothing but the seed; `differing` are the keys of config.yaml with several values.
-`/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, indexing}]}`, at once;
-    asked about every second. Strings that differ from those of the last answer: ask for that again. `since=STATE` is
-    taken and changes nothing. `indexing` is `{done, total}` in bytes of the files; equal: all lists are complete.
+`/api/runs`: `{runs: [RUN], differing: [key], version, warnings: [sentence], sweeps (how many)}`. RUN: `{id, name,
+    experiment, path (its last parts), seed, family, status: running | finished | stopped | empty, step, max_steps,
+    started, updated, differences: {key: value}, summary (summary.json), thresholds: {success, claim}, alarms (how
+    many), files, trajectories, has_timeline, tokens: text | ids, problems: [sentence]}`. `family` is a label that runs
+    share which differ in nothing but the seed; `differing` are the keys of config.yaml with several values.
+`/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, job, indexing}]}`, at
+    once; asked about every second. Strings that differ from those of the last answer: ask for that again. `since=STATE`
+    is taken and changes nothing. `indexing` is `{done, total}` in bytes of the files; equal: all lists are complete.
+`/api/sweeps`: `{sweeps: [{name, objective, direction: maximize | minimize, keys (that were swept), jobs: [{number, run
+    (its id), settings: {key: text}, value, steps, max_steps, seconds, status: running | finished | pruned | failed |
+    interrupted | stopped, said}], the best first, seeds: [{settings, mean, deviation, count}], best: {number, command}
+    or null}]}`: the runs of one folder that are jobs (mtrl/sweep).
 `/api/runs/R/config`: `{text, flat: {key: value}}`.
 `/api/runs/R/metrics?keys=a,b/*&since=STEP&points=2000`: `{last_step, rows, keys, columns: {key: {steps, values}},
     thinned: [key], problems}`. A value is null where it was NaN or infinite. Of `thinned` curves the extremes are kept.
@@ -48,10 +52,11 @@ trajectories without `.jsonl`, LINE counts from 0; each is percent-encoded in a 
     [TURN], previous, next: {file, line} of its group, group: [SUMMARY], problem, raw (of a line that cannot be read)}`.
     MESSAGE: `{role, content, tool_calls: [{name, arguments}], name, reasoning}`, all text.
     TURN: `{number, observation: {messages, tokens: TOKENS, whole_context}, action: {text, message, tokens: TOKENS},
-    reward, components, metrics, advantage (mean), finish, cut, break, trained, untrained (why), versions: [[version,
-    tokens]], seconds_generate, seconds_environment}`. TOKENS, columns of equal length: `{ids, texts, special: [place],
-    continued: [place] (their character began before), by: [[count, template | policy | context | a role]], logprobs,
-    trainer_logprobs, drift (trainer - sampler), advantages}`; columns that are not known are null.
+    reward, components, metrics, advantage (mean), finish, cut, break, parent (number of the turn that it extends, null:
+    the one before), trained, untrained (why), versions: [[version, tokens]], seconds_generate, seconds_environment}`.
+    TOKENS, columns of equal length: `{ids, texts, special: [place], continued: [place] (their character began before),
+    by: [[count, template | policy | context | a role]], logprobs, trainer_logprobs, drift (trainer - sampler),
+    advantages}`; columns that are not known are null.
 
 An exported file holds `{version: 1, created, left_out, runs_left_out, routes: {path: answer}}` in the script element
 `mtrl-export`: the answers to paths without a query, `trajectories` with all that were kept. Groups, facets and finds
@@ -66,6 +71,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mtrl
+from mtrl.sweep.outcome import JOB
 from mtrl.view import differences
 from mtrl.view.config import LARGEST
 from mtrl.view.detail import RAW_KEPT, Unreadable, message, parse, turns_of
@@ -77,6 +83,7 @@ from mtrl.view.select import FILTERS, ORDERS, in_order, matching
 from mtrl.view.series import MOST_POINTS, curves
 from mtrl.view.store import Row, StoredFile
 from mtrl.view.summaries import GROUP_SORTS, facets, file_summary, group_summary, grouped, sort_groups, summary
+from mtrl.view.sweep import sweeps_of, to_plain
 
 LARGEST_YAML = 256 * 1024
 """Characters of config.yaml that are shown."""
@@ -114,7 +121,14 @@ class Api:
         keys = differences.differing([run.config for run in runs])
         labels = differences.families([(run.name, run.config) for run in runs], keys)
         shown = [self._run(run, keys, label) for run, label in zip(runs, labels, strict=True)]
-        return {"runs": shown, "differing": keys, "version": mtrl.__version__, "warnings": self.library.warnings}
+        told = {"version": mtrl.__version__, "warnings": self.library.warnings, "sweeps": len(sweeps_of(runs))}
+        return {"runs": shown, "differing": keys, **told}
+
+    def sweeps(self, query: Query) -> Json:
+        query.check(())
+        runs = self.library.runs
+        ids = {run.path: run.id for run in runs}
+        return {"sweeps": [to_plain(sweep, ids) for sweep in sweeps_of(runs)]}
 
     def _run(self, run: Run, keys: Sequence[str], family: str) -> Json:
         run.trajectories.refresh()
@@ -123,7 +137,7 @@ class Api:
             "id": run.id,
             "name": run.name,
             "experiment": run.config.get("name"),
-            "path": "/".join(run.path.parts[1:][-3:]),
+            "path": run.place,
             "seed": run.config.get("seed"),
             "family": family,
             "status": run.status,
@@ -161,6 +175,7 @@ class Api:
             "files": _digest([(f.name, f.size, f.modified, f.indexed) for f in run.trajectories.files]),
             "alarms": run.alarms.state,
             "timeline": run.timeline.state,
+            "job": str(modified(run.path / JOB)),
             "indexing": indexing(run),
         }
 

@@ -90,6 +90,7 @@ def turns_of(trajectory: Trajectory, kind: str, tokenizer: Tokenizer | None) -> 
             "finish": turn.finish,
             "cut": turn.finish == "length",
             "break": turn.break_reason,
+            "parent": None if turn.parent is None else turn.parent + 1,
             "trained": untrained(turn, trajectory, kind) is None,
             "untrained": untrained(turn, trajectory, kind),
             "versions": turn.version_spans,

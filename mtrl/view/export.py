@@ -104,6 +104,7 @@ def collect(api: Api, most: int) -> Bundle:
             **{"total": len(items), "offset": 0, "limit": len(items), "items": items},
             "indexing": indexing(run),
         }
+    bundle.routes["/api/sweeps"] = api.sweeps(Query())
     bundle.routes["/api/runs"] = api.runs(Query())  # now that all is indexed
     return bundle
 

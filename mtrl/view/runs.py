@@ -62,6 +62,13 @@ class Run:
         return str(self.config.get("name") or self.path.name)
 
     @property
+    def place(self) -> str:
+        """As a command of where the viewer was started names it; elsewhere the last parts of its path."""
+        here = Path.cwd()
+        inside = here in self.path.parents
+        return str(self.path.relative_to(here)) if inside else "/".join(self.path.parts[1:][-3:])
+
+    @property
     def thresholds(self) -> Thresholds:
         """`evaluation.success_threshold` and `evaluation.claim_threshold` of the run."""
         values = [self.config.get(f"evaluation.{name}_threshold") for name in ("success", "claim")]
@@ -183,11 +190,7 @@ class Library:
             self.warnings = [f"{len(found)} runs were found, and the newest {MOST_RUNS} are shown; name fewer"]
             found = sorted(found, key=lambda run: modified(run) or 0, reverse=True)[:MOST_RUNS]
         ids = names_of(found)
-        for path in found:
-            if path not in self._runs:
-                self._runs[path] = Run(path, ids[path], self.indexer)
-        for path in self._runs.keys() - set(found):
-            del self._runs[path]
+        self._runs = {path: self._runs.get(path) or Run(path, ids[path], self.indexer) for path in found}
 
     @property
     def runs(self) -> list[Run]:

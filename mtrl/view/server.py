@@ -174,6 +174,7 @@ def create_app(api: Api, guard: Guard) -> Any:
         return await go_on(request)
 
     app.add_route("/api/runs", ask(lambda request, query: api.runs(query)))
+    app.add_route("/api/sweeps", ask(lambda request, query: api.sweeps(query)))
     app.add_route("/api/changes", ask(lambda request, query: api.changes(query)))
     app.add_route("/api/runs/{run}/metrics", metrics)
     app.add_route("/api/runs/{run}/trajectory/{file}/{line}", ask(trajectory))

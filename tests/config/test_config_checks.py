@@ -94,6 +94,10 @@ REFUSED = [
         "evaluation.split=tset is not known; did you mean test? Choose one of test, validation, train",
     ),
     (["evaluation.confidence=95"], "evaluation.confidence=95.0 must lie between 0 and 1; 0.95 is the usual level"),
+    (
+        ["evaluation.rows=0", "evaluation.sampled_rows=0"],
+        "evaluation.rows=0 must be at least 1 (every evaluation plays them, greedily)",
+    ),
     (["evaluation.endpoint.timeout=0"], "evaluation.endpoint.timeout=0.0 must be above 0"),
     (
         ["~environment", "experiment=null"],
@@ -101,7 +105,8 @@ REFUSED = [
     ),
     (
         ["environment.target=nowhere.Env"],
-        "environment.target=nowhere.Env cannot be imported (No module named 'nowhere'); write package.module.Name",
+        "environment.target=nowhere.Env cannot be imported (No module named 'nowhere'); write package.module.Name, "
+        "of the folder where you start or installed",
     ),
 ]
 

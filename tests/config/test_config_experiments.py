@@ -13,10 +13,7 @@ from mtrl.errors import UserError
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 OPTIONS = sorted(
-    (folder.name, path.stem)
-    for folder in CONF.iterdir()
-    if folder.is_dir() and folder.name not in ("experiment", "debug")
-    for path in folder.glob("*.yaml")
+    (folder.name, path.stem) for folder in CONF.iterdir() if folder.name in all_keys() for path in folder.glob("*.yaml")
 )
 
 

@@ -53,6 +53,27 @@ def test_a_key_unlike_any_other_lists_what_its_section_has():
     assert "its top level has name, seed, run_dir" in sentence("zzz=1")
 
 
+def test_the_example_of_the_document_is_what_is_said():
+    page = (CONF.parent / "docs" / "migration.md").read_text(encoding="utf-8")
+    ((typed, said),) = re.findall(r"^\$ python -m mtrl\.main (.+)\n(.+)\n```$", page, re.MULTILINE)
+    assert sentence(typed) == said
+
+
+@pytest.mark.parametrize(
+    "typed", ["sagemaker=spot", "+sagemaker=spot", "sagemaker=null", "~sagemaker", "sagemaker.spot=1"]
+)
+def test_what_belongs_to_a_job_on_sagemaker_is_sent_to_its_launcher(typed):
+    """conf/sagemaker/ is no group of a run, whatever `--help` lists."""
+    assert sentence(typed).endswith(
+        "start that with python scripts/launch_sagemaker.py, which takes the settings of the run as well"
+    )
+    assert "scripts/launch_managed_rl.py" in sentence("managed.model=x")
+
+
+def test_hydra_itself_is_no_group():
+    assert sentence("hydra=x") == "hydra=x is not a key of Hydra; --cfg hydra shows what there is"
+
+
 @pytest.mark.parametrize(
     ("theirs", "said"),
     [
@@ -268,11 +289,11 @@ def test_wrong_types(override, said):
             "experiment=text2sql does not exist; did you mean experiment=text_to_sql? "
             f"There is {', '.join(sorted(path.stem for path in (CONF / 'experiment').glob('*.yaml')))}",
         ),
-        ("model=tiney", "model=tiney does not exist; did you mean model=tiny? There is hf, tiny"),
+        ("model=tiney", "model=tiney does not exist; did you mean model=tiny? There is gpt_oss_20b, hf, llama3"),
         ("debug=quick", "debug=quick does not exist; there is fast"),
         (
-            "hydra/sweeper=optuna",
-            "hydra/sweeper=optuna is not installed; pip install hydra-optuna-sweeper, or leave it out",
+            "hydra/sweeper=ax",
+            "hydra/sweeper=ax is not installed; pip install hydra-ax-sweeper, or leave it out",
         ),
         ("gsm8k", "'gsm8k' is not a setting; write key=value, for example experiment=gsm8k"),
         ("seed=0,1", "seed=0,1 is several values; add -m for one run each, or write seed=[0,1] for a list"),

@@ -217,7 +217,7 @@ def test_the_command_line_finds_plugins_and_files_in_the_folder_where_it_starts(
     code = (
         "import os, sys\nsys.path = [p for p in sys.path if p not in ('', os.getcwd())]\n"
         "import mtrl.main as main\n"
-        "main.hydra.main = lambda **_: lambda job: lambda: print('handed over', sys.argv[1:])\n"
+        "main.hydra.main = lambda **_: lambda job: lambda: sys.exit(print('handed over', sys.argv[1:]))\n"
         f"main.cli({argv!r})"
     )
     assert python(code, project).startswith(f"handed over {argv!r}"[:-1])

@@ -6,8 +6,8 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
-from mtrl.config.runs import claim
+from mtrl.config.compose import compose, merge
+from mtrl.config.runs import claim, settle
 from mtrl.errors import UserError
 
 
@@ -124,6 +124,20 @@ def test_a_path_that_is_no_checkpoint(here):
     (here / "folder").mkdir()
     with pytest.raises(UserError, match="resume=folder is neither a run nor a checkpoint"):
         compose(["resume=folder"])
+    (make_run(here / "outputs/gsm8k/monday") / "config.yaml").touch()
+    for folder in ("outputs", "outputs/gsm8k"):
+        with pytest.raises(UserError, match="or a run folder, such as outputs/gsm8k/monday$"):
+            compose([f"resume={folder}"])
+
+
+def test_latest_tells_when_there_is_nothing_to_go_on_from(here):
+    """The newest run may be one that failed at its start, and not the one that was meant."""
+    (make_run(here / "outputs/gsm8k/failed") / "checkpoints" / "step_20").rmdir()
+    cfg = merge(["resume=latest"])
+    [warning] = settle(cfg)
+    assert warning.startswith("resume=latest: outputs/gsm8k/failed has no checkpoint yet, so it begins anew")
+    (here / "outputs/gsm8k/failed/checkpoints/step_000001").mkdir(parents=True)
+    assert settle(merge(["resume=latest"])) == []
 
 
 def test_two_runs_of_the_same_second_keep_their_own_folders(here):

@@ -18,6 +18,7 @@ from mtrl.diagnose.__main__ import main
 from mtrl.diagnose.finding import Finding
 from mtrl.errors import UserError
 from mtrl.types import FinishReason, StopReason, Trajectory, Turn, write_jsonl
+from tests import forked
 
 EVIL = "\x1b]0;owned\x07<script>alert(1)</script>\u202e[bold]x[/bold] the end"
 
@@ -162,7 +163,7 @@ def test_exit_status(words, status, ill, healthy, tmp_path):
     root = Path(mtrl.__file__).parent.parent
     command = [sys.executable, "-m", "mtrl.diagnose", *words]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = forked.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
 

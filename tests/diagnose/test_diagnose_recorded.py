@@ -3,7 +3,6 @@ them; what is kept of each is in `recorded/`."""
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +20,7 @@ from mtrl.diagnose.walk import walk
 from mtrl.rescore.source import read
 from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
+from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
 RECORDED = Path(__file__).parent / "recorded"
@@ -120,7 +120,7 @@ def test_the_report_names_the_guilty_trajectories():
 
 def diagnose(run):
     """The program, as somebody would call it."""
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "mtrl.diagnose", str(run)], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
@@ -135,7 +135,7 @@ def test_training_on_the_lenient_reward_raises_the_alarm(tmp_path):
     run = RunDir(tmp_path / "run")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     words = [*recorded.words(run.path), *SHORTER]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    done = forked.run(words, env=environment, capture_output=True, text=True)
     (step, alarm) = next((step, f) for step, f in read_alarms(run) if f.severity == Severity.ALARM)
     assert alarm.rule == "hacked_reward" and step <= 20 and alarm.witnesses
     assert done.returncode != 0 and "hacked" in done.stdout + done.stderr  # diagnosis.live=stop

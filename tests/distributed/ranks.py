@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests import forked
+
 LIMIT = 100.0
 """Seconds that ranks may take."""
 
@@ -23,7 +25,7 @@ def run_ranks(size: int, function: Callable[..., Any], folder: Path, *args: Any)
     `function` is at the top of a module. A rank that raises fails the test with its traceback.
     """
     context = multiprocessing.get_context("forkserver")  # what they import is imported once
-    context.set_forkserver_preload(["torch.distributed.fsdp", "transformers.models.qwen3.modeling_qwen3"])
+    forked.begin()
     processes = [
         context.Process(target=_run, args=(rank, size, folder, function, args), daemon=True) for rank in range(size)
     ]

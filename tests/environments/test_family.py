@@ -52,13 +52,27 @@ def test_a_bare_class_becomes_a_family():
         ),
         ("x", "no.such.Thing", "environment.target=no.such.Thing cannot be imported"),
         ("x", "mtrl.types.Nothing", "environment.target=mtrl.types.Nothing cannot be imported"),
-        ("x", "word", "environment.target=word cannot be imported"),
+        ("x", "word", "environment.target=word names no class; write module.Class, such as vault.Vault"),
         ("x", "mtrl.types.Turn", "environment.target=mtrl.types.Turn is a type; it must be a Family or"),
     ],
 )
 def test_what_is_not_a_family_is_said(name, target, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         get_family(name, target)
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("x = 1\nretrun 0.0\n", "(invalid syntax (broken.py, line 2)); mend the module"),
+        ("x = 1\n\nx.y = undefined\n", "(NameError in broken.py, line 3: name 'undefined' is not defined); mend the"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_names_the_line(tmp_path, monkeypatch, code, sentence):
+    (tmp_path / "broken.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=re.escape(f"environment.target=broken.Env cannot be imported {sentence}")):
+        get_family("x", "broken.Env")
 
 
 def test_an_environment_without_step_says_so():

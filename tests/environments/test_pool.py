@@ -87,6 +87,17 @@ def test_the_error_names_the_call_and_the_key(make_pool, release):
         run(make_pool(1).call(Env().step, timeout=0.01))
 
 
+def test_a_call_is_not_named_while_all_is_well(make_pool):
+    """The `repr` of a `partial` is as long as its arguments are, such as a corpus that all environments share."""
+
+    class Large:
+        def __repr__(self):
+            raise AssertionError("nobody needs it")
+
+    pool = make_pool(1)
+    assert asyncio.run(pool.call(partial(id, Large()), timeout=60))
+
+
 def test_waiting_for_a_thread_is_not_the_calls_time(make_pool):
     """Five calls share one thread; together they take longer than one may."""
     results = run(many(make_pool(1), [partial(time.sleep, 0.1)] * 5, timeout=0.3))

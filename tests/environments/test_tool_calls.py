@@ -1,5 +1,6 @@
 """Tool calls as text: read strictly, and none left out."""
 
+import copy
 import json
 from types import SimpleNamespace
 
@@ -135,6 +136,16 @@ def test_messages_as_text():
     broken = {"function": {"name": "", "arguments": "{oops"}}
     assert text_of({"role": "assistant", "content": "", "tool_calls": [broken]}) == f"{OPEN}{{oops{CLOSE}"
     assert text_of({"role": "tool", "content": "46"}) == "46"
+
+
+@pytest.mark.parametrize(("levels", "status"), [(90, "ok"), (120, "invalid_json"), (700, "invalid_json")])
+def test_what_is_nested_deep_is_malformed_while_python_can_still_copy_it(levels, status):
+    text = format_call("f", {}).replace(": {}", f': {{"a": {"[" * levels}{"]" * levels}}}')
+    _, (call,) = parse_calls(text)
+    assert call.status == status
+    deep = json.loads("[" * levels + "]" * levels)
+    (made,) = copy.deepcopy(message_calls([attempt("f", {"a": deep})], 0))
+    assert made.get("malformed", "ok") == status
 
 
 def test_the_description_holds_the_schemas_and_a_form_that_is_read():

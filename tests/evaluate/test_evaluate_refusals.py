@@ -73,7 +73,7 @@ def test_sources(folders):
     ("words", "sentence"),
     [
         (["evaluation.pass_k_values=[1,8]"], "evaluation.pass_k_values=[1,8] must lie from 1 to"),
-        (["evaluation.rows=0"], "evaluation.rows=0 leaves nothing to evaluate"),
+        (["evaluation.rows=0"], "evaluation.rows=0 must be at least 1"),
         (["evaluation.split=dev"], "evaluation.split=dev is not known"),
         (["evaluation.split=validation"], "evaluation.split=validation has no rows; set data.validation_rows"),
         (["evaluation.confidence=1"], "evaluation.confidence=1"),

@@ -17,6 +17,7 @@ from mtrl.errors import UserError
 from mtrl.evaluate.play import companies_of
 from mtrl.evaluate.store import Lock, Store, group_name
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
+from tests import forked
 from tests.evaluate.outputs import metrics_of, report_of, trajectories_of
 
 ROOT = Path(mtrl.__file__).parent.parent
@@ -37,9 +38,7 @@ WORDS = ["evaluation.compare=[base]", "evaluation.rows=8", "evaluation.sampled_r
 def start(run, out, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SLOWLY, str(run), *WORDS, f"evaluation.output={out}"]
-    return subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    return forked.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def episodes(out):

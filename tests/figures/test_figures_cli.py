@@ -11,14 +11,13 @@ from mtrl.errors import UserError
 from mtrl.figures.__main__ import chosen, main
 from mtrl.figures.axis import Axis
 from mtrl.figures.catalogue import FIGURES
+from tests import forked
 from tests.figures.made import training_rows, trajectory, turn
 
 
 def run(*words, expected=0):
     command = [sys.executable, "-m", "mtrl.figures", *map(str, words)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300
-    )
+    done = forked.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
     assert done.returncode == expected, done.stderr
     return done
 

@@ -11,6 +11,7 @@ from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.local import fused
 from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.generator.engines.local.half import HalfRunner
 from mtrl.generator.engines.local.runner import HfRunner
 from mtrl.models.tiny import save
 from mtrl.trainer.policy import Policy
@@ -168,6 +169,31 @@ def test_prefill_in_several_passes(name, pristine, model, play, contexts, monkey
     monkeypatch.setattr("mtrl.generator.engines.local.engine.PREFILL_TOKENS", 24)
     played = play(LocalEngine(model, None, max_context_length=128), PROMPTS)
     check_logprobs(pristine, PROMPTS, played, contexts)
+
+
+# -- half precision on a CPU ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FUSED, indirect=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_half_precision_is_nearer_to_the_truth_than_the_module(pristine, dtype, play, contexts):
+    """The truth is float32 with the same weights, which are rounded already."""
+    module = copy.deepcopy(pristine).to(dtype)
+    exact = copy.deepcopy(module).float()
+    engine = LocalEngine(copy.deepcopy(module), None, max_context_length=128)
+    assert type(engine.runner) is HalfRunner and engine.runner.cache.dtype == torch.float32
+    played = play(engine, PROMPTS, turns=4, sampling=SamplingParams(max_generate_length=9))
+    assert engine.stats.cached_tokens > engine.stats.prompt_tokens / 2
+    own, modules = [], []
+    for context, generation in contexts(PROMPTS, played):
+        truth = full_logprobs(exact, context, generation.token_ids)
+        own.append(torch.tensor(generation.logprobs) - truth)
+        modules.append(full_logprobs(module, context, generation.token_ids) - truth)
+    assert 0 < torch.cat(own).abs().mean() < torch.cat(modules).abs().mean() < 0.2
+
+
+def test_other_models_sample_in_the_precision_of_their_weights():
+    assert isinstance(LocalEngine(build("gpt2").bfloat16(), None).runner, HfRunner)
 
 
 # -- whose weights they are -------------------------------------------------------------------------------------------

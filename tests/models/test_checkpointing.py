@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.models.checkpointing import checkpoint_gradients
-from mtrl.trainer.batching import check_packing
+from mtrl.models.packing import prepare_packing
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 50,
          "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
@@ -55,7 +55,7 @@ def test_nothing_else_is_in_training_mode():
 
 
 def test_packed_samples_stay_apart():
-    check_packing(twins()[1])
+    prepare_packing(twins()[1])
 
 
 def test_nothing_deprecated_is_called():

@@ -10,6 +10,7 @@ import pytest
 
 from mtrl.config.messages import one_sentence
 from mtrl.play.__main__ import main
+from tests import forked
 from tests.play.shown import ROOT, TASK
 
 
@@ -20,7 +21,8 @@ def program(tmp_path):
     def run(typed, *words):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
         command = [sys.executable, "-m", "mtrl.play", *words]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, input=typed, capture_output=True, timeout=120)
+        starts = subprocess if "PYTHONIOENCODING" in environment else forked  # Python reads it when it starts
+        done = starts.run(command, cwd=tmp_path, env=environment, input=typed, capture_output=True, timeout=120)
         done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
         return done
 

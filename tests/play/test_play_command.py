@@ -179,6 +179,15 @@ def test_what_is_wrong_is_told_in_one_sentence(awkward, words, sentence):
     assert sentence in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_a_task_of_programs_is_not_played_by_hand(play, tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(f'{{"prompt": "{split}?", "answer": "yes"}}\n')
+    agent = ["environment=agent", "generator.agent.command=[python]", "generator.local.deterministic=false"]
+    done = play("right\n", *TASK[:1], *agent, f"data.path={tmp_path}")
+    assert done.returncode == 2 and done.stdout == ""
+    assert "environment.name=agent is played by a program, and nobody else can" in done.stderr
+
+
 def test_gold_that_is_not_there(awkward):
     assert "the family goldless has no perfect player" in awkward("/gold\n", family="GOLDLESS").stdout
 
@@ -232,7 +241,7 @@ def test_in_a_terminal(tmp_path, key, status):
 
     try:
         opening = read_until(b"> ")
-        assert b"say right 0" in opening and b"\x1b[" in opening
+        assert b"/help lists the commands" in opening and b"say right 0" in opening and b"\x1b[" in opening
         os.write(master, b"right\n")
         assert b"by the scorer" in read_until(b"say right 1")
         read_until(b"> ")

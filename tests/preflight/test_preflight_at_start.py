@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -23,6 +22,7 @@ from mtrl.preflight import at_start, checklist
 from mtrl.preflight.at_start import LIMIT, check_at_start, kept_random_state, made_in_time
 from mtrl.preflight.checklist import CHEAP
 from mtrl.preflight.result import Status
+from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
 
@@ -63,6 +63,34 @@ def test_what_fails_is_told_with_evidence_and_fix_and_the_run_goes_on(start):
     kept = {check["name"]: check for check in done.found["checks"]}["stalling"]
     assert kept["status"] == "fail"
     assert line == f"preflight: stalling failed: {kept['evidence']}; {kept['fix']}" and "\n" not in line
+
+
+RAISES = """
+from types import SimpleNamespace
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.family import Splits
+
+class Raises(BaseEnvironment):
+    def step(self, response, ground_truth):
+        return ground_truth["misspelt"]
+
+    @staticmethod
+    def load(data, seed, **config):
+        rows = [{"id": f"{n}", "prompt": "say it", "ground_truth": {"answer": f"{n}"}} for n in range(40)]
+        return Splits(train=rows[:20], test=rows[20:])
+
+    @staticmethod
+    def demonstrate(row, rng):
+        return SimpleNamespace(act=lambda observation: "1")
+"""
+
+
+def test_an_environment_that_always_raises_is_told_with_its_line(start, tmp_path, monkeypatch):
+    (tmp_path / "always_raises.py").write_text(RAISES)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = start("environment.target=always_raises.Raises", "name=raises")
+    (said,) = [warning for warning in done.warnings if "range failed" in warning]
+    assert "no episode ended without an error" in said and "KeyError in always_raises.py, line 8: 'misspelt'" in said
 
 
 def test_stop_stops_in_one_sentence(start):
@@ -165,7 +193,7 @@ def test_a_run_makes_them_before_the_warm_start_and_not_again_when_it_goes_on(tm
         target = "environment.target=tests.preflight.broken.overlapping_splits.FAMILY"
         command = [sys.executable, "-m", "mtrl.main", *RUN, target, "run_dir=run", *words]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        return forked.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
 
     stopped = program("preflight.at_start=stop", "run_dir=other")
     assert stopped.returncode == 2 and "\npreflight.at_start=stop: splits failed" in f"\n{stopped.stderr}"

@@ -12,7 +12,7 @@ from mtrl.preflight.result import Status
 BROKEN = Path(__file__).parent / "broken"
 EXPECTED = {
     "constant_reward": {"spread": "all are paid 0.00"},
-    "crashing": {"robust": "KeyError: 'no tag'"},
+    "crashing": {"robust": "KeyError in crashing.py, line "},
     "echo_pays": {"echo": "right at once is paid 1.00, the best found 0.90: the question back"},
     "format_pays": {"format_only": "right at once is paid 1.00, the best found 0.80"},
     "hanging": {"robust": "took longer than environment.step_timeout"},
@@ -44,6 +44,8 @@ EXPECTED = {
 """Environment -> the lines that fail, no others, and what their evidence says."""
 WARNED = {"turn_penalty": {"growth": "reward -0.15 in 5 turns, -0.90 in 20"}}
 """Environment -> the lines that only warn."""
+WARNED_BESIDES = {"spam_pays": {"range": "outside of [-1, 1]"}}
+"""Environment -> lines that warn beside those that fail."""
 
 
 def results_of(name, *overrides):
@@ -78,6 +80,8 @@ def test_the_right_lines_fail(name):
     for line, words in EXPECTED[name].items():
         assert words in results[line].evidence
         assert results[line].fix
+    for line, words in WARNED_BESIDES.get(name, {}).items():
+        assert results[line].status == Status.WARN and words in results[line].evidence
 
 
 @pytest.mark.parametrize("name", WARNED)

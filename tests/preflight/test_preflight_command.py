@@ -19,6 +19,7 @@ from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
 from mtrl.preflight.context import Context, environment_factory
 from mtrl.preflight.foothold import informative
 from mtrl.preflight.result import Result, Status, failed, passed, skipped, warned, worst
+from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 def command(folder, *overrides):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     words = [sys.executable, "-m", "mtrl.preflight", *overrides]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return forked.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def config_of(*overrides):
@@ -176,9 +177,11 @@ def test_the_policy_plays_last(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", ["games", "mini_swe", "search", "sop", "triviaqa"])
-def test_the_other_shipped_tasks_fail_nowhere(experiment):
-    """Their warnings are explained in their READMEs."""
-    results = list(check(config_of(f"experiment={experiment}", "preflight.rows=12", "preflight.seconds=5")))
+@pytest.mark.parametrize(
+    ("experiment", "rows"), [("games", 12), ("mini_swe", 4), ("search", 12), ("sop", 12), ("triviaqa", 12)]
+)
+def test_the_other_shipped_tasks_fail_nowhere(experiment, rows):
+    """Their warnings are explained in their READMEs. Turns of mini_swe start sandboxes: it plays fewer."""
+    results = list(check(config_of(f"experiment={experiment}", f"preflight.rows={rows}", "preflight.seconds=5")))
     assert not [(r.name, r.evidence) for r in results if r.status == Status.FAIL]
     assert {r.name for r in results if r.status == Status.PASS} >= {"hermetic", "leaks", "concurrency", "gold"}

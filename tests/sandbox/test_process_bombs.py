@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrl.sandbox import execution
+from tests.peak import Peak
 
 MARGIN = 60.0
 """Seconds that a busy machine may add."""
@@ -17,27 +17,6 @@ MARGIN = 60.0
 
 def python(sandbox, code, *arguments, **options):
     return sandbox.run(["python3", "-c", code, *map(str, arguments)], **options)
-
-
-class Peak:
-    """The most memory and processes that all children of this test hold while it is open."""
-
-    def __enter__(self):
-        self.bytes = self.processes = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self
-
-    def _sample(self):
-        while not self._stop.wait(0.02):
-            family = execution._family(os.getpid()) - {os.getpid()}
-            self.processes = max(self.processes, len(family))
-            self.bytes = max(self.bytes, sum(map(execution._proportional, family)))
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
 
 
 def test_fork_bomb(sandbox, bystander):

@@ -18,6 +18,7 @@ from mtrl.track.__main__ import main, parse
 from mtrl.track.sending import Outcome, lines
 from mtrl.track.settings import run_at, tracker_of
 from mtrl.tracking.followers.start import follower_of
+from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
 
@@ -125,7 +126,7 @@ def test_it_follows_a_run_until_its_end(run):
     """As a program: it sends what comes, and ends by itself when the run has written its summary."""
     command = [sys.executable, "-m", "mtrl.track", str(run), "--to", "tensorboard", "--follow"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    program = forked.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not any("metrics.jsonl:2" in path.read_text() for path in run.path.glob("trackers/tensorboard-*")):
         time.sleep(0.1)
         assert program.poll() is None, program.communicate()
@@ -140,7 +141,7 @@ def test_it_follows_a_run_until_its_end(run):
 def test_following_ends_by_ctrl_c_too(run):
     command = [sys.executable, "-m", "mtrl.track", str(run), "--to", "tensorboard", "--follow"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    program = forked.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not any("metrics.jsonl:2" in path.read_text() for path in run.path.glob("trackers/tensorboard-*")):
         time.sleep(0.1)
         assert program.poll() is None, program.communicate()

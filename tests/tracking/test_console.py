@@ -207,6 +207,11 @@ def test_facts_of_a_config():
     assert facts["algorithm"] == "grpo + ppo, 16 prompts × 8 trajectories, lr 1e-06, seed 0"
 
 
+def test_facts_name_an_environment_of_the_user():
+    config = Config(environment=EnvironmentConfig(name="gsm8k", target="vault.Vault"), run_dir="outputs/1")
+    assert run_facts(config)["task"] == "vault.Vault, synthetic rows, at most 5 turns"
+
+
 # -- terminals ---------------------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,18 @@ def test_a_summary_by_hand():
     )._asdict()  # fmt: skip
 
 
+def test_a_context_is_that_of_the_turn_it_extends():
+    turns = [
+        make_turn(tokens=4, observation_ids=[5] * 3),
+        make_turn(tokens=1, observation_ids=[5] * 50, break_reason="fresh"),
+        make_turn(tokens=2, observation_ids=[5], parent=0),
+    ]
+    made = make_trajectory(turns=turns)
+    assert summarise_line(to_json(made).encode(), 0).context == made.context_tokens == 3 + 4 + 1 + 2
+    turns[2].parent = 7
+    assert "IndexError" in summarise_line(to_json(made).encode(), 0).problem
+
+
 def test_never_credited_is_not_zero():
     summary = summarise_line(to_json(make_trajectory()).encode(), 0)
     assert (summary.advantage, summary.informative, summary.drift) == (None, None, None)
@@ -175,6 +187,23 @@ def test_a_half_written_line_is_not_there_yet(tmp_path):
     first, broken, last = scan(path)
     assert (first.problem, last.problem) == (None, None) and broken.problem.startswith("not JSON")
     assert path.read_bytes()[last.offset : last.offset + last.length] == line + b"\n"
+
+
+def test_a_line_that_ends_while_the_file_is_read_is_left_to_the_next_reader(tmp_path, monkeypatch):
+    path = tmp_path / "growing.jsonl"
+    line = to_json(make_trajectory()).encode()
+    path.write_bytes(line[:50])
+
+    def summarise_line(data, offset):
+        with path.open("ab") as file:
+            file.write(line[50:] + b"\n")
+        return real(data, offset)
+
+    real = trajectories.summarise_line
+    with monkeypatch.context() as patch:
+        patch.setattr(trajectories, "summarise_line", summarise_line)
+        assert list(scan(path)) == []
+    assert [s.problem for s in scan(path)] == [None]
 
 
 def test_a_line_that_is_too_long_is_skipped(tmp_path, monkeypatch):

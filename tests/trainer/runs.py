@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import mtrl
+from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
 SMALL = [
@@ -38,7 +39,7 @@ def start(run_dir, *words, code=None):
         command = [sys.executable, "-c", textwrap.dedent(code) + "\nfrom mtrl.main import cli; cli()"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{run_dir.parent}", "OMP_NUM_THREADS": "1"}
     arguments = [*command, *SMALL, *words, f"run_dir={run_dir}"]
-    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return forked.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process, expected=0):

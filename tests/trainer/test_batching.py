@@ -9,11 +9,10 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
-from mtrl.errors import UserError
-from mtrl.trainer.batching import PACKED, PADDED, check_packing, micro_batches
+from mtrl.models.packing import prepare_packing
+from mtrl.trainer.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.policy import Policy
 from mtrl.types import Sample
 
@@ -48,11 +47,14 @@ def build(make, dtype=torch.float32, attention="sdpa"):
     return model
 
 
-@pytest.fixture(params=[(name, attention) for name in MODELS for attention in ("sdpa", "eager")], ids=" ".join)
+@pytest.fixture(params=[(name, attention) for name in MODELS for attention in ("sdpa", "apart", "eager")], ids=" ".join)
 def model(request):
     torch.set_num_threads(1)
     name, attention = request.param
-    return build(MODELS[name], attention=attention)
+    model = build(MODELS[name], attention="sdpa" if attention == "apart" else attention)
+    if attention == "apart":
+        prepare_packing(model)
+    return model
 
 
 def sample_of(rng, length, trajectory=("g", 0), vocabulary=90):
@@ -239,37 +241,3 @@ def test_packed_samples_do_not_see_each_other(model):
         after = policy.logprobs(other)[0]
         assert torch.equal(before[owner != row], after[owner != row])
         assert (before != after)[owner == row].all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_models_that_pack_are_told_from_those_that_do_not(dtype):
-    for make in MODELS.values():
-        for attention in ("sdpa", "eager"):
-            check_packing(build(make, dtype, attention))
-    mixed = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    refused = [
-        lambda: hf.MambaForCausalLM(
-            hf.MambaConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2, initializer_range=0.3)
-        ),
-        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=90, hidden_size=32, n_layer=2, n_head=4)),
-        lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**SIZES, **mixed, **experts)),
-    ]
-    for make in refused:
-        model = make().eval().to(dtype)
-        name = type(model).__name__
-        with pytest.raises(UserError, match=rf"trainer\.packing=true .* {name} .*; set trainer\.packing=false"):
-            check_packing(model)
-
-
-def test_a_model_that_takes_no_positions_cannot_pack():
-    class NoPositions(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner, self.config, self.device, self.dtype = inner, inner.config, inner.device, inner.dtype
-
-        def forward(self, input_ids, use_cache):
-            return self.inner(input_ids=input_ids, use_cache=use_cache)
-
-    with pytest.raises(UserError, match=r"NoPositions .* set trainer\.packing=false"):
-        check_packing(NoPositions(build(MODELS["rotary"])))

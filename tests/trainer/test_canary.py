@@ -118,9 +118,10 @@ def test_a_run_begins_with_its_weights_wherever_the_engine_came_from(parts):
     assert engine.loaded == [0, 3]
 
 
-def test_servers_sleep_while_the_policy_learns(parts):
+def test_servers_sleep_while_the_policy_learns(parts, monkeypatch):
     engine, learners, _ = parts
-    seen = []
+    seen, freed = [], []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(engine.asleep))
 
     async def step(publisher):
         async with publisher.asleep():
@@ -131,3 +132,4 @@ def test_servers_sleep_while_the_policy_learns(parts):
     asyncio.run(step(make()))
     asyncio.run(step(make(colocated=engine)))
     assert seen == [False, False, True, False]
+    assert freed == [True], "what the update needed is given back before they wake, or they find no room"

@@ -19,6 +19,22 @@ def test_components_are_summed_per_episode_and_metrics_are_means_of_the_turns_th
     assert metrics["rollout/metrics/field_acc"] == 0.75
 
 
+def test_metrics_of_episodes_are_means_over_those_that_report_them_and_counts_over_all():
+    group = make_group(0, 50, size=4)
+    first, second, *_ = group.trajectories
+    first.metrics |= {"tests": 3.0, "gateway/gone": 2.0}
+    second.metrics |= {"tests": 4.0}
+    first.turns[0].metrics = {"tests": 100.0}
+    metrics = rollout_metrics(RolloutReport([group]))
+    assert metrics["rollout/episode/tests"] == 3.5 and metrics["rollout/gateway/gone"] == 0.5
+    assert metrics["rollout/metrics/tests"] == 100.0
+    assert {key for key in metrics if "tests" in key or "gone" in key} == {
+        "rollout/episode/tests",
+        "rollout/gateway/gone",
+        "rollout/metrics/tests",
+    }
+
+
 def test_verdicts_caps_and_context_by_worked_numbers():
     group = make_group(0, 50, size=4, turns=2)
     for trajectory, (reward, score) in zip(group.trajectories, [(1, 1), (1, 0), (0, 1), (0, 0)], strict=True):
@@ -37,6 +53,9 @@ def test_verdicts_caps_and_context_by_worked_numbers():
     group.trajectories[0].turns[-1].break_reason = "template"  # then its context is told anew, and whole
     last = group.trajectories[0].turns[-1]
     assert group.trajectories[0].context_tokens == len(last.observation_ids + last.action_ids)
+    metrics = rollout_metrics(RolloutReport([group]))
+    assert metrics["rollout/breaks"] == metrics["rollout/breaks/template"] == 1.0
+    assert metrics["rollout/breaks/branch"] == 0.0
 
 
 def test_a_reward_of_another_scale_has_a_threshold_of_its_own():

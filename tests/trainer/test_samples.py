@@ -1,17 +1,22 @@
 """Sequence extension: turns to samples."""
 
+import json
 import random
 
+import pytest
 from helpers import make_group, make_turn, split_by_turn
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.trainer.samples import group_samples, trajectory_samples
-from mtrl.types import FinishReason, Trajectory, Turn
+from mtrl.types import FinishReason, Trajectory, Turn, to_json, trajectory_from_dict
 
 
-def turn(seen, said, break_reason=None):
-    return Turn(seen, said, [-0.5] * len(said), [(4, len(said))], FinishReason.STOP, "", {}, break_reason=break_reason)
+def turn(seen, said, break_reason=None, parent=None):
+    spans = [(4, len(said))]
+    return Turn(
+        seen, said, [-0.5] * len(said), spans, FinishReason.STOP, "", {}, break_reason=break_reason, parent=parent
+    )
 
 
 def test_turns_that_extend_each_other_are_one_sample():
@@ -31,6 +36,40 @@ def test_a_break_starts_a_new_sample_with_the_whole_context():
     first, second = trajectory_samples(trajectory, [1.0, 2.0])
     assert (first.token_ids, second.token_ids) == ([1, 2, 3], [9, 8, 7, 6])
     assert second.turns == [-1, -1, -1, 1] and second.advantages[-1] == 2.0
+
+
+def test_turns_extend_the_one_that_they_name():
+    """A program and its helper take turns, and the program's second branch is told its whole context."""
+    turns = [
+        turn([1, 2], [3]),
+        turn([7], [8], "fresh"),
+        turn([4], [5], parent=0),
+        turn([9], [10, 11], parent=1),
+        turn([1, 2, 3, 6], [7], "branch"),
+        turn([12], [13], parent=3),
+    ]
+    trajectory = Trajectory("t", "g", 0, turns)
+    samples = trajectory_samples(trajectory, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    assert [s.token_ids for s in samples] == [[1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12, 13], [1, 2, 3, 6, 7]]
+    assert [s.turns for s in samples] == [[-1, -1, 0, -1, 2], [-1, 1, -1, 3, 3, -1, 5], [-1, -1, -1, -1, 4]]
+    assert samples[1].advantages == [0.0, 1.0, 0.0, 3.0, 3.0, 0.0, 5.0]
+    assert trajectory.contexts == [2, 1, 4, 3, 4, 6] and trajectory.context_tokens == 7
+    assert trajectory_from_dict(json.loads(to_json(trajectory))) == trajectory
+
+
+@pytest.mark.parametrize("parent", [-1, 2, 5])
+def test_a_turn_extends_none_that_is_not_before_it(parent):
+    trajectory = Trajectory("t", "g", 0, [turn([1], [2]), turn([3], [4]), turn([5], [6], parent=parent)])
+    with pytest.raises(ValueError, match="a break is missing"):
+        trajectory_samples(trajectory, [1.0] * 3)
+    with pytest.raises(ValueError, match="not before it"):
+        trajectory_from_dict(json.loads(to_json(trajectory)))
+
+
+def test_two_turns_never_extend_one():
+    trajectory = Trajectory("t", "g", 0, [turn([1], [2]), turn([3], [4]), turn([5], [6], parent=0)])
+    with pytest.raises(ValueError, match="turn 2 extends turn 0"):
+        trajectory_samples(trajectory, [1.0] * 3)
 
 
 def test_turns_without_a_sampled_token_leave_no_sample():

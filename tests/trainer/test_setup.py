@@ -7,7 +7,7 @@ from mtrl.config.compose import compose
 from mtrl.environments.factory import Task, load_task
 from mtrl.environments.family import Splits
 from mtrl.errors import UserError
-from mtrl.trainer.setup import set_up
+from mtrl.trainer.setup import preparation, set_up
 
 
 @pytest.mark.parametrize("override", ["trainer.max_steps=5", "trainer.max_steps=0"])
@@ -17,3 +17,16 @@ def test_no_training_rows(override):
     empty = Task(task.family, Splits([], task.splits.test), task.make_environment)
     with pytest.raises(UserError, match="there are no training rows: check data.path and data.train_split"):
         set_up(config, task=empty)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["experiment=gsm8k"], ("warm start", 300)),
+        (["experiment=gsm8k", "model.tiny.sft_steps=7"], ("warm start", 7)),
+        (["experiment=gsm8k_multi_turn", "model=hf", "model.path=here"], ("loading the model", None)),
+    ],
+    ids=["default", "shorter", "hf"],
+)
+def test_the_bar_before_the_first_step(words, expected):
+    assert preparation(OmegaConf.to_object(compose(words))) == expected

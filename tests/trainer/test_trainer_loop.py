@@ -30,7 +30,7 @@ def trainer(tmp_path):
     trainer.config = Config(run_dir=str(tmp_path))
     trainer.experience = SimpleNamespace(close=lambda: close("experience"), state=list)
     trainer.parts = SimpleNamespace(
-        engine=SimpleNamespace(close=lambda: close("engine")), pool=SimpleNamespace(close=lambda: said.append("pool"))
+        engine=SimpleNamespace(close=lambda: close("engine")), loop=SimpleNamespace(close=lambda: close("loop"))
     )
     trainer.timeline = Timeline(tmp_path / "timeline.jsonl")
     trainer.desk = Desk(beside_rollouts=False)
@@ -62,7 +62,7 @@ def test_whatever_fails_to_close_the_checkpoint_is_waited_for(trainer):
     trainer.parts.engine.close = fails
     with pytest.raises(OSError, match="gone"):
         asyncio.run(close(trainer))
-    assert trainer.said == ["experience", "pool", "saved"]
+    assert trainer.said == ["experience", "loop", "saved"]
 
 
 def test_the_error_that_ended_the_other_ranks_is_told_and_not_that_they_are_gone(trainer):

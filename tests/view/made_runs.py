@@ -13,6 +13,7 @@ import httpx
 import mtrl
 from mtrl.tracking.trajectories import write_groups
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
+from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
 TOKEN = "a-token-of-the-tests"
@@ -85,7 +86,7 @@ def viewing(*words, token=TOKEN):
     """`python -m mtrl.view` in a process of its own: its address, and a client that has the token."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MTRL_VIEW_TOKEN": token}
     command = [sys.executable, "-m", "mtrl.view", *map(str, words), "--no-browser"]
-    process = subprocess.Popen(
+    process = forked.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     try:

@@ -248,6 +248,13 @@ def test_all_that_is_known_of_a_token(api_of, tmp_path):
     assert (seen["logprobs"], seen["advantages"], seen["by"]) == (None, None, [[2, "context"]])
 
 
+def test_turns_that_go_on_from_another_than_the_last(api_of, tmp_path):
+    turns = [make_turn(), make_turn(break_reason="fresh"), make_turn(parent=0)]
+    found = one(api_of, tmp_path, make_trajectory(turns=turns))["turns"]
+    assert [(turn["break"], turn["parent"]) for turn in found] == [(None, None), ("fresh", None), (None, 1)]
+    assert [turn["observation"]["whole_context"] for turn in found] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "why"),
     [

@@ -210,6 +210,18 @@ def test_runs_are_found_below_a_folder_also_sweeps(tmp_path):
     assert found == {"gsm8k/monday", "gsm8k/sweep/0", "gsm8k/sweep/1"}
 
 
+def test_runs_are_named_as_one_types_them_and_new_ones_stand_where_they_belong(tmp_path, monkeypatch):
+    for name in ("outputs/a", "outputs/c"):
+        make_run(tmp_path / name, steps=1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Library, "LOOK_EVERY", 0.0)
+    library = Library([tmp_path / "outputs"])
+    make_run(tmp_path / "outputs/b", steps=1)
+    assert [run.place for run in library.runs] == ["outputs/a", "outputs/b", "outputs/c"]
+    monkeypatch.chdir(tmp_path / "outputs" / "a")
+    assert [len(Path(run.place).parts) for run in library.runs] == [3, 3, 3], "not the whole path of the machine"
+
+
 def test_a_run_that_is_named_twice_is_there_once(tmp_path):
     run = make_run(tmp_path / "one", steps=1)
     assert [r.id for r in Library([run, tmp_path]).runs] == ["one"]

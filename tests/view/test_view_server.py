@@ -16,6 +16,7 @@ import pytest
 from mtrl.tracking.trajectories import write_groups
 from mtrl.types import Group, to_json
 from mtrl.view.__main__ import main
+from tests import forked
 from tests.view.made_runs import HOSTILE, ROOT, TOKEN, make_run, make_trajectory, make_turn, viewing
 
 STATIC = ROOT / "mtrl" / "view" / "static"
@@ -274,7 +275,7 @@ def test_tokens_that_could_be_guessed_or_break_a_header(made_run, monkeypatch, t
 
 def start(*words, **environment):
     command = [sys.executable, "-m", "mtrl.view", *map(str, words)]
-    return subprocess.Popen(
+    return forked.Popen(
         command, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
@@ -322,7 +323,7 @@ def test_the_benchmark_adds_up(tmp_path):
     words = ["--trajectories", "300", "--turns", "2", "--tokens", "5", "--repeats", "2", "--json", "out.json"]
     command = [sys.executable, str(ROOT / "benchmarks" / "viewer.py"), *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = forked.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["files"] == 3

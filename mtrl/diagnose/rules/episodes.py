@@ -43,7 +43,8 @@ def failing_episodes(record: Record) -> Finding | None:
 @rule("R030", windows=0.2)
 def template_breaks(record: Record) -> Finding | None:
     """Turns do not extend the tokens before them, so that an episode falls into several samples."""
-    share = level(record, BREAKS) / max(1, record.episodes)
+    own = sum(level(record, f"{BREAKS}/{reason}") for reason in ("branch", "retry", "fresh"))  # a program means them
+    share = (level(record, BREAKS) - own) / max(1, record.episodes)
     if share < 0.02:
         return None
     multi = bool(record.setting("generator.use_conversation_multi_turn"))

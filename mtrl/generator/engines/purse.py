@@ -6,7 +6,6 @@ way when a process was killed counts as spent, and a budget holds over any numbe
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
@@ -16,11 +15,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtrl.config.endpoint_schema import BudgetConfig, PriceConfig
 from mtrl.errors import RunEndedError, UserError
 from mtrl.tracking.files import replace_file
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +188,8 @@ class Purse:
 
     def _reserve(self, bill: Bill) -> asyncio.Future[None] | None:
         """Write it down (None), or what to wait for."""
+        import asyncio  # here: the checks of a configuration need the limits alone
+
         with self._lock:
             if self.closed is None and (limit := self._exceeded(self.total + bill.spent)) is not None:
                 self.closed = self._spent_error(limit)

@@ -146,16 +146,17 @@ class _Spans:
 
     def all(self) -> Iterator[Span]:
         yield self._root()
-        turns, now, context = self.episode.trajectory.turns, self.start, 0
-        for number, turn in enumerate(turns):
-            context = len(turn.observation_ids) + (0 if turn.break_reason else context)
-            answered = turns[number + 1].observation if number + 1 < len(turns) else None
+        turns, now = self.episode.trajectory.turns, self.start
+        later = {turn.parent: turn.observation for turn in turns if turn.parent is not None}
+        for number, (turn, context) in enumerate(zip(turns, self.episode.trajectory.contexts, strict=True)):
+            following = turns[number + 1].observation if number + 1 < len(turns) else None
+            answered = later.get(number, following)
             answer = self.episode.trajectory.final_observation if answered is None else answered
             said = now + round(1e9 * turn.seconds_generate)
             after = said + round(1e9 * turn.seconds_environment)
             yield self._turn(number, turn, context, now, after)
             yield from self._tools(number, turn, answer, said, after)
-            now, context = after, context + len(turn.action_ids)
+            now = after
 
     def _span(self, name: str, parent: str | None, shown: Shown) -> Span:
         return self.writer.span(self.episode, name, parent, shown)

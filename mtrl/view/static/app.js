@@ -11,11 +11,13 @@ import * as visible from "./visible.js";
 import { Browse } from "./browse.js";
 import { GroupView } from "./group.js";
 import { Overview } from "./overview.js";
+import { SweepView } from "./sweep.js";
 import { TrajectoryView } from "./trajectory.js";
 
 const { h } = dom;
-const VIEWS = { __proto__: null, overview: Overview, browse: Browse, group: GroupView, trajectory: TrajectoryView };
-const TABS = [["overview", "Overview"], ["browse", "Browse"]];
+const VIEWS = { __proto__: null, overview: Overview, browse: Browse, group: GroupView, trajectory: TrajectoryView,
+  sweep: SweepView };
+const TABS = [["overview", "Overview"], ["browse", "Browse"], ["sweep", "Sweep"]];
 
 /** What every view may use. Views have open(values), close(), changed(run, names) and keys(). */
 class App {
@@ -49,6 +51,7 @@ class App {
     this.runs = answer.runs;
     this.differing = answer.differing;
     this.warnings = answer.warnings || [];
+    this.sweeps = answer.sweeps;
     this.version = answer.version;
   }
 
@@ -79,9 +82,9 @@ class App {
   drawBar() {
     const { view, values } = route.read();
     const run = this.run(values.run);
-    const on = view === "overview" ? "overview" : "browse";
-    const tabs = TABS.map(([name, label]) => h("a", {
-      class: "tab", id: `tab-${name}`, href: route.link(name, name === "overview" ? {} : route.kept(values)),
+    const on = ["overview", "sweep"].includes(view) ? view : "browse";
+    const tabs = TABS.filter(([name]) => name !== "sweep" || this.sweeps).map(([name, label]) => h("a", {
+      class: "tab", id: `tab-${name}`, href: route.link(name, name === "browse" ? route.kept(values) : {}),
         "aria-current": name === on ? "page" : null,
     }, label));
     dom.replace(dom.byId("bar"),

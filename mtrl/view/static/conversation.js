@@ -86,6 +86,8 @@ export function turnHead(turn, most) {
     turn.break ? h("span", { class: "flag",
       title: "Its context is not the previous tokens and more: a new sample starts here" },
       `context broken: ${visible.plain(turn.break)}`) : null,
+    turn.parent ? h("span", { class: "fact", title: "Its context is the tokens of that turn and more" },
+      `goes on from turn ${turn.parent}`) : null,
     turn.untrained ? h("span", { class: "fact dim", title: visible.plain(turn.untrained) }, "not trained") : null,
     h("span", { class: "fact dim",
       title: "Sampled tokens, policy version, seconds to generate + in the environment" },

@@ -22,6 +22,7 @@ function query(values) {
 /** What both sources answer. `get(path, values)` is theirs; errors are Errors with one plain sentence. */
 class Source {
   runs() { return this.get(path("runs")); }
+  sweeps() { return this.get(path("sweeps")); }
   config(run) { return this.get(path("runs", run, "config")); }
   metrics(run, keys) { return this.get(path("runs", run, "metrics"), { keys: keys && keys.join(",") }); }
   timeline(run) { return this.get(path("runs", run, "timeline")); }

@@ -3,7 +3,7 @@
 import { source } from "./data.js";
 
 const EVERY = 1000; // milliseconds
-const WATCHED = ["metrics", "files", "alarms", "timeline"];
+const WATCHED = ["metrics", "files", "alarms", "timeline", "status", "job"];
 
 export class Live {
   constructor(app) {

@@ -33,7 +33,7 @@ function row(run, store, columns) {
   const cell = (content, name = "") => h("td", { class: name }, content);
   return h("tr", {},
     h("th", { scope: "row" }, h("a", { href: route.link("browse", { run: run.id }) }, visible.plain(run.name)),
-      h("small", { class: "path" }, visible.plain(run.path))),
+      h("small", { class: "path", title: visible.plain(run.path) }, visible.plain(run.path))),
     cell(format.value(run.seed), "num"), cell(h("span",
       { class: `badge ${run.status === "running" ? "live" : run.status}` }, visible.plain(run.status))),
     cell(run.max_steps ? `${format.number(run.step)} / ${format.number(run.max_steps)}` : format.number(run.step),

@@ -26,7 +26,8 @@ function nameOf(members, runs) {
   const differences = settings.map(([key, value]) => `${key.split(".").at(-1)}=${value}`);
   const what = alike.length > members.length ? differences : [];
   const seed = members.length === 1 && alike.length > 1 && run.seed !== null ? [`seed ${run.seed}`] : [];
-  const several = members.length > 1 ? [`${members.length} seeds`] : [];
+  const repeats = new Set(members.map((member) => member.seed)).size < members.length;
+  const several = members.length > 1 ? [`${members.length} ${repeats ? "runs" : "seeds"}`] : [];
   const tell = [...what.slice(0, 2), ...seed, ...several];
   return tell.length ? `${run.name} (${tell.join(", ")})` : run.name;
 }

@@ -172,11 +172,13 @@ export class TrajectoryView {
       details(shown, this.place(shown)));
   }
 
-  /** Where a token is in its context: since the last turn that saw its whole context anew. */
+  /** Where a token is in its context: since the turn that saw its whole context anew. */
   place(token) {
-    let position = token.index;
-    const anew = (i) => this.whole.turns[i].observation.whole_context;
-    for (let i = token.turn - 1; i >= 1 && !anew(i); i--) position += this.flow.turns.get(i).length;
+    let position = token.index, turn = this.whole.turns[token.turn - 1];
+    while (turn.number > 1 && !turn.observation.whole_context) {
+      turn = this.whole.turns[(turn.parent || turn.number - 1) - 1];
+      position += this.flow.turns.get(turn.number).length;
+    }
     return { position };
   }
 

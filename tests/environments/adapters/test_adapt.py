@@ -15,6 +15,7 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import get_family
 from mtrl.errors import UserError
 from mtrl.types import FinishReason, Trajectory, Turn
+from tests import forked
 
 
 class Gym:
@@ -196,7 +197,7 @@ def test_a_whole_run_on_a_foreign_class(tmp_path):
     (tmp_path / "coin.py").write_text(COIN)
     root = Path(__file__).parents[3]
     overrides = ["experiment=null", "environment.target=coin.Coin", "name=coin", "debug=fast", "run_dir=run"]
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "mtrl.main", *overrides],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"},

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from envs.sop.sop_bench import load_sop_bench, mismatches
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
 from mtrl.errors import UserError
+from tests import forked
 
 ROOT = Path(__file__).parents[3]
 RIGHT = '<final_output>{"state": "open", "keys": 2}</final_output>'
@@ -133,7 +133,7 @@ def test_a_run_without_steps_is_an_evaluation(folder, tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "-m", "mtrl.main", "experiment=sop", "debug=fast", "trainer.max_steps=0"]
     command += [f"environment.config.sop_bench={folder}", f"run_dir={run}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = forked.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "preflight: gold failed" not in done.stdout + done.stderr
     assert json.loads((run / "summary.json").read_text())["steps"] == 0

@@ -26,14 +26,18 @@ class SlotCache:
         old_slots, old_capacity = self.slots, self.capacity
         self.slots = max(slots, self.slots)
         self.capacity = _round_up(capacity) if capacity > self.capacity else self.capacity
-        heads, dim = self.shape
         for store in (self.keys, self.values):
             for layer, old in enumerate(store):
                 # Zeros, not empty: masked-out rubbish that happens to be NaN would still poison a softmax times value.
-                new = torch.zeros(self.slots, heads, self.capacity, dim, dtype=self.dtype, device=self.device)
+                new = self._zeros(store)
                 if old_slots:
                     new[:old_slots, :, :old_capacity] = old
                 store[layer] = new
+
+    def _zeros(self, store: list[Tensor]) -> Tensor:
+        """One layer of `store`, which is `keys` or `values`."""
+        heads, dim = self.shape
+        return torch.zeros(self.slots, heads, self.capacity, dim, dtype=self.dtype, device=self.device)
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
         """Row `targets[i]` becomes a copy of what row `sources[i]` held before the call, up to `length` tokens."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from mtrl.generator.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.generator.engines.local import fused
 from mtrl.generator.engines.local.batch import DecodeBatch
+from mtrl.generator.engines.local.half import HalfRunner
 from mtrl.generator.engines.local.runner import HfRunner, Runner
 from mtrl.generator.engines.local.session import Request, Session
 from mtrl.generator.engines.local.weights import copy_weights
@@ -63,7 +64,7 @@ class LocalEngine:
         Raises:
             UserError: the engine cannot run this model.
         """
-        self.runner: Runner = fused.FusedRunner(model) if fused_decode and fused.supports(model) else HfRunner(model)
+        self.runner = make_runner(model, fused_decode)
         self.model, self.tokenizer = model, tokenizer
         self.max_num_seqs, self.max_context_length = max_num_seqs, max_context_length
         self.deterministic = deterministic
@@ -330,6 +331,18 @@ class LocalEngine:
         for slot, session in enumerate(order):
             session.slot = slot
         self._rows = order
+
+
+def make_runner(model: Any, fused_decode: bool) -> Runner:
+    """The fastest forward pass that there is for this model.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not fused_decode or not fused.supports(model):
+        return HfRunner(model)
+    halved = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
+    return HalfRunner(model) if halved else fused.FusedRunner(model)
 
 
 def _share_prompts(admitted: list[Session]) -> tuple[list[Session], list[tuple[Session, Session]]]:

@@ -50,9 +50,12 @@ class FusedRunner:
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.eps = config.rms_norm_eps
-        self.layers = [_Layer(layer) for layer in model.model.layers]
-        self.cache = SlotCache(config.num_hidden_layers, self.kv_heads, self.dim, model.dtype, model.device)
+        self.layers = [Layer(layer) for layer in model.model.layers]
+        self.cache = self._make_cache(config.num_hidden_layers)
         self._cos = self._sin = torch.empty(0)
+
+    def _make_cache(self, layers: int) -> SlotCache:
+        return SlotCache(layers, self.kv_heads, self.dim, self.model.dtype, self.model.device)
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
         n, t = ids.shape
@@ -62,16 +65,16 @@ class FusedRunner:
         rows = torch.arange(first_slot, first_slot + n, device=ids.device)[:, None]
         mask = torch.zeros(n, 1, t, width, dtype=self.cache.dtype, device=ids.device)
         mask.masked_fill_(torch.arange(width, device=ids.device) > positions[:, None, :, None], float("-inf"))
-        x = F.embedding(ids, self.model.model.embed_tokens.weight)
+        x = F.embedding(ids, self.model.model.embed_tokens.weight).to(self.cache.dtype)
         for i, layer in enumerate(self.layers):
             x = x + self._attention(layer, i, x, cos, sin, rows, positions, mask, first_slot, width)
-            x = x + layer.mlp(self._norm(x, layer.norm2))
+            x = x + self._mlp(layer, self._norm(x, layer.norm2))
         last = x[torch.arange(n, device=ids.device), lengths - 1] if t > 1 else x[:, 0]
-        return F.linear(self._norm(last, self.model.model.norm.weight), self.model.lm_head.weight)
+        return self._linear(self._norm(last, self.model.model.norm.weight), self.model.lm_head.weight)
 
     def _attention(
         self,
-        layer: _Layer,
+        layer: Layer,
         index: int,
         x: Tensor,
         cos: Tensor,
@@ -83,7 +86,7 @@ class FusedRunner:
         width: int,
     ) -> Tensor:
         n, t = positions.shape
-        qkv = F.linear(self._norm(x, layer.norm1), layer.qkv, layer.qkv_bias).view(n, t, -1, self.dim)
+        qkv = self._linear(self._norm(x, layer.norm1), layer.qkv, layer.qkv_bias).view(n, t, -1, self.dim)
         rotated = self.heads + self.kv_heads
         qk, values = qkv[:, :, :rotated], qkv[:, :, rotated:]
         if layer.q_norm is not None:
@@ -92,14 +95,22 @@ class FusedRunner:
             qk = F.rms_norm(qk, (self.dim,), None, self.eps) * scale
         qk = qk * cos + qk.roll(self.dim // 2, -1) * sin
         self.cache.write(index, rows, positions, qk[:, :, self.heads :], values)
-        out = F.scaled_dot_product_attention(
-            qk[:, :, : self.heads].transpose(1, 2),
-            self.cache.keys[index][first : first + n, :, :width],
-            self.cache.values[index][first : first + n, :, :width],
-            attn_mask=mask,
-            enable_gqa=self.heads != self.kv_heads,
-        )
-        return F.linear(out.transpose(1, 2).reshape(n, t, -1), layer.out, layer.out_bias)
+        keys = self.cache.keys[index][first : first + n, :, :width]
+        values = self.cache.values[index][first : first + n, :, :width]
+        out = self._attend(qk[:, :, : self.heads].transpose(1, 2), keys, values, mask)
+        return self._linear(out.transpose(1, 2).reshape(n, t, -1), layer.out, layer.out_bias)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """[n, heads, t, dim] from as many queries, and keys and values [n, kv_heads, width, dim]."""
+        gqa = self.heads != self.kv_heads
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=gqa)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        gate, up = self._linear(x, layer.gate_up).chunk(2, -1)
+        return self._linear(F.silu(gate) * up, layer.down)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
@@ -118,7 +129,7 @@ class FusedRunner:
         self._sin = torch.cat((-sin[0][:, :half], sin[0][:, half:]), -1)[:, None]
 
 
-class _Layer:
+class Layer:
     """One decoder layer's weights, its projections turned into views of fused blocks."""
 
     def __init__(self, layer: Any):
@@ -130,10 +141,6 @@ class _Layer:
         self.k_norm = getattr(getattr(attention, "k_norm", None), "weight", None)
         self.gate_up, _ = _fuse(mlp.gate_proj, mlp.up_proj)
         self.down = mlp.down_proj.weight
-
-    def mlp(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, self.gate_up).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self.down)
 
 
 def _fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:

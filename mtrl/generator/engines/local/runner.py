@@ -13,6 +13,9 @@ from transformers import Cache
 from mtrl.errors import UserError
 from mtrl.generator.engines.local.cache import SlotCache
 from mtrl.models.logits import logits_at
+from mtrl.models.packing import APART
+
+ATTENTION = ("sdpa", "eager", APART)
 
 
 class Runner(Protocol):
@@ -49,10 +52,7 @@ class HfRunner:
         """Whether the model asks for one mask per kind of layer."""
         if kinds is not None and not self.mixed:
             self.window = None
-        if not set(kinds or ()) <= {"full_attention", "sliding_attention"} or self._attention() not in (
-            "sdpa",
-            "eager",
-        ):
+        if not set(kinds or ()) <= {"full_attention", "sliding_attention"} or self._attention() not in ATTENTION:
             raise self._cannot(f"layers {sorted(set(kinds or ()))}, {self._attention()} attention")
         heads = config.num_attention_heads
         self.cache = SlotCache(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,16 +32,27 @@ def server_environment(command: Command) -> dict[str, str]:
 
     The programs beside the interpreter come first in PATH: engines run ninja and others of their own environment.
     """
-    kept = {name: value for name, value in os.environ.items() if not _is_dropped(name)}
+    kept = scrubbed(KEPT)
     folder = str(Path(command.argv[0]).parent) if os.sep in command.argv[0] else ""
     kept["PATH"] = os.pathsep.join(filter(None, (folder, kept.get("PATH", os.defpath))))
+    return kept | {"PYTHONUNBUFFERED": "1"} | dict(command.env)
+
+
+def scrubbed(secrets: Collection[str] = (), straight: Collection[str] = ()) -> dict[str, str]:
+    """The trainer's environment without what is its own, for a program that asks over HTTP on this machine.
+
+    Args:
+        secrets: names of those that the program needs.
+        straight: hosts that it reaches without a proxy, besides this machine.
+    """
+    kept = {name: value for name, value in os.environ.items() if name in secrets or not _is_dropped(name)}
     if library_path := _first_environment().get("LD_LIBRARY_PATH"):
         kept["LD_LIBRARY_PATH"] = library_path
     if any(kept.get(name) or kept.get(name.upper()) for name in PROXIES):
         # An engine asks itself over HTTP when it starts.
-        exempt = ",".join(filter(None, (kept.get("no_proxy") or kept.get("NO_PROXY"), LOOPBACK)))
+        exempt = ",".join(filter(None, (kept.get("no_proxy") or kept.get("NO_PROXY"), LOOPBACK, *straight)))
         kept |= {"no_proxy": exempt, "NO_PROXY": exempt}
-    return kept | {"PYTHONUNBUFFERED": "1"} | dict(command.env)
+    return kept
 
 
 def secrets_of(environment: Mapping[str, str]) -> list[str]:
@@ -50,8 +61,6 @@ def secrets_of(environment: Mapping[str, str]) -> list[str]:
 
 
 def _is_dropped(name: str) -> bool:
-    if name in KEPT:
-        return False
     return bool(DROPPED.fullmatch(name) or SECRET.fullmatch(name)) or name == "LD_LIBRARY_PATH"
 
 

@@ -11,7 +11,7 @@ import pytest
 from process_tree import DEAF, SPREAD, STAY, TRAINER, alive, kill, parent_of, pids, tree, wait_for
 
 from mtrl.generator.engines.server import keeper
-from mtrl.generator.engines.server import process as process_module
+from mtrl.generator.engines.server import kept_process as process_module
 from mtrl.generator.engines.server.backend import Command
 from mtrl.generator.engines.server.process import ServerProcess
 

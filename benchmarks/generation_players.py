@@ -1,0 +1,190 @@
+"""What plays trajectories of given sizes: mtrl's engines, by their own protocol, and Hugging Face `generate`."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from engines import family
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
+
+from mtrl.config.schema import Config, GeneratorConfig, ModelConfig
+from mtrl.distributed.world import World
+from mtrl.generator.engines.base import Engine, SamplingParams
+from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.generator.rollouts import all_or_none, stream_seed
+from mtrl.trainer.servers import server_engine, server_settings
+
+SERVERS = ("vllm", "sglang")
+HF = ("hf", "hf_kept")
+ENGINES = ("local", *HF, *SERVERS)
+SPARE = 1.25
+"""Times the keys and values of all trajectories that a server has room for."""
+LEAST_ROOM = 8192
+"""Tokens that a server has room for at least."""
+
+
+@dataclass(frozen=True)
+class Wave:
+    """What trajectories that begin together are told, as token ids."""
+
+    number: int
+    prompts: list[list[int]]
+    observations: list[list[list[int]]]
+    """One list for each turn but the first, with one observation for each trajectory."""
+    tokens: int
+    """Sampled in every turn."""
+
+    @classmethod
+    def make(
+        cls, number: int, trajectories: int, turns: int, tokens: int, prompt: int, observed: int, vocabulary: int
+    ) -> Wave:
+        ids = random.Random(number)
+
+        def told(length: int) -> list[list[int]]:
+            return [ids.choices(range(vocabulary), k=length) for _ in range(trajectories)]
+
+        return cls(number, told(prompt), [told(observed) for _ in range(turns - 1)], tokens)
+
+    @property
+    def sampled(self) -> int:
+        return len(self.prompts) * (len(self.observations) + 1) * self.tokens
+
+
+class Player(Protocol):
+    async def play(self, wave: Wave) -> None:
+        """Sample all turns of all trajectories.
+
+        Raises:
+            SystemExit: a turn has another number of tokens.
+        """
+
+    async def close(self) -> None: ...
+
+
+class EnginePlayer:
+    """Trajectories ask one by one, each as soon as it has its turn, as episodes do."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+
+    async def play(self, wave: Wave) -> None:
+        names = [f"{wave.number}/{i}" for i in range(len(wave.prompts))]
+        for name in names:
+            self.engine.open(name)
+        await all_or_none(self._trajectory(wave, i, name) for i, name in enumerate(names))
+
+    async def _trajectory(self, wave: Wave, index: int, name: str) -> None:
+        sampling = SamplingParams(max_generate_length=wave.tokens, seed=stream_seed(0, str(wave.number), index))
+        context = wave.prompts[index]
+        for turn in range(len(wave.observations) + 1):
+            if turn:
+                context = context + wave.observations[turn - 1][index]
+            generation = await self.engine.generate(name, context, sampling)
+            check(len(generation.token_ids), wave.tokens)
+            context = context + generation.token_ids
+        self.engine.release(name)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+class HfPlayer:
+    """`generate` with all trajectories in one batch, turn by turn; contexts have one length, so nothing is padded.
+
+    Log-probs of the sampled tokens, which the engines return, it does not compute.
+    """
+
+    def __init__(self, model: Any, keeps_cache: bool):
+        """
+        Args:
+            keeps_cache: hand keys and values of one turn to the next; else every turn computes its history again.
+        """
+        model.generation_config.eos_token_id = None  # nothing ends a turn
+        self.model, self.keeps_cache = model, keeps_cache
+
+    @torch.inference_mode()
+    async def play(self, wave: Wave) -> None:
+        config = GenerationConfig(
+            max_new_tokens=wave.tokens, do_sample=True, top_k=0, pad_token_id=0, return_dict_in_generate=True
+        )
+        contexts, cache = torch.tensor(wave.prompts), None
+        for turn in range(len(wave.observations) + 1):
+            if turn:
+                contexts = torch.cat((contexts, torch.tensor(wave.observations[turn - 1])), 1)
+            found = self.model.generate(
+                contexts, attention_mask=torch.ones_like(contexts), generation_config=config, past_key_values=cache
+            )
+            check(found.sequences.shape[1] - contexts.shape[1], wave.tokens)
+            contexts, cache = found.sequences, found.past_key_values if self.keeps_cache else None
+
+    async def close(self) -> None:
+        pass
+
+
+def check(sampled: int, wanted: int) -> None:
+    if sampled != wanted:
+        raise SystemExit(f"a turn of {sampled} tokens where {wanted} were asked for")
+
+
+def make_player(engine: str, folder: Path, trajectories: int, context: int, dtype: str, threads: int) -> Player:
+    """
+    Args:
+        folder: of the policy.
+        context: tokens of a whole conversation.
+
+    Raises:
+        UserError: the engine is not there, or does not start.
+    """
+    if engine in SERVERS:
+        return EnginePlayer(make_server(engine, folder, trajectories, context, dtype, threads))
+    disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    if engine in HF:
+        return HfPlayer(model, engine == "hf_kept")
+    return EnginePlayer(LocalEngine(model, AutoTokenizer.from_pretrained(folder), trajectories, context))
+
+
+def make_server(engine: str, folder: Path, trajectories: int, context: int, dtype: str, threads: int) -> Engine:
+    """One server, started as a run starts it, with room for the keys and values of all trajectories."""
+    model = AutoConfig.from_pretrained(folder)
+    room = max(LEAST_ROOM, int(SPARE * trajectories * context))
+    config = Config(
+        model=ModelConfig(name="hf", path=str(folder), dtype=dtype),
+        generator=GeneratorConfig(backend=engine, max_num_seqs=trajectories),
+    )
+    settings = server_settings(config)
+    settings.env = {"OMP_NUM_THREADS": str(threads)}
+    token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * getattr(torch, dtype).itemsize
+    settings.args = {"kv_cache_memory_bytes": room * token} if engine == "vllm" else {"max_total_tokens": room}
+    return server_engine(config, World(), str(folder), model, context, folder.parent)
+
+
+class Meter:
+    """CPU and wall seconds from now on, of this process and of all below it."""
+
+    def __init__(self) -> None:
+        self._begun = self._now()
+
+    def read(self) -> dict[str, float]:
+        wall, own, below = (end - begun for end, begun in zip(self._now(), self._begun, strict=True))
+        return {"wall_s": wall, "cpu_s": own + below, "server_cpu_s": below}
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), sum(map(cpu_seconds, family(os.getpid())[1:]))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process, and of its children that have ended: proc_pid_stat(5), fields 14 to 17."""
+    with suppress(OSError):  # it has ended
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0

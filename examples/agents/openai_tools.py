@@ -1,0 +1,124 @@
+"""A tool-using agent on OpenAI's client: word problems with a calculator. It imports nothing of mtrl.
+
+As a callable, one call for each episode, and as a program, one process for each::
+
+    python -m mtrl.main experiment=agent_word_problems
+    python -m mtrl.main experiment=agent_word_problems generator.agent.target=null \
+        generator.agent.command=[python,examples/agents/openai_tools.py]
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import os
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+MOST_CALLS = 3
+CALCULATE = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "The value of an expression of numbers, + - * / and parentheses.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
+}
+_OPERATORS: dict[type, Callable[..., Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+def run(row: dict[str, Any], client: Any) -> float:
+    """One episode for `generator.agent.target`: the reward of what the agent answers to `row`."""
+    with client.openai() as openai:
+        return reward(solve(openai, client.model, row["prompt"]), row["ground_truth"]["answer"])
+
+
+def main() -> None:
+    """One episode for `generator.agent.command`: the task is a file, and so is the reward."""
+    row = json.loads(Path(os.environ["MTRL_ROW"]).read_text(encoding="utf-8"))
+    with OpenAI() as openai:  # OPENAI_BASE_URL and OPENAI_API_KEY are the trajectory's own
+        answer = solve(openai, os.environ["MTRL_MODEL"], row["prompt"])
+    paid = reward(answer, row["ground_truth"]["answer"])
+    Path(os.environ["MTRL_RESULT"]).write_text(json.dumps({"reward": paid}), encoding="utf-8")
+
+
+def solve(openai: OpenAI, model: str, prompt: list[dict[str, Any]]) -> str:
+    """The agent: ask, run the tools that it calls, ask again; its first message without calls is the answer."""
+    messages: list[Any] = list(prompt)
+    for _ in range(MOST_CALLS):
+        reply = openai.chat.completions.create(model=model, messages=messages, tools=[CALCULATE])  # type: ignore[list-item]
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return message.content or ""
+        messages.append(message.model_dump(exclude_none=True))
+        messages += [result(call.model_dump()) for call in message.tool_calls]
+    return ""
+
+
+def result(call: dict[str, Any]) -> dict[str, Any]:
+    """The message that answers a tool call; whatever the model did wrong is told to it."""
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+        content = calculate(arguments["expression"])
+    except (ValueError, ArithmeticError, KeyError, TypeError, RecursionError) as error:
+        content = f"Error: {error}"
+    return {"role": "tool", "tool_call_id": call["id"], "content": content}
+
+
+def calculate(expression: str) -> str:
+    """The value of `expression`: whole numbers as such, others with ten digits.
+
+    Raises:
+        ValueError: it is too long, or no arithmetic.
+        ZeroDivisionError: it divides by zero.
+    """
+    if len(expression) > 100:
+        raise ValueError("expression too long")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, MemoryError):
+        raise ValueError("not an expression") from None
+    value = _value(tree)
+    return str(value) if value.denominator == 1 else f"{float(value):.10g}"
+
+
+def reward(answer: str, truth: str) -> float:
+    """1.0 if the answer ends with `#### number`, its only one, and that is the right one."""
+    found = re.fullmatch(r"[^#]*#### *(-?[0-9]{1,30}(?:\.[0-9]{1,30})?)\.?\s*", answer)
+    try:
+        return float(found is not None and Decimal(found[1]) == Decimal(truth.replace(",", "")))
+    except InvalidOperation:
+        return 0.0
+
+
+def _value(node: ast.AST) -> Fraction:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return Fraction(str(number))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left), _value(right))
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(operand))
+    raise ValueError("numbers, + - * / and parentheses only")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""An agent written for the managed service (SageMaker AI multi-turn RL), with its SDK: word problems with a calculator.
+
+It is what the service's documentation shows, and nothing in it is for mtrl: the SDK's decorator reports completion and
+reward. It runs where the SDK is, and mtrl somewhere else::
+
+    pip install 'mtrl[sagemaker]'
+    AWS_ACCESS_KEY_ID=none AWS_SECRET_ACCESS_KEY=none uvicorn --port 8080 examples.agents.rft_agent:app
+    python -m mtrl.main experiment=agent_word_problems generator.agent.target=null generator.agent.url=http://127.0.0.1:8080
+
+The SDK signs a token before it reports anything, so it wants credentials, though AWS is never asked: any will do.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fastapi import FastAPI
+from openai import OpenAI
+
+from examples.agents.openai_tools import reward, solve
+
+try:
+    from sagemaker.core.token_generator import generate_token
+    from sagemaker.train.rft import make_inference_headers, sagemaker_rft_handler
+except ImportError as error:
+    raise SystemExit("sagemaker is not installed; install it with: pip install 'mtrl[sagemaker]'") from error
+
+app = FastAPI()
+
+
+@app.post("/rollout")
+def rollout(payload: dict[str, Any]) -> dict[str, str]:
+    handle_rollout(payload)
+    return {"status": "accepted"}
+
+
+@app.get("/health")
+def health() -> dict[str, str]:
+    return {"status": "healthy"}
+
+
+@sagemaker_rft_handler
+def handle_rollout(payload: dict[str, Any]) -> dict[str, float]:
+    """Play one rollout; the decorator sends what is returned, or that it failed."""
+    metadata, row = payload["metadata"], payload["instance"]
+    endpoint = metadata.get("endpoint") or os.environ["RFT_RUNTIME_ENDPOINT"]
+    with OpenAI(
+        base_url=endpoint + "/v1",
+        api_key=generate_token(region=os.environ.get("AWS_REGION", "us-west-2")),
+        default_headers=make_inference_headers(metadata),
+    ) as openai:
+        answer = solve(openai, "default", row["prompt"])
+    return {"reward": reward(answer, row["ground_truth"]["answer"])}

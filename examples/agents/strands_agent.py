@@ -1,0 +1,34 @@
+"""An agent of Strands Agents, whose loop is Strands' own: word problems with a calculator.
+
+pip install 'mtrl[strands]'
+python -m mtrl.main experiment=agent_word_problems generator.agent.target=examples.agents.strands_agent.run
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from examples.agents import openai_tools
+from mtrl.errors import missing_extra
+
+try:
+    from strands import Agent, tool
+    from strands.models.openai import OpenAIModel
+except ImportError as error:
+    raise missing_extra("strands-agents", "strands") from error
+
+
+@tool
+def calculate(expression: str) -> str:
+    """The value of an expression of numbers, + - * / and parentheses."""
+    return openai_tools.calculate(expression)  # what it raises the model is told
+
+
+async def run(row: dict[str, Any], client: Any) -> float:
+    """One episode for `generator.agent.target`: the reward of what the agent answers to `row`."""
+    address = {"base_url": client.base_url, "api_key": client.api_key}
+    model = OpenAIModel(client_args=address, model_id=client.model)
+    # What the gateway refuses it refuses for good; by default Strands asks six times, with pauses of minutes.
+    agent = Agent(model, tools=[calculate], callback_handler=None, retry_strategy=None)
+    result = await agent.invoke_async(row["prompt"][-1]["content"], limits={"turns": openai_tools.MOST_CALLS})
+    return openai_tools.reward(str(result).strip(), row["ground_truth"]["answer"])

@@ -1,0 +1,82 @@
+"""The task of the agents with a calculator: synthetic word problems of `envs/gsm8k`, and its scorer.
+
+The agents bring tools and reward of their own. The environment here plays the same task natively: the tiny policy's
+warm start learns from it how a tool is called, and without `generator.agent` it trains without any agent.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from envs.gsm8k.data import decoys, load
+from envs.gsm8k.demonstrator import WeakPlayer
+from envs.gsm8k.scorer import measure, score
+from examples.agents import openai_tools
+from mtrl.environments.family import Family, Splits
+from mtrl.environments.tool_calls import format_call
+from mtrl.environments.tools import ToolEnvironment, ToolError, tool
+from mtrl.types import Row
+
+CALL_OPENS, CALL_CLOSES = format_call("calculate", {"expression": "|"}).split("|")
+
+
+class WordProblems(ToolEnvironment):
+    """A turn that calls the calculator is told the value; a turn without calls is the answer."""
+
+    @tool
+    def calculate(self, expression: str) -> str:
+        """The value of an expression of numbers, + - * / and parentheses."""
+        try:
+            return openai_tools.calculate(expression)
+        except (ValueError, ArithmeticError, RecursionError) as error:
+            raise ToolError(str(error)) from error
+
+    def answer(self, response: str, ground_truth: dict[str, Any]) -> tuple[float, None, bool]:
+        return openai_tools.reward(response, ground_truth["answer"]), None, True
+
+
+class Caller:
+    """gsm8k's weak player, with `calculate` called as a tool."""
+
+    def __init__(self, player: WeakPlayer):
+        self.player = player
+
+    def act(self, observation: str | None) -> str:
+        """The next response."""
+        response = self.player.act(observation)
+        computes = re.fullmatch("<calc>(.*)</calc>", response)
+        return format_call("calculate", {"expression": computes[1]}) if computes else response
+
+
+def load_rows(data: Any, seed: int, operations: int = 2) -> Splits:
+    """Generated problems, or those of `data.path`."""
+    return load(data, seed, calculator=True, operations=operations)
+
+
+def demonstrate(row: Row, rng: random.Random) -> Caller:
+    """A weak player of `row`, which must be a training row."""
+    if row.get("split") == "test":
+        raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
+    return Caller(WeakPlayer(row, rng))
+
+
+def gold(row: Row) -> list[str]:
+    """The responses of a perfect player."""
+    calls = [format_call("calculate", {"expression": row["expression"]})] if "expression" in row else []
+    return [*calls, f"#### {row['ground_truth']['answer']}"]
+
+
+FAMILY = Family(
+    name="word_problems",
+    environment=WordProblems,
+    load=load_rows,
+    score=score,
+    demonstrate=demonstrate,
+    gold=gold,
+    decoys=decoys,
+    measure=measure,
+    config_keys=("operations",),
+    tokens=(CALL_OPENS, CALL_CLOSES, "#### "),
+)

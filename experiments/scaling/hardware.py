@@ -1,0 +1,169 @@
+"""From costs to seconds: GPUs, networks, and what rank 0 does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from costs import Costs
+from server import Speed
+
+from mtrl.trainer.batching import PACKED
+
+if TYPE_CHECKING:
+    from job import Episode, Plan, Playing
+
+GIB, MIB, GB = 2**30, 2**20, 1e9
+NODE = 8
+"""GPUs of a machine."""
+BUCKET = 2**29
+"""Bytes of one broadcast (`mtrl/generator/engines/server/distributed_sync.py`)."""
+CALLS = 7
+"""Requests to each server at a sync beside one per bucket: pause, begin, check, finish, forget, version, resume."""
+CELL, SAMPLED = 17.0, 28.0
+"""Bytes of a packed `MicroBatch` for each token (id, position, mask) and, further, for each sampled one (three floats,
+two numbers)."""
+LOGPROB = 4.0
+"""Bytes of the answer for each sampled token."""
+KEEPS = 10
+"""`trainer.save_trajectories_every`."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one batch is to those who learn from it."""
+
+    update: float
+    """Seconds of the trainers' GPUs."""
+    credit: float
+    """CPU seconds of rank 0 for advantages, samples, packing and dealing."""
+    handout_cpu: float
+    """CPU seconds of rank 0 to hand it out and to read the answers."""
+    handout_network: float
+    """Seconds in which shares and answers travel."""
+    handout_bytes: float
+    """As they travel: every share as long as the longest."""
+    sampled: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Hardware:
+    costs: Costs
+
+    # -- GPUs ---------------------------------------------------------------------------------------------------------
+
+    def speed(self, plan: Plan) -> Speed:
+        """Of one server."""
+        costs, work, gpus = self.costs, plan.workload, plan.workload.tensor_parallel
+        model = work.architecture
+        read = costs["hbm"] * costs["hbm_share"] * gpus * GB
+        arithmetic = costs["peak"] * 1e12 * gpus
+        forward = 2.0 * model.parameters
+        weights = 2.0 * model.parameters
+        return Speed(
+            fixed=costs["iteration"] + weights / read,
+            per_cached_token=model.cached(2) / read,
+            per_turn=forward / (arithmetic * costs["decode_mfu"]),
+            per_prompt_token=forward / (arithmetic * costs["prefill_mfu"]),
+            slots=round(costs["slots"]),
+            room=(costs["memory"] * costs["memory_share"] * gpus * GB - weights) / model.cached(2),
+        )
+
+    def load(self, plan: Plan, episodes: Sequence[Episode]) -> Load:
+        """A batch packed by mtrl's own first-fit, and dealt as `mtrl/trainer/dealing.py` deals: rounds of neighbours by
+        cost, each as long as its costliest micro-batch."""
+        costs, work, times = self.costs, plan.workload, plan.times
+        ranks = max(1, plan.trainers // times)
+        lengths = [episode.context for episode in episodes]
+        sampled = [sum(turn.sampled for turn in episode.turns) for episode in episodes]
+        turns = sum(len(episode.turns) for episode in episodes)
+        packs = PACKED.deal([[length] for length in lengths], work.micro_batch)
+        flops = np.array([work.flops.training([lengths[i] for i in p], sum(sampled[i] for i in p)) for p in packs])
+        heads = np.sort(flops)[::-1][::ranks]
+        update = float(np.maximum(heads / (costs["peak"] * 1e12 * costs["mfu"]), self._meeting(plan)).sum())
+        sizes = np.array([CELL * sum(lengths[i] for i in p) + SAMPLED * sum(sampled[i] for i in p) for p in packs])
+        answers = np.array([LOGPROB * sum(sampled[i] for i in p) for p in packs])
+        travels = ranks * float(np.sort(sizes)[::-1][::ranks].sum() + np.sort(answers)[::-1][::ranks].sum())
+        travels *= times
+        told = plan.trainers if plan.trainers > 1 else 0
+        return Load(
+            update=update,
+            credit=times * self._plane("learning_plane", len(episodes), turns, sum(lengths)),
+            handout_cpu=told * costs["crew_cpu_per_rank"] + costs["crew_cpu_per_mib"] * travels / MIB,
+            handout_network=told * costs["crew_wait_per_rank"] + travels / GB * costs["ethernet_per_gb"],
+            handout_bytes=travels,
+            sampled=times * sum(sampled),
+            tokens=times * sum(lengths),
+        )
+
+    def _meeting(self, plan: Plan) -> float:
+        """Seconds in which the ranks gather all layers twice in bfloat16 and add gradients up in float32."""
+        if plan.trainers == 1:
+            return 0.0
+        link = "nvlink" if plan.trainers <= NODE else "fabric"
+        return 8.0 * plan.workload.architecture.parameters / (self.costs[link] * GB)
+
+    # -- rank 0's interpreter -----------------------------------------------------------------------------------------
+
+    def turn(self, plan: Plan, context: int, sampled: int) -> float:
+        """CPU seconds of one turn: its place, the request, the answer, the environment, the words of both."""
+        costs = self.costs
+        tokens = costs["turn_per_prompt_token"] * context + costs["turn_per_sampled_token"] * sampled
+        return plan.times * (costs["turn"] + tokens + costs["router_per_replica"] * plan.servers)
+
+    def choosing(self, plan: Plan, outstanding: int) -> float:
+        """CPU seconds in which `Admission.choose` sorts what is outstanding, each time that a group is finished."""
+        return plan.times**2 * self.costs["choose_per_group"] * outstanding
+
+    def telling(self, plan: Plan, groups: Sequence[Playing]) -> float:
+        """CPU seconds for the metrics of a step and, in the mean over steps, for the files of trajectories."""
+        episodes = [episode for group in groups for episode in group.episodes]
+        sizes = (len(episodes), sum(len(e.turns) for e in episodes), sum(e.context for e in episodes))
+        every, some = self._plane("telling_plane", *sizes), self._plane("keeping_plane", *sizes)
+        return plan.times * (every + max(0.0, some - every) / KEEPS)
+
+    def _plane(self, name: str, trajectories: int, turns: int, tokens: int) -> float:
+        costs = self.costs
+        each = costs[f"{name}_per_trajectory"] * trajectories + costs[f"{name}_per_turn"] * turns
+        return each + costs[f"{name}_per_token"] * tokens
+
+    def memory(self, plan: Plan, load: Load) -> float:
+        """Bytes of rank 0's host at most: trajectories of K + 1 batches, samples, tensors and pickles of one, weights
+        twice."""
+        turns = (plan.lag + 1) * load.tokens * self.costs["turn_bytes_per_token"]
+        batch = load.tokens * (self.costs["sample_bytes_per_token"] + CELL) + load.sampled * SAMPLED
+        return turns + batch + load.handout_bytes + self._weights(plan) * (2 * 4 + 2)
+
+    # -- new weights --------------------------------------------------------------------------------------------------
+
+    def _weights(self, plan: Plan) -> int:
+        return plan.workload.architecture.parameters
+
+    def sync_before(self, plan: Plan) -> float:
+        """Seconds before the servers pause: gather in float32, to the host's memory, and a copy there."""
+        costs, size = self.costs, 4.0 * self._weights(plan)
+        return size / GB * (costs["gather_per_gb"] + costs["device_to_host_per_gb"]) + self._host("host_copy", size)
+
+    def sync_host(self, plan: Plan) -> float:
+        """Seconds while they are paused: to bfloat16, checksums, one buffer, and back to the GPU."""
+        size = 4.0 * self._weights(plan)
+        passes = sum(self._host(name, size) for name in ("host_cast", "host_checksum", "host_flatten"))
+        return passes + size / 2 / GB * self.costs["host_to_device_per_gb"]
+
+    def sync_calls(self, plan: Plan) -> float:
+        """CPU seconds of rank 0's requests to all servers."""
+        buckets = -(-2 * self._weights(plan) // BUCKET)
+        return self.costs["call"] * plan.servers * (CALLS + buckets)
+
+    def sync_network(self, plan: Plan) -> float:
+        """Seconds of the broadcast in bfloat16; colocated servers take them in and wake."""
+        seconds = 2.0 * self._weights(plan) / GB * self.costs["broadcast_per_gb"]
+        return seconds + (self.costs["sleep_and_wake"] if plan.colocated else 0.0)
+
+    def _host(self, name: str, size: float) -> float:
+        """Of weights that take `size` bytes in float32, by as many threads as a rank has."""
+        threads = self.costs["host_threads"]
+        return self.costs[f"{name}_per_gib"] * size / GIB / threads if threads else 0.0

@@ -1,0 +1,285 @@
+"""A training run in simulated time: real admission, modelled seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from clock import Clock
+from hardware import Hardware
+from leader import DESK, LOOP, Leader
+from server import Asked, Server
+from workload import Turn, Workload
+
+from mtrl.trainer.admission import Outstanding
+from mtrl.trainer.stream import ADMISSIONS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run on how many GPUs."""
+
+    workload: Workload
+    gpus: int
+    lag: int
+    """`async_config.max_steps_off_policy`."""
+    share: float = 0.5
+    """Of the GPUs, for servers; without colocation."""
+    colocated: bool = False
+    """Servers and trainers take turns on all GPUs."""
+    on_stale: str = "wait"
+    most: int = 32
+    """GPUs that are simulated at most. Of more, an equal part of servers and groups is, and what rank 0 does for each
+    of these is done as often: servers are alike, and rank 0 is what they share."""
+
+    @property
+    def times(self) -> int:
+        """How many GPUs each simulated one stands for."""
+        return max(1, self.gpus // self.most)
+
+    @property
+    def servers(self) -> int:
+        gpus = self.gpus if self.colocated else self.gpus * self.share
+        return max(1, int(gpus / self.workload.tensor_parallel))
+
+    @property
+    def trainers(self) -> int:
+        return self.gpus if self.colocated else self.gpus - self.servers * self.workload.tensor_parallel
+
+
+@dataclass(eq=False)
+class Episode:
+    """One trajectory that is being played."""
+
+    group: Playing
+    turns: list[Turn]
+    home: Server
+    done: int = 0
+    """Turns."""
+    context: int = 0
+    """Tokens."""
+    cached: int = 0
+    """Of them, those whose keys and values its server has, of the weights of `version`."""
+    version: int = 0
+    asked: Asked | None = None
+
+
+@dataclass(eq=False)
+class Playing:
+    """A group between its admission and its training."""
+
+    slot: Outstanding
+    episodes: list[Episode] = field(default_factory=list)
+    left: int = 0
+    """Episodes that are not over."""
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one training step was."""
+
+    begun: float
+    """When the one before was over."""
+    published: float
+    """When the new weights were out."""
+    ended: float
+    """When it was told."""
+    ages: list[int]
+    """Of its groups, by the version at their admission."""
+    waited: float
+    """Seconds for groups."""
+    updated: float
+    """Seconds of the GPUs' update."""
+    paused: float
+    """Seconds in which servers took new weights."""
+    trained: list[int]
+    """Numbers of its groups."""
+    sampled: int
+    context: int
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.begun
+
+
+class Job:
+    """`mtrl/trainer/loop.py` and `stream.py` with all that takes time replaced by seconds of `Hardware`."""
+
+    def __init__(self, plan: Plan, hardware: Hardware, seed: int = 0, steps: float = float("inf")):
+        self.plan, self.hardware, self.seed = plan, hardware, seed
+        self.clock = Clock()
+        self.leader = Leader(self.clock)
+        self.servers = [Server(self.clock, hardware.speed(plan)) for _ in range(max(1, plan.servers // plan.times))]
+        self.batch = plan.workload.groups(plan.gpus // plan.times)
+        self.admission = ADMISSIONS[plan.on_stale](self.batch, plan.lag, None, steps)
+        self.playing: dict[Outstanding, Playing] = {}
+        self.finished: dict[Outstanding, Playing] = {}
+        self.steps: list[Step] = []
+        self.spent: Counter[str] = Counter()
+        """Seconds of rank 0 that are not its interpreter's: networks, and copies in the memory of its host."""
+        self.last: list[Playing] = []
+        """Groups of the newest batch."""
+        self.requeued = 0
+        self._rows = count()
+        self._homes = 0
+        self._learning = False
+        self._begun, self._free = 0.0, 0.0
+
+    def run(self, steps: int) -> list[Step]:
+        """Go on until so many are trained."""
+        if not self.admission.admitted:
+            self.admission.begin(0)
+            self._admit()
+        self.clock.run(lambda: len(self.steps) >= steps)
+        self.leader.settle()
+        return self.steps
+
+    # -- rollouts, as `Stream` --------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self.admission.may_admit(len(self.playing)):
+            self._start(self.admission.admit(lambda: {"n": next(self._rows)}))
+
+    def _start(self, slot: Outstanding) -> None:
+        """The episodes of a group begin on one server (`Router`): they share a prompt."""
+        group = self.playing[slot] = Playing(slot)
+        self._homes += 1
+        home = self.servers[self._homes % len(self.servers)]
+        workload = self.plan.workload
+        for index in range(workload.group_size):
+            turns = workload.episode(self.seed, slot.row["n"], index)
+            group.episodes.append(Episode(group, turns, home))
+        group.left = len(group.episodes)
+        for episode in group.episodes:
+            self._ask(episode)
+
+    def _ask(self, episode: Episode) -> None:
+        """Its next turn; what older weights have cached is of no use."""
+        if episode.group.dropped:
+            return
+        turn = episode.turns[episode.done]
+        if episode.version != self.admission.version:
+            episode.version, episode.cached = self.admission.version, 0
+        episode.context += turn.observed
+        least = min(self.servers, key=lambda server: server.load) if self._is_crowded(episode.home) else episode.home
+        if least is not episode.home:
+            episode.home, episode.cached = least, 0
+        over = partial(self._sampled, episode)
+        episode.asked = Asked(episode.context - episode.cached, episode.context, turn.sampled, over)
+        episode.home.ask(episode.asked)
+
+    def _is_crowded(self, server: Server) -> bool:
+        """As `Router.slack`: a turn moves where others wait, or far more are at work than elsewhere."""
+        slots = server.speed.slots
+        return server.load >= max(8, slots // 4) and server.load >= slots
+
+    def _sampled(self, episode: Episode) -> None:
+        turn = episode.turns[episode.done]
+        seconds = self.hardware.turn(self.plan, episode.context, turn.sampled)
+        episode.context += turn.sampled
+        episode.cached = episode.context
+        episode.asked = None
+        answered = partial(self.clock.after, turn.tool_seconds, partial(self._told, episode))
+        self.leader.do(LOOP, "turns", seconds, answered)
+
+    def _told(self, episode: Episode) -> None:
+        """The environment has answered, or the episode is over."""
+        if episode.group.dropped:
+            return
+        episode.done += 1
+        if episode.done < len(episode.turns):
+            self._ask(episode)
+            return
+        group = episode.group
+        group.left -= 1
+        if not group.left:
+            del self.playing[group.slot]
+            self.finished[group.slot] = group
+            self._admit()
+            if not self._learning:  # `Stream.collect` waits, and looks again
+                looking = self.hardware.choosing(self.plan, len(self.admission.outstanding))
+                self.leader.do(LOOP, "choosing", looking, self._collect)
+
+    def _drop(self, slot: Outstanding) -> None:
+        """What became too old, with `on_stale=requeue`."""
+        self.requeued += 1
+        self.admission.requeue(slot)
+        self.finished.pop(slot, None)
+        if (group := self.playing.pop(slot, None)) is not None:
+            group.dropped = True
+            for episode in group.episodes:
+                if episode.asked is not None:
+                    episode.home.drop(episode.asked)
+
+    # -- a step, as `Trainer._step` -----------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        """Begin the update if there is a batch."""
+        if self._learning or len(self.finished) < self.batch:
+            return
+        if (batch := self.admission.choose(self.finished)) is None:
+            return
+        self._learning = True
+        self.admission.hand_over(batch)
+        self.last = groups = [self.finished.pop(slot) for slot in sorted(batch, key=lambda slot: slot.number)]
+        waited = self.clock.now - self._free
+        load = self.hardware.load(self.plan, [e for group in groups for e in group.episodes])
+        step = partial(self._ended, groups, waited, load.update, load.sampled, load.tokens)
+        self._chain(
+            (
+                partial(self.leader.do, DESK, "credit", load.credit),
+                partial(self.leader.do, DESK, "hand-out", load.handout_cpu),
+                partial(self._pass, "hand-out, network", load.handout_network),
+                partial(self.clock.after, load.update),
+                partial(self._pass, "weights, host", self.hardware.sync_before(self.plan)),
+                self._pause,
+                partial(self.leader.do, LOOP, "weights, calls", self.hardware.sync_calls(self.plan)),
+                partial(self._pass, "weights, host", self.hardware.sync_host(self.plan)),
+                partial(self._pass, "weights, network", self.hardware.sync_network(self.plan)),
+            ),
+            step,
+        )
+
+    def _chain(self, parts: tuple[Callable[[Callable[[], None]], None], ...], last: Callable[[], None]) -> None:
+        """One after the other."""
+        if parts:
+            parts[0](lambda: self._chain(parts[1:], last))
+        else:
+            last()
+
+    def _pass(self, kind: str, seconds: float, then: Callable[[], None]) -> None:
+        self.spent[kind] += seconds
+        self.clock.after(seconds, then)
+
+    def _pause(self, then: Callable[[], None]) -> None:
+        self._paused = self.clock.now
+        for server in self.servers:
+            server.pause()
+        then()
+
+    def _ended(self, groups: list[Playing], waited: float, updated: float, sampled: int, context: int) -> None:
+        """The weights are out: `Stream.publish`, and what a step tells."""
+        version = self.admission.version + 1
+        ages = [self.admission.version - group.slot.version for group in groups]
+        self.admission.trained(version)
+        for server in self.servers:
+            server.resume()
+        for slot in self.admission.overdue(self.finished):
+            self._drop(slot)
+        published, paused = self.clock.now, self.clock.now - self._paused
+        self._admit()
+
+        def told() -> None:
+            numbers = [group.slot.number for group in groups]
+            self.steps.append(
+                Step(self._begun, published, self.clock.now, ages, waited, updated, paused, numbers, sampled, context)
+            )
+            self._begun = self._free = self.clock.now
+            self._learning = False
+            self._collect()
+
+        self.leader.do(LOOP, "telling", self.hardware.telling(self.plan, groups), told)

@@ -1,0 +1,67 @@
+"""Rank 0's Python: one interpreter, in which the event loop and the thread beside it take turns."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clock import Clock
+
+LOOP, DESK = "loop", "desk"
+"""The event loop plays episodes, tells of steps and calls servers; the desk learns (`mtrl/trainer/desk.py`)."""
+
+
+@dataclass
+class Work:
+    kind: str
+    left: float
+    """CPU seconds."""
+    then: Callable[[], None]
+
+
+class Leader:
+    """Each lane does one piece of work after the other; while both have some, each has half of the interpreter."""
+
+    def __init__(self, clock: Clock):
+        self.clock = clock
+        self.spent: Counter[str] = Counter()
+        """CPU seconds by kind of work."""
+        self._lanes: dict[str, deque[Work]] = {LOOP: deque(), DESK: deque()}
+        self._since, self._plan = 0.0, 0
+
+    def do(self, lane: str, kind: str, seconds: float, then: Callable[[], None]) -> None:
+        """Call `then` when so many CPU seconds have been spent on it, after what the lane has to do before."""
+        if not seconds:
+            then()
+            return
+        self.settle()
+        self._lanes[lane].append(Work(kind, seconds, then))
+        self._replan()
+
+    def settle(self) -> None:
+        """Book in `spent` the time since this was last called."""
+        heads = [lane[0] for lane in self._lanes.values() if lane]
+        for head in heads:
+            share = (self.clock.now - self._since) / len(heads)
+            head.left -= share
+            self.spent[head.kind] += share
+        self._since = self.clock.now
+
+    def _replan(self) -> None:
+        heads = [lane[0] for lane in self._lanes.values() if lane]
+        self._plan += 1
+        if heads:
+            plan = self._plan
+            soonest = max(0.0, min(head.left for head in heads)) * len(heads)
+            self.clock.after(soonest, lambda: self._end(plan))
+
+    def _end(self, plan: int) -> None:
+        """The work that is over first, unless something else has come since this was planned."""
+        if plan != self._plan:
+            return
+        self.settle()
+        lane = min((lane for lane in self._lanes.values() if lane), key=lambda lane: lane[0].left)
+        done = lane.popleft()
+        self._replan()
+        done.then()

@@ -1,0 +1,216 @@
+"""Step time of 8 to 1,024 GPUs in simulated time, and what rank 0 has to do with it.
+
+    python experiments/scaling/scaling.py                      results.csv, results.md and scaling.png; minutes
+    python experiments/scaling/scaling.py --gpus 8 16 --workloads tools --steps 2 --out DIR
+    python experiments/scaling/scaling.py --draw               tables and picture of the results.csv that is there
+
+On paper: no GPU was at hand. What each cost is and where it is known from: `costs.yaml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from costs import LEADER, Costs
+from hardware import Hardware
+from job import Job, Plan
+from workload import WORKLOADS
+
+FOLDER = Path(__file__).parent
+GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
+ARMS: dict[str, dict[str, Any]] = {
+    "taking turns": {"lag": 0},
+    "K = 1": {"lag": 1},
+    "K = 2": {"lag": 2},
+    "K = 4": {"lag": 4},
+    "K = 1, requeue": {"lag": 1, "on_stale": "requeue"},
+    "taking turns, all GPUs shared": {"lag": 0, "colocated": True},
+}
+EVERYWHERE = ("taking turns", "K = 1", "K = 4")
+"""At every size; the others at `COMPARED` GPUs."""
+COMPARED = 32
+CHOSEN_AT = 32
+"""GPUs at which the split between servers and trainers is looked for; all other sizes have the same."""
+SHARES = (0.5, 0.625, 0.75)
+STUDIED = "K = 1"
+"""Whose parts of rank 0 are taken away, one at a time."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run; seconds are means over its measured steps, of rank 0 for each step."""
+
+    workload: str
+    arm: str
+    gpus: int
+    free: str
+    """Parts of rank 0 that cost nothing."""
+    share: float
+    """Of the GPUs, for servers."""
+    step: float
+    waiting: float
+    """For groups."""
+    update: float
+    paused: float
+    tokens_per_gpu: float
+    """Sampled and trained, a second."""
+    age: float
+    """Mean of groups, in steps."""
+    oldest: int
+    requeued: int
+    turns: float = 0.0
+    choosing: float = 0.0
+    credit: float = 0.0
+    handout: float = 0.0
+    handout_network: float = 0.0
+    telling: float = 0.0
+    calls: float = 0.0
+    host: float = 0.0
+    broadcast: float = 0.0
+    memory_gib: float = 0.0
+
+    @property
+    def interpreter(self) -> float:
+        """Share of the step in which rank 0's interpreter is busy."""
+        return (self.turns + self.choosing + self.credit + self.handout + self.telling + self.calls) / self.step
+
+
+KINDS = {
+    "turns": "turns",
+    "choosing": "choosing",
+    "credit": "credit",
+    "handout": "hand-out",
+    "handout_network": "hand-out, network",
+    "telling": "telling",
+    "calls": "weights, calls",
+    "host": "weights, host",
+    "broadcast": "weights, network",
+}
+"""Columns by what a `Job` calls them."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run that is to be made."""
+
+    workload: str
+    arm: str
+    gpus: int
+    share: float
+    steps: int
+    free: tuple[str, ...] = ()
+    seed: int = 0
+
+    def run(self) -> Row:
+        """Whole rounds of K + 1 steps, since groups that begin together are trained so, after a warm-up of K + 2."""
+        arm = ARMS[self.arm]
+        plan = Plan(WORKLOADS[self.workload], self.gpus, share=self.share, **arm)
+        count = -(-self.steps // (plan.lag + 1)) * (plan.lag + 1)
+        hardware = Hardware(Costs.read(FOLDER / "costs.yaml").without(self.free))
+        job = Job(plan, hardware, self.seed)
+        job.run(plan.lag + 2)
+        before = job.leader.spent + job.spent
+        done = job.run(plan.lag + 2 + count)
+        steps, spent = done[-count:], job.leader.spent + job.spent - before
+        seconds = fmean(step.seconds for step in steps)
+        load = hardware.load(plan, [e for group in job.last for e in group.episodes])
+        return Row(
+            workload=self.workload,
+            arm=self.arm,
+            gpus=self.gpus,
+            free=" ".join(self.free),
+            share=1.0 if plan.colocated else self.share,
+            step=seconds,
+            waiting=fmean(step.waited for step in steps),
+            update=fmean(step.updated for step in steps),
+            paused=fmean(step.paused for step in steps),
+            tokens_per_gpu=fmean(step.sampled for step in steps) / seconds / self.gpus,
+            age=fmean(age for step in steps for age in step.ages),
+            oldest=max(age for step in done for age in step.ages),
+            requeued=job.requeued,
+            **{name: spent[kind] / count for name, kind in KINDS.items()},
+            memory_gib=hardware.memory(plan, load) / 2**30,
+        )
+
+
+def best_shares(workloads: Sequence[str], steps: int, pool: ProcessPoolExecutor) -> dict[tuple[str, str], float]:
+    """The split of GPUs with the shortest step, for each workload and arm of `EVERYWHERE`; others take that of
+    `STUDIED`."""
+    tasks = [Task(w, arm, CHOSEN_AT, share, steps) for w in workloads for arm in EVERYWHERE for share in SHARES]
+    found: dict[tuple[str, str], Row] = {}
+    for row in pool.map(Task.run, tasks):
+        key = (row.workload, row.arm)
+        if key not in found or row.step < found[key].step:
+            found[key] = row
+    return {(w, arm): found.get((w, arm), found[w, STUDIED]).share for w in workloads for arm in ARMS}
+
+
+def tasks_of(
+    workloads: Sequence[str], gpus: Sequence[int], steps: int, shares: dict[tuple[str, str], float]
+) -> Iterable[Task]:
+    """Every arm; and the studied one without what rank 0 costs: all of it everywhere, at most GPUs part by part."""
+    for workload in workloads:
+        for arm in ARMS:
+            share = shares[workload, arm]
+            for size in gpus:
+                if arm in EVERYWHERE or size == COMPARED:
+                    yield Task(workload, arm, size, share, steps)
+                if arm == STUDIED:
+                    yield Task(workload, arm, size, share, steps, LEADER)
+            if arm == STUDIED:
+                yield from (Task(workload, arm, max(gpus), share, steps, (part,)) for part in LEADER)
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            line = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in asdict(row).items()}
+            writer.writerow(line)
+
+
+def read_csv(path: Path) -> list[Row]:
+    kinds = {"str": str, "int": int, "float": float}
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            Row(**{field.name: kinds[str(field.type)](line[field.name]) for field in fields(Row)})
+            for line in csv.DictReader(file)
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, nargs="+", default=list(GPUS))
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--steps", type=int, default=4, help="measured at least, after a warm-up of K + 2")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of what is written")
+    parser.add_argument("--draw", action="store_true", help="simulate nothing")
+    args = parser.parse_args()
+    from drawing import draw, tables  # matplotlib, which the simulated processes need not load
+
+    if not args.draw:
+        args.out.mkdir(parents=True, exist_ok=True)
+        with ProcessPoolExecutor(args.processes) as pool:
+            shares = best_shares(args.workloads, 2, pool)
+            rows = []
+            for row in pool.map(Task.run, tasks_of(args.workloads, args.gpus, args.steps, shares)):
+                rows.append(row)
+                told = f"{row.workload}, {row.arm}, {row.gpus} GPUs, free of {row.free or 'nothing'}"
+                print(f"{told}: {row.step:.0f} s", flush=True)
+        write_csv(rows, args.out / "results.csv")
+    rows = read_csv(args.out / "results.csv")
+    (args.out / "results.md").write_text(tables(rows), encoding="utf-8")
+    draw(rows, args.out / "scaling.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""python -m mtrl.doctor: what this machine can do, and what memory a run would take.
+
+    python -m mtrl.doctor                                     look at everything, and train for two steps
+    python -m mtrl.doctor --no-smoke                          without the training
+    python -m mtrl.doctor --plan model=qwen3_8b placement=8_gpus    does it fit the GPUs? overrides as for mtrl.main
+    python -m mtrl.doctor --json                              the same for programs
+
+It ends with 0, or with 1 if the default experiment cannot run here (with --plan: if the run does not fit), or with 2 if
+the command is wrong. Nothing is asked of a network, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+
+from mtrl.config.program import run_program
+from mtrl.doctor import machine
+from mtrl.doctor.advice import Advice, advise
+from mtrl.doctor.checklist import CHECKS, Check, run
+from mtrl.doctor.plan import make_plan
+from mtrl.doctor.plan import to_json as plan_to_json
+from mtrl.doctor.plan_report import page
+from mtrl.doctor.smoke import LIMIT, smoke
+from mtrl.errors import UserError
+from mtrl.preflight import report
+from mtrl.preflight.result import Result, Status, to_json, worst
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look, or plan. Returns the exit status."""
+    args = parse(argv)
+    return plan(args) if args.plan else look(args)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """
+    Raises:
+        UserError: settings are given, and nothing is planned.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m mtrl.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="with --plan: as for python -m mtrl.main")
+    parser.add_argument("--plan", action="store_true", help="estimate the memory of a run; looks at nothing here")
+    parser.add_argument("--no-smoke", action="store_true", help="leave the short training run out")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--config-dir", help="with --plan: config groups of your own")
+    args = parser.parse_intermixed_args(argv)
+    if args.overrides and not args.plan:
+        raise UserError(f"{args.overrides[0]} is a setting of a run; plan that run with: --plan {args.overrides[0]}")
+    return args
+
+
+def plan(args: argparse.Namespace) -> int:
+    found = make_plan(args.overrides, args.config_dir)
+    if args.json:
+        print(json.dumps(plan_to_json(found), indent=2))
+    else:
+        screen = report.console()
+        screen.print(page(found), soft_wrap=True)
+    return int(not found.fits)
+
+
+def look(args: argparse.Namespace) -> int:
+    """Every line as it comes, then what can be done here."""
+    screen, results = report.console(), []
+    waiting = screen.status("looking") if screen.is_terminal and not args.json else nullcontext()
+    with waiting:
+        for result in examine(args.no_smoke):
+            results.append(result)
+            if not args.json:
+                screen.print(report.table([result]))
+        runs = worst(results) != Status.FAIL
+        can = advice(results) if runs else []
+    if args.json:
+        print(json.dumps(json.loads(to_json("doctor", results)) | {"can": [asdict(one) for one in can]}, indent=2))
+    else:
+        screen.print()
+        for one in can:
+            screen.print(f"{one.what}:\n  {one.command}", soft_wrap=True)
+        if not runs:
+            screen.print("the default experiment cannot run here: mend what failed first", style="bold red")
+    return int(not runs)
+
+
+def examine(no_smoke: bool = False) -> Iterator[Result]:
+    """All lines; the smoke run comes last, and only where nothing has failed before it."""
+    results: list[Result] = []
+    for result in run(CHECKS):
+        results.append(result)
+        yield result
+    if not no_smoke and worst(results) != Status.FAIL:
+        last: dict[str, Check] = {"smoke run": smoke}
+        yield from run(last, LIMIT + 30)
+
+
+def advice(results: Sequence[Result]) -> list[Advice]:
+    """From what was found."""
+    passed = {result.name for result in results if result.status == Status.PASS}
+    engine = next((name for name in ("vllm", "sglang") if name in passed), None)
+    return advise(machine.ask_torch().gpus, engine)
+
+
+def cli(argv: Sequence[str] | None = None) -> None:
+    run_program(main, argv)
+
+
+if __name__ == "__main__":
+    cli()

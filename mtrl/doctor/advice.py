@@ -1,0 +1,55 @@
+"""What this machine can do, and the command for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtrl.doctor.layout import GIB
+from mtrl.doctor.plan import Plan, make_plan
+
+DEFAULT = "python -m mtrl.main"
+PLAN = "python -m mtrl.doctor --plan model=qwen3_8b placement=8_gpus generator.backend=vllm"
+LADDER = ("qwen3_14b", "qwen3_8b", "qwen3_4b", "qwen3_1_7b", "qwen3_0_6b")
+"""Models to propose, the largest first."""
+EIGHT = 8
+COMFORT = 0.05
+"""Share of a GPU that must be left for a model to be proposed."""
+TASK = "experiment=sop_hf"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to do here."""
+
+    what: str
+    command: str
+
+
+def advise(gpus: Sequence[tuple[str, int]], engine: str | None) -> list[Advice]:
+    """What can be run, the most first.
+
+    Args:
+        gpus: name and bytes of each.
+        engine: one that is installed, vllm or sglang; None: neither.
+    """
+    tiny = Advice("train a tiny policy on the CPU, in minutes", DEFAULT)
+    if not gpus:
+        return [tiny, Advice("see what a real model would need", PLAN)]
+    size = min(size for _, size in gpus) / GIB
+    placement = "8_gpus" if len(gpus) >= EIGHT else "1_gpu"
+    found = [] if engine else [Advice("install an engine first", "python scripts/install_engine.py vllm")]
+    for model in LADDER:
+        words = f"{TASK} model={model} placement={placement} generator.backend={engine or 'vllm'}"
+        plan = make_plan([*words.split(), f"placement.gpu_memory={size:.1f}"])
+        if plan.fits and -plan.tightest.over > COMFORT * size * GIB:
+            where = f"{EIGHT} GPUs" if placement == "8_gpus" else "1 GPU"
+            what = f"train {model} on {where} of {size:.0f} GiB, by the estimate (not tried)"
+            return [*found, Advice(what, f"{launcher(plan)} {words}"), tiny]
+    return [tiny]
+
+
+def launcher(plan: Plan) -> str:
+    """How the ranks of a plan for one machine are started."""
+    ranks = plan.memory.layout.ranks
+    return DEFAULT if ranks == 1 else f"torchrun --standalone --nproc-per-node {ranks} -m mtrl.main"

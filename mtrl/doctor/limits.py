@@ -1,0 +1,46 @@
+"""What a run or its servers refuse once they have read the model, told from the sizes alone."""
+
+from __future__ import annotations
+
+from mtrl.config.schema import Config
+from mtrl.doctor.architecture import Architecture
+from mtrl.doctor.layout import Layout
+from mtrl.errors import UserError
+
+
+def check_limits(config: Config, model: Architecture) -> None:
+    """
+    Raises:
+        UserError: conversations are longer than the model holds, adapters fit none of its layers, or its heads cannot
+            be shared out among the GPUs of a server.
+    """
+    wanted, holds = config.generator.max_context_length, model.max_position_embeddings
+    if wanted is not None and wanted > holds:
+        raise UserError(
+            f"generator.max_context_length={wanted} is more than the {holds} tokens that the model holds; lower it"
+        )
+    if config.model.lora_rank:
+        _check_adapters(config.model.lora_rank, config.model.lora_target_modules, model)
+    servers = Layout.of(config).servers
+    if servers is not None and model.num_attention_heads % servers.tensor_parallel_size:
+        sizes = ", ".join(str(size) for size in (1, 2, 4, 8) if not model.num_attention_heads % size)
+        raise UserError(
+            f"generator.{config.generator.backend}.tensor_parallel_size={servers.tensor_parallel_size} does not divide "
+            f"the model's {model.num_attention_heads} attention heads; take one of {sizes}"
+        )
+
+
+def _check_adapters(rank: int, targets: list[str], model: Architecture) -> None:
+    for target in targets:
+        if not any(target.endswith(name) for name in model.linear):
+            raise UserError(
+                f"model.lora_target_modules={target} names no linear layer of {model.model_type}; there are "
+                f"{', '.join(model.linear)}"
+            )
+    chosen = model.chosen(tuple(targets)).values()
+    most = max(min(sizes) for sizes in chosen)
+    if rank > most:
+        raise UserError(
+            f"model.lora_rank={rank} is more than the rank {most} of the matrices that it adapts; take at most {most}, "
+            f"or model.lora_rank=0, which trains the matrices themselves"
+        )

@@ -1,0 +1,110 @@
+"""The machine itself: what PyTorch and the driver show, cores, memory, disk, ports. Every question has a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SECONDS = 60.0
+"""That a program may take to answer."""
+_ASK_TORCH = """
+import json, torch
+gpus = []
+if torch.cuda.is_available():
+    for n in range(torch.cuda.device_count()):
+        seen = torch.cuda.get_device_properties(n)
+        gpus.append([seen.name, seen.total_memory])
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "gpus": gpus}))
+"""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What PyTorch says of itself, asked in a process of its own: a broken driver can hang or end the one that asks."""
+
+    version: str
+    cuda: str | None
+    """That it was built for; None: a build without."""
+    gpus: tuple[tuple[str, int], ...]
+    """Name and bytes of each GPU that it can use."""
+
+
+@cache
+def ask_torch(seconds: float = SECONDS) -> Torch:
+    """
+    Raises:
+        RuntimeError: PyTorch cannot be imported, or does not answer.
+    """
+    said = answer([sys.executable, "-c", _ASK_TORCH], seconds)
+    found = json.loads(said.splitlines()[-1])
+    return Torch(found["version"], found["cuda"] or found["hip"], tuple((name, size) for name, size in found["gpus"]))
+
+
+def answer(command: list[str], seconds: float = SECONDS) -> str:
+    """What a program prints.
+
+    Raises:
+        RuntimeError: it is not there, fails, or does not end in time.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{Path(command[0]).name} did not answer within {seconds:g} seconds") from None
+    except OSError as error:
+        raise RuntimeError(f"{Path(command[0]).name} cannot be started ({error.strerror})") from None
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise RuntimeError(last)
+    return done.stdout
+
+
+def driver_cuda() -> str | None:
+    """The newest CUDA that the NVIDIA driver runs, as `nvidia-smi` says in its head; None where there is no driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    found = re.search(r"CUDA Version:\s*(\d+\.\d+)", answer([program], 20.0))
+    return found[1] if found else None
+
+
+def cuda_fits(built: str, driver: str) -> bool:
+    """Whether a driver runs what was built for a CUDA version: the same major version or an older one (CUDA's minor
+    version compatibility)."""
+    return int(built.split(".")[0]) <= int(driver.split(".")[0])
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> tuple[int, int] | None:
+    """Bytes of main memory, and those of them that are free; the limit of a container counts. None where unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    whole, free = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
+    limit = _container_limit()
+    return (min(whole, limit), min(free, limit)) if limit else (whole, free)
+
+
+def _container_limit() -> int | None:
+    try:
+        said = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(said) if said.isdigit() else None
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -1,0 +1,200 @@
+"""python -m mtrl.doctor --plan: whether a run fits its GPUs, by how much, and the one thing to change."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mtrl.config.checks import check
+from mtrl.config.compose import merge
+from mtrl.config.engine_checks import check_sampling
+from mtrl.config.overrides import normalise
+from mtrl.config.schema import Config
+from mtrl.doctor.architecture import Architecture, find
+from mtrl.doctor.layout import GIB, ranks_here
+from mtrl.doctor.limits import check_limits
+from mtrl.doctor.memory import Memory, Moment
+from mtrl.errors import UserError
+
+Change = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found out about one configuration."""
+
+    path: str
+    memory: Memory
+    moments: tuple[Moment, ...]
+    gpus: int
+    """Of each machine: those that the placement has, or that are needed."""
+    warnings: tuple[str, ...]
+    change: Change | None
+    """Settings that make it fit; None where it does, or where no single change is known to."""
+
+    @property
+    def tightest(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.over)
+
+    @property
+    def crowd(self) -> int:
+        """GPUs that the first machine is short of."""
+        return max(0, self.memory.layout.gpus_needed - self.gpus)
+
+    @property
+    def fits(self) -> bool:
+        return self.tightest.over <= 0 and not self.crowd
+
+
+def make_plan(overrides: Sequence[str], config_dir: str | None = None) -> Plan:
+    """Compose what `python -m mtrl.main OVERRIDES` would run, and plan it.
+
+    Raises:
+        UserError: the configuration is wrong, or nothing is known of the model's sizes.
+    """
+    return plan_of(merge(normalise(overrides, config_dir), config_dir))
+
+
+def plan_of(cfg: DictConfig) -> Plan:
+    """Add up the memory that a run takes on the machines of its placement.
+
+    All checks of a run are made, as if the engine that it names were installed and its ranks were started.
+
+    Raises:
+        UserError: as `make_plan`.
+    """
+    cfg = cfg.copy()
+    OmegaConf.resolve(cfg)  # which is slow, and so once
+    if cfg.model.name == "tiny":
+        raise UserError(
+            "model=tiny has under a million parameters and fits every machine; plan another, for example model=qwen3_8b"
+        )
+    with _elsewhere(cfg):
+        warnings = check(cfg)
+    check_sampling(cfg)
+    model = find(str(cfg.model.path))
+    check_limits(_typed(cfg), model)
+    memory = Memory(_typed(cfg), model)
+    gpus = cfg.placement.gpus or memory.layout.gpus_needed
+    plan = Plan(str(cfg.model.path), memory, tuple(memory.moments()), gpus, tuple(warnings), None)
+    if plan.fits:
+        return plan
+    return Plan(plan.path, memory, plan.moments, gpus, plan.warnings, _mend(memory.config, model, cfg.placement.gpus))
+
+
+@contextmanager
+def _elsewhere(cfg: DictConfig) -> Iterator[None]:
+    """The checks of another machine: with the ranks that the placement wants, and with engines."""
+    told = {f"MTRL_{name}_PYTHON": sys.executable for name in ("VLLM", "SGLANG")}
+    told["WORLD_SIZE"] = str(ranks_here(cfg.placement) * cfg.placement.machines)
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _typed(cfg: DictConfig) -> Config:
+    config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
+    return config
+
+
+def _mend(config: Config, model: Architecture, gpus: int | None) -> Change | None:
+    """The first change after which it fits; those that change least of the run come first."""
+    for change in _changes(config, model):
+        changed = copy.deepcopy(config)
+        for key, value in change.items():
+            section, _, name = key.rpartition(".")
+            setattr(attrgetter(section)(changed), name, value)
+        memory = Memory(changed, model)
+        crowded = gpus is not None and memory.layout.gpus_needed > gpus
+        if not crowded and all(moment.over <= 0 for moment in memory.moments()):
+            return change
+    return None
+
+
+def _changes(cfg: Config, model: Architecture) -> Iterator[Change]:
+    engine = f"generator.{cfg.generator.backend}"
+    trainer, full = cfg.trainer, not cfg.model.lora_rank
+    context = cfg.generator.max_context_length or model.max_position_embeddings
+    if not trainer.gradient_checkpointing:
+        yield {"trainer.gradient_checkpointing": True}
+    if trainer.max_tokens_per_microbatch > context:
+        yield {"trainer.max_tokens_per_microbatch": context}
+    if trainer.fsdp.param_dtype is None and cfg.model.dtype == "float32":
+        yield {"trainer.fsdp.param_dtype": "bfloat16"}
+    if cfg.generator.backend == "local":
+        for sequences in (64, 32, 16, 8):
+            yield {"generator.max_num_seqs": sequences}
+    else:
+        for share in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3):
+            yield {"generator.gpu_memory_utilization": share}
+        for size in (2, 4, 8):
+            if not model.num_attention_heads % size:
+                yield {f"{engine}.tensor_parallel_size": size}
+    if not trainer.optimizer.offload:
+        yield {"trainer.optimizer.offload": True}
+    answers = (cfg.generator.sampling_params, cfg.generator.eval_sampling_params)
+    longest = max(sampling.max_generate_length for sampling in answers if sampling is not None)
+    for length in (16384, 8192, 4096):
+        if longest < length < context:
+            tokens = min(length, trainer.max_tokens_per_microbatch)
+            yield {"generator.max_context_length": length, "trainer.max_tokens_per_microbatch": tokens}
+    if full:
+        adapters = {"model.lora_rank": 64, "model.lora_alpha": 128, "model.dtype": "bfloat16"}
+        yield {**adapters, "trainer.optimizer.lr": max(1e-5, trainer.optimizer.lr)}
+    if not trainer.fsdp.cpu_offload:
+        yield {"trainer.fsdp.cpu_offload": True}
+    here, machines, replicas = ranks_here(cfg.placement), cfg.placement.machines, trainer.fsdp.replicas
+    for ranks in (2, 4, 8):
+        if ranks > here and not ranks * machines % replicas:
+            yield {"placement.ranks": ranks}
+    for ranks in (2, 4, 8):
+        if machines == 1 and ranks >= here and not 2 * ranks % replicas:
+            yield {"placement.machines": 2, "placement.ranks": ranks}
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """All of it, bytes as they are."""
+    layout = plan.memory.layout
+    return {
+        "model": plan.path,
+        "parameters": plan.memory.model.parameters,
+        "trained_bytes": plan.memory.trained,
+        "ranks": layout.ranks,
+        "gpus_needed": layout.gpus_needed,
+        "gpus": plan.gpus,
+        "fits": plan.fits,
+        "over": plan.tightest.over,
+        "change": plan.change,
+        "conversations": plan.memory.conversations(),
+        "host": plan.memory.host(),
+        "warnings": list(plan.warnings),
+        "moments": [
+            {
+                "where": moment.where,
+                "when": moment.when,
+                "needed": moment.needed,
+                "room": moment.room,
+                "parts": {part.name: part.bytes for part in moment.parts},
+            }
+            for moment in plan.moments
+        ],
+    }
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:,.1f}"

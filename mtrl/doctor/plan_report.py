@@ -1,0 +1,97 @@
+"""A plan as a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from mtrl.config.keys import typed
+from mtrl.doctor.memory import Moment
+from mtrl.doctor.plan import Plan, gib
+
+
+def page(plan: Plan) -> Group:
+    """Facts, what every moment needs, the parts of the tightest one, and the verdict."""
+    return Group(*_facts(plan), Text(), _moments(plan), Text(), _parts(plan.tightest), Text(), verdict(plan))
+
+
+def _facts(plan: Plan) -> Iterator[Text]:
+    memory, layout, placement = plan.memory, plan.memory.layout, plan.memory.config.placement
+    config = memory.config
+    billions = f"{memory.model.parameters / 1e9:.2f} B parameters"
+    what = (
+        f"adapters of rank {config.model.lora_rank}, {memory.adapters / 1e6:,.1f} M of them" if memory.adapters else ""
+    )
+    yield Text(f"{plan.path}: {billions}; trained: {what or 'all of them'}")
+    machines = f"{placement.machines} machine{'s' if placement.machines > 1 else ''} x {plan.gpus} GPUs"
+    ranks = f"{layout.ranks} rank{'s' if layout.ranks > 1 else ''}"
+    yield Text(f"{machines} of {placement.gpu_memory:g} GiB, {ranks}; {_servers(plan)}")
+    checkpointed = "recomputed" if config.trainer.gradient_checkpointing else "kept"
+    yield Text(
+        f"micro-batches of {memory.tokens:,} tokens, conversations of up to {memory.context:,}; activations are "
+        f"{checkpointed}"
+    )
+    if (held := memory.conversations()) is not None:
+        yield Text(f"the servers hold {held:,} conversations of that length at once; others wait, or lose their cache")
+    host = memory.host()
+    yield Text(
+        f"memory of the first machine: {gib(host['loading'])} GiB while models are loaded, "
+        f"{gib(host['step'])} GiB in a step"
+    )
+
+
+def _servers(plan: Plan) -> str:
+    layout, config = plan.memory.layout, plan.memory.config
+    name = config.generator.backend
+    if layout.servers is None:
+        return "the embedded engine samples on the GPU of rank 0"
+    if not layout.servers_here:
+        return f"{name} samples at generator.{name}.urls"
+    size = layout.servers.tensor_parallel_size
+    where = "on the ranks' GPUs" if layout.colocated else "on GPUs of their own"
+    return f"{layout.servers.replicas} {name} server(s) of {size} GPU(s) each {where}"
+
+
+def _moments(plan: Plan) -> Table:
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    shown.add_column("")
+    shown.add_column("GiB of", no_wrap=True)
+    shown.add_column("while", no_wrap=True)
+    for name in ("needed", "there", "left"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for moment in plan.moments:
+        word, style = ("fail", "bold red") if moment.over > 0 else ("pass", "green")
+        sizes = (gib(moment.needed), gib(moment.room), gib(-moment.over))
+        shown.add_row(Text(word, style=style), moment.where, moment.when, *sizes)
+    return shown
+
+
+def _parts(moment: Moment) -> Table:
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column(justify="right", no_wrap=True)
+    shown.add_row(Text(f"{moment.where}, {moment.when}:", style="dim"), "")
+    for part in moment.parts:
+        shown.add_row(f"  {part.name}", gib(part.bytes))
+    return shown
+
+
+def verdict(plan: Plan) -> Text:
+    """The last lines: whether it fits, by how much, and what to change."""
+    tight = plan.tightest
+    if plan.fits:
+        left = f"{gib(-tight.over)} GiB are left where it is tightest"
+        told = f"fits, by this estimate: {left} ({tight.where}, {tight.when})"
+        return Text(told, style="green")
+    wrong = f"the {tight.where} is {gib(tight.over)} GiB short ({tight.when})" if tight.over > 0 else ""
+    if plan.crowd:
+        needed = plan.memory.layout.gpus_needed
+        wrong = f"the first machine needs {needed} GPUs and has {plan.gpus}" + (f"; {wrong}" if wrong else "")
+    if plan.change is None:
+        fix = "no single setting helps: take a smaller model, or more GPUs (placement=8_gpus, placement=16_gpus)"
+    else:
+        fix = " ".join(f"{key}={typed(value)}" for key, value in plan.change.items())
+    return Text(f"does not fit: {wrong}", style="bold red").append(f"\n→ {fix}", style="cyan")

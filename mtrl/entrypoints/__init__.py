@@ -1,0 +1,1 @@
+"""Names under which other documents start a run."""

@@ -1,0 +1,49 @@
+"""Tasks that programs play: rows, and a scorer if there is one. The program reports the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mtrl.datasets import load_rows
+from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.family import Family, Splits, reward_is_success
+from mtrl.errors import UserError
+from mtrl.types import Row, Trajectory
+
+
+class ProgramTask(BaseEnvironment):
+    """Stands where other tasks have their environment: nothing here can be played without the program."""
+
+    def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
+        raise UserError(
+            "this task is played by a program; set generator.agent.target, generator.agent.command or "
+            "generator.agent.url"
+        )
+
+
+def agent_family(
+    name: str,
+    score: Callable[[Trajectory, Row], float] = reward_is_success,
+    load: Callable[..., Splits] = load_rows,
+    measure: Callable[[Trajectory, Row], dict[str, float]] | None = None,
+) -> Family:
+    """A task family for programs; `environment.target=package.module.NAME` points to it.
+
+    Args:
+        score: judges an episode by its trajectory and row: 1.0 is success. Without it success is a reward of at least
+            1, which the program says of itself.
+        load: `load(data, seed, **environment.config) -> Splits`; by default the rows of `data.path`.
+        measure: what evaluations report beside the score, see `Family.measure`.
+
+    Example::
+
+        def score(trajectory, row):
+            return float(trajectory.messages[-1]["content"].strip() == row["ground_truth"]["answer"])
+
+        FAMILY = agent_family("riddles", score)
+    """
+    return Family(name=name, environment=ProgramTask, load=load, score=score, measure=measure)
+
+
+FAMILY = agent_family("agent")

@@ -1,0 +1,275 @@
+"""python -m mtrl.gateway: a policy behind OpenAI's API, for programs that you start yourself.
+
+    python -m mtrl.gateway experiment=gsm8k                          the policy before training
+    python -m mtrl.gateway experiment=gsm8k gateway.model=RUN        that of a run; a folder or a Hub name
+    python -m mtrl.gateway experiment=gsm8k generator=vllm           sampled by another engine
+
+Settings beside those of the configuration:
+
+    gateway.model                base, RUN, RUN/checkpoints/best, a model folder, a Hub name
+    gateway.out                  folder for the trajectories (outputs/gateway/TIME); python -m mtrl.view opens it
+    gateway.host, gateway.port   127.0.0.1 and a free port
+    gateway.max_calls            of one trajectory (1000); gateway.max_calls_at_once: side by side (8)
+    gateway.max_requests_per_second   of one trajectory (100); further ones are told to come again
+    gateway.seconds              for one trajectory, from its first call to its completion (3600)
+
+It prints its URL and the admin's key, or takes that of MTRL_GATEWAY_KEY. With this key,
+
+    POST /trajectories {"id": NAME}      opens a trajectory and answers its token and its base_url, which needs no key;
+    POST /trajectories/NAME/v1/chat/completions, or /v1/chat/completions with the header X-Mtrl-Trajectory-Id: NAME
+                                         makes it on first use.
+
+POST /update-reward pays a trajectory and POST /complete-rollout ends it, as in SageMaker's SDK. One that is over, takes
+longer than gateway.seconds, or is not over when Ctrl-C ends the gateway is written down, a line of
+trajectories/gateway.jsonl in the folder. A name is used once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from mtrl.config.agent_schema import AgentConfig
+from mtrl.config.checks import check
+from mtrl.config.compose import merge
+from mtrl.config.messages import unknown_choice
+from mtrl.config.overrides import normalise
+from mtrl.config.program import run_program
+from mtrl.config.scale_checks import serves
+from mtrl.config.schema import Config
+from mtrl.environments.factory import load_task
+from mtrl.errors import UserError
+from mtrl.evaluate.sources import BASE, source_of
+from mtrl.garbage import settled
+from mtrl.serving import bind, is_loopback
+from mtrl.tracking.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from mtrl.evaluate.contenders import Contender
+    from mtrl.evaluation.rollouts import Source
+
+KEY_VARIABLE = "MTRL_GATEWAY_KEY"
+
+
+@dataclass
+class Settings:
+    """What `gateway.` takes."""
+
+    model: str = BASE
+    out: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_calls: int = 1000
+    max_calls_at_once: int = 8
+    max_requests_per_second: float = 100.0
+    seconds: float = 3600.0
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> tuple[Settings, list[str]]:
+        """Our own settings, and the overrides of the configuration.
+
+        Raises:
+            UserError: a setting that there is not, or a value that does not fit.
+        """
+        settings, overrides = cls(), []
+        for word in words:
+            key, is_set, value = word.lstrip("+").partition("=")
+            section, _, name = key.partition(".")
+            if section != "gateway" or not is_set:
+                overrides.append(word)
+            elif not name:
+                raise UserError(f"{word} names no setting; gateway has {', '.join(vars(settings))}")
+            elif name not in vars(settings):
+                raise unknown_choice("gateway", name, list(vars(settings)))
+            else:
+                setattr(settings, name, _read(key, value, type(getattr(settings, name))))
+        return settings, overrides
+
+
+def _read(key: str, value: str, kind: type) -> Any:
+    try:
+        read = kind(value)
+        if kind is str or read > 0 or (read == 0 and key == "gateway.port"):
+            return read
+    except ValueError:
+        pass
+    least = "of at least 0" if key == "gateway.port" else "above 0"
+    raise UserError(f"{key}={value} must be {'an integer' if kind is int else 'a number'} {least}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Load the model, and serve it. Returns the exit status."""
+    args = parse(argv)
+    settings, overrides = Settings.of(args.overrides)
+    cfg = merge(normalise(overrides, args.config_dir), args.config_dir)
+    for warning in check(cfg):
+        print(f"warning: {warning}", file=sys.stderr)
+    config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
+    config.generator.agent = AgentConfig()  # nothing is started here
+    let_nobody_wait(config)
+    key = admin_key(settings.host)
+    source = weights_of(settings.model)
+    check_address(settings)
+    out = out_of(settings)
+    contender = load(config, source, out)
+    out.write_config(config)
+    contender.tokenizer.save_pretrained(out.tokenizer)
+    with settled():
+        return asyncio.run(serve(contender, config, settings, key, out))
+
+
+def let_nobody_wait(config: Config) -> None:
+    """The deterministic engine samples nothing until every open trajectory asks, and here nobody knows who will.
+
+    Raises:
+        UserError: it is wanted.
+    """
+    local = config.generator.local
+    if local.deterministic:
+        raise UserError(
+            "generator.local.deterministic=true lets the calls of all programs wait for each other, and nobody knows "
+            "when they come; leave it null"
+        )
+    local.deterministic = False
+
+
+def weights_of(text: str) -> Source:
+    """
+    Raises:
+        UserError: there is no such model, or it answers no token ids.
+    """
+    source = source_of(text, "gateway.model")
+    if source.kind == "endpoint":
+        raise UserError(f"gateway.model={text} gives no token ids, so nothing can be captured; give its weights")
+    return source
+
+
+def load(config: Config, source: Source, out: RunDir) -> Contender:
+    """
+    Raises:
+        UserError: the model cannot be loaded.
+    """
+    from mtrl.evaluate.contenders import local_contender, served_contender
+    from mtrl.trainer.setup import start_of
+
+    task = load_task(config)
+    if source.kind == "base":
+        source = replace(source, path=start_of(config, task))
+    if serves(config):
+        return served_contender(source, config, task, [], out.engine)
+    return local_contender(source, config, task, [])
+
+
+async def serve(contender: Contender, config: Config, settings: Settings, key: str, out: RunDir) -> int:
+    """Until SIGINT or SIGTERM; the model is given back.
+
+    Returns:
+        The exit status: 1 where a trajectory could not be written.
+
+    Raises:
+        UserError: the engine is lost.
+    """
+    from mtrl.gateway.desk import Desk
+    from mtrl.gateway.server import Gateway
+    from mtrl.gateway.session import SessionLimits
+    from mtrl.generator.conversation import Codec
+    from mtrl.models.plain_tokenizer import plain
+    from mtrl.models.renderer import make_renderer
+    from mtrl.trainer.setup import sampling_params
+
+    tokenizer = plain(contender.tokenizer)
+    codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
+    context = contender.loop.limits.max_context_length
+    limits = SessionLimits(settings.max_calls, settings.max_calls_at_once, context, settings.max_requests_per_second)
+    gateway = Gateway(contender.engine, codec, limits, settings.host, settings.port, key="gateway")
+    sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
+    file = file_of(out)
+    desk = Desk(gateway, sampling, config.seed, file, settings.seconds, lambda line: print(line, flush=True))
+    gateway.admit(key, desk.open)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, desk.over.set)
+    try:
+        await gateway.start()
+        shown = f"that of {KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else key
+        print(f"{settings.model} is at {gateway.url}/v1, the admin's key is {shown}", flush=True)
+        print(f"trajectories go to {file}; Ctrl-C ends", flush=True)
+        await desk.over.wait()
+    finally:
+        await desk.close()
+        await gateway.close()
+        await contender.close()
+        shows = f"; python -m mtrl.view {out} shows them" if desk.written else ""
+        print(f"trajectories written: {desk.written}, to {file}{shows}", flush=True)
+    if desk.failure is not None:
+        raise desk.failure
+    return 1 if desk.unwritten else 0
+
+
+def admin_key(host: str) -> str:
+    """
+    Raises:
+        UserError: others reach the host, and the key is not one that was chosen.
+    """
+    key = os.environ.get(KEY_VARIABLE, "")
+    if not key and not is_loopback(host):
+        raise UserError(f"gateway.host={host} is open to others; set {KEY_VARIABLE} to a key of your own first")
+    if key and (len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key):
+        raise UserError(f"{KEY_VARIABLE} must be at least 16 printable ASCII characters without spaces")
+    return key or f"sk-mtrl-admin-{secrets.token_urlsafe(24)}"
+
+
+def check_address(settings: Settings) -> None:
+    """Before a model takes its minutes.
+
+    Raises:
+        UserError: it cannot be had.
+    """
+    bind(settings.host, settings.port, "the admin's key", KEY_VARIABLE, "gateway.{}={}").close()
+
+
+def out_of(settings: Settings) -> RunDir:
+    """The folder of the trajectories, laid out as that of a run.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    run = RunDir(settings.out or f"outputs/gateway/{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    try:
+        run.trajectories.mkdir(parents=True, exist_ok=True)
+        file_of(run).open("a").close()
+    except OSError as error:
+        raise UserError(f"gateway.out={run} cannot be written ({error.strerror}); name another folder") from error
+    return run
+
+
+def file_of(out: RunDir) -> Path:
+    return out.trajectories / "gateway.jsonl"
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m mtrl.gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
+    parser.add_argument("--config-dir", help="config groups of your own")
+    return parser.parse_intermixed_args(argv)
+
+
+def cli(argv: Sequence[str] | None = None) -> None:
+    run_program(main, argv)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,216 @@
+"""The gateway as an ASGI application: OpenAI's routes, and those by which a program reports its reward.
+
+    POST /v1/chat/completions    POST /v1/completions    GET /v1/models    GET /v1/models/{model}
+    POST /update-reward          POST /complete-rollout  GET /health
+    POST /trajectories                                   (with the admin's key, where there is one)
+
+All but the last two also stand behind `/trajectories/{token or name}`. Plain ASGI: what a framework does between a
+request and its route costs more than everything here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+from uuid import uuid4
+
+from mtrl.gateway import feedback, respond
+from mtrl.gateway.auth import Credentials, Register, check_name
+from mtrl.gateway.errors import RequestError
+from mtrl.gateway.exchange import Attended, GoneError, Receive, Reply, Scope, Send, read_json
+from mtrl.gateway.requests import ChatRequest, CompletionRequest
+from mtrl.gateway.respond import Answer
+from mtrl.gateway.stream import ChatChunks, CompletionChunks, EventStream
+
+if TYPE_CHECKING:
+    from mtrl.gateway.session import Session
+    from mtrl.generator.conversation import Codec
+
+log = logging.getLogger(__name__)
+
+NAMING = (b"x-mtrl-trajectory-id", b"x-amzn-sagemaker-trajectory-id")
+"""Headers that name a trajectory."""
+SAY_IT_AGAIN = frozenset({408, 429, 500, 503})
+"""Statuses after which a client may do so; all others it is told not to, and a trajectory that may make no more calls
+will not be allowed to later."""
+MOST_OF_A_REPORT = 256 << 10
+"""Bytes: it is read before it is known who sends it, as it may be the body that says so."""
+FINAL = frozenset({"max_calls"})
+
+
+class Sendable(Protocol):
+    """A `Reply` or an `EventStream`."""
+
+    async def send(self, receive: Receive, send: Send) -> None: ...
+
+
+@dataclass
+class App:
+    """Routes requests to the sessions that they name."""
+
+    register: Register
+    codec: Codec
+    model: str
+    max_body: int
+    introduce: Callable[[Session], dict[str, str]]
+    """What the admin is told of a trajectory."""
+
+    def __post_init__(self) -> None:
+        chat, complete = partial(self._call, self._chat), partial(self._call, self._complete)
+        self._posts: dict[str, Callable[[Credentials, Scope, Receive], Awaitable[Sendable]]] = {
+            "/v1/chat/completions": chat,
+            "/v1/completions": complete,
+            "/chat/completions": chat,
+            "/completions": complete,
+            "/update-reward": partial(self._report, feedback.update_reward),
+            "/complete-rollout": partial(self._report, feedback.complete_rollout),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def once(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            try:
+                reply = await self._answer(scope, receive)
+                await reply.send(receive, once)
+            except RequestError as error:
+                await refusal(error).send(receive, once)
+        except GoneError:
+            pass
+        except Exception:
+            log.exception("a request failed")
+            if not begun:
+                sentence = "the request failed; the log of the gateway says why"
+                await refusal(RequestError(500, sentence)).send(receive, once)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Sendable:
+        path, credentials = read_path(scope)
+        method = scope["method"]
+        post = self._posts.get(path)
+        if post is not None:
+            if method != "POST":
+                raise RequestError(405, f"{path} takes POST")
+            return await post(credentials, scope, receive)
+        if method == "POST" and path == "/trajectories" and self.register.admit is not None:
+            return await self._open(credentials, scope, receive)
+        if method == "GET" and path == "/health":
+            return Reply({"status": "healthy"})
+        if method == "GET" and path.removeprefix("/v1").startswith("/models"):
+            return self._models(path.removeprefix("/v1"), credentials)
+        raise RequestError(404, f"there is nothing at {path[:200]}", "unknown_url")
+
+    async def _call(
+        self,
+        answer: Callable[[Session, Any, Receive], Awaitable[Sendable]],
+        credentials: Credentials,
+        scope: Scope,
+        receive: Receive,
+    ) -> Sendable:
+        session = self.register.find_or_admit(credentials)  # before anything of a stranger is read
+        return await answer(session, await read_json(scope, receive, self.max_body), receive)
+
+    async def _chat(self, session: Session, body: Any, receive: Receive) -> Sendable:
+        request = ChatRequest.from_json(body)
+        answer, codec = Answer(request.model or self.model), self.codec if request.logprobs else None
+        if request.stream:
+            chunks = ChatChunks(answer, request.n, codec, request.include_usage)
+            return EventStream(chunks.opening(), partial(session.chat, request), chunks.of)
+        async with Attended(receive, session.chat(request)) as work:
+            calls = await work.result()
+        return Reply(respond.chat_completion(answer, calls, codec))
+
+    async def _complete(self, session: Session, body: Any, receive: Receive) -> Sendable:
+        request = CompletionRequest.from_json(body)
+        answer = Answer(request.model or self.model, "text_completion", f"cmpl-{uuid4().hex}")
+        codec = self.codec if request.logprobs else None
+        if request.stream:
+            chunks = CompletionChunks(answer, codec, request.include_usage)
+            return EventStream([], partial(session.complete, request), chunks.of)
+        async with Attended(receive, session.complete(request)) as work:
+            calls = await work.result()
+        return Reply(respond.completion(answer, calls, codec))
+
+    async def _report(
+        self,
+        take: Callable[[Session, dict[str, Any]], dict[str, Any]],
+        credentials: Credentials,
+        scope: Scope,
+        receive: Receive,
+    ) -> Reply:
+        report = await read_json(scope, receive, min(MOST_OF_A_REPORT, self.max_body))
+        about = feedback.about(report)
+        if about is not None:
+            credentials = replace(credentials, names=(*credentials.names, about))
+        try:
+            return Reply(take(self.register.find(credentials), report))
+        except RequestError as error:
+            raise (RequestError(404, error.message, error.code) if error.status == 410 else error) from None
+
+    async def _open(self, credentials: Credentials, scope: Scope, receive: Receive) -> Reply:
+        assert self.register.admit is not None
+        if not self.register.is_admin(credentials):
+            raise RequestError(401, "only the admin's key opens a trajectory", "invalid_api_key")
+        body = await read_json(scope, receive, self.max_body)
+        if not isinstance(body, dict):
+            raise RequestError(400, "the body is not a JSON object; send one with an id, or an empty one")
+        name = check_name(body.get("id") or uuid4().hex)
+        if name in self.register:
+            raise RequestError(
+                409, f"there is a trajectory {name} already, or was; name another", "trajectory_exists", "id"
+            )
+        return Reply(self.introduce(self.register.admit(name)))
+
+    def _models(self, path: str, credentials: Credentials) -> Reply:
+        if not self.register.is_admin(credentials):
+            self.register.find(credentials)
+        if path == "/models":
+            return Reply(respond.models(self.model))
+        name = path.removeprefix("/models/")
+        if name != self.model:
+            raise RequestError(
+                404, f"there is no model {name[:200]}; there is {self.model}", "model_not_found", "model"
+            )
+        return Reply(respond.model(name))
+
+
+def refusal(error: RequestError) -> Reply:
+    """A refused request. OpenAI's clients repeat some statuses by themselves unless they are told not to."""
+    headers = []
+    if error.status not in SAY_IT_AGAIN or error.code in FINAL:
+        headers.append((b"x-should-retry", b"false"))
+    elif error.status == 429:
+        headers.append((b"retry-after", b"1"))
+    if error.status == 408:  # not after 413: a client that still sends would never see why
+        headers.append((b"connection", b"close"))
+    return Reply(error.body(), error.status, headers)
+
+
+def read_path(scope: Scope) -> tuple[str, Credentials]:
+    """The route, without what names the trajectory; and who asks.
+
+    Raises:
+        RequestError: 400, 403 where two headers name different trajectories.
+    """
+    bearer, names = None, []
+    for header, value in scope["headers"]:
+        if header == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            if scheme.lower() == b"bearer" and token.strip():
+                bearer = token.strip().decode("latin-1")
+        elif header in NAMING:
+            names.append(value.decode("latin-1"))
+    # Split before it is unquoted: a name may hold a slash.
+    path, segment = scope["raw_path"].decode("latin-1"), None
+    if path.startswith("/trajectories/"):
+        quoted, _, rest = path.removeprefix("/trajectories/").partition("/")
+        segment, path = unquote(quoted) or None, f"/{rest}"
+    return unquote(path).rstrip("/") or "/", Credentials(bearer, segment, tuple(names))

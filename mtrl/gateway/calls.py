@@ -1,0 +1,344 @@
+"""The calls of one trajectory: what each goes on from, and how they become turns.
+
+A program's requests hold whole histories. Where one begins with the history of an earlier call *and* its answer, it
+goes on from that call: its context is that call's tokens, as they were sampled, and what is new. Calls so form a tree,
+and `arrange` cuts it into runs of turns that extend each other.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate, chain
+from typing import Any
+
+from mtrl.environments.tool_calls import parse_calls
+from mtrl.generator.conversation import Codec, classify_break
+from mtrl.generator.engines.base import Generation
+from mtrl.strict_json import canonical, strict_loads
+from mtrl.types import FinishReason, Message, Turn
+
+_CHAT, _TEXT, _IDS = b"c", b"t", b"i"
+_ID_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a request wants to be gone on with, and where that stands among the calls."""
+
+    ids: list[int]
+    """All of its tokens."""
+    history: bytes
+    """The whole request in a form in which equal ones are equal."""
+    parent: Call | None
+    """The call that it goes on from."""
+    drift: str | None
+    """Why `ids` do not begin with the parent's tokens; None if they do, or if there is no parent."""
+    observation: list[Message]
+    """The messages that are new."""
+    heard: frozenset[int]
+    """Of what it shares with other requests, what is new here."""
+    tools: list[dict[str, Any]] | None = None
+
+
+class Call:
+    """One answer; it becomes a turn once its client has it."""
+
+    def __init__(self, index: int, context: Context, choice: int = 0, overrides: tuple[str, ...] = ()):
+        """
+        Args:
+            index: place in the order in which the calls of the trajectory began; it seeds the sampling.
+            choice: place among the answers to one request.
+            overrides: what the request wished and the run decides.
+        """
+        self.index, self.choice, self.overrides = index, choice, overrides
+        self.parent, self.drift = context.parent, context.drift
+        self.observation, self.heard = context.observation, context.heard
+        self.key = _digest(context.history)
+        self.new_ids = context.ids[self.parent.length :] if self.parent and not self.drift else context.ids
+        """What follows the parent's tokens; the whole context where it does not extend them."""
+        self.prompt_tokens = len(context.ids)
+        self.children = 0
+        """Calls that go on from this one."""
+        self.generation = Generation([], [], FinishReason.ABORT, [])
+        self.message: Message = {}
+        """The answer as its client is told it: stop strings are cut off, and tools are called in `tool_calls` alone."""
+        self.text = ""
+        """The same as text, for clients that know no messages."""
+        self.spoken: Message = {}
+        """The answer as the model gave it; `decoded` is its text."""
+        self.decoded = ""
+        self.reward = 0.0
+        self.began = self.ended = 0.0
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The whole context before the answer."""
+        parts: list[list[int]] = []
+        call: Call = self
+        while call.parent is not None and call.drift is None:
+            parts.append(call.new_ids)
+            call = call.parent
+            parts.append(call.generation.token_ids)
+        return list(chain(call.new_ids, *reversed(parts)))
+
+    @property
+    def tokens(self) -> list[int]:
+        """The whole context and the answer."""
+        return self.prompt_ids + self.generation.token_ids
+
+    @property
+    def length(self) -> int:
+        """How many tokens these are."""
+        return self.prompt_tokens + len(self.generation.token_ids)
+
+    @property
+    def finish_reason(self) -> str:
+        """In OpenAI's words: length, tool_calls or stop."""
+        if self.generation.finish == FinishReason.LENGTH:
+            return "length"
+        return "tool_calls" if self.message.get("tool_calls") else "stop"
+
+    def answer(self, generation: Generation, codec: Codec, context: Context, stop: Sequence[str]) -> None:
+        """Take what was sampled; `stop` are the request's own stop strings, which its client does not want to see.
+
+        Raises:
+            ValueError: the renderer cannot make a message of it.
+        """
+        ids = generation.token_ids
+        self.decoded = codec.decode(codec.without_stop(ids))
+        self.spoken = codec.parse(ids, context.ids, context.tools, self.index)
+        # Some renderers make out calls where nobody offered tools; such a client is told what was said.
+        unasked = bool(self.spoken.get("tool_calls")) and not context.tools
+        plain = {"role": "assistant", "content": self.decoded}
+        self.message, self.text = told(plain if unasked else self.spoken, stop), cut(self.decoded, stop)
+        self.generation = generation
+
+
+class Prefixes:
+    """Which of the byte strings added here another begins with, in time proportional to its length and to the places
+    at which they may end."""
+
+    def __init__(self) -> None:
+        self._calls: dict[bytes, list[Call]] = {}
+        self._lengths: list[int] = []
+
+    def add(self, data: bytes, call: Call) -> None:
+        place = bisect_left(self._lengths, len(data))
+        if self._lengths[place : place + 1] != [len(data)]:
+            self._lengths.insert(place, len(data))
+        self._calls.setdefault(_digest(data), []).append(call)
+
+    def of(self, data: bytes, ends: Iterable[int] | None = None) -> Iterator[tuple[int, list[Call]]]:
+        """The length of each and the calls that added it, the shortest first.
+
+        Args:
+            ends: lengths that it may have, in order; None: any.
+        """
+        hasher, read = blake2b(digest_size=16), 0
+        for length in self._lengths if ends is None else ends:
+            if length > len(data):
+                return
+            hasher.update(data[read:length])
+            read = length
+            if found := self._calls.get(hasher.copy().digest()):
+                yield length, found
+
+
+class Lineage:
+    """Finds the call that a request goes on from.
+
+    The longest history wins; of equals one whose answer came back to the letter, then one that no other call goes on
+    from yet, and of those the newest. Messages are compared as `message_key` has them, and with other tools it is
+    another history.
+    """
+
+    def __init__(self, codec: Codec):
+        self.codec = codec
+        self._answered, self._asked = Prefixes(), Prefixes()
+
+    def learn(self, call: Call, history: bytes) -> None:
+        """Remember a call whose client has its answer to the request with this history."""
+        if history[:1] == _CHAT:
+            self._answered.add(history + message_key(call.message), call)
+            return
+        self._asked.add(history, call)
+        said = call.decoded.encode() if history[:1] == _TEXT else _as_bytes(call.generation.token_ids)
+        self._answered.add(history + said, call)
+
+    def chat(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Context:
+        """The context of a conversation. Whatever the renderer raises passes through."""
+        keys = [_CHAT + json.dumps(tools, sort_keys=True).encode() + b"\n", *map(message_key, messages)]
+        history, ends = b"".join(keys), list(accumulate(map(len, keys)))
+        length, calls = self._longest(history, ends)
+        known = ends.index(length) if calls else 0
+        parent = _first(calls, messages[known - 1]["content"])
+        new, new_keys = messages[known:], keys[1 + known :]
+        heard = frozenset(hash(key) for key, message in zip(new_keys, new, strict=True) if message["role"] != "system")
+        if parent is None:
+            return Context(self.codec.render(messages, tools), history, None, None, new, heard, tools)
+        previous = parent.tokens
+        extended = self.codec.extend(previous[: parent.prompt_tokens], parent.generation.token_ids, new, tools)
+        ids = self.codec.render(messages, tools) if extended is None else extended
+        drift = None
+        if ids[: len(previous)] != previous:
+            drift = self._drift(previous, ids, new, extended is None)
+        return Context(ids, history, parent, drift, new, heard, tools)
+
+    def _drift(self, previous: list[int], ids: list[int], new: list[Message], anew: bool) -> str:
+        """Why `ids`, which were perhaps rendered anew, do not begin with the previous tokens."""
+        if not anew:
+            return classify_break(previous, ids, self.codec)
+        return "edited" if any(message["role"] == "assistant" for message in new) else "template"
+
+    def text(self, prompt: str) -> Context:
+        """The context of a bare text."""
+        history = _TEXT + prompt.encode()
+        length, calls = self._longest(history)
+        parent, drift = _first(calls), None
+        if parent is None:
+            ids, new = self.codec.encode(prompt), prompt
+        else:
+            new = history[length:].decode()
+            previous = parent.tokens
+            # A text has no closing token, unless the program writes it; without it, what was sampled is not its
+            # beginning.
+            kept = self.codec.without_stop(parent.generation.token_ids)
+            ids = previous[: parent.prompt_tokens] + kept + self.codec.encode(new)
+            drift = None if ids[: len(previous)] == previous else "template"
+        return Context(ids, history, parent, drift, [{"role": "user", "content": new}], self._heard(history))
+
+    def tokens(self, ids: list[int]) -> Context:
+        """The context of token ids, which are taken as they are."""
+        history = _IDS + _as_bytes(ids)
+        length, calls = self._longest(history)
+        parent = _first(calls)
+        new = ids if parent is None else ids[(length - 1) // _ID_BYTES :]
+        observation = [{"role": "user", "content": self.codec.decode(new)}]
+        return Context(list(ids), history, parent, None, observation, self._heard(history))
+
+    def _longest(self, history: bytes, ends: list[int] | None = None) -> tuple[int, list[Call]]:
+        """The calls that more of it begins with than with any others, their answers included, and how much that is."""
+        return [(0, []), *self._answered.of(history, ends)][-1]
+
+    def _heard(self, history: bytes) -> frozenset[int]:
+        """A text shares a beginning with another if it begins with all of it."""
+        return frozenset(map(hash, [_digest(history), *(calls[0].key for _, calls in self._asked.of(history))]))
+
+
+def _first(calls: list[Call], content: str | None = None) -> Call | None:
+    """Of calls with equal histories the one to go on from; `content` is the answer as it came back."""
+
+    def rank(call: Call) -> tuple[bool, bool, int]:
+        return content not in (None, call.message["content"]), call.children > 0, -call.index
+
+    return min(calls, key=rank, default=None)
+
+
+def arrange(calls: Iterable[Call]) -> list[Turn]:
+    """The turns of these calls, in the order in which they began; their rewards are those of the calls.
+
+    A context that another turn extends already is told anew, as a break: so every sampled token stands in one sample,
+    behind its own context.
+    """
+    turns: list[Turn] = []
+    places: dict[Call, int] = {}
+    extended: set[Call] = set()
+    asked: set[bytes] = set()
+    heard: set[int] = set()
+    for call in calls:
+        parent = call.parent
+        reason = None
+        if parent is not None and call.drift is None and parent not in extended:
+            extended.add(parent)
+        elif turns:
+            reason = _break(call, asked, heard)
+        turns.append(_turn(call, reason))
+        if parent is not None and parent in places:
+            before = turns[places[parent]]
+            before.seconds_environment = before.seconds_environment or max(0.0, call.began - parent.ended)
+            if reason is None and places[parent] != len(turns) - 2:
+                turns[-1].parent = places[parent]
+        places[call] = len(turns) - 1
+        asked.add(call.key)
+        heard |= call.heard
+    return turns
+
+
+def _break(call: Call, asked: set[bytes], heard: set[int]) -> str:
+    """Why a call extends no turn, given what was asked and heard before it."""
+    if call.choice:
+        return "branch"
+    if call.key in asked:
+        return "retry"
+    if call.parent is not None:
+        return call.drift or "branch"
+    return "fresh" if heard.isdisjoint(call.heard) else "edited"
+
+
+def _turn(call: Call, reason: str | None) -> Turn:
+    generation = call.generation
+    return Turn(
+        observation_ids=list(call.new_ids if reason is None else call.prompt_ids),
+        action_ids=list(generation.token_ids),
+        action_logprobs=list(generation.logprobs),
+        version_spans=list(generation.version_spans),
+        finish=generation.finish,
+        text=call.decoded,
+        message=call.spoken,
+        observation=call.observation,
+        reward=call.reward,
+        break_reason=reason,
+        seconds_generate=call.ended - call.began,
+    )
+
+
+def told(spoken: Message, stop: Sequence[str]) -> Message:
+    """An assistant's message for a client, who is told calls of tools in `tool_calls` alone."""
+    content = spoken.get("content") or ""
+    if spoken.get("tool_calls"):
+        content = parse_calls(content)[0]
+    message = {**spoken, "content": cut(content, stop)}
+    if "reasoning_content" in spoken:
+        message["reasoning_content"] = cut(spoken["reasoning_content"], stop)
+    return message
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """What stands before the first of these."""
+    return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
+
+
+def message_key(message: Message) -> bytes:
+    """A message in a form in which equal ones are equal.
+
+    Programs hand an answer back without its reasoning, without the white space around it, with None for no text, with
+    arguments written another way, or with calls named anew: it is the same answer.
+    """
+    content = message.get("content") or ""
+    if message["role"] == "assistant":
+        content = content.strip()
+    calls = [
+        [call["function"]["name"], _arguments_key(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or ()
+    ]
+    return json.dumps([message["role"], message.get("name"), content, calls]).encode() + b"\n"
+
+
+def _arguments_key(arguments: Any) -> str:
+    try:
+        return canonical(strict_loads(arguments or "{}") if isinstance(arguments, str) else arguments)
+    except (ValueError, TypeError, RecursionError):  # what the model wrote, and is no JSON
+        return str(arguments)
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+def _as_bytes(ids: Sequence[int]) -> bytes:
+    return array("q", ids).tobytes()

@@ -1,0 +1,104 @@
+"""Trajectories of programs that nobody here starts: opened as they are named, written down when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mtrl.gateway.server import Gateway
+from mtrl.gateway.session import Session
+from mtrl.generator.engines.base import EngineLostError, SamplingParams
+from mtrl.generator.rollouts import stream_seed
+from mtrl.types import StopReason, Trajectory, write_jsonl
+
+SECONDS_TO_PAY = 2.0
+"""For the reward of a trajectory that was completed without one: SageMaker's SDK reports it right afterwards."""
+
+
+@dataclass
+class Desk:
+    """Opens, follows and writes trajectories."""
+
+    gateway: Gateway
+    sampling: SamplingParams
+    seed: int
+    out: Path
+    """JSONL; trajectories are appended."""
+    seconds: float
+    """For a trajectory, from its first call to its completion."""
+    note: Callable[[str], None] = print
+    written: int = 0
+    unwritten: int = 0
+    """Trajectories that the file could not take."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nothing more will be played; also set by whoever ends it."""
+    failure: EngineLostError | None = None
+    """Why, if nobody wished it."""
+    _following: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def open(self, name: str) -> Session:
+        """
+        Raises:
+            ValueError: there is an open trajectory of this name.
+        """
+        seed = stream_seed(self.seed, name, 0)
+        session = self.gateway.open(name, replace(self.sampling, seed=seed))
+        self._following[name] = asyncio.create_task(self._follow(session), name=f"mtrl-desk-{name}")
+        return session
+
+    async def close(self) -> None:
+        """Write what is not over yet as it is."""
+        tasks = list(self._following.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _follow(self, session: Session) -> None:
+        stop = StopReason.ABORTED
+        try:
+            async with asyncio.timeout(self.seconds):
+                await session.finished.wait()
+            stop = _stop_of(session)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(session.paid.wait(), SECONDS_TO_PAY)
+        except TimeoutError:
+            stop = session.stop or StopReason.TIMEOUT
+        finally:
+            self.gateway.close_session(session)
+            del self._following[session.name]
+            self._write(session, stop)
+            if isinstance(session.failure, EngineLostError):
+                self.failure = session.failure
+                self.over.set()
+
+    def _write(self, session: Session, stop: StopReason) -> None:
+        trajectory = Trajectory(session.name, session.name, 0, session.turns(), stop, metrics=dict(session.metrics))
+        trajectory.trainable = stop != StopReason.ABORTED
+        trajectory.error = session.error
+        if not trajectory.turns:
+            self.note(f"{session.name}: not a single call, so nothing is written")
+            return
+        before = self.out.stat().st_size if self.out.exists() else 0
+        try:
+            write_jsonl(self.out, [trajectory])
+        except OSError as error:
+            self.unwritten += 1
+            self.note(f"{session.name}: lost, for {self.out} cannot be written ({error.strerror})")
+            with suppress(OSError):  # half a line would spoil the next one
+                os.truncate(self.out, before)
+            return
+        self.written += 1
+        reward = f", reward {trajectory.reward:g}" if session.rewards is not None else ", without a reward"
+        self.note(f"{session.name}: {stop}, {len(trajectory.turns)} turns{reward}")
+
+
+def _stop_of(session: Session) -> StopReason:
+    """Of a trajectory that has ended."""
+    if session.status is None:  # the engine is lost
+        return StopReason.ABORTED
+    return session.stop or (StopReason.DONE if session.status == "ready" else StopReason.ENV_ERROR)

@@ -1,0 +1,138 @@
+"""One HTTP exchange: the body that a client sends, the reply that it gets, and whether it is still there.
+
+Nothing here waits for a client without a limit of time; for one that does not read, the server has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from mtrl.gateway.errors import RequestError
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Any], Awaitable[None]]
+T = TypeVar("T")
+
+SECONDS_TO_SEND = 30.0
+"""For the body of a request."""
+
+
+class GoneError(Exception):
+    """The client has left before its answer."""
+
+
+@dataclass
+class Reply:
+    """A whole answer."""
+
+    content: Any
+    """Written as JSON."""
+    status: int = 200
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    async def send(self, receive: Receive, send: Send) -> None:
+        body = to_bytes(self.content)
+        length = (b"content-length", str(len(body)).encode())
+        headers = [(b"content-type", b"application/json"), length, *self.headers]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Attended(Generic[T]):
+    """Work that is done only while its client is there.
+
+    async with Attended(receive, session.chat(request)) as work:
+        calls = await work.result()
+    """
+
+    def __init__(self, receive: Receive, work: Coroutine[Any, Any, T]):
+        self._work = asyncio.ensure_future(work)
+        self._gone = asyncio.ensure_future(_left(receive))
+
+    async def __aenter__(self) -> Attended[T]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gone.cancel()
+        self._work.cancel()
+        # What was cancelled is over before its session hears of anything else.
+        await asyncio.wait((self._gone, self._work))
+        if not self._work.cancelled():
+            self._work.exception()
+        del self._work, self._gone  # what the work raised holds this, and would keep itself
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Whether it is done after so many seconds.
+
+        Raises:
+            GoneError: the client has left before.
+        """
+        await asyncio.wait((self._work, self._gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._work.done():
+            return True
+        if self._gone.done():
+            raise GoneError
+        return False
+
+    async def result(self) -> T:
+        """
+        Raises:
+            GoneError: the client has left before; or whatever the work raises.
+        """
+        await self.wait()
+        return self._work.result()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def to_bytes(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+async def read_json(scope: Scope, receive: Receive, most: int) -> Any:
+    """The JSON value of a body of at most `most` bytes.
+
+    Raises:
+        RequestError: 400 if it is no JSON, 408 if it comes too slowly, 413 if it is too large.
+        GoneError: the client has left.
+    """
+    body = await _read(scope, receive, most)
+    try:
+        return json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(400, f"the body is not JSON ({what[:200]})") from None
+
+
+async def _read(scope: Scope, receive: Receive, most: int) -> bytes:
+    too_large = RequestError(413, f"the body has more than {most} bytes", "request_too_large")
+    told = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    if told.isdigit() and int(told[:20]) > most:
+        raise too_large
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(SECONDS_TO_SEND):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise GoneError
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > most:
+                    raise too_large
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise RequestError(408, f"the body did not come within {SECONDS_TO_SEND:g} s") from None
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

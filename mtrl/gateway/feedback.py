@@ -1,0 +1,90 @@
+"""What a program reports of its trajectory: the protocol of SageMaker's `RolloutFeedbackClient`.
+
+    POST /complete-rollout    {"JobArn": "…", "TrajectoryId": "…", "Status": "ready" | "failed"}
+    POST /update-reward       {"JobArn": "…", "TrajectoryId": "…", "Rewards": [0.0, 1.0]}
+
+Keys may also be in camelCase or snake_case, and without a Status it is ready. The SDK completes a trajectory first and
+pays it then; both may be repeated.
+It signs its requests for AWS, so its trajectory is named by the URL (`metadata.endpoint` is `…/trajectories/TOKEN`), or
+by a TrajectoryId that is the token. What it is told of a trajectory that is over is 404, which it takes as "nothing
+more to report".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from mtrl.gateway.errors import RequestError
+
+if TYPE_CHECKING:
+    from mtrl.gateway.session import Session
+
+ID = ("TrajectoryId", "trajectoryId", "trajectory_id", "RolloutId", "rolloutId", "rollout_id")
+STATUS = ("Status", "status")
+REWARDS = ("Rewards", "rewards", "Reward", "reward")
+ERROR = ("Error", "error", "ErrorMessage", "errorMessage", "error_message")
+STATUSES = ("ready", "failed")
+SHOWN = 2_000
+"""Characters of a program's own words about its failure that are kept."""
+
+
+def about(body: Any) -> str | None:
+    """The trajectory that a report is about, by its token or its name; None where it does not say so.
+
+    Raises:
+        RequestError: 400 it is no report.
+    """
+    if not isinstance(body, dict):
+        raise RequestError(400, "the body is not a JSON object; send one with a TrajectoryId")
+    name = _one(body, ID)
+    if name is not None and not isinstance(name, str):
+        raise RequestError(400, f"TrajectoryId is {name!r:.50}; it must be a text", param="TrajectoryId")
+    return name or None
+
+
+def complete_rollout(session: Session, report: dict[str, Any]) -> dict[str, Any]:
+    """
+    Raises:
+        RequestError: 400, 409 if it has ended the other way.
+    """
+    status = _one(report, STATUS)
+    status = STATUSES[0] if status is None else status.lower() if isinstance(status, str) else status
+    if status not in STATUSES:
+        raise RequestError(400, f"Status is {status!r:.50}; it must be ready or failed", param="Status")
+    if session.status not in (None, status):
+        raise RequestError(
+            409, f"Cannot transition trajectory {session.name} from {session.status} to {status}", "trajectory_complete"
+        )
+    error = _one(report, ERROR)
+    session.finish(status, error[:SHOWN] if isinstance(error, str) else None)
+    return {"TrajectoryId": session.name, "Status": status}
+
+
+def update_reward(session: Session, report: dict[str, Any]) -> dict[str, Any]:
+    """The newest report counts. One value pays the trajectory, several its turns.
+
+    Raises:
+        RequestError: 400, 410 if it is over.
+    """
+    rewards = _one(report, REWARDS)
+    values = rewards if isinstance(rewards, list) else [rewards]
+    if not values or not all(_is_number(value) for value in values):
+        raise RequestError(
+            400, f"Rewards is {rewards!r:.80}; it must be a number or one for each turn", param="Rewards"
+        )
+    numbers = [float(value) for value in values]
+    # The SDK knows no scalar: it writes one as a list with one value.
+    session.pay(numbers[0] if len(numbers) == 1 else numbers)
+    return {"TrajectoryId": session.name, "Rewards": numbers}
+
+
+def _one(body: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((body[name] for name in names if body.get(name) is not None), None)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False

@@ -1,0 +1,133 @@
+"""The client that a Python agent is given: it asks the policy in the name of one trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from mtrl.types import Message
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+PATIENCE = httpx.Timeout(None)
+"""A turn takes the time that it takes; the episode has a limit."""
+SHOWN = 300
+"""Characters of an answer that is no JSON."""
+
+
+class RefusedError(RuntimeError):
+    """The gateway refused a request. `code` is OpenAI's, such as `context_length_exceeded` or `max_calls`."""
+
+    def __init__(self, status: int, message: str, code: str | None = None):
+        super().__init__(f"HTTP {status}: {message}")
+        self.status, self.message, self.code = status, message, code
+
+
+class AgentClient:
+    """Asks by plain HTTP; `openai()` and `async_openai()` are OpenAI's own clients for the same trajectory.
+
+    Example::
+
+        async def run(row, client):
+            message = await client.achat(row["prompt"])
+            return float(message["content"] == row["ground_truth"]["answer"])
+    """
+
+    def __init__(self, base_url: str, api_key: str, model: str):
+        """
+        Args:
+            base_url: up to and with `/v1`.
+            model: the name that is asked for.
+        """
+        self.base_url, self.api_key, self.model = base_url, api_key, model
+        self._sync: httpx.Client | None = None
+        self._async: httpx.AsyncClient | None = None
+
+    def chat(self, messages: list[Message], tools: list[dict[str, Any]] | None = None, **options: Any) -> Message:
+        """The policy's next message, ready to be appended to `messages`.
+
+        Args:
+            tools: schemas in OpenAI's form.
+            options: further fields of the request, such as `max_tokens` and `stop`.
+
+        Raises:
+            RefusedError: the request cannot be answered: too many calls, too long, malformed.
+            RuntimeError: it was called in an event loop, which it would block.
+        """
+        _not_in_a_loop("chat", "await client.achat(…)")
+        if self._sync is None:
+            self._sync = httpx.Client(timeout=PATIENCE, trust_env=False, verify=self.base_url.startswith("https:"))
+        response = self._sync.post(self._url, json=self._body(messages, tools, options), headers=self._headers)
+        return _message(response)
+
+    async def achat(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, **options: Any
+    ) -> Message:
+        """`chat`, for async agents."""
+        if self._async is None:
+            verify = self.base_url.startswith("https:")
+            self._async = httpx.AsyncClient(timeout=PATIENCE, trust_env=False, verify=verify)
+        return _message(
+            await self._async.post(self._url, json=self._body(messages, tools, options), headers=self._headers)
+        )
+
+    def openai(self) -> OpenAI:
+        """OpenAI's client."""
+        import openai as package
+
+        _not_in_a_loop("openai", "client.async_openai()")
+        http = package.DefaultHttpxClient(trust_env=False, verify=self.base_url.startswith("https:"))
+        return package.OpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
+
+    def async_openai(self) -> AsyncOpenAI:
+        """OpenAI's client for async agents."""
+        import openai as package
+
+        http = package.DefaultAsyncHttpxClient(trust_env=False, verify=self.base_url.startswith("https:"))
+        return package.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
+
+    async def close(self) -> None:
+        """Close the connections, when the agent is done."""
+        if self._sync is not None:
+            self._sync.close()
+        if self._async is not None:
+            await self._async.aclose()
+
+    @property
+    def _url(self) -> str:
+        return f"{self.base_url}/chat/completions"
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"}
+
+    def _body(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {"model": self.model, "messages": messages, **({"tools": tools} if tools else {}), **options}
+
+
+def _message(response: httpx.Response) -> Message:
+    """
+    Raises:
+        RefusedError: there is none.
+    """
+    try:
+        content = response.json()
+        if response.is_success:
+            return content["choices"][0]["message"]
+        error = content["error"]
+        raise RefusedError(response.status_code, str(error["message"]), error.get("code"))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        raise RefusedError(response.status_code, response.text[:SHOWN]) from None
+
+
+def _not_in_a_loop(name: str, instead: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(f"client.{name} would block the event loop that the policy answers on; write {instead}")

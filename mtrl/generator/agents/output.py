@@ -1,0 +1,60 @@
+"""What a program says: its last words are kept, and it may go on for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+
+KEPT = 16 * 2**10
+"""Bytes of the end."""
+
+
+class Output(asyncio.Protocol):
+    """The reading end of a pipe. The other one, `writer`, is the program's; whoever starts it closes it here."""
+
+    def __init__(self) -> None:
+        self.writer = -1
+        self._text = bytearray()
+        self._over = asyncio.Event()
+        self._transport: asyncio.BaseTransport | None = None
+
+    @classmethod
+    async def open(cls) -> Output:
+        output = cls()
+        reader, output.writer = os.pipe()
+        output._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: output, os.fdopen(reader, "rb", buffering=0)
+        )
+        return output
+
+    @property
+    def text(self) -> str:
+        """The last `KEPT` bytes."""
+        return bytes(self._text[-KEPT:]).decode("utf-8", "replace")
+
+    async def complete(self, seconds: float) -> None:
+        """Wait until nobody holds the other end any more, for a while."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+
+    def close_writer(self) -> None:
+        """The program has it, or never will. It may be repeated."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def close(self) -> None:
+        """Read no more."""
+        self.close_writer()
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._text += data
+        if len(self._text) > 2 * KEPT:
+            del self._text[:-KEPT]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._over.set()

@@ -1,0 +1,112 @@
+"""Agents that run already and are told of every episode: the managed service's protocol (`sagemaker.train.rft`).
+
+`POST {url}/rollout` begins an episode. It may be answered with the reward when the episode is over, or at once; the
+agent then reports to `metadata.endpoint` (`mtrl/gateway/feedback.py`). `GET {url}/health` says whether it is there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import httpx
+
+from mtrl.errors import UserError
+from mtrl.generator.agents.runner import AgentError, Assignment, Outcome, as_outcome
+from mtrl.generator.engines.server.api import ServerError
+from mtrl.generator.engines.server.http import Http
+from mtrl.tracking.text import one_line
+from mtrl.types import Row
+
+JOB = "arn:aws:sagemaker:us-west-2:000000000000:job/AgentRFT/mtrl"
+"""Agents of the service want to be told a job; here nobody reads it."""
+REGION = "us-west-2"
+SECONDS_FOR_HEALTH = 10.0
+
+
+class RemoteRunner:
+    """Sends episodes to an agent, and ends none itself: one that goes on too long finds its trajectory closed."""
+
+    plays_on = True
+
+    def __init__(self, url: str, api_key_env: str):
+        """
+        Args:
+            api_key_env: environment variable with the token that the agent wants to be shown, if it is set.
+
+        Raises:
+            UserError: the agent is not there.
+        """
+        self.url, token = url.rstrip("/"), os.environ.get(api_key_env) or None
+        self._http = Http(self.url, token)
+        self._check_health(token)
+
+    async def run(self, assignment: Assignment) -> Outcome | None:
+        """See `Runner`."""
+        try:
+            # Whoever plays the episode has a limit of time for it.
+            answer = await self._http.ask("POST", "/rollout", rollout_request(assignment), seconds=math.inf)
+        except ServerError as error:
+            raise AgentError(str(error)) from None
+        outcome = (
+            as_outcome(answer, f"POST {self.url}/rollout") if isinstance(answer, dict | list | float | int) else None
+        )
+        return None if outcome == Outcome() else outcome
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _check_health(self, token: str | None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            # Its body is not read: nobody knows how long it is.
+            with (
+                httpx.Client(trust_env=False, timeout=SECONDS_FOR_HEALTH) as client,
+                client.stream("GET", f"{self.url}/health", headers=headers) as answer,
+            ):
+                status = answer.status_code
+            problem = None if status == 200 else f"HTTP {status}"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            problem = one_line(error or type(error).__name__)
+        if problem:
+            raise UserError(
+                f"generator.agent.url={self.url}: the agent does not answer GET /health ({problem}); start it first, "
+                "or correct the address"
+            )
+
+
+def rollout_request(assignment: Assignment) -> dict[str, Any]:
+    """The body of `POST /rollout`, in both forms that agents of the service read: that of the SDK's `RolloutRequest`
+    and that of its Lambda events, with a text for a prompt and keys in camelCase.
+
+    The trajectory is named by its token, so that whoever only passes the name on may ask with it.
+    """
+    name = assignment.api_key
+    sampling = {"temperature": assignment.temperature, "max_tokens": assignment.max_tokens, "top_p": assignment.top_p}
+    return {
+        "instance": assignment.row,
+        "prompt": _text(assignment.row),
+        "metadata": {
+            "job_arn": JOB,
+            "jobArn": JOB,
+            "trajectory_id": name,
+            "trajectoryId": name,
+            "rolloutId": name,
+            "endpoint": assignment.feedback_url,
+            "region": REGION,
+        },
+        "inference_params": sampling,
+        "inferenceParams": {
+            "temperature": assignment.temperature,
+            "maxTokens": assignment.max_tokens,
+            "topP": assignment.top_p,
+        },
+        "model_name": assignment.model,
+        "model_endpoint": assignment.base_url,
+    }
+
+
+def _text(row: Row) -> str:
+    """What the user says in the row's prompt."""
+    return "\n\n".join(str(message.get("content") or "") for message in row["prompt"] if message.get("role") == "user")

@@ -1,0 +1,190 @@
+"""What is wrong with a job before anything is built or asked: one sentence each, without credentials or network."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from omegaconf import DictConfig
+
+from mtrl.errors import UserError
+from mtrl.sagemaker import service
+from mtrl.sagemaker.schema import JobConfig, ManagedConfig
+
+ROLE = "arn:aws:iam::123456789012:role/NAME"
+BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+URI = re.compile(rf"s3://{BUCKET.pattern}(/.*)?")
+MLFLOW = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:mlflow-(tracking-server|app)/.+")
+OWN_KEYS = {
+    "run_dir": "the folder of the run is the job's own; leave it out",
+    "resume": "a job goes on by itself; to continue an earlier one write sagemaker.checkpoints=s3://…/checkpoints",
+}
+
+
+def check_job(job: JobConfig, cfg: DictConfig) -> None:
+    """`cfg` is the run.
+
+    Raises:
+        UserError: the key, the value and the fix.
+    """
+    check_role("sagemaker.role", job.role)
+    check_bucket("sagemaker.bucket", job.bucket)
+    check_prefix("sagemaker.prefix", job.prefix)
+    service.check_choice("sagemaker.instance_type", job.instance_type, "TrainingInstanceType")
+    for key in ("instance_count", "volume_gb", "max_run"):
+        if getattr(job, key) < 1:
+            raise UserError(f"sagemaker.{key}={getattr(job, key)} must be at least 1")
+    _checkpoints(job)
+    if job.spot:
+        _spot(job, cfg)
+    elif job.max_wait is not None:
+        raise UserError(f"sagemaker.max_wait={job.max_wait} is for spot instances; add sagemaker.spot=true")
+    _network(job)
+    _nodes(job)
+    _engine(job, cfg)
+    if job.mlflow and not MLFLOW.fullmatch(job.mlflow):
+        server = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/NAME"
+        raise UserError(f"sagemaker.mlflow={job.mlflow} is not the ARN of an MLflow server; it looks like {server}")
+
+
+def check_managed(managed: ManagedConfig) -> None:
+    """
+    Raises:
+        UserError: the key, the value and the fix.
+    """
+    check_role("managed.role", managed.role)
+    check_bucket("managed.bucket", managed.bucket)
+    check_prefix("managed.prefix", managed.prefix)
+    for key, example in (
+        ("model", "openai-reasoning-gpt-oss-20b"),
+        ("agent", "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/NAME"),
+        ("mlflow", "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/NAME"),
+    ):
+        if not getattr(managed, key):
+            raise UserError(f"managed.{key} is missing; write for example managed.{key}={example}")
+    for key in ("dataset", "validation"):
+        check_uri(f"managed.{key}", getattr(managed, key))
+
+
+def check_role(key: str, role: str | None) -> None:
+    """
+    Raises:
+        UserError: there is none, or it is not the ARN of a role.
+    """
+    if not role:
+        raise UserError(f"{key} is missing: the role that the job runs as; write {key}={ROLE}")
+    service.check_value(key, role, "RoleArn", ROLE)
+
+
+def check_bucket(key: str, bucket: str | None) -> None:
+    """
+    Raises:
+        UserError: there is none, or S3 has no buckets of such a name.
+    """
+    if not bucket:
+        raise UserError(f"{key} is missing: where code and results go; write {key}=NAME, without s3://")
+    if re.match(r"s3:?/", bucket):
+        raise UserError(f"{key}={bucket} must be the name alone; write {key}={bucket.split('/')[-1] or 'NAME'}")
+    if bucket != bucket.lower():
+        raise UserError(f"{key}={bucket}: names of buckets are lower case; write {key}={bucket.lower()}")
+    if not BUCKET.fullmatch(bucket) or ".." in bucket:
+        raise UserError(f"{key}={bucket} is no name of a bucket: 3 to 63 of a-z, 0-9, dots and hyphens")
+
+
+def check_prefix(key: str, prefix: str) -> None:
+    """
+    Raises:
+        UserError: it would make S3 addresses with empty parts, or is an address itself.
+    """
+    if not re.fullmatch(r"[\w.=-]+(/[\w.=-]+)*", prefix):
+        raise UserError(f"{key}={prefix} must be a path below the bucket without a slash at its ends, such as mtrl/rl")
+
+
+def check_uri(key: str, uri: str | None) -> None:
+    """
+    Raises:
+        UserError: it is not an address in S3; null is allowed.
+    """
+    if uri is not None and not URI.fullmatch(uri):
+        raise UserError(f"{key}={uri} is not an address in S3; write {key}=s3://BUCKET/PATH")
+
+
+def check_own_keys(words: list[str]) -> None:
+    """
+    Raises:
+        UserError: an override of something that the job decides.
+    """
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if key in OWN_KEYS:
+            raise UserError(f"{word}: {OWN_KEYS[key]}")
+
+
+def _checkpoints(job: JobConfig) -> None:
+    if job.checkpoints not in (None, "auto"):
+        check_uri("sagemaker.checkpoints", job.checkpoints)
+        if job.file_system is not None:
+            raise UserError(
+                f"sagemaker.checkpoints={job.checkpoints} does not go with sagemaker.file_system={job.file_system}, "
+                "where the run lies then; leave one of them out"
+            )
+
+
+def _spot(job: JobConfig, cfg: DictConfig) -> None:
+    if job.max_wait is None:
+        raise UserError(
+            f"sagemaker.spot=true needs sagemaker.max_wait: seconds for waiting and training together, at least "
+            f"sagemaker.max_run={job.max_run}; write sagemaker.max_wait={2 * job.max_run}"
+        )
+    if job.max_wait < job.max_run:
+        raise UserError(
+            f"sagemaker.max_wait={job.max_wait} must be at least sagemaker.max_run={job.max_run}; "
+            f"write sagemaker.max_wait={2 * job.max_run}"
+        )
+    if job.checkpoints is None and job.file_system is None:
+        raise UserError(
+            "sagemaker.spot=true with sagemaker.checkpoints=null loses all when the instance is taken away; "
+            "write sagemaker.checkpoints=auto"
+        )
+    if not cfg.trainer.checkpoint.every_steps:
+        raise UserError(
+            "sagemaker.spot=true with trainer.checkpoint.every_steps=0 has nothing to go on from; "
+            "write trainer.checkpoint.every_steps=10"
+        )
+    if job.keep_alive:
+        raise UserError(f"sagemaker.keep_alive={job.keep_alive} does not go with sagemaker.spot=true; set it to 0")
+
+
+def _network(job: JobConfig) -> None:
+    if bool(job.subnets) != bool(job.security_groups):
+        there, missing = ("subnets", "security_groups") if job.subnets else ("security_groups", "subnets")
+        raise UserError(f"sagemaker.{there} needs sagemaker.{missing} beside it; write sagemaker.{missing}=[ID]")
+    if job.file_system is None:
+        return
+    service.check_value("sagemaker.file_system", job.file_system, "FileSystemId", "fs-0123456789abcdef0")
+    service.check_choice("sagemaker.file_system_type", job.file_system_type, "FileSystemType")
+    if not job.subnets:
+        raise UserError(
+            f"sagemaker.file_system={job.file_system} is reached through your VPC; "
+            "add sagemaker.subnets=[ID] and sagemaker.security_groups=[ID]"
+        )
+
+
+def _nodes(job: JobConfig) -> None:
+    """Every rank writes its shards into the same checkpoint (docs/scale.md), and instances share no disk."""
+    if job.instance_count > 1 and job.file_system is None:
+        raise UserError(
+            f"sagemaker.instance_count={job.instance_count}: the ranks write their shards into one folder, and "
+            "instances share none; add sagemaker.file_system=fs-ID with its subnets and security_groups, or train on "
+            "one instance with more GPUs"
+        )
+
+
+def _engine(job: JobConfig, cfg: DictConfig) -> None:
+    """Engines live in an environment of their own (docs/engines.md), which AWS's container does not hold."""
+    backend: Any = cfg.generator.backend
+    if backend in ("vllm", "sglang") and job.image is None:
+        raise UserError(
+            f"generator={backend}: AWS's container has no {backend}; build an image that holds it, and name it in "
+            "sagemaker.image"
+        )

@@ -1,0 +1,125 @@
+"""Inside the container of a job: `python -m mtrl.main` with the job's overrides, in the folders that SageMaker keeps.
+
+| SageMaker says | here it is |
+|---|---|
+| SM_CHANNEL_DATA, SM_CHANNEL_MODEL | data.path, model.path |
+| SM_CHANNEL_SHARED | the file system of all instances; the run is in it |
+| SM_CHECKPOINT_DIR | else the run is here: copied to S3 while it trains, put back when the job starts again |
+| SM_OUTPUT_DATA_DIR | else here: copied to S3 at the end |
+| SM_MODEL_DIR | where the trained model is left |
+| SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS | the ranks, where torchrun has not started them yet |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from mtrl.config.overrides import quoted
+from mtrl.sagemaker.source import OVERRIDES
+
+CHANNELS = {"SM_CHANNEL_DATA": "data.path", "SM_CHANNEL_MODEL": "model.path"}
+PORT = "7777"
+"""Of the first rank, as in the SDK's driver."""
+TOLD = 1000
+"""Characters of a failure that SageMaker shows."""
+
+
+def main(code: Path, entry: Path) -> None:
+    """Train: `code` is the folder of the archive, `entry` the script that torchrun starts again for every rank.
+
+    Raises:
+        SystemExit: as of mtrl.main; 75 after SIGTERM, with a checkpoint.
+    """
+    environment = os.environ
+    if command := torchrun(environment, entry):
+        os.execv(command[0], command)  # so that signals reach torchrun, which hands them on
+    from mtrl.main import cli
+
+    run = run_dir(environment)
+    leads = environment.get("RANK", "0") == "0"
+    if leads:
+        for torn in set_torn_aside(run / "checkpoints"):
+            print(f"{torn} was cut off while it was copied, and is left out", flush=True)
+    overrides = json.loads((code / OVERRIDES).read_text(encoding="utf-8"))
+    try:
+        cli([*overrides, *placed(environment), quoted("run_dir", str(run)), "resume=latest"])
+    except SystemExit as ended:
+        if ended.code and leads:
+            tell_failure(run, environment)
+        raise
+    if leads:
+        shutil.copytree(run / "export", environment.get("SM_MODEL_DIR", "/opt/ml/model"), dirs_exist_ok=True)
+
+
+def torchrun(environment: Mapping[str, str], entry: Path) -> list[str] | None:
+    """The command that starts the ranks of this instance; None where they are started, or one process is all."""
+    if "RANK" in environment:
+        return None
+    hosts = sorted(json.loads(environment.get("SM_HOSTS", '["localhost"]')))
+    ranks = max(1, int(environment.get("SM_NUM_GPUS", "0")))
+    if len(hosts) == 1 and ranks == 1:
+        return None
+    here = hosts.index(environment.get("SM_CURRENT_HOST", hosts[0]))
+    return [
+        sys.executable,
+        *("-m", "torch.distributed.run", f"--nnodes={len(hosts)}", f"--nproc-per-node={ranks}", f"--node-rank={here}"),
+        f"--master-addr={environment.get('SM_MASTER_ADDR', hosts[0])}",
+        f"--master-port={environment.get('SM_MASTER_PORT', PORT)}",
+        str(entry),
+    ]
+
+
+def run_dir(environment: Mapping[str, str]) -> Path:
+    """The folder of the run, the same when SageMaker starts the job again."""
+    if shared := environment.get("SM_CHANNEL_SHARED"):
+        return Path(shared, environment.get("TRAINING_JOB_NAME", "job"), "run")
+    kept = environment.get("SM_CHECKPOINT_DIR") or environment.get("SM_OUTPUT_DATA_DIR", "/opt/ml/output/data")
+    return Path(kept, "run")
+
+
+def placed(environment: Mapping[str, str]) -> list[str]:
+    """Overrides for what came by a channel: its folder, or the one file in it."""
+    found = [(key, Path(environment[name])) for name, key in CHANNELS.items() if environment.get(name)]
+    return [quoted(key, str(_only_file(path) or path)) for key, path in found]
+
+
+def _only_file(folder: Path) -> Path | None:
+    inside = list(folder.iterdir()) if folder.is_dir() else []
+    return inside[0] if len(inside) == 1 and inside[0].is_file() else None
+
+
+def set_torn_aside(checkpoints: Path) -> list[Path]:
+    """Rename checkpoints that are not whole. A run renames only whole ones into place, but they are copied to S3 file
+    by file, and an instance may be taken away in the middle of it."""
+    torn = [path for path in checkpoints.glob("step_*") if not _is_whole(path)]
+    return [path.rename(path.with_name(f"torn-{path.name}")) for path in torn]
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    from mtrl.errors import UserError
+    from mtrl.trainer.checkpoint import read_checkpoint
+    from mtrl.trainer.checkpoint_index import read_index
+
+    try:
+        read_checkpoint(checkpoint)
+        for file in {chunk.file for stored in read_index(checkpoint).values() for chunk in stored.chunks}:
+            with safe_open(checkpoint / file, "pt"):  # compares the size of the file with what its header says
+                pass
+    except (UserError, OSError, SafetensorError):
+        return False
+    return True
+
+
+def tell_failure(run: Path, environment: Mapping[str, str]) -> None:
+    """The last words of the run's log, where SageMaker looks for the reason of a failure."""
+    log = run / "run.log"
+    place = Path(environment.get("SM_OUTPUT_FAILURE", "/opt/ml/output/failure"))
+    if log.is_file() and place.parent.is_dir():
+        place.write_text(log.read_text(encoding="utf-8", errors="replace")[-TOLD:], encoding="utf-8")

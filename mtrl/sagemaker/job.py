@@ -1,0 +1,245 @@
+"""A training job: the SDK's ModelTrainer, made of the settings, and its request, caught before it would leave."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtrl.config.compose import compose
+from mtrl.errors import UserError, missing_extra
+from mtrl.sagemaker import checks, service, source
+from mtrl.sagemaker.schema import JobConfig
+from mtrl.sagemaker.session import check_bucket_exists, default_region, explaining, quiet, sdk_session
+from mtrl.sagemaker.settings import read, split
+from mtrl.sagemaker.wire import ACCOUNT, Wire, as_default, offline
+
+CHECKPOINTS = "/opt/ml/checkpoints"
+"""Where SageMaker puts back what was saved, and looks for what is new."""
+CHANNELS = {"data.path": "data", "model.path": "model"}
+"""Settings that may be addresses in S3 -> the channel that brings them."""
+SHARED = "shared"
+"""Channel of the file system."""
+STANDS_IN = "channel/input"
+"""What the checks see instead of an address in S3."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be started."""
+
+    settings: JobConfig
+    overrides: tuple[str, ...]
+    """Of mtrl.main, in the container."""
+    channels: dict[str, str]
+    """Input channel -> s3://…"""
+    name: str
+    """The SDK adds the time to it."""
+
+
+def plan(words: Sequence[str]) -> Job:
+    """Read and check a command: the run as `python -m mtrl.main` would, then the job. It needs the network for nothing.
+
+    Raises:
+        UserError: the first thing that is wrong.
+    """
+    ours, others = split(words, "sagemaker")
+    settings = read(ours, "sagemaker", JobConfig)
+    checks.check_own_keys(others)
+    if settings.mlflow:
+        others = [*_without(others, "tracker.mlflow.uri"), f"tracker.mlflow.uri='{settings.mlflow}'"]
+        if not any(word.lstrip("+").startswith(("tracker=", "tracker.report_to=")) for word in others):
+            others.append("tracker.report_to=[mlflow]")
+    kept, channels = _channels(others)
+    # The container has engines and data of its own; what this machine has of them is no matter.
+    engines = [f"generator.{name}.python={sys.executable}" for name in ("vllm", "sglang")]
+    data = [f"{key}={STANDS_IN}" for key, channel in CHANNELS.items() if channel in channels]
+    cfg = compose([*kept, *engines, *data])
+    checks.check_job(settings, cfg)
+    return Job(settings, tuple(kept), channels, settings.name or f"mtrl-{cfg.name}".replace("_", "-"))
+
+
+def _without(words: Sequence[str], key: str) -> list[str]:
+    return [word for word in words if word.lstrip("+").partition("=")[0] != key]
+
+
+def _channels(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Overrides whose value is an address in S3 become input channels; the entry gives them their path."""
+    kept, channels = [], {}
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if value.strip("'\"").startswith("s3:"):
+            if key not in CHANNELS:
+                raise UserError(f"{word}: only {' and '.join(CHANNELS)} may lie in S3; copy it there, or use the Hub")
+            checks.check_uri(key, value.strip("'\""))
+            channels[CHANNELS[key]] = value.strip("'\"")
+        else:
+            kept.append(word)
+    return kept, channels
+
+
+def dry_run(job: Job) -> dict[str, Any]:
+    """The body of the CreateTrainingJob that `submit` would send, checked against the service's model.
+
+    Raises:
+        UserError: the service would refuse it, as far as its model tells.
+    """
+    wire = Wire(answers={"CreateTrainingJob": _there, "DescribeTrainingJob": _there})
+    with (
+        quiet(),
+        explaining(),
+        offline(wire, job.settings.region or default_region()) as session,
+        _trainer(job, session) as trainer,
+    ):
+        trainer.train(wait=False, logs=False)
+    request = wire.asked("CreateTrainingJob")[0]
+    service.check_request("CreateTrainingJob", request)
+    return request
+
+
+def _there(request: dict[str, Any]) -> dict[str, Any]:
+    name = request["body"]["TrainingJobName"]
+    return {"TrainingJobName": name, "TrainingJobArn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{name}"}
+
+
+def submit(job: Job, session: Any = None) -> str:
+    """Upload the code and start the job; its name. `session` is a boto3 session, that of the machine if None.
+
+    Raises:
+        UserError: the request is wrong, the bucket is not there, or AWS refuses.
+    """
+    dry_run(job)
+    import boto3
+
+    with explaining():
+        session = session or boto3.Session(region_name=job.settings.region or default_region())
+        check_bucket_exists("sagemaker.bucket", job.settings.bucket, session)
+        with _trainer(job, session) as trainer:
+            trainer.train(wait=job.settings.wait, logs=job.settings.wait)
+    return str(trainer._latest_training_job.training_job_name)
+
+
+@contextmanager
+def _trainer(job: Job, boto_session: Any) -> Iterator[Any]:
+    """The SDK's ModelTrainer of a job. The archive of the code lives as long as it does."""
+    try:
+        from sagemaker.train import ModelTrainer
+        from sagemaker.train import configs as sdk
+        from sagemaker.train.distributed import Torchrun
+    except ImportError:
+        raise missing_extra("sagemaker", "sagemaker") from None
+    settings = job.settings
+    with tempfile.TemporaryDirectory() as folder, as_default(boto_session):
+        archive = Path(folder) / "code.tar.gz"
+        source.pack(archive, job.overrides, _requirements(settings), settings.include)
+        session = sdk_session(boto_session, str(settings.bucket), settings.prefix)
+        yield ModelTrainer(
+            sagemaker_session=session,
+            role=settings.role,
+            base_job_name=job.name,
+            training_image=settings.image or _container(settings, boto_session.region_name),
+            source_code=sdk.SourceCode(
+                source_dir=str(archive),
+                entry_script=source.ENTRY,
+                requirements=source.REQUIREMENTS if settings.install else None,
+            ),
+            distributed=Torchrun(process_count_per_node=settings.processes),
+            compute=_compute(settings, sdk),
+            networking=_networking(settings, sdk),
+            stopping_condition=sdk.StoppingCondition(
+                max_runtime_in_seconds=settings.max_run,
+                **({"max_wait_time_in_seconds": settings.max_wait} if settings.spot else {}),
+            ),
+            output_data_config=sdk.OutputDataConfig(
+                s3_output_path=f"s3://{settings.bucket}/{settings.prefix}/{job.name}",
+                compression_type="NONE",  # a model of gigabytes is not worth packing
+                kms_key_id=settings.kms_key,
+            ),
+            checkpoint_config=_checkpoint_config(settings, sdk),
+            input_data_config=_inputs(job, sdk),
+            environment=_environment(settings),
+            tags=[sdk.Tag(key=key, value=value) for key, value in settings.tags.items()] or None,
+        )
+
+
+def _requirements(settings: JobConfig) -> list[str]:
+    if not settings.install or not settings.mlflow:
+        return settings.install
+    return [*settings.install, "mlflow>=3.10,<4", "sagemaker-mlflow<1"]
+
+
+def _container(settings: JobConfig, region: str) -> str:
+    """AWS's deep learning container; the SDK knows the names by a table of its own."""
+    from sagemaker.core import image_uris
+
+    try:
+        return str(
+            image_uris.retrieve(
+                "pytorch",
+                region,
+                version=settings.torch,
+                py_version=settings.python,
+                instance_type=settings.instance_type,
+                image_scope="training",
+            )
+        )
+    except ValueError as error:
+        raise UserError(
+            f"sagemaker.torch={settings.torch} with sagemaker.python={settings.python} is no container that the SDK "
+            f"knows ({str(error).split('.')[0]}); write another, or name your own in sagemaker.image"
+        ) from error
+
+
+def _compute(settings: JobConfig, sdk: Any) -> Any:
+    optional: dict[str, Any] = {}
+    if settings.keep_alive:
+        optional["keep_alive_period_in_seconds"] = settings.keep_alive
+    if settings.kms_key:
+        optional["volume_kms_key_id"] = settings.kms_key
+    return sdk.Compute(
+        instance_type=settings.instance_type,
+        instance_count=settings.instance_count,
+        volume_size_in_gb=settings.volume_gb,
+        enable_managed_spot_training=settings.spot,
+        **optional,
+    )
+
+
+def _networking(settings: JobConfig, sdk: Any) -> Any:
+    if not settings.subnets:
+        return None
+    return sdk.Networking(subnets=settings.subnets, security_group_ids=settings.security_groups)
+
+
+def _checkpoint_config(settings: JobConfig, sdk: Any) -> Any:
+    """The run of several instances is on the file system, which outlives them."""
+    if settings.checkpoints is None or settings.file_system:
+        return None
+    where = {} if settings.checkpoints == "auto" else {"s3_uri": settings.checkpoints}
+    return sdk.CheckpointConfig(local_path=CHECKPOINTS, **where)
+
+
+def _inputs(job: Job, sdk: Any) -> list[Any] | None:
+    inputs = [sdk.InputData(channel_name=name, data_source=uri) for name, uri in job.channels.items()]
+    if job.settings.file_system:
+        shared = sdk.FileSystemDataSource(
+            file_system_id=job.settings.file_system,
+            file_system_type=job.settings.file_system_type,
+            file_system_access_mode="rw",
+            directory_path=job.settings.file_system_path,
+        )
+        inputs.append(sdk.InputData(channel_name=SHARED, data_source=shared))
+    return inputs or None
+
+
+def _environment(settings: JobConfig) -> dict[str, str]:
+    environment = dict(settings.environment)
+    if settings.checkpoints is not None and not settings.file_system:
+        environment["SM_CHECKPOINT_DIR"] = CHECKPOINTS
+    if settings.mlflow:
+        environment["MLFLOW_TRACKING_URI"] = settings.mlflow
+    return environment

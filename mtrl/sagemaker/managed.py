@@ -1,0 +1,209 @@
+"""The managed multi-turn RL service: MultiTurnRLTrainer and MultiTurnRLEvaluator of the SDK, from the same config."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mtrl.config.compose import compose
+from mtrl.sagemaker import checks, hyperparameters, service, stand_in
+from mtrl.sagemaker.dataset import check_size, write_parquet
+from mtrl.sagemaker.schema import ManagedConfig
+from mtrl.sagemaker.session import check_bucket_exists, default_region, explaining, quiet, sdk_session
+from mtrl.sagemaker.settings import read, split
+from mtrl.sagemaker.wire import Wire, as_default, offline
+
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class ManagedJob:
+    """A training or an evaluation that the service is asked for."""
+
+    settings: ManagedConfig
+    cfg: DictConfig
+    hyperparameters: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    @property
+    def evaluates(self) -> bool:
+        return self.settings.evaluate is not None
+
+    @property
+    def folder(self) -> str:
+        return f"s3://{self.settings.bucket}/{self.settings.prefix}/{self.cfg.name}"
+
+
+def plan(words: Sequence[str]) -> ManagedJob:
+    """Read and check a command. It needs the network for nothing.
+
+    Raises:
+        UserError: the first thing that is wrong, an algorithm that the service does not offer among it.
+    """
+    ours, others = split(words, "managed")
+    settings = read(ours, "managed", ManagedConfig)
+    checks.check_own_keys(others)
+    cfg = compose(others)
+    checks.check_managed(settings)
+    if settings.evaluate:
+        return ManagedJob(settings, cfg, hyperparameters.translate_evaluation(cfg), ())
+    return ManagedJob(settings, cfg, hyperparameters.translate(cfg), tuple(hyperparameters.left_out(cfg)))
+
+
+def dry_run(job: ManagedJob) -> tuple[dict[str, Any], list[str]]:
+    """The requests that would start the job, made by the SDK's classes, and warnings.
+
+    The model hub is the one thing that cannot be known here: in its place stands the table of `hyperparameters`.
+
+    Raises:
+        UserError: the SDK or the service's model refuses it.
+    """
+    wire = Wire(stand_in.answers(job))
+    with quiet(), explaining(), offline(wire, job.settings.region or default_region()) as session:
+        _, warnings = _start(job, session)
+    sent = {name: bodies[-1] for name in _STARTS if (bodies := wire.asked(name))}
+    for name, body in sent.items():
+        service.check_request(name, body)
+    return {name: _readable(body) for name, body in sent.items()}, warnings
+
+
+_STARTS = ("CreateJob", "CreatePipeline", "StartPipelineExecution")
+
+
+def submit(job: ManagedJob, session: Any = None) -> tuple[str, list[str]]:
+    """Upload the data and start the job: its ARN, and warnings. `session` is a boto3 session.
+
+    Raises:
+        UserError: the request is wrong, the bucket is not there, or AWS refuses.
+    """
+    dry_run(job)
+    import boto3
+
+    with explaining():
+        session = session or boto3.Session(region_name=job.settings.region or default_region())
+        check_bucket_exists("managed.bucket", job.settings.bucket, session)
+        with as_default(session):
+            started, warnings = _start(job, session)
+            if job.settings.wait:
+                started.wait()
+    return str(getattr(started, "job_arn", None) or started.arn), warnings
+
+
+def _start(job: ManagedJob, boto_session: Any) -> tuple[Any, list[str]]:
+    session = sdk_session(boto_session, str(job.settings.bucket), job.settings.prefix)
+    with tempfile.TemporaryDirectory() as folder:
+        data, warnings = _data(job, session, Path(folder))
+        with contextlib.chdir(folder):  # the SDK leaves a copy of its pipeline in the working directory
+            start = _evaluate if job.evaluates else _train
+            started, more = start(job, session, data)
+        return started, [*warnings, *more]
+
+
+def _data(job: ManagedJob, session: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Where the prompts are in S3, uploaded if they are the experiment's; and warnings."""
+    settings, found = job.settings, {}
+    wanted = {"validation": settings.validation} if job.evaluates else {}
+    wanted = wanted or {"train": settings.dataset, "validation": settings.validation}
+    if all(wanted.values()):
+        return {name: str(uri) for name, uri in wanted.items()}, []
+    from mtrl.environments.factory import load_task
+
+    config: Any = OmegaConf.to_object(job.cfg)
+    splits = load_task(config).splits
+    warnings: list[str] = []
+    for name, uri in wanted.items():
+        rows = splits.train if name == "train" else splits.test
+        if uri is None:
+            if name == "train":
+                warnings += filter(None, [check_size(len(rows), job.cfg.trainer.prompts_per_step)])
+            write_parquet(rows, folder / f"{name}.parquet")
+            key = f"{job.cfg.name}/data"
+            uri = session.upload_data(
+                str(folder / f"{name}.parquet"), bucket=settings.bucket, key_prefix=_key(job, key)
+            )
+        found[name] = str(uri)
+    return found, warnings
+
+
+def _key(job: ManagedJob, key: str) -> str:
+    return f"{job.settings.prefix}/{key}"
+
+
+def _train(job: ManagedJob, session: Any, data: dict[str, str]) -> tuple[Any, list[str]]:
+    from sagemaker.core.shapes import VpcConfig
+    from sagemaker.train.multi_turn_rl_trainer import MultiTurnRLTrainer
+
+    settings = job.settings
+    network = settings.subnets and VpcConfig(subnets=settings.subnets, security_group_ids=settings.security_groups)
+    trainer = MultiTurnRLTrainer(
+        model=settings.model,
+        agent_env=settings.agent,
+        training_dataset=data["train"],
+        validation_dataset=data["validation"],
+        mlflow_app_arn=settings.mlflow,
+        mlflow_experiment_name=job.cfg.tracker.project,
+        mlflow_run_name=job.cfg.name,
+        s3_output_path=f"{job.folder}/output",
+        output_model_package_group=settings.package_group,
+        intermediate_checkpoint_model_package_group=settings.checkpoint_group,
+        bedrock_agentcore_qualifier=settings.agent_qualifier,
+        networking=network or None,
+        kms_key_arn=settings.kms_key,
+        accept_eula=settings.accept_eula,
+        sagemaker_session=session,
+        role=settings.role,
+        base_job_name=f"mtrl-{job.cfg.name}".replace("_", "-"),
+        tags=[{"key": key, "value": value} for key, value in settings.tags.items()],
+    )
+    warnings = list(_set(trainer.hyperparameters, job.hyperparameters))
+    return trainer.train(wait=False), warnings
+
+
+def _set(options: Any, values: dict[str, Any]) -> Iterator[str]:
+    """Give the SDK's options our values; a line for each that the model's recipe in the hub does not have."""
+    for name, value in values.items():
+        if hasattr(options, name):
+            setattr(options, name, value)
+        else:
+            yield f"the recipe of this model has no {name}, so {name}={value} is left out"
+
+
+def _evaluate(job: ManagedJob, session: Any, data: dict[str, str]) -> tuple[Any, list[str]]:
+    from sagemaker.core.shapes import VpcConfig
+    from sagemaker.train.evaluate import MultiTurnRLEvaluator
+
+    settings = job.settings
+    network = settings.subnets and VpcConfig(subnets=settings.subnets, security_group_ids=settings.security_groups)
+    evaluator = MultiTurnRLEvaluator(
+        sagemaker_session=session,
+        region=session.boto_region_name,
+        role=settings.role,
+        model=settings.model if settings.evaluate == BASE else settings.evaluate,
+        dataset=data["validation"],
+        agent_config=settings.agent,
+        agent_qualifier=settings.agent_qualifier,
+        s3_output_path=f"{job.folder}/evaluation",
+        mlflow_resource_arn=settings.mlflow,
+        mlflow_experiment_name=job.cfg.tracker.project,
+        evaluate_base_model=settings.compare_base,
+        stopping_condition=settings.max_run,
+        networking=network or None,
+        kms_key_id=settings.kms_key,
+        accept_eula=settings.accept_eula,
+        tags=[{"key": key, "value": value} for key, value in settings.tags.items()] or None,
+    )
+    warnings = list(_set(evaluator.hyperparameters, job.hyperparameters))
+    return evaluator.evaluate(), warnings
+
+
+def _readable(body: dict[str, Any]) -> dict[str, Any]:
+    """With the documents in it as JSON, not as text."""
+    texts = {key: body[key] for key in ("JobConfigDocument", "PipelineDefinition") if key in body}
+    return {**body, **{key: json.loads(text) for key, text in texts.items()}}

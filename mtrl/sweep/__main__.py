@@ -1,0 +1,50 @@
+"""python -m mtrl.sweep: what a sweep has found.
+
+python -m mtrl.main -m seed=0,1,2,3                a sweep; it tells its folder
+python -m mtrl.sweep outputs/gsm8k/SWEEP           its jobs, the best first, also while it goes on
+python -m mtrl.sweep outputs/gsm8k/SWEEP --json    the same, for programs
+python -m mtrl.view outputs/gsm8k/SWEEP            the same as a picture, with the curves
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtrl.config.program import run_program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the report. Returns the exit status."""
+    args = parse(argv)
+    from mtrl.sweep.report import read_sweep
+
+    sweep = read_sweep(Path(args.sweep))
+    if args.json:
+        from mtrl.tracking.files import to_strict_json
+        from mtrl.view.sweep import to_plain
+
+        print(to_strict_json(to_plain(sweep), indent=2))
+        return 0
+    from mtrl.sweep.table import show
+
+    show(sweep)
+    return 0
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m mtrl.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sweep", metavar="SWEEP", help="the folder that holds the jobs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args(argv)
+
+
+def cli(argv: Sequence[str] | None = None) -> None:
+    run_program(main, argv)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,78 @@
+"""One job, as Hydra calls it. In a sweep a job that fails is written down, and the others go on."""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from mtrl.config.messages import one_sentence
+from mtrl.errors import Interrupted, PrunedError, UserError
+from mtrl.sweep.outcome import Outcome, read_outcome
+from mtrl.sweep.workers import WORKER, is_worker
+
+
+def job(cfg: DictConfig) -> float | None:
+    """Run it: alone, or as a job of a sweep in the folder that Hydra gives it.
+
+    In a sweep it returns the objective, and NaN where there is none: sweepers take that for a failure, while an
+    exception would end them.
+    """
+    from mtrl.main import main
+
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        with one_sentence():  # here, because Hydra prints a line of its own about errors that reach it
+            return main(cfg)
+    cfg.run_dir = HydraConfig.get().runtime.output_dir
+    if not is_worker():
+        return run_job(cfg)
+    value = math.nan
+    with WORKER.working() as may_begin:
+        if may_begin:
+            value = run_job(cfg)
+    return value
+
+
+def run_job(cfg: DictConfig) -> float:
+    """Run one job of a sweep, and keep what became of it in its folder.
+
+    Raises:
+        Interrupted: a signal ended it, and with it the sweep.
+    """
+    from mtrl.main import main
+    from mtrl.sweep.pruning import pruner_of
+
+    hydra, folder = HydraConfig.get(), Path(cfg.run_dir)
+    before = read_outcome(folder)
+    if before is not None and before.status in ("running", "interrupted") and cfg.resume == "none":
+        cfg.resume = "latest"  # its scheduler starts it again; else `check_jobs` had refused the folder
+    overrides = OmegaConf.to_container(hydra.overrides.task)
+    direction = hydra.sweeper.get("direction") or "maximize"
+    taken = 0.0 if before is None else before.seconds or 0.0
+    outcome = Outcome.begin(hydra.job.num, [str(word) for word in overrides], cfg.objective, str(direction), taken)
+    try:
+        outcome.write(folder)
+        value = main(cfg, pruner_of(cfg))
+        outcome.end("finished", value=value)
+    except PrunedError as pruned:
+        outcome.end("pruned", str(pruned), pruned.score)
+    except UserError as error:
+        outcome.end("failed", str(error))
+    except Exception as error:
+        traceback.print_exc()
+        outcome.end("failed", f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+    except (SystemExit, KeyboardInterrupt) as end:
+        outcome.end("interrupted", end.signal if isinstance(end, Interrupted) else type(end).__name__)
+        raise
+    finally:
+        with suppress(OSError):  # of a full disk, which is what the job ended with
+            outcome.write(folder)
+    if outcome.said:
+        print(f"job {outcome.number} {outcome.status}: {outcome.said}", file=sys.stderr, flush=True)
+    return math.nan if outcome.value is None else outcome.value

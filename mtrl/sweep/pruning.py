@@ -1,0 +1,78 @@
+"""Ending a job of an Optuna sweep early, where its score promises less than those of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from mtrl.errors import PrunedError, UserError
+from mtrl.sweep.study import TARGET, open_study
+
+if TYPE_CHECKING:
+    from mtrl.trainer.run import OnEvaluation
+
+MEASURED = {"success_after": "val/success/mean", "reward_after": "val/reward/mean"}
+"""What summary.json holds at the end of a run -> the metric of every evaluation that it is the last of."""
+
+
+def pruner_of(cfg: DictConfig) -> OnEvaluation | None:
+    """What a job of an Optuna sweep calls after each evaluation; None in other sweeps.
+
+    Raises:
+        UserError: the objective is nothing that an evaluation measures, so that nothing could be pruned by it.
+    """
+    hydra = HydraConfig.get()
+    if hydra.sweeper._target_ != TARGET or hydra.sweeper.pruner is None:
+        return None
+    check_objective(cfg.objective)
+    folder = Path(hydra.runtime.output_dir).parent
+    return Pruner(folder, hydra.sweeper, hydra.job.num, MEASURED[cfg.objective], cfg.trainer.max_steps)
+
+
+class Pruner:
+    """Tells the study of a sweep how a job does, and ends the job where the study's pruner says so.
+
+    The job may be in another process, or on another machine, than the sweep: they meet in the file of the study.
+    """
+
+    def __init__(self, folder: Path, sweeper: DictConfig, number: int, key: str, last: int):
+        """
+        Args:
+            number: of the job, which is that of its trial.
+            key: the metric that is reported.
+            last: the step after which there is nothing left to save by pruning.
+        """
+        self.study, self.storage = open_study(folder, sweeper)
+        study_id = self.storage.get_study_id_from_name(self.study.study_name)
+        self.trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        self.key, self.last = key, last
+
+    def __call__(self, step: int, row: dict[str, Any]) -> None:
+        """
+        Raises:
+            PrunedError: the job ends here.
+        """
+        score = row.get(self.key)
+        if score is None or not 0 < step < self.last:  # at step 0 nothing has been tried yet
+            return
+        known = self.storage.get_trial(self.trial_id)
+        if known.state.is_finished():
+            return
+        self.storage.set_trial_intermediate_value(self.trial_id, step, float(score))
+        if self.study.pruner.prune(self.study, self.storage.get_trial(self.trial_id)):
+            raise PrunedError(f"{self.key} is {score:.4g} at step {step}, where other jobs did better", float(score))
+
+
+def check_objective(objective: str) -> None:
+    """
+    Raises:
+        UserError: no evaluation of a run measures it.
+    """
+    if objective not in MEASURED:
+        raise UserError(
+            f"objective={objective} is not measured before a run ends, so no job can be pruned by it; set "
+            f"objective={next(iter(MEASURED))}, or hydra.sweeper.pruner=null"
+        )

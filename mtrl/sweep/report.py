@@ -1,0 +1,149 @@
+"""What a sweep has found: its jobs, the best first, and the command that trains the best one again."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+
+from mtrl.errors import UserError
+from mtrl.sweep.outcome import JOB, Outcome, read_outcome
+from mtrl.view.runs import Run
+from mtrl.view.store import Indexer
+
+SEED = "seed"
+RANKED = ("finished", "pruned")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the sweep."""
+
+    folder: Path
+    outcome: Outcome
+    status: str
+    """As its outcome says; `stopped`: it was running, and nothing has been heard of it for a while."""
+    steps: int | None
+    max_steps: int | None
+
+    @property
+    def number(self) -> int:
+        return self.outcome.number
+
+    @property
+    def value(self) -> float | None:
+        return self.outcome.value
+
+    @property
+    def seconds(self) -> float | None:
+        return self.outcome.seconds
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Its overrides by key."""
+        pairs = (word.lstrip("+~").partition("=") for word in self.outcome.overrides)
+        return {key: value for key, _, value in pairs}
+
+    @property
+    def command(self) -> str:
+        """What trains it again, in a folder of its own."""
+        return shlex.join(["python", "-m", "mtrl.main", *self.outcome.overrides])
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Jobs that differ in nothing but their seed."""
+
+    settings: Mapping[str, str]
+    mean: float
+    deviation: float | None
+    """Of the sample; None for a single job."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All jobs of a folder."""
+
+    folder: Path
+    jobs: Sequence[Job]
+    """The best first; those that have no value last."""
+
+    @property
+    def objective(self) -> str:
+        return self.jobs[0].outcome.objective
+
+    @property
+    def direction(self) -> str:
+        return self.jobs[0].outcome.direction
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The settings that were swept, in the order in which they were typed."""
+        known = dict.fromkeys(key for job in sorted(self.jobs, key=lambda job: job.number) for key in job.settings)
+        return [key for key in known if len({job.settings.get(key) for job in self.jobs}) > 1]
+
+    @property
+    def best(self) -> Job | None:
+        """None where no job has finished with a value."""
+        return next((job for job in self.jobs if job.status == "finished" and job.value is not None), None)
+
+    def with_status(self, status: str) -> list[Job]:
+        return [job for job in self.jobs if job.status == status]
+
+    def over_seeds(self) -> list[Seeds]:
+        """Means over seeds, the best first; empty where seeds, or nothing but seeds, differ."""
+        keys = [key for key in self.keys if key != SEED]
+        if SEED not in self.keys or not keys:
+            return []
+        families: dict[tuple[str, ...], list[float]] = {}
+        for job in self.with_status("finished"):
+            if job.value is not None:
+                families.setdefault(tuple(job.settings.get(key, "") for key in keys), []).append(job.value)
+        found = [
+            Seeds(
+                dict(zip(keys, names, strict=True)), fmean(values), stdev(values) if values[1:] else None, len(values)
+            )
+            for names, values in families.items()
+        ]
+        return sorted(found, key=lambda family: family.mean, reverse=self.direction == "maximize")
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """The sweep in a folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} does not exist; give the folder of a sweep")
+    jobs = [job for path in folder.iterdir() if (job := read_job(path)) is not None]
+    if not jobs:
+        raise UserError(f"{folder} holds no sweep (no folder in it has a {JOB}); give the folder that -m has made")
+    return Sweep(folder, ranked(jobs))
+
+
+def read_job(folder: Path, run: Run | None = None) -> Job | None:
+    """The job in a folder; None where there is none. `run`: the same folder, if it has been looked at already."""
+    outcome = read_outcome(folder)
+    if outcome is None:
+        return None
+    run = run or Run(folder, folder.name, Indexer())
+    silent = outcome.status == "running" and run.status == "stopped"
+    return Job(folder, outcome, "stopped" if silent else outcome.status, run.step, run.max_steps)
+
+
+def ranked(jobs: Sequence[Job]) -> list[Job]:
+    """The best first. A pruned job comes after those that have finished: its value is of fewer steps."""
+    sign = -1.0 if jobs and jobs[0].outcome.direction == "maximize" else 1.0
+
+    def place(job: Job) -> tuple[int, float, int]:
+        if job.value is None or job.status not in RANKED:
+            return len(RANKED), math.inf, job.number
+        return RANKED.index(job.status), sign * job.value, job.number
+
+    return sorted(jobs, key=place)

@@ -1,0 +1,86 @@
+"""The report of a sweep on the screen."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape as without_markup
+from rich.table import Table
+
+from mtrl.sweep.report import Job, Seeds, Sweep
+from mtrl.tracking.text import clean, short
+
+PIPED = 160
+"""Columns where the output is no terminal."""
+
+
+def show(sweep: Sweep) -> None:
+    """Print the table, the best first; then means over seeds, what failed and why, and the best job's command."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPED)
+    pruned = len(sweep.with_status("pruned"))
+    counts = f"{len(sweep.jobs)} jobs" + (f", {pruned} of them pruned" if pruned else "")
+    console.print(f"{escape(str(sweep.folder))}: {counts}", soft_wrap=True)
+    console.print(job_table(sweep))
+    if families := sweep.over_seeds():
+        console.print(seed_table(sweep, families))
+    for job in sweep.jobs:
+        if job.outcome.said and job.status != "pruned":
+            console.print(f"[red]job {job.number} {job.status}[/]: {escape(job.outcome.said)}", soft_wrap=True)
+    if (best := sweep.best) is None:
+        console.print(f"no job has finished with a {escape(sweep.objective)}", soft_wrap=True)
+        return
+    console.print(f"[bold]best[/]: job {best.number} in {escape(str(best.folder))}; again with:", soft_wrap=True)
+    console.print(f"  {escape(best.command)}", soft_wrap=True)
+
+
+def job_table(sweep: Sweep) -> Table:
+    headings = ["job", *map(brief, sweep.keys), sweep.objective, "steps", "seconds", "status"]
+    table = Table(*map(escape, headings))
+    for job in sweep.jobs:
+        table.add_row(*map(escape, cells(job, sweep.keys)), style="bold" if job is sweep.best else None)
+    return table
+
+
+def cells(job: Job, keys: Sequence[str]) -> list[str]:
+    settings = [rounded(job.settings.get(key, "")) for key in keys]
+    steps = "–" if job.steps is None else f"{job.steps} / {job.max_steps or '?'}"
+    return [str(job.number), *settings, number(job.value), steps, number(job.seconds), job.status]
+
+
+def seed_table(sweep: Sweep, families: Sequence[Seeds]) -> Table:
+    keys = list(families[0].settings)
+    table = Table(*map(escape, [*map(brief, keys), f"mean {sweep.objective}", "±", "seeds"]))
+    for family in families:
+        settings = [rounded(family.settings[key]) for key in keys]
+        table.add_row(*map(escape, [*settings, number(family.mean), number(family.deviation), str(family.count)]))
+    return table
+
+
+def brief(key: str) -> str:
+    """The last two words of a key."""
+    return ".".join(key.split(".")[-2:])
+
+
+def rounded(text: str) -> str:
+    """A value as it was typed; one that a sampler made has more digits than anyone reads."""
+    return short(float(text)) if re.fullmatch(r"-?(?=[\d.]{9})\d*\.\d+(e-?\d+)?", text) else text
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else short(value)
+
+
+def escape(text: str) -> str:
+    """Text of unknown origin: nothing in it is markup, and nothing acts on the terminal."""
+    return without_markup(clean(text))
+
+
+def again(words: Sequence[str], folder: str) -> str:
+    """The command that goes on with a sweep that was stopped. `words`: what it was started with."""
+    kept = [word for word in words if not word.startswith(("run_dir=", "resume="))]
+    return shlex.join(["python", "-m", "mtrl.main", *kept, f"run_dir={folder}", "resume=latest"])

@@ -1,0 +1,79 @@
+"""Activations: bytes that autograd really keeps."""
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from mtrl.config.schema import ModelConfig
+from mtrl.doctor.activations import adapter_bytes, layer_bytes
+from mtrl.doctor.architecture import Architecture
+from mtrl.models.lora import add_adapters
+
+SIZES = dict(
+    hidden_size=64,
+    intermediate_size=160,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=97,
+    tie_word_embeddings=False,
+    max_position_embeddings=512,
+)
+EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
+LENGTH = 32
+
+
+def build(kind, layers, dtype, attention):
+    more = EXPERTS | {"layer_types": ["full_attention"] * layers} if kind == "gpt_oss" else {}
+    config = CONFIG_MAPPING[kind](**SIZES, **more, num_hidden_layers=layers)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
+
+
+def kept(model):
+    """Bytes of the tensors that wait for the backward pass, parameters left out, each memory once."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    found = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = (storage.nbytes(), tensor)  # alive, so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        ids = torch.arange(2 * LENGTH).view(2, LENGTH) % SIZES["vocab_size"]
+        loss = model(input_ids=ids, use_cache=False).logits
+    del loss
+    return sum(size for size, _ in found.values())
+
+
+def of_one_layer(make):
+    """Per token: what a second layer adds."""
+    return (kept(make(2)) - kept(make(1))) / (2 * LENGTH)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [(kind, attention) for kind in ("qwen2", "qwen3", "llama") for attention in ("sdpa", "eager")]
+    + [("gpt_oss", "eager")],
+)
+def test_a_layer_keeps_what_is_estimated(kind, attention, dtype):
+    model = build(kind, 1, dtype, attention)
+    estimate = layer_bytes(Architecture.of(model.config.to_dict(), kind), dtype.itemsize, LENGTH, attention)
+    measured = of_one_layer(lambda layers: build(kind, layers, dtype, attention))
+    assert measured == pytest.approx(estimate, abs=1)  # a mixture has a few numbers per expert besides
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_adapters_add_what_is_estimated(same):
+    """`same`: they compute in what the model does, as FSDP2 lets them; else inputs are cast to float32 first."""
+    dtype = torch.float32 if same else torch.bfloat16
+    settings = ModelConfig(lora_rank=4)
+
+    def make(layers):
+        return add_adapters(build("llama", layers, dtype, "sdpa"), settings)
+
+    architecture = Architecture.of(build("llama", 1, dtype, "sdpa").config.to_dict(), "llama")
+    estimate = layer_bytes(architecture, dtype.itemsize, LENGTH) + adapter_bytes(architecture, 4, 4, cast=not same)
+    assert 0.8 * estimate < of_one_layer(make) <= estimate  # frozen norms keep a little less

@@ -1,0 +1,233 @@
+"""The estimate, against what a real trainer holds."""
+
+import json
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.distributed.tensor import DTensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mtrl.config.compose import merge
+from mtrl.config.overrides import normalise
+from mtrl.distributed.world import World
+from mtrl.doctor.architecture import find
+from mtrl.doctor.memory import Memory, Moment, Part
+from mtrl.doctor.plan import _changes, make_plan, plan_of, to_json
+from mtrl.errors import UserError
+from mtrl.generator.engines.local.cache import SlotCache
+from mtrl.models.tiny import save
+from mtrl.trainer.models import make_learner
+
+FULL = ["trainer.fsdp.param_dtype=bfloat16", "model.dtype=float32"]
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_tokenizer):
+    """A random model of a known kind, as a folder that a run could start from."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        vocab_size=len(tiny_tokenizer),
+        tie_word_embeddings=True,
+        max_position_embeddings=256,
+    )
+    save(Qwen3ForCausalLM(config), tiny_tokenizer, tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def memory_of(*overrides):
+    config = OmegaConf.to_object(merge(normalise([*overrides, "model=hf"])))
+    return config, Memory(config, find(config.model.path))
+
+
+def size(tensors):
+    parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.dtype=bfloat16"],
+        ["trainer.fsdp.param_dtype=bfloat16"],
+        ["model.lora_rank=4", "model.dtype=bfloat16"],
+        ["algorithm.kl_loss_coef=0.1"],
+        ["algorithm.advantage_method=gae"],
+    ],
+    ids=" ".join,
+)
+def test_states_are_those_of_a_real_trainer(folder, overrides):
+    """Parameters, gradients and moments, byte for byte, after a backward pass and an optimiser step."""
+    config, memory = memory_of(f"model.path={folder}", "model.device=cpu", *overrides)
+    learner = make_learner(config, World(), folder)
+    trained = [learner.policy.policy.model] + ([learner.critic.model] if learner.has_critic else [])
+    found = dict.fromkeys(memory.states(), 0)
+    ids = torch.arange(8)[None]
+    for model, optimizer, name in zip(trained, [learner.policy.optimizer, None], ["", "critic"], strict=False):
+        optimizer = optimizer or learner.critic.optimizer
+        everywhere = {"chosen": torch.ones_like(ids, dtype=torch.bool)} if name else {}
+        output = model(input_ids=ids, **everywhere)
+        (output if name else output.logits).float().sum().backward()
+        gradients = size(p.grad for p in model.parameters() if p.grad is not None)
+        optimizer.step(0)
+        moments = size(value for key, value in optimizer.state().items() if not key.endswith(".step"))
+        weights = size(model.parameters())
+        if name:
+            found[name] = weights + gradients + moments
+        else:
+            found |= {"weights": weights, "gradients": gradients, "moments of Adam": moments}
+    reference = learner.policy.reference
+    if reference is not None:
+        found["reference"] = size(reference.model.parameters())
+    assert found == memory.states()
+
+
+def test_shards_share_the_states(folder):
+    _, alone = memory_of(f"model.path={folder}", *FULL, "placement.ranks=1")
+    _, shared = memory_of(f"model.path={folder}", *FULL, "placement.ranks=4", "placement.machines=2")
+    assert shared.layout.shards == 8
+    assert all(shared.states()[name] == whole // 8 for name, whole in alone.states().items())
+    _, copies = memory_of(f"model.path={folder}", *FULL, "placement.ranks=8", "trainer.fsdp.replicas=2")
+    assert copies.layout.shards == 4
+
+
+def test_keys_and_values_of_the_local_engine(folder):
+    _, memory = memory_of(f"model.path={folder}", "generator.max_num_seqs=5", "generator.max_context_length=100")
+    cache = SlotCache(2, 1, 16, torch.float32, torch.device("cpu"))
+    cache.reserve(5, 100)
+    (part,) = memory.local_engine()  # which shares the trainer's weights
+    assert part == Part("engine's keys and values", size([*cache.keys, *cache.values]))
+
+
+def test_what_lies_elsewhere_is_not_counted(folder):
+    def on_gpu(*overrides):
+        return {part.name for part in memory_of(f"model.path={folder}", *overrides)[1].held(learning=True)}
+
+    assert on_gpu() >= {"weights", "gradients", "moments of Adam"}
+    assert "moments of Adam" not in on_gpu("trainer.optimizer.offload=true")
+    assert not on_gpu("trainer.fsdp.cpu_offload=true") & {"weights", "gradients", "moments of Adam"}
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ("trainer.gradient_checkpointing=true", "trainer.gradient_checkpointing=false"),
+        ("trainer.max_tokens_per_microbatch=1024", "trainer.max_tokens_per_microbatch=32768"),
+        ("trainer.fsdp.reshard_after_forward=true", "trainer.fsdp.reshard_after_forward=false"),
+        ("trainer.fsdp.reduce_dtype=bfloat16", "trainer.fsdp.reduce_dtype=float32"),
+        ("placement.ranks=8", "placement.ranks=2"),
+        ("algorithm.kl_loss_coef=0", "algorithm.kl_loss_coef=0.1"),
+        ("model.attn_implementation=sdpa", "model.attn_implementation=eager"),
+        ("trainer.max_logits_per_chunk=1000000", "trainer.max_logits_per_chunk=134217728"),
+    ],
+)
+def test_what_saves_memory_saves_it(less, more):
+    common = ["model.path=Qwen/Qwen3-8B", *FULL, "generator=vllm", "generator.max_context_length=1024"]
+
+    def needed(setting):
+        return sum(moment.needed for moment in memory_of(*common, setting)[1].moments())
+
+    assert needed(less) < needed(more)
+
+
+def test_a_moment_adds_up():
+    moment = Moment("GPU", "now", (Part("a", 3), Part("b", 4)), room=5)
+    assert (moment.needed, moment.over) == (7, 2)
+
+
+def test_a_conversation_is_never_cut_so_it_bounds_the_micro_batch():
+    _, memory = memory_of("model.path=Qwen/Qwen3-0.6B", "generator.max_context_length=30000")
+    assert memory.tokens == 30000
+
+
+def test_a_plan_tells_the_one_thing_to_change_and_it_helps():
+    words = ["model=qwen3_4b", "placement=1_gpu", "generator.backend=vllm", "model.lora_rank=0", "model.lora_alpha=16"]
+    cfg = merge(normalise([*words, "model.dtype=float32", "trainer.optimizer.lr=1e-6"]))
+    plan = plan_of(cfg)
+    assert not plan.fits and plan.tightest.over > 0
+    assert plan.change["model.lora_rank"] == 64
+    for key, value in plan.change.items():
+        OmegaConf.update(cfg, key, value)
+    assert plan_of(cfg).fits
+
+
+def test_a_change_is_one_that_the_run_takes(monkeypatch):
+    """Ranks are a multiple of the replicas, an answer fits the conversation, heads are shared out whole."""
+    words = ["model=qwen3_8b", "placement=8_gpus", "generator.backend=vllm"]
+    plan = make_plan([*words, "placement.ranks=4", "trainer.fsdp.replicas=4", "trainer.fsdp.param_dtype=null"])
+    assert not plan.fits
+    config = memory_of("model.path=Qwen/Qwen2.5-7B-Instruct", "generator=vllm")[0]
+    config.trainer.fsdp.replicas, config.generator.sampling_params.max_generate_length = 4, 8192
+    changes = list(_changes(config, find(config.model.path)))
+    assert {"placement.ranks": 4} in changes and {"placement.ranks": 2} not in changes
+    assert {c["generator.max_context_length"] for c in changes if "generator.max_context_length" in c} == {16384}
+    assert {c[key] for c in changes if (key := "generator.vllm.tensor_parallel_size") in c} == {2, 4}
+
+
+def test_more_gpus_are_proposed_where_nobody_said_how_many_there_are():
+    words = ["model=hf", "model.path=Qwen/Qwen3-32B", "model.lora_rank=8", "model.dtype=bfloat16", "generator=vllm"]
+    words += ["trainer.gradient_checkpointing=true", "trainer.fsdp.cpu_offload=true", "placement.gpu_memory=48"]
+    words += ["trainer.max_tokens_per_microbatch=4096", "generator.max_context_length=4096"]
+    plan = make_plan([*words, "generator.sampling_params.max_generate_length=1024", "trainer.optimizer.lr=1e-5"])
+    assert not plan.fits and plan.change == {"generator.vllm.tensor_parallel_size": 2}, plan.tightest
+
+
+def test_gpus_of_a_server_beyond_its_key_heads_hold_copies():
+    def conversation(size):
+        words = ["model.path=Qwen/Qwen2.5-0.5B-Instruct", "generator=vllm"]
+        return memory_of(*words, f"generator.vllm.tensor_parallel_size={size}")[1].conversation()
+
+    assert conversation(1) == 2 * conversation(2) and conversation(14) == conversation(7) == conversation(2)
+
+
+def test_too_few_gpus_are_told():
+    plan = make_plan(["model=qwen3_0_6b", "placement=8_gpus", "generator.backend=vllm", "placement.ranks=6"])
+    assert plan.crowd == 2 and not plan.fits
+
+
+def test_nothing_can_be_changed_about_what_is_far_too_large():
+    words = ["model=qwen3_32b", "placement=1_gpu", "generator.backend=vllm", "placement.gpu_memory=8"]
+    plan = make_plan(words)
+    assert not plan.fits and plan.change is None
+
+
+def test_a_plan_is_json():
+    plan = make_plan(["model=qwen3_8b", "placement=8_gpus", "generator.backend=vllm"])
+    told = json.loads(json.dumps(to_json(plan)))
+    assert told["fits"] and told["parameters"] == 8190735360 and told["ranks"] == 4
+    assert all(sum(moment["parts"].values()) == moment["needed"] for moment in told["moments"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["model=tiny"], "fits every machine"),
+        (["model=hf", "model.path=owner/none"], "is neither a folder"),
+        (["model=qwen3_8b", "trainer.fsdp.replicas=3", "placement=8_gpus"], "trainer.fsdp.replicas=3 does not divide"),
+        (["model=qwen3_8b", "nonsense.key=1"], "nonsense.key"),
+        (["model=qwen3_8b", "trainer.fsdp.replicas=0"], "trainer.fsdp.replicas=0 must be at least 1"),
+        (["model=qwen3_8b", "placement.machines=0"], "placement.machines=0 must be at least 1"),
+        (["model=qwen3_8b", "placement.gpu_memory=inf"], "placement.gpu_memory=inf is no size"),
+        (["model=qwen3_8b", "generator.max_context_length=1000000"], "more than the 40960 tokens that the model holds"),
+        (["model=qwen3_8b", "model.lora_rank=8192"], "model.lora_rank=8192 is more than the rank 4096 "),
+        (["model=qwen3_8b", "model.lora_rank=8", "model.lora_target_modules=[qkv]"], "=qkv names no linear layer"),
+        (
+            ["model=qwen2_5_7b", "generator=vllm", "generator.vllm.tensor_parallel_size=8"],
+            "tensor_parallel_size=8 does not divide the model's 28 attention heads; take one of 1, 2, 4",
+        ),
+    ],
+)
+def test_a_plan_is_checked_as_a_run_is(words, sentence, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UserError, match=sentence):
+        make_plan(words)
+    import os
+
+    assert "WORLD_SIZE" not in os.environ

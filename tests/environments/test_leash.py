@@ -1,0 +1,103 @@
+"""Coroutines that do not end when they should: no event loop waits for them, and no process."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mtrl.environments.leash import Leash
+
+
+def program(code):
+    """What a process says that runs this, in a limited time."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_an_event_loop_ends_though_a_coroutine_ignores_that():
+    code = """
+    import asyncio
+    from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+
+    async def stubborn():
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except BaseException as error:
+                print(type(error).__name__, flush=True)
+
+    async def main():
+        pool = EnvironmentPool(1)
+        try:
+            await pool.call(stubborn, timeout=0.1)
+        except CallTimeoutError:
+            print("late", flush=True)
+        pool.close()
+        await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+    print("over")
+    """
+    assert program(code) == ["late", "CancelledError", "over"]
+
+
+def test_who_is_let_go_may_clear_up():
+    said = []
+
+    async def tidy():
+        try:
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.sleep(0)
+            said.append("tidy")
+
+    async def main():
+        leash = Leash(tidy())
+        task = asyncio.ensure_future(leash)
+        await asyncio.sleep(0)
+        leash.let_go()
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+
+    asyncio.run(main())
+    assert said == ["tidy"]
+
+
+def test_who_is_on_it_does_as_without():
+    async def work():
+        for _ in range(2):  # as a library does that tries again
+            try:
+                async with asyncio.timeout(0.01):
+                    await asyncio.sleep(600)
+            except TimeoutError:
+                pass
+        with pytest.raises(LookupError):
+            await asyncio.wait_for(breaks(), 5)
+        return await asyncio.gather(asyncio.sleep(0, "a"), asyncio.to_thread(str, 1))
+
+    async def breaks():
+        raise LookupError
+
+    async def awaited():
+        return await Leash(work())
+
+    assert asyncio.run(awaited()) == ["a", "1"]
+
+
+def test_a_coroutine_that_exits_ends_nothing_but_itself():
+    async def exits():
+        await asyncio.sleep(0)
+        sys.exit(3)
+
+    async def main():
+        with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
+            await asyncio.ensure_future(Leash(exits()))
+        return "on"
+
+    assert asyncio.run(main()) == "on"

@@ -1,0 +1,69 @@
+"""Episodes that programs play, through a real gateway, against answers that are written down."""
+
+import asyncio
+from contextlib import contextmanager
+from functools import partial
+from threading import Thread
+
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.gateway.server import Gateway
+from mtrl.gateway.session import SessionLimits
+from mtrl.generator.agents.loop import AgentLoop
+from mtrl.generator.conversation import Conversation
+from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.scripted import ScriptedEngine
+from mtrl.generator.episode import EpisodeLoop, Limits
+
+CALLS = 8
+LIMITS = Limits(max_turns=CALLS, max_context_length=4000, step_timeout=30, episode_timeout=60, retries=0)
+
+
+def by_agent(runner, row, responses, codec, calls=CALLS):
+    """The trajectory of an episode whose program `runner` starts; the policy says these responses in turn."""
+    gateway = Gateway(engine_of(responses, codec), codec, SessionLimits(calls, 4, LIMITS.max_context_length))
+    loop = AgentLoop(gateway, runner, LIMITS, max_concurrent=2)
+    return asyncio.run(play(loop, row, codec))
+
+
+def by_environment(family, row, responses, codec, **settings):
+    """The trajectory of the same episode in the family's own environment."""
+    pool = EnvironmentPool(2)
+    make = partial(family.environment, **settings)
+    loop = EpisodeLoop(engine_of(responses, codec), make, partial(Conversation, codec), pool, LIMITS)
+    return asyncio.run(play(loop, row, codec))
+
+
+def engine_of(responses, codec):
+    return ScriptedEngine(lambda name, turn: responses[turn], codec.tokenizer)
+
+
+async def play(loop, row, codec):
+    sampling = SamplingParams(max_generate_length=200, stop_token_ids=codec.stop_token_ids)
+    try:
+        return await loop.run(row, "g", 0, sampling)
+    finally:
+        await loop.close()
+
+
+def tokens(trajectory):
+    """What is trained of an episode, and behind what."""
+    return [(turn.observation_ids, turn.action_ids, turn.break_reason, turn.parent) for turn in trajectory.turns]
+
+
+@contextmanager
+def served(app):
+    """The address of an ASGI application on a thread of its own."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+    thread = Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.01)
+            assert thread.is_alive()
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)

@@ -1,0 +1,34 @@
+"""An agent of LangChain plays what the native loop plays, token by token."""
+
+import pytest
+
+from examples.agents import langchain_agent
+from examples.agents.word_problems import FAMILY
+from mtrl.config.schema import DataConfig
+from mtrl.environments.tool_calls import format_call
+from mtrl.generator.agents.callable import CallableRunner
+from tests.examples.agents_at_play import by_agent, by_environment, tokens
+
+
+@pytest.fixture(scope="module")
+def row():
+    return FAMILY.load(DataConfig(synthetic_train_rows=4, synthetic_test_rows=2), seed=0).train[0]
+
+
+def called(row, responses, codec):
+    return by_agent(CallableRunner(langchain_agent.run, 2), row, responses, codec)
+
+
+def test_it_says_what_the_native_loop_says(row, tiny_codec):
+    for responses in (FAMILY.gold(row), ["#### 1"]):
+        agent = called(row, responses, tiny_codec)
+        native = by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
+        assert (agent.error, agent.reward) == (None, native.reward)
+        assert tokens(agent) == tokens(native)
+        assert FAMILY.score(agent, row) == agent.reward
+
+
+def test_it_ends_where_it_computes_for_ever(row, tiny_codec):
+    trajectory = called(row, [format_call("calculate", {"expression": "1+2"})] * 9, tiny_codec)
+    assert (trajectory.error, trajectory.reward) == (None, 0.0)
+    assert 2 <= len(trajectory.turns) <= 4

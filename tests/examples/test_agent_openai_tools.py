@@ -1,0 +1,82 @@
+"""An agent on OpenAI's client, as a function and as a program, plays what the native loop plays, token by token."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.agents import openai_tools
+from examples.agents.word_problems import FAMILY
+from mtrl.config.schema import DataConfig
+from mtrl.environments.tool_calls import format_call
+from mtrl.generator.agents.callable import CallableRunner
+from mtrl.generator.agents.program import ProgramRunner
+from mtrl.types import StopReason
+from tests.examples.agents_at_play import by_agent, by_environment, tokens
+
+PROGRAM = Path(openai_tools.__file__)
+
+
+@pytest.fixture(scope="module")
+def row():
+    return FAMILY.load(DataConfig(synthetic_train_rows=4, synthetic_test_rows=2), seed=0).train[0]
+
+
+def called(row, responses, codec, **limits):
+    return by_agent(CallableRunner(openai_tools.run, 2), row, responses, codec, **limits)
+
+
+def compute(expression):
+    return format_call("calculate", {"expression": expression})
+
+
+def test_it_says_what_the_native_loop_says(row, tiny_codec):
+    answer = f"#### {row['ground_truth']['answer']}"
+    for responses in (
+        FAMILY.gold(row),
+        ["#### 1"],
+        [compute("1+2"), compute("1/0"), answer],
+        [compute("2") * 2, answer],
+    ):
+        agent = called(row, responses, tiny_codec)
+        native = by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
+        assert agent.reward == native.reward == float(answer in responses)
+        assert FAMILY.score(agent, row) == FAMILY.score(native, row) == agent.reward
+        assert [turn.message for turn in agent.turns] == [turn.message for turn in native.turns]
+        errors = any("Error" in message["content"] for message in agent.messages)
+        assert errors or tokens(agent) == tokens(native)
+        assert all(turn.break_reason is None for turn in agent.turns)
+
+
+def test_a_call_that_is_none_is_told(row, tiny_codec):
+    trajectory = called(row, ["<tool_call>{oops</tool_call>", "#### 1"], tiny_codec)
+    assert trajectory.turns[1].observation[0]["content"].startswith("Error: ")
+    assert [turn.break_reason for turn in trajectory.turns] == [None, None]
+
+
+def test_it_stops_by_itself(row, tiny_codec):
+    trajectory = called(row, [compute("1+2")] * 9, tiny_codec)
+    assert (len(trajectory.turns), trajectory.reward) == (openai_tools.MOST_CALLS, 0.0)
+    assert trajectory.stop_reason == StopReason.DONE
+
+
+def test_the_run_stops_it(row, tiny_codec):
+    trajectory = called(row, [compute("1+2")] * 9, tiny_codec, calls=2)
+    assert (len(trajectory.turns), trajectory.stop_reason) == (2, StopReason.MAX_TURNS)
+
+
+def test_as_a_program(row, tiny_codec):
+    """In a folder of its own, with nothing of mtrl to import."""
+    runner = ProgramRunner([sys.executable, str(PROGRAM)], {}, 1)
+    trajectory = by_agent(runner, row, FAMILY.gold(row), tiny_codec)
+    assert trajectory.error is None
+    assert (trajectory.reward, trajectory.stop_reason, len(trajectory.turns)) == (1.0, StopReason.DONE, 2)
+    assert tokens(trajectory) == tokens(called(row, FAMILY.gold(row), tiny_codec))
+
+
+def test_it_imports_nothing_of_mtrl():
+    """So that it runs wherever its client is."""
+    source = PROGRAM.read_text(encoding="utf-8")
+    assert "import mtrl" not in source and "from mtrl" not in source and "from envs" not in source
+    assert json.dumps(openai_tools.CALCULATE)

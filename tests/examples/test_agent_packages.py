@@ -1,0 +1,39 @@
+"""An agent whose framework is not installed is told by one sentence, before anything is sampled."""
+
+import sys
+from importlib import import_module
+
+import pytest
+
+from mtrl.errors import UserError
+from mtrl.main import prepare
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """`without(module, example)`: as if the module were not installed, and the example imported for the first time."""
+
+    def without(module, example):
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, f"examples.agents.{example}", raising=False)
+
+    return without
+
+
+@pytest.mark.parametrize(
+    ("example", "module", "sentence"),
+    [
+        ("langchain_agent", "langchain_openai", "langchain is not installed; .*pip install 'mtrl\\[langchain\\]'"),
+        ("strands_agent", "strands", "strands-agents is not installed; .*pip install 'mtrl\\[strands\\]'"),
+    ],
+)
+def test_the_configuration_is_refused(without, example, module, sentence):
+    without(module, example)
+    with pytest.raises(UserError, match=f"^{sentence}$"):
+        prepare(["experiment=agent_word_problems", f"generator.agent.target=examples.agents.{example}.run"])
+
+
+def test_a_service_does_not_start(without):
+    without("sagemaker.train.rft", "rft_agent")
+    with pytest.raises(SystemExit, match="^sagemaker is not installed; .*pip install 'mtrl\\[sagemaker\\]'$"):
+        import_module("examples.agents.rft_agent")

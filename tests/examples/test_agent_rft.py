@@ -1,0 +1,41 @@
+"""The agent with the managed service's SDK, unchanged: its decorator reports to the gateway what it would to AWS."""
+
+import pytest
+
+from examples.agents import rft_agent
+from examples.agents.word_problems import FAMILY
+from mtrl.config.schema import DataConfig
+from mtrl.generator.agents.remote import RemoteRunner
+from mtrl.types import StopReason
+from tests.examples.agents_at_play import by_agent, by_environment, served, tokens
+
+
+@pytest.fixture(scope="module")
+def row():
+    return FAMILY.load(DataConfig(synthetic_train_rows=4, synthetic_test_rows=2), seed=0).train[0]
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+    with served(rft_agent.app) as url:
+        yield url
+
+
+def test_it_plays_and_pays(row, agent, tiny_codec):
+    for responses in (FAMILY.gold(row), ["#### 1"]):
+        trajectory = by_agent(RemoteRunner(agent, "MTRL_NO_KEY"), row, responses, tiny_codec)
+        native = by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
+        assert (trajectory.error, trajectory.stop_reason) == (None, StopReason.DONE)
+        assert trajectory.reward == native.reward == FAMILY.score(trajectory, row)
+        assert tokens(trajectory) == tokens(native)
+
+
+def test_its_failure_is_the_episodes(row, agent, tiny_codec, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("the tool is on fire")
+
+    monkeypatch.setattr(rft_agent, "solve", broken)
+    trajectory = by_agent(RemoteRunner(agent, "MTRL_NO_KEY"), row, ["#### 1"], tiny_codec)
+    assert (trajectory.stop_reason, trajectory.trainable) == (StopReason.ENV_ERROR, False)

@@ -1,0 +1,51 @@
+"""An agent of Strands Agents plays what the native loop plays, token by token."""
+
+import pytest
+
+from examples.agents import openai_tools, strands_agent
+from examples.agents.word_problems import FAMILY
+from mtrl.config.schema import DataConfig
+from mtrl.environments.tool_calls import format_call
+from mtrl.generator.agents.callable import CallableRunner
+from mtrl.types import StopReason
+from tests.examples.agents_at_play import by_agent, by_environment, tokens
+
+
+@pytest.fixture(scope="module")
+def row():
+    return FAMILY.load(DataConfig(synthetic_train_rows=4, synthetic_test_rows=2), seed=0).train[0]
+
+
+def called(row, responses, codec, **limits):
+    return by_agent(CallableRunner(strands_agent.run, 2), row, responses, codec, **limits)
+
+
+def compute(expression):
+    return format_call("calculate", {"expression": expression})
+
+
+def test_it_says_what_the_native_loop_says(row, tiny_codec):
+    for responses in (FAMILY.gold(row), ["#### 1"]):
+        agent = called(row, responses, tiny_codec)
+        native = by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
+        assert (agent.error, agent.reward) == (None, native.reward)
+        assert tokens(agent) == tokens(native)
+        assert FAMILY.score(agent, row) == agent.reward
+
+
+def test_an_expression_that_is_none_is_told(row, tiny_codec):
+    trajectory = called(row, [compute("1/0"), "#### 1"], tiny_codec)
+    assert trajectory.turns[1].observation[0]["content"].startswith("Error: ")
+    assert [turn.break_reason for turn in trajectory.turns] == [None, None]
+
+
+def test_it_ends_where_it_computes_for_ever(row, tiny_codec):
+    trajectory = called(row, [compute("1+2")] * 9, tiny_codec)
+    assert (trajectory.error, trajectory.reward) == (None, 0.0)
+    assert len(trajectory.turns) == openai_tools.MOST_CALLS
+
+
+def test_a_refusal_ends_it_at_once(row, tiny_codec):
+    """By itself Strands asks six times, with pauses of minutes: the episode would have no time left."""
+    trajectory = called(row, [compute("1+2")] * 9, tiny_codec, calls=2)
+    assert (len(trajectory.turns), trajectory.stop_reason) == (2, StopReason.MAX_TURNS)

@@ -1,0 +1,71 @@
+"""The notebooks run from top to bottom, in a kernel of their own."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="needs pip install 'mtrl[notebooks]'")
+nbclient = pytest.importorskip("nbclient", reason="needs pip install 'mtrl[notebooks]'")
+pytest.importorskip("ipykernel", reason="needs pip install 'mtrl[notebooks]'")
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "examples" / "notebooks"
+
+
+FORKED = """
+import subprocess
+from types import SimpleNamespace
+
+from mtrl import api
+from tests import forked
+
+api.subprocess = SimpleNamespace(Popen=forked.Popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+"""
+"""What is started from Python is forked from a server that has imported everything: two runs for the price of one."""
+
+
+def executed(name, folder, monkeypatch, settings, more=""):
+    """All cells of a notebook, run in `folder`; `settings` stand in place of its own, and `more` code behind them."""
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    nbformat.validate(notebook)
+    own = next(cell for cell in notebook.cells if "\nsettings = " in cell.source)
+    own.source = f"import sys\n\nsettings = {settings!r}\n{more}"
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    return notebook
+
+
+def shown(notebook):
+    """What all cells have printed and returned."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+@pytest.mark.slow
+def test_local_training(tmp_path, monkeypatch):
+    text = shown(executed("local_training.ipynb", tmp_path, monkeypatch, {"debug": "fast"}, FORKED))
+    assert "'steps': 2" in text and "mtrl.main" in text and "assistant" in text
+    assert list(tmp_path.glob("outputs/gsm8k/*/summary.json"))
+    assert list(tmp_path.glob("outputs/evaluations/*/report.html"))
+
+
+@pytest.mark.slow
+def test_custom_environment(tmp_path, monkeypatch):
+    text = shown(executed("custom_environment.ipynb", tmp_path, monkeypatch, {"debug": "fast"}))
+    assert "472 -> (1.0, None, True)" in text
+    assert "18 passed" in text and "'success_after'" in text
+    assert list(tmp_path.glob("outputs/vault/*/summary.json"))
+
+
+def test_nothing_that_was_run_is_kept():
+    """Outputs would be of somebody's machine, and a picture of each would be in every change."""
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook.cells), path.name

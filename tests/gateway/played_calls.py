@@ -1,0 +1,82 @@
+"""Sessions over engines that tests hold in their hands."""
+
+import asyncio
+import json
+
+from mtrl.gateway.requests import ChatRequest, CompletionRequest
+from mtrl.gateway.respond import wire_message
+from mtrl.gateway.session import Session, SessionLimits
+from mtrl.generator.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.types import FinishReason, Trajectory
+
+USER = {"role": "user", "content": "question"}
+
+
+class WatchedEngine:
+    """Says what `answer(number)` gives, as token ids, and remembers what it saw; nobody may ask it out of turn."""
+
+    def __init__(self, answer):
+        self.answer, self.version, self.stats = answer, 3, EngineStats()
+        self.open_ids, self.asking, self.released = [], [], []
+        self.seen = {}
+        """By seed: `(engine id, prompt, sampling, Generation)`."""
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def open(self, trajectory_id):
+        assert trajectory_id not in self.open_ids
+        self.open_ids.append(trajectory_id)
+
+    def release(self, trajectory_id):
+        self.open_ids.remove(trajectory_id)
+        self.released.append(trajectory_id)
+
+    async def generate(self, trajectory_id, prompt, sampling):
+        assert trajectory_id in self.open_ids and trajectory_id not in self.asking
+        self.asking.append(trajectory_id)
+        number = len(self.seen)
+        self.seen[sampling.seed] = [trajectory_id, list(prompt), sampling, None]
+        try:
+            await self.gate.wait()
+        finally:
+            self.asking.remove(trajectory_id)
+        answer = self.answer(number)
+        if isinstance(answer, Exception):
+            raise answer
+        ids, finish = answer if isinstance(answer, tuple) else (answer, FinishReason.STOP)
+        spans = [(self.version, len(ids))] if ids else []
+        self.seen[sampling.seed][3] = Generation(ids, [-0.01 * (number + 1)] * len(ids), finish, spans)
+        return self.seen[sampling.seed][3]
+
+
+def says(codec, *texts):
+    """`answer` of an engine: these texts in turn, each closed by the stop token."""
+    return lambda number: [*codec.encode(texts[number % len(texts)]), codec.stop_token_ids[0]]
+
+
+def session_of(engine, codec, calls=100, at_once=8, context=2000, **sampling):
+    limits = SessionLimits(calls, at_once, context)
+    sampling = {"max_generate_length": 50, "stop_token_ids": codec.stop_token_ids, **sampling}
+    return Session("g/0", engine, codec, SamplingParams(**sampling), limits, "token")
+
+
+def chat(*messages, **fields):
+    """A request as it comes in: through JSON."""
+    return ChatRequest.from_json(json.loads(json.dumps({"messages": messages, **fields})))
+
+
+def text(prompt, **fields):
+    return CompletionRequest.from_json({"prompt": prompt, **fields})
+
+
+def wire(call):
+    """An answer as a client has it and hands it back."""
+    return json.loads(json.dumps(wire_message(call.message)))
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def trajectory_of(session):
+    return Trajectory("t", "g", 0, session.turns())

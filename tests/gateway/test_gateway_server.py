@@ -1,0 +1,397 @@
+"""Starting and ending: inside a run, on one event loop after the other, and as a program of its own."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from live_gateway import HELLO, LIMITS, HeldEngine, Live
+
+from mtrl.config.program import run_program
+from mtrl.errors import UserError
+from mtrl.gateway import desk as desk_module
+from mtrl.gateway.__main__ import KEY_VARIABLE, Settings, admin_key, file_of, main, out_of
+from mtrl.gateway.desk import Desk
+from mtrl.gateway.server import Gateway
+from mtrl.generator.engines.base import EngineLostError, SamplingParams
+from mtrl.generator.engines.scripted import ScriptedEngine
+from mtrl.generator.rollouts import stream_seed
+from mtrl.tracking.run_dir import RunDir
+from mtrl.types import StopReason, read_trajectories
+from mtrl.view.__main__ import main as main_of_the_viewer
+from mtrl.view.runs import find_runs
+from tests import forked
+
+ROOT = Path(__file__).parent.parent.parent
+KEY = "an-admin-key-of-tests"
+
+
+@pytest.fixture
+def make_gateway(tiny_codec):
+    def make_gateway(**options):
+        engine = ScriptedEngine(lambda name, turn: f"{name} {turn}", tiny_codec.tokenizer)
+        return Gateway(engine, tiny_codec, LIMITS, **options)
+
+    return make_gateway
+
+
+async def healthy(gateway):
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return (await client.get(f"{gateway.url}/health")).status_code == 200
+
+
+class TestLife:
+    def test_one_event_loop_after_the_other_at_one_address(self, make_gateway):
+        gateway, urls = make_gateway(), []
+
+        async def use():
+            await gateway.start()
+            await gateway.start()
+            assert await healthy(gateway)
+            urls.append(gateway.url)
+
+        for _ in range(3):
+            asyncio.run(use())
+        assert len(set(urls)) == 1
+        asyncio.run(gateway.close())
+        asyncio.run(gateway.close())
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{urls[0]}/health", trust_env=False)
+
+    def test_it_starts_again_after_it_was_closed(self, make_gateway):
+        async def use():
+            gateway = make_gateway()
+            for _ in range(2):
+                await gateway.start()
+                assert await healthy(gateway)
+                await gateway.close()
+
+        asyncio.run(use())
+
+    def test_only_this_machine_reaches_it(self, make_gateway):
+        async def use():
+            gateway = make_gateway()
+            await gateway.start()
+            assert gateway.url.startswith("http://127.0.0.1:")
+            await gateway.close()
+
+        asyncio.run(use())
+
+    def test_signals_stay_whose_they_are(self, make_gateway):
+        async def use():
+            gateway = make_gateway()
+            await gateway.start()
+            assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+            await gateway.close()
+
+        def mine(*_):
+            raise AssertionError
+
+        old = signal.signal(signal.SIGTERM, mine)
+        try:
+            before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+            # Within `asyncio.run` SIGINT is the runner's.
+            with asyncio.Runner() as runner:
+                runner.get_loop().run_until_complete(use())
+            assert signal.getsignal(signal.SIGTERM) is mine
+        finally:
+            signal.signal(signal.SIGTERM, old)
+
+    def test_an_address_that_is_taken(self, make_gateway):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            words = f"generator.agent.host=127.0.0.1 generator.agent.port={port} cannot be had"
+            with pytest.raises(UserError, match=words):
+                asyncio.run(make_gateway(port=port).start())
+
+    def test_closing_ends_what_is_sampled(self, tiny_codec):
+        engine = HeldEngine(lambda name, turn: "never", tiny_codec.tokenizer)
+
+        async def use():
+            gateway = Gateway(engine, tiny_codec, LIMITS)
+            await gateway.start()
+            session = gateway.open("a", SamplingParams())
+            async with httpx.AsyncClient(trust_env=False) as client:
+                body = {"model": "m", "messages": HELLO}
+                asking = asyncio.create_task(client.post(f"{gateway.base_url(session)}/chat/completions", json=body))
+                while not engine.asked:
+                    await asyncio.sleep(0.01)
+                await gateway.close()
+                done, _ = await asyncio.wait({asking}, timeout=10)
+                assert asking in done
+                assert asking.exception() is not None or asking.result().status_code == 410
+            assert engine.released["a"].is_set()
+            assert session.turns() == []
+
+        asyncio.run(asyncio.wait_for(use(), 20))
+
+    def test_sessions_and_names(self, tiny_codec):
+        with Live(tiny_codec) as live:
+            session = live.open("a")
+            with pytest.raises(ValueError, match="open trajectory a"):
+                live.open("a")
+            for _ in range(2):
+                live.close(session)
+            assert live.open("a").token != session.token
+
+
+class TestDesk:
+    @pytest.fixture
+    def desk(self, tiny_codec, tmp_path, monkeypatch):
+        """A gateway with an admin, whose trajectories go to a file."""
+        monkeypatch.setattr("mtrl.gateway.desk.SECONDS_TO_PAY", 0.3)
+        live = Live(tiny_codec)
+        sampling = SamplingParams(max_generate_length=100, stop_token_ids=tiny_codec.stop_token_ids)
+        noted = []
+        desk = Desk(live.gateway, sampling, 3, tmp_path / "t.jsonl", seconds=20, note=noted.append)
+        live.gateway.admit(KEY, desk.open)
+        with live:
+            desk.noted = noted
+            desk.live = live
+            yield desk
+            live.run(desk.close())
+
+    def finished(self, desk):
+        desk.live.run(asyncio.wait_for(all_written(desk), 20))
+        return list(read_trajectories(desk.out))
+
+    def test_opened_asked_paid_completed_and_written(self, desk):
+        live = desk.live
+        status, _, told = live.ask("POST", "/trajectories", {"id": "mine"}, KEY)
+        assert (status, told["id"]) == (200, "mine")
+        client_path = told["base_url"].removeprefix(live.gateway.url)
+        for _ in range(2):
+            assert live.ask("POST", f"{client_path}/chat/completions", {"messages": HELLO})[0] == 200
+        about = {"TrajectoryId": "mine"}
+        assert live.ask("POST", "/complete-rollout", {**about, "Status": "ready"}, told["token"])[0] == 200
+        assert live.ask("POST", "/update-reward", {**about, "Rewards": [0.5]}, told["token"])[0] == 200
+        (trajectory,) = self.finished(desk)
+        assert (trajectory.task_id, trajectory.stop_reason) == ("mine", StopReason.DONE)
+        assert trajectory.rewards == [0.0, 0.5]
+        assert [turn.text for turn in trajectory.turns] == ["mine 0", "mine 1"]
+
+    def test_the_first_call_makes_what_the_admin_names(self, desk):
+        live = desk.live
+        ask = {"messages": HELLO}
+        header = [("X-Mtrl-Trajectory-Id", "by header")]
+        assert live.ask("POST", "/v1/chat/completions", ask, KEY, header)[0] == 200
+        assert live.ask("POST", "/trajectories/by%2Fpath/v1/chat/completions", ask, KEY)[0] == 200
+        assert live.ask("POST", "/trajectories/by%2Fpath/v1/chat/completions", ask, KEY)[0] == 200
+        assert live.ask("POST", "/v1/chat/completions", ask, KEY)[0] == 400
+        live.run(desk.close())
+        found = {t.task_id: t for t in read_trajectories(desk.out)}
+        assert {name: len(t.turns) for name, t in found.items()} == {"by header": 1, "by/path": 2}
+        assert {t.stop_reason for t in found.values()} == {StopReason.ABORTED}
+        assert not any(t.trainable for t in found.values())
+
+    def test_nothing_late_makes_another_of_the_same_name(self, desk):
+        """What comes after the end would be a trajectory of its own, with the rest of its calls."""
+        live, naming = desk.live, [("X-Mtrl-Trajectory-Id", "mine")]
+        assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 200
+        assert live.ask("POST", "/update-reward", {"TrajectoryId": "mine", "Rewards": [0.5]}, KEY)[0] == 200
+        assert live.ask("POST", "/complete-rollout", {"TrajectoryId": "mine"}, KEY)[0] == 200
+        self.finished(desk)
+        assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 410
+        assert live.ask("POST", "/update-reward", {"TrajectoryId": "mine", "Rewards": [1]}, KEY)[0] == 404
+        assert live.ask("POST", "/complete-rollout", {"Status": "ready"}, KEY, naming)[0] == 404
+        status, _, body = live.ask("POST", "/trajectories", {"id": "mine"}, KEY)
+        assert (status, body["error"]["message"]) == (409, "there is a trajectory mine already, or was; name another")
+        live.run(desk.close())
+        assert [trajectory.reward for trajectory in read_trajectories(desk.out)] == [0.5]
+
+    def test_a_report_makes_no_trajectory(self, desk):
+        for route in ("/update-reward", "/complete-rollout"):
+            body = {"TrajectoryId": "never seen", "Rewards": [1.0]}
+            status, _, answer = desk.live.ask("POST", route, body, KEY)
+            assert (status, answer["error"]["code"]) == (404, "trajectory_not_found")
+        assert list(desk.gateway.register) == []
+
+    def test_what_cannot_be_written_is_told_and_spoils_nothing(self, desk, monkeypatch):
+        """A disk that is full in the middle of a line."""
+        live, real = desk.live, desk_module.write_jsonl
+
+        def write_half(path, trajectories):
+            path.open("a").write('{"task_id": "lo')
+            raise OSError(28, "No space left on device")
+
+        for name in ("kept", "lost", "kept too"):
+            monkeypatch.setattr(desk_module, "write_jsonl", write_half if name == "lost" else real)
+            told = live.ask("POST", "/trajectories", {"id": name}, KEY)[2]
+            assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, told["token"])[0] == 200
+            live.run(desk.close())
+        assert [trajectory.task_id for trajectory in read_trajectories(desk.out)] == ["kept", "kept too"]
+        assert (desk.written, desk.unwritten) == (2, 1)
+        assert f"lost: lost, for {desk.out} cannot be written (No space left on device)" in desk.noted
+
+    def test_an_engine_that_is_lost_ends_it(self, desk, monkeypatch):
+        async def generate(*_):
+            raise EngineLostError("the servers are gone")
+
+        monkeypatch.setattr(desk.live.engine, "generate", generate)
+        naming = [("X-Mtrl-Trajectory-Id", "mine")]
+        assert desk.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 503
+        desk.live.run(asyncio.wait_for(desk.over.wait(), 20))
+        assert "servers are gone" in str(desk.failure)
+
+    def test_only_the_admin_opens(self, desk):
+        live = desk.live
+        session = live.ask("POST", "/trajectories", {}, KEY)[2]
+        for token in (None, "wrong", session["token"]):
+            assert live.ask("POST", "/trajectories", {"id": "x"}, token)[0] == 401
+        assert (
+            live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, "wrong", [("X-Mtrl-Trajectory-Id", "x")])[0]
+            == 401
+        )
+        assert live.ask("POST", "/trajectories", {"id": session["id"]}, KEY)[0] == 409
+        assert live.ask("POST", "/trajectories", {"id": "x" * 201}, KEY)[0] == 400
+        assert live.ask("POST", "/trajectories", [], KEY)[0] == 400
+
+    def test_one_that_takes_too_long(self, desk):
+        desk.seconds = 0.2
+        told = desk.live.ask("POST", "/trajectories", {"id": "slow"}, KEY)[2]
+        assert desk.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, told["token"])[0] == 200
+        (trajectory,) = self.finished(desk)
+        assert trajectory.stop_reason == StopReason.TIMEOUT
+
+    def test_random_streams_are_those_of_the_names(self, desk):
+        session = desk.live.call(desk.open, "x")
+        assert session.sampling.seed == stream_seed(3, "x", 0)
+
+
+async def all_written(desk):
+    while desk._following:
+        await asyncio.sleep(0.01)
+
+
+class TestProgram:
+    def test_settings(self):
+        settings, overrides = Settings.of(["gateway.port=80", "seed=3", "+gateway.seconds=1.5", "gateway.model=x=y"])
+        assert (settings.port, settings.seconds, settings.model, overrides) == (80, 1.5, "x=y", ["seed=3"])
+
+    @pytest.mark.parametrize(
+        ("word", "sentence"),
+        [
+            ("gateway.prot=1", "gateway=prot is not known; did you mean port"),
+            ("gateway.port=x", "gateway.port=x must be an integer of at least 0"),
+            ("gateway.=3", "gateway.=3 names no setting; gateway has model, out"),
+            ("gateway.max_requests_per_second=0", "must be a number above 0"),
+            ("gateway.max_calls=0", "gateway.max_calls=0 must be an integer above 0"),
+            ("gateway.seconds=nan", "gateway.seconds=nan must be a number above 0"),
+        ],
+    )
+    def test_wrong_settings(self, word, sentence):
+        with pytest.raises(UserError, match=sentence):
+            Settings.of([word])
+
+    def test_others_need_a_key_that_was_chosen(self, monkeypatch):
+        monkeypatch.delenv(KEY_VARIABLE, raising=False)
+        with pytest.raises(UserError, match=f"0.0.0.0 is open to others; set {KEY_VARIABLE}"):
+            admin_key("0.0.0.0")
+        assert admin_key("127.0.0.1") != admin_key("127.0.0.1")
+        for bad in ("short", "with spaces in between", "né" * 10):
+            monkeypatch.setenv(KEY_VARIABLE, bad)
+            with pytest.raises(UserError, match="at least 16"):
+                admin_key("127.0.0.1")
+        monkeypatch.setenv(KEY_VARIABLE, KEY)
+        assert admin_key("0.0.0.0") == KEY
+
+    def test_where_trajectories_go(self, tmp_path):
+        out = out_of(Settings(out=str(tmp_path / "a" / "b")))
+        assert file_of(out).is_file()
+        assert list(find_runs(tmp_path)) == [Path(out)]
+        with pytest.raises(UserError, match="gateway.out=.*name another folder"):
+            out_of(Settings(out=str(file_of(out))))
+
+    @pytest.fixture
+    def model(self, make_tiny_model, tiny_tokenizer, tmp_path):
+        from mtrl.models.tiny import save
+
+        save(make_tiny_model(), tiny_tokenizer, tmp_path / "model")
+        return tmp_path / "model"
+
+    @pytest.mark.slow
+    def test_the_whole_program(self, model, tmp_path):
+        """A model folder behind the API until Ctrl-C, with two trajectories: one completed, one left behind."""
+        out = RunDir(tmp_path / "out")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", KEY_VARIABLE: KEY}
+        words = [f"gateway.model={model}", f"gateway.out={out}", "generator.sampling_params.max_generate_length=5"]
+        command = [sys.executable, "-m", "mtrl.gateway", *words]
+        with forked.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
+            try:
+                said = process.stdout.readline()
+                url = said.partition(" is at ")[2].partition(",")[0]
+                assert f"the admin's key is that of {KEY_VARIABLE}" in said
+                with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client:
+                    for name in ("done", "left"):
+                        naming = {"X-Mtrl-Trajectory-Id": name}
+                        answer = client.post("/chat/completions", json={"messages": HELLO}, headers=naming)
+                        assert answer.status_code == 200, answer.text
+                    root = url.removesuffix("/v1")
+                    naming = {"X-Mtrl-Trajectory-Id": "done"}
+                    client.post(f"{root}/update-reward", json={"Rewards": [1.0]}, headers=naming).raise_for_status()
+                    client.post(f"{root}/complete-rollout", json={"Status": "ready"}, headers=naming)
+                process.send_signal(signal.SIGINT)
+                rest = process.stdout.read()
+                assert process.wait(30) == 0, rest
+                assert KEY not in said + rest
+                assert rest.endswith(
+                    f"trajectories written: 2, to {file_of(out)}; python -m mtrl.view {out} shows them\n"
+                )
+            finally:
+                process.kill()
+        found = {t.task_id: t for t in read_trajectories(file_of(out))}
+        assert (found["done"].stop_reason, found["done"].reward) == (StopReason.DONE, 1.0)
+        assert found["left"].stop_reason == StopReason.ABORTED
+        assert all(1 <= len(t.turns[0].action_ids) <= 5 for t in found.values())
+        assert all(value < 0 for t in found.values() for value in t.turns[0].action_logprobs)
+        assert json.loads(file_of(out).read_text().splitlines()[0])["task_id"] == "done"
+        assert main_of_the_viewer([str(out), "--export", str(tmp_path / "page.html")]) == 0
+        page = (tmp_path / "page.html").read_text()
+        assert all(f'"{name}"' in page for name in found)
+
+    @pytest.mark.parametrize(
+        ("word", "sentence"),
+        [
+            ("gateway.model=m@http://127.0.0.1:1/v1", "gives no token ids"),
+            ("gateway.model=nowhere", "gateway.model=nowhere does not exist"),
+            ("generator.local.deterministic=true", "wait for each other"),
+            ("gateway.host=0.0.0.0", "is open to others"),
+            ("gateway.port=70000", "gateway.port=70000 does not exist"),
+        ],
+    )
+    def test_what_cannot_be_served(self, word, sentence, tmp_path, monkeypatch):
+        monkeypatch.delenv(KEY_VARIABLE, raising=False)
+        with pytest.raises(UserError, match=sentence):
+            main([word, f"gateway.out={tmp_path / 'x'}"])
+        assert not (tmp_path / "x").exists()
+
+    def test_a_port_that_is_taken_is_told_before_the_model_takes_its_minute(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("mtrl.gateway.__main__.load", None)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            with pytest.raises(UserError, match=f"gateway.host=127.0.0.1 gateway.port={port} cannot be had"):
+                main([f"gateway.port={port}", f"gateway.out={tmp_path / 'x'}"])
+
+    def test_nothing_is_started_here(self, tmp_path, monkeypatch):
+        """An experiment of an agent is as good as any other, and its own service need not be there."""
+        found = []
+
+        def load(config, *_):
+            found.append(config.generator)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("mtrl.gateway.__main__.load", load)
+        with pytest.raises(SystemExit) as end:
+            run_program(main, ["generator.agent.url=http://127.0.0.1:1", f"gateway.out={tmp_path}"])
+        assert end.value.code == 130
+        assert (found[0].agent.url, found[0].local.deterministic) == (None, False)

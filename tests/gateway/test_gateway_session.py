@@ -1,0 +1,434 @@
+"""One session: its limits, end, rewards and places in the engine; and that it plays as the episode loop does."""
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from functools import partial
+
+import pytest
+from played_calls import USER, WatchedEngine, chat, run, says, session_of, text, trajectory_of, wire
+
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.gateway.errors import RequestError
+from mtrl.gateway.requests import ChatRequest
+from mtrl.gateway.session import Session, SessionLimits
+from mtrl.generator.conversation import Codec, Conversation
+from mtrl.generator.engines.base import EngineLostError, SamplingParams
+from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.models.renderer import make_renderer
+from mtrl.trainer.samples import trajectory_samples
+from mtrl.types import FinishReason, StopReason, Trajectory
+
+MORE = {"role": "user", "content": "more"}
+
+
+async def refused(asked):
+    with pytest.raises(RequestError) as caught:
+        await asked
+    return caught.value
+
+
+def played(play, codec, answer=None, **limits):
+    """`play(session, engine)` to its end; the session and its engine."""
+    engine = WatchedEngine(answer or says(codec, "one", "two", "three"))
+
+    async def scene():
+        session = session_of(engine, codec, **limits)
+        await play(session, engine)
+        return session
+
+    return run(scene()), engine
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_run_decides_how_is_sampled(tiny_codec):
+    async def play(session, engine):
+        await session.chat(chat(USER, temperature=0, top_p=1, max_tokens=7, stop=["X", "Y"], nonsense=1))
+        await session.chat(chat(MORE, max_tokens=700))
+
+    session, engine = played(play, tiny_codec, temperature=1.0, seed=5, stop=("Y", "Z"))
+    first, second = (sampling for _, _, sampling, _ in engine.seen.values())
+    assert first == replace(session.sampling, seed=5, max_generate_length=7, stop=("Y", "Z", "X"))
+    assert second == replace(session.sampling, seed=6, max_generate_length=50)
+    assert session.metrics == {"gateway/overridden": 1, "gateway/unknown_fields": 1}
+
+
+def test_what_the_client_is_told_and_what_is_trained(tiny_codec):
+    async def play(session, engine):
+        (call,) = await session.chat(chat(USER, stop=["apples"]))
+        assert call.message["content"] == call.text == "how many " and call.finish_reason == "stop"
+        await session.chat(chat(USER, wire(call), MORE))
+
+    session, _ = played(play, tiny_codec, says(tiny_codec, "how many apples"))
+    first, second = session.turns()
+    assert first.text == first.message["content"] == "how many apples" and second.break_reason is None
+    assert first.action_ids == says(tiny_codec, "how many apples")(0) and first.versions == [3] * len(first.action_ids)
+
+
+def test_finish_reasons(tiny_codec):
+    called = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    answers = [says(tiny_codec, called)(0), (tiny_codec.encode("cut"), FinishReason.LENGTH), says(tiny_codec, "")(0)]
+
+    async def play(session, engine):
+        calls = [(await session.chat(chat(USER, tools=tools)))[0] for _ in answers]
+        assert [call.finish_reason for call in calls] == ["tool_calls", "length", "stop"]
+        assert calls[0].message["tool_calls"][0]["id"] == "call_0_0" and calls[0].message["content"] == ""
+
+    played(play, tiny_codec, lambda number: answers[number])
+
+
+def test_calls_wait_for_their_places(tiny_codec):
+    async def play(session, engine):
+        engine.gate.clear()
+        task = asyncio.ensure_future(session.chat(chat(USER, n=5)))
+        await asyncio.sleep(0.01)
+        assert sorted(engine.asking) == ["g/0", "g/0#1"]
+        engine.gate.set()
+        assert [call.index for call in await task] == [0, 1, 2, 3, 4]
+
+    session, engine = played(play, tiny_codec, at_once=2)
+    assert len(session.turns()) == 5 and len(engine.open_ids) == 1
+
+
+def test_one_place_is_kept_between_calls_and_none_while_others_are_sampled(tiny_codec):
+    async def play(session, engine):
+        assert engine.open_ids == ["g/0"]
+        await session.chat(chat(USER))
+        assert engine.open_ids == ["g/0"] and not engine.released
+        engine.gate.clear()
+        beside = [asyncio.ensure_future(session.chat(chat(USER))) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert engine.open_ids == ["g/0", "g/0#1"]
+        engine.gate.set()
+        await asyncio.gather(*beside)
+        assert engine.open_ids == ["g/0#1"] and engine.released == ["g/0"]
+        await session.chat(chat(USER))
+        assert engine.open_ids == ["g/0#1"]
+        session.close()
+        session.close()
+        assert engine.open_ids == []
+
+    played(play, tiny_codec)
+
+
+# -- limits and failures ----------------------------------------------------------------------------------------------
+
+
+def test_too_many_calls(tiny_codec):
+    async def play(session, engine):
+        await session.chat(chat(USER))
+        error = await refused(session.chat(chat(USER, n=2)))
+        assert (error.status, error.code) == (429, "max_calls") and session.stop == StopReason.MAX_TURNS
+        await session.chat(chat(USER))
+        assert session.stop is None, "it went on"
+        assert (await refused(session.complete(text("x")))).code == "max_calls"
+
+    session, _ = played(play, tiny_codec, calls=2)
+    assert session.stop == StopReason.MAX_TURNS and len(session.turns()) == 2
+
+
+@pytest.mark.parametrize("characters", [300, 10_000_000])
+def test_a_context_without_room(tiny_codec, characters):
+    async def play(session, engine):
+        long = {"role": "user", "content": "ab" * (characters // 2)}
+        for asked in (session.chat(chat(long)), session.complete(text(long["content"]))):
+            error = await refused(asked)
+            assert (error.status, error.code) == (400, "context_length_exceeded")
+            assert "maximum context length is 100 tokens" in error.message
+        assert session.stop == StopReason.CONTEXT_LIMIT and engine.seen == {}
+        await session.chat(chat(USER))
+
+    session, _ = played(play, tiny_codec, context=100)
+    assert session.stop is None and len(session.turns()) == 1
+
+
+DEEP = {"type": "function", "function": {"name": "f", "arguments": json.dumps({"x": ["ab"] * 3000})}}
+SHORT = {"role": "user", "content": ""}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        chat(*[SHORT] * 101),
+        chat(SHORT, {"role": "assistant", "content": "", "tool_calls": [DEEP]}),
+        chat(SHORT, {"role": "assistant", "content": "", "reasoning_content": "ab" * 2000}),
+        chat({**SHORT, "name": "ab" * 2000}),
+        chat(SHORT, tools=[{"type": "function", "function": {"name": "f", "description": "ab" * 2000}}]),
+        text([5] * 101),
+        text("ab" * 2000),
+    ],
+    ids=["messages", "arguments", "reasoning", "name", "tools", "ids", "text"],
+)
+def test_what_cannot_fit_is_refused_before_it_is_encoded(tiny_codec, monkeypatch, asked):
+    """Others would wait for that."""
+
+    async def play(session, engine):
+        monkeypatch.setattr(session, "codec", None)
+        monkeypatch.setattr(session, "_lineage", None)
+        error = await refused(session.chat(asked) if isinstance(asked, ChatRequest) else session.complete(asked))
+        assert error.code == "context_length_exceeded" and session.stop == StopReason.CONTEXT_LIMIT
+
+    played(play, tiny_codec, context=100)
+
+
+def test_calls_beside_others_are_counted(tiny_codec):
+    async def play(session, engine):
+        await session.chat(chat(USER, n=3))
+        engine.gate.clear()
+        tasks = [asyncio.ensure_future(session.chat(chat(USER, n=n))) for n in (1, 2)]
+        await asyncio.sleep(0.01)
+        engine.gate.set()
+        await asyncio.gather(*tasks)
+        await session.chat(chat(USER))
+
+    session, _ = played(play, tiny_codec)
+    assert session.metrics["gateway/beside"] == 2, "the answers to one request have their order"
+
+
+def test_a_caller_that_leaves_takes_its_call_back(tiny_codec):
+    async def play(session, engine):
+        (first,) = await session.chat(chat(USER))
+        engine.gate.clear()
+        gone = asyncio.ensure_future(session.chat(chat(USER, wire(first), MORE)))
+        await asyncio.sleep(0.01)
+        again = asyncio.ensure_future(
+            session.chat(chat(USER, wire(first), MORE))
+        )  # before the first is known to be gone
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.wait([gone])
+        engine.gate.set()
+        await again
+
+    session, engine = played(play, tiny_codec)
+    assert [turn.break_reason for turn in session.turns()] == [None, None]
+    assert session.metrics["gateway/gone"] == 1 and engine.released == ["g/0"] and engine.open_ids == ["g/0#1"]
+    assert sorted(engine.seen) == [0, 1, 2], "each call has a random stream of its own"
+
+
+def test_a_failed_answer_takes_the_others_of_its_request_along(tiny_codec):
+    async def play(session, engine):
+        error = await refused(session.chat(chat(USER, n=3)))
+        assert error.status == 500 and isinstance(session.failure, RuntimeError) and not session.finished.is_set()
+        assert len(engine.open_ids) < 2 and not engine.asking and session.turns() == []
+        await session.chat(chat(USER))
+
+    ok = says(tiny_codec, "ok")
+    session, _ = played(play, tiny_codec, lambda number: RuntimeError("broken") if number == 1 else ok(number))
+    assert [turn.break_reason for turn in session.turns()] == [None]
+
+
+def test_a_lost_engine_ends_the_session(tiny_codec):
+    async def play(session, engine):
+        assert (await refused(session.chat(chat(USER)))).status == 503
+        assert session.finished.is_set() and session.status is None
+
+    session, _ = played(play, tiny_codec, lambda _: EngineLostError("gone"))
+    assert isinstance(session.failure, EngineLostError)
+
+
+def test_an_aborted_turn_is_none(tiny_codec):
+    async def play(session, engine):
+        assert (await refused(session.chat(chat(USER)))).status == 503
+
+    session, _ = played(play, tiny_codec, lambda _: ([5], FinishReason.ABORT))
+    assert session.stop == StopReason.ABORTED and session.turns() == []
+
+
+def test_what_no_message_can_be_made_of(tiny_codec, monkeypatch):
+    def parse(*_, **__):
+        raise ValueError("no")
+
+    async def play(session, engine):
+        with monkeypatch.context() as patch:
+            patch.setattr(tiny_codec.renderer, "parse_response", parse)
+            assert (await refused(session.chat(chat(USER)))).status == 500
+
+    session, _ = played(play, tiny_codec)
+    assert session.stop == StopReason.PARSE_ERROR and session.turns() == []
+
+
+def test_messages_that_the_template_refuses(make_chatml_tokenizer):
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+    )
+    tokenizer = make_chatml_tokenizer(template + "<|im_end|>x")
+    codec = Codec(tokenizer, make_renderer(tokenizer, "default"))
+
+    async def play(session, engine):
+        error = await refused(session.chat(chat({"role": "tool", "content": "x"})))
+        assert error.status == 400 and error.param == "messages" and "no tools" in error.message
+
+    played(play, codec)
+
+
+def test_after_its_end_nothing_is_answered(tiny_codec):
+    async def play(session, engine):
+        await session.chat(chat(USER))
+        engine.gate.clear()
+        late = asyncio.ensure_future(session.chat(chat(USER)))
+        await asyncio.sleep(0.01)
+        session.close()
+        engine.gate.set()
+        for asked in (late, session.chat(chat(USER)), session.complete(text("x"))):
+            error = await refused(asked)
+            assert error.status == 410 and "not in valid status" in error.message
+        with pytest.raises(RequestError):
+            session.pay(1.0)
+
+    session, engine = played(play, tiny_codec)
+    assert len(session.turns()) == 1 and engine.open_ids == [], "what it had is kept"
+
+
+def test_token_ids_beyond_the_vocabulary(tiny_codec):
+    async def play(session, engine):
+        error = await refused(session.complete(text([5, 10**9])))
+        assert (error.status, error.param) == (400, "prompt") and session.stop is None
+
+    played(play, tiny_codec)
+
+
+# -- rewards and the end ----------------------------------------------------------------------------------------------
+
+
+def test_rewards(tiny_codec):
+    async def play(session, engine):
+        session.pay(7)
+        assert session.turns() == [], "there is nothing to pay, and nothing to complain of"
+        for _ in range(3):
+            await session.chat(chat(USER))
+        session.pay([1, 2, 3])
+        assert trajectory_of(session).rewards == [1.0, 2.0, 3.0]
+        await session.chat(chat(USER))
+        assert trajectory_of(session).rewards == [1.0, 2.0, 3.0, 0.0], "each stays where it was"
+        session.pay([0.5])
+        session.pay(0.25)
+        assert trajectory_of(session).rewards == [0.0, 0.0, 0.0, 0.25], "the latest counts"
+        for wrong in ([1.0, 2.0], [], float("nan"), [0.0, 0.0, 0.0, float("inf")]):
+            with pytest.raises(RequestError) as caught:
+                session.pay(wrong)
+            assert caught.value.status == 400 and session.rewards == [0.25]
+
+    played(play, tiny_codec)
+
+
+def test_the_first_end_counts(tiny_codec):
+    async def play(session, engine):
+        session.finish("failed", "why")
+        session.finish("ready")
+        assert (session.status, session.error) == ("failed", "why") and session.finished.is_set()
+
+    played(play, tiny_codec)
+
+
+# -- as the episode loop does -----------------------------------------------------------------------------------------
+
+
+class Echo(BaseEnvironment):
+    """Says what it heard."""
+
+    def step(self, response, ground_truth):
+        return 0.5, f"heard {response.count('a')} and {len(response)}", False
+
+    def close(self):
+        """Nothing is held."""
+
+
+TURNS = 3
+
+
+def natively(model, codec, rows, sampling):
+    async def play():
+        engine = LocalEngine(model, codec.tokenizer, 8, 200)
+        limits = Limits(TURNS, 200, 20, 60, 0)
+        pool = EnvironmentPool(4)
+        loop = EpisodeLoop(engine, partial(Echo, TURNS), partial(Conversation, codec), pool, limits)
+        try:
+            seeded = [(row, replace(sampling, seed=100 * i)) for i, row in enumerate(rows)]
+            return await asyncio.gather(*(loop.run(row, "g", i, s) for i, (row, s) in enumerate(seeded)))
+        finally:
+            pool.close()
+            await engine.close()
+
+    return run(play())
+
+
+def by_a_program(model, codec, rows, sampling):
+    async def program(session, row):
+        messages, environment = list(row["prompt"]), Echo(TURNS)
+        for _ in range(TURNS):
+            (call,) = await session.chat(chat(*messages))
+            heard = environment.step(call.text, None)[1]
+            messages += [wire(call), {"role": "user", "content": heard}]
+        session.pay([0.5] * TURNS)
+        session.close()
+        return session.turns()
+
+    async def play():
+        engine = LocalEngine(model, codec.tokenizer, 8, 200)
+        limits = SessionLimits(TURNS, 8, 200)
+        sessions = [
+            Session(f"g/{i}", engine, codec, replace(sampling, seed=100 * i), limits, "t") for i in range(len(rows))
+        ]
+        try:
+            return await asyncio.gather(*map(program, sessions, rows))
+        finally:
+            await engine.close()
+
+    return run(play())
+
+
+def test_a_program_plays_the_same_turns_as_the_episode_loop(tiny_model, tiny_codec):
+    words = ("how many apples", "answer", "the question is how many pears there are", "stop")
+    rows = [
+        {"id": str(i), "prompt": [{"role": "user", "content": said}], "ground_truth": {}}
+        for i, said in enumerate(words)
+    ]
+    sampling = SamplingParams(max_generate_length=12, temperature=0.9, stop_token_ids=tiny_codec.stop_token_ids)
+    native = natively(tiny_model, tiny_codec, rows, sampling)
+    programs = by_a_program(tiny_model, tiny_codec, rows, sampling)
+    assert len({tuple(t.turns[0].action_ids) for t in native}) == len(rows), "they say different things"
+    for trajectory, turns in zip(native, programs, strict=True):
+        timeless = {"seconds_generate": 0.0, "seconds_environment": 0.0}
+        assert [asdict(replace(t, **timeless)) for t in turns] == [
+            asdict(replace(t, **timeless)) for t in trajectory.turns
+        ]
+        advantages = [1.0, 2.0, 3.0]
+        ours = trajectory_samples(Trajectory("t", "g", trajectory.index, turns), advantages)
+        assert ours == trajectory_samples(trajectory, advantages) and len(ours) == 1
+
+
+@pytest.mark.parametrize("name", ["default", "qwen3"])
+def test_a_program_has_the_contexts_of_a_conversation(chatml_tokenizer, name):
+    codec = Codec(chatml_tokenizer, make_renderer(chatml_tokenizer, name))
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    said = [
+        '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>',
+        '<tool_call>\n{"name": "look", "argum\n</tool_call> what',
+        "done",
+    ]
+    heard = [{"role": "tool", "tool_call_id": "call_0_0", "content": "46"}, {"role": "user", "content": "no"}]
+    engine = WatchedEngine(says(codec, *said))
+
+    async def play():
+        session, messages = session_of(engine, codec), [USER]
+        for observation in [*heard, None]:
+            (call,) = await session.chat(chat(*messages, tools=tools))
+            messages += [wire(call), observation]
+        return session.turns()
+
+    turns = run(play())
+    conversation = Conversation(codec, [USER], tools)
+    for (_, prompt, _, generation), observation in zip(engine.seen.values(), [*heard, None], strict=True):
+        assert prompt == conversation.prompt
+        conversation.add_action(generation)
+        if observation:
+            conversation.add_observation([observation])
+    for ours, theirs in zip(turns, conversation.turns, strict=True):
+        assert replace(ours, seconds_generate=0.0, seconds_environment=0.0) == theirs
+    assert [turn.break_reason for turn in turns] == [None] * 3

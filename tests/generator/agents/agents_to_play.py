@@ -1,0 +1,94 @@
+"""Agents for tests, as Python functions. Not a test."""
+
+import asyncio
+import threading
+import time
+
+
+def guess(row, client):
+    """Asks until the policy says the answer, and is paid for that."""
+    messages, asked = list(row["prompt"]), 0
+    while asked < row.get("calls", 3):
+        message = client.chat(messages)
+        asked += 1
+        if message["content"] == row["ground_truth"]["answer"]:
+            return {"reward": 1.0, "metrics": {"asked": asked}}
+        messages += [message, {"role": "user", "content": "no"}]
+    return 0.0
+
+
+async def aguess(row, client):
+    """The same, async."""
+    messages = list(row["prompt"])
+    for _ in range(row.get("calls", 3)):
+        message = await client.achat(messages)
+        if message["content"] == row["ground_truth"]["answer"]:
+            return 1.0
+        messages += [message, {"role": "user", "content": "no"}]
+    return 0.0
+
+
+def never_asks(row, client):
+    return 1.0
+
+
+def breaks_at_once(row, client):
+    raise LookupError("no such tool")
+
+
+def breaks(row, client):
+    client.chat(row["prompt"])
+    raise LookupError("no such tool")
+
+
+def unpaid(row, client):
+    client.chat(row["prompt"])
+
+
+def says_it_failed(row, client):
+    client.chat(row["prompt"])
+    return {"status": "error", "error": "no disk"}
+
+
+def pays_per_turn(row, client):
+    messages = list(row["prompt"])
+    for _ in range(3):
+        messages += [client.chat(messages), {"role": "user", "content": "go on"}]
+    return row["rewards"]
+
+
+def asks_without_end(row, client):
+    messages = list(row["prompt"])
+    while True:
+        messages += [client.chat(messages), {"role": "user", "content": "go on and on"}]
+
+
+def hangs(row, client):
+    client.chat(row["prompt"])
+    time.sleep(600)
+
+
+async def ahangs(row, client):
+    await client.achat(row["prompt"])
+    await asyncio.sleep(600)
+
+
+async def blocks(row, client):
+    return client.chat(row["prompt"])
+
+
+class Together:
+    """Counts who plays at once."""
+
+    def __init__(self):
+        self.now, self.most, self.lock = 0, 0, threading.Lock()
+
+    def __call__(self, row, client):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        client.chat(row["prompt"])
+        time.sleep(0.02)
+        with self.lock:
+            self.now -= 1
+        return 1.0

@@ -1,0 +1,148 @@
+"""Packed samples attend to themselves alone: the fast way gives what the slow one gives, and who cannot is told."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from mtrl.errors import UserError
+from mtrl.models.packing import APART, attend_apart, keeps_apart, prepare_packing
+
+SIZES = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+SMALL = {"vocab_size": 90, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}
+MODELS = {
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES, head_dim=16)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**SMALL, **GPT2)),
+    "mistral, sliding": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=5)),
+    "gemma3, half sliding": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**SIZES, **GEMMA)),
+}
+APART_ONES = ("llama", "qwen3", "gpt2")
+LENGTHS = [5, 1, 9, 2]
+
+
+def build(make, dtype=torch.float32, attention="sdpa"):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make().eval().to(dtype)
+    model.set_attn_implementation(attention)
+    return model
+
+
+def packed():
+    ids = torch.randint(90, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    return ids, torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_which_models_attend_sample_by_sample(name):
+    model = build(MODELS[name])
+    assert attend_apart(model) == (name in APART_ONES) == (model.config._attn_implementation == APART)
+    assert keeps_apart(model)
+
+
+@pytest.mark.parametrize("name", APART_ONES)
+def test_logits_and_gradients_are_those_of_the_mask(name):
+    """And of every sample alone."""
+    masked, apart = build(MODELS[name]), build(MODELS[name])
+    prepare_packing(apart)
+    ids, positions = packed()
+    found = [model(input_ids=ids, position_ids=positions, use_cache=False).logits for model in (masked, apart)]
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+    alone = [apart(input_ids=part, use_cache=False).logits for part in ids.split(LENGTHS, 1)]
+    torch.testing.assert_close(found[1], torch.cat(alone, 1), atol=1e-5, rtol=1e-5)
+    for logits in found:
+        logits.square().mean().backward()
+    for one, other in zip(masked.parameters(), apart.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_no_mask_of_tokens_by_tokens_is_made(monkeypatch):
+    model = build(MODELS["qwen3"])
+    prepare_packing(model)
+    widths = []
+    plain = nn.functional.scaled_dot_product_attention
+
+    def watched(query, key, value, attn_mask=None, **kwargs):
+        widths.append((query.shape[2], attn_mask))
+        return plain(query, key, value, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watched)
+    ids, positions = packed()
+    model(input_ids=ids, position_ids=positions, use_cache=False)
+    assert widths == [(length, None) for length in LENGTHS] * 2
+
+
+def test_rows_with_padding_are_as_before():
+    """What is no pack: rows of a batch, a mask for padding on the left, and a cache."""
+    plain, apart = build(MODELS["qwen3"]), build(MODELS["qwen3"])
+    prepare_packing(apart)
+    ids = torch.randint(90, (3, 7), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(3, 7, dtype=torch.long)
+    mask[0, :3] = 0
+    for inputs in ({}, {"attention_mask": mask}):
+        logits = [model(input_ids=ids, **inputs).logits[:, -4:] for model in (plain, apart)]
+        torch.testing.assert_close(*logits)
+    said = [model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False) for model in (plain, apart)]
+    assert torch.equal(*said)
+
+
+def test_a_model_whose_layers_are_not_told_the_positions_gets_a_mask():
+    model = build(MODELS["qwen3"])
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        hidden = attention.forward
+        attention.forward = lambda *args, position_ids=None, forward=hidden, **kwargs: forward(*args, **kwargs)
+    attend_apart(model)
+    assert not keeps_apart(model)
+    model.set_attn_implementation("sdpa")
+    prepare_packing(model)
+    assert model.config._attn_implementation == "sdpa" and keeps_apart(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_models_that_pack_are_told_from_those_that_do_not(dtype):
+    for make in MODELS.values():
+        for attention in ("sdpa", "eager"):
+            prepare_packing(build(make, dtype, attention))
+    mixed = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    refused = [
+        lambda: hf.MambaForCausalLM(
+            hf.MambaConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2, initializer_range=0.3)
+        ),
+        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=90, hidden_size=32, n_layer=2, n_head=4)),
+        lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**SIZES, **mixed, **experts)),
+    ]
+    for make in refused:
+        model = make().eval().to(dtype)
+        name = type(model).__name__
+        with pytest.raises(UserError, match=rf"trainer\.packing=true .* {name} .*; set trainer\.packing=false"):
+            prepare_packing(model)
+
+
+def test_a_model_that_takes_no_positions_cannot_pack():
+    class NoPositions(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.config, self.device, self.dtype = inner, inner.config, inner.device, inner.dtype
+
+        def forward(self, input_ids, use_cache):
+            return self.inner(input_ids=input_ids, use_cache=use_cache)
+
+    with pytest.raises(UserError, match=r"NoPositions .* set trainer\.packing=false"):
+        prepare_packing(NoPositions(build(MODELS["qwen3"], attention="eager")))

@@ -1,0 +1,99 @@
+"""What tests of sweeps share: an environment that pays what it is told to, a stand-in for training, made-up jobs."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import mtrl
+from mtrl.sweep.outcome import Outcome
+from tests import forked
+
+ROOT = Path(mtrl.__file__).parent.parent
+
+PAYOFF = '''
+from types import SimpleNamespace
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.family import Splits
+
+class Payoff(BaseEnvironment):
+    """Pays `payoff`, whatever the policy does."""
+
+    def __init__(self, max_turns=1, payoff=0.0, **config):
+        super().__init__(max_turns)
+        self.payoff = payoff
+
+    def step(self, response, ground_truth):
+        return self.payoff, None, True
+
+    @staticmethod
+    def load(data, seed, **config):
+        said = [[{"role": "user", "content": f"go {n}"}] for n in range(8)]
+        rows = [{"id": f"{n}", "prompt": prompt, "ground_truth": {"answer": "1"}} for n, prompt in enumerate(said)]
+        return Splits(train=rows[:4], test=rows[4:])
+
+    @staticmethod
+    def demonstrate(row, rng):
+        return SimpleNamespace(act=lambda observation: "1")
+'''
+QUICK = (
+    *("environment.target=payoff.Payoff", "name=payoff", "objective=reward_after", "debug=fast"),
+    *("tracker.plots=false", "preflight.at_start=none", "diagnosis.live=none", "model.tiny.sft_steps=1"),
+)
+
+STAND_IN = '''
+"""Imported by every Python that is started here: training is a sum, so that no test waits for it."""
+import os, sys, time, types
+from pathlib import Path
+
+def train(cfg, on_evaluation=None):
+    run = Path(cfg.run_dir)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1}\\n')
+    (run / "process").write_text(str(os.getpid()))
+    time.sleep(1)  # long enough for the other worker to take a job
+    if cfg.seed == 13:
+        raise RuntimeError("out of luck\\nand more")
+    return {"success_after": cfg.seed / 10, "steps": 1}
+
+sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train)
+'''
+
+PATIENT = '''
+"""As above: a run that trains until it is asked to stop, and takes a second to save itself."""
+import sys, threading, time, types
+from pathlib import Path
+
+def train(cfg, on_evaluation=None):
+    from mtrl.errors import Interrupted
+    from mtrl.trainer.interrupt import Interrupt
+
+    asked = threading.Event()
+    with Interrupt(asked.set) as interrupt:
+        (Path(cfg.run_dir) / "training").touch()
+        asked.wait(120)
+        time.sleep(1)
+    (Path(cfg.run_dir) / "saved").touch()
+    raise Interrupted(interrupt.requested)
+
+sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train)
+'''
+
+
+def program(folder, *words, module="mtrl.main", run=forked.run):
+    """Run a module of this tree in `folder`, where programs find its modules too."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", module, *map(str, words)]
+    return run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def make_job(folder, number, overrides, value=None, status="finished", said="", **more):
+    """A job that is over, as it leaves its outcome."""
+    outcome = Outcome.begin(number, overrides, "success_after", more.pop("direction", "maximize"))
+    outcome.end(status, said, value)
+    outcome.started, outcome.ended = 100.0, 112.5
+    outcome.write(folder / str(number))
+    rows = "".join(json.dumps({"step": step}) + "\n" for step in range(3))
+    (folder / str(number) / "metrics.jsonl").write_text(rows)
+    (folder / str(number) / "config.yaml").write_text("trainer: {max_steps: 2}\n")
+    return folder / str(number)

@@ -1,0 +1,241 @@
+"""What a sweep does about jobs that fail, end early or are stopped; training is a stand-in, in this process."""
+
+import sys
+import types
+
+import pytest
+from sweeps import ROOT
+
+from mtrl import main as main_module
+from mtrl.errors import Interrupted, UserError
+from mtrl.sweep.outcome import read_outcome
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """The configurations that were trained; a test may set `trained.train`."""
+    seen = types.SimpleNamespace(cfgs=[], train=lambda cfg, on_evaluation: {"success_after": cfg.seed / 10})
+
+    def train(cfg, on_evaluation=None):
+        seen.cfgs.append(cfg)
+        return seen.train(cfg, on_evaluation)
+
+    monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
+    monkeypatch.setattr(sys, "argv", ["mtrl"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+def outcomes(folder):
+    found = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: int(path.name))
+    return [read_outcome(path) for path in found]
+
+
+def status_of(*words):
+    with pytest.raises(SystemExit) as caught:
+        main_module.cli(words)
+    return caught.value.code
+
+
+def test_a_prepared_sweep_is_one_word_and_what_is_typed_takes_the_place_of_what_is_prepared(trained, tmp_path, capsys):
+    main_module.cli(["sweep=credit", "seed=7", "run_dir=sweep"])
+    assert [(cfg.seed, cfg.algorithm.advantage_method) for cfg in trained.cfgs] == [
+        (7, "grpo"), (7, "group_based_per_turn")
+    ]  # fmt: skip
+    assert [o.value for o in outcomes(tmp_path / "sweep")] == [0.7, 0.7]
+    assert capsys.readouterr().out.splitlines()[-1] == "  python -m mtrl.main algorithm=grpo seed=7"
+
+
+def test_a_job_that_fails_loses_no_other(trained, tmp_path, capsys):
+    def train(cfg, on_evaluation):
+        if cfg.seed == 0:
+            raise UserError("data.path=x holds no rows; name another")
+        if cfg.seed == 2:
+            raise ZeroDivisionError("a bug")
+        return {"success_after": cfg.seed / 10}
+
+    trained.train = train
+    assert status_of("-m", "seed=0,2,3", "hydra.sweeper.max_batch_size=1", "run_dir=sweep") == 1
+    assert [o.status for o in outcomes(tmp_path / "sweep")] == ["failed", "failed", "finished"]
+    shown = capsys.readouterr()
+    assert "job 0 failed: data.path=x holds no rows; name another" in shown.out
+    assert "job 1 failed: ZeroDivisionError: a bug" in shown.out and "in train" in shown.err
+    assert "best: job 2 in sweep/2" in shown.out
+
+
+def test_a_job_without_its_objective_is_not_the_best(trained, tmp_path, capsys):
+    trained.train = lambda cfg, on_evaluation: {"success_after": float("nan")}
+    main_module.cli(["-m", "seed=0", "run_dir=sweep"])
+    assert [(o.status, o.value) for o in outcomes(tmp_path / "sweep")] == [("finished", None)]
+    assert "no job has finished with a success_after" in capsys.readouterr().out
+
+
+def test_a_sweep_that_is_stopped_goes_on(trained, tmp_path, capsys):
+    def train(cfg, on_evaluation):
+        (tmp_path / cfg.run_dir / "metrics.jsonl").touch()
+        if cfg.seed == 1 and cfg.resume == "none":
+            raise Interrupted("SIGTERM")
+        return {"success_after": 0.5}
+
+    trained.train = train
+    assert status_of("-m", "seed=1,2", "run_dir=sweep") == 75
+    assert [o.status for o in outcomes(tmp_path / "sweep")] == ["interrupted"]
+    again = "python -m mtrl.main -m seed=1,2 run_dir=sweep resume=latest"
+    assert f"the sweep stopped; go on with: {again}\n" in capsys.readouterr().err
+    (stopped,) = outcomes(tmp_path / "sweep")
+    stopped.started -= 100
+    stopped.write(tmp_path / "sweep" / "0")
+    main_module.cli(again.split()[3:])
+    assert [o.status for o in outcomes(tmp_path / "sweep")] == ["finished"] * 2
+    assert [o.seconds > 100 for o in outcomes(tmp_path / "sweep")] == [True, False]  # with what it took before
+    assert [cfg.resume for cfg in trained.cfgs[1:]] == ["latest", "none"]
+
+
+def test_a_job_that_its_scheduler_starts_again_resumes(trained, tmp_path, monkeypatch):
+    """SLURM repeats the first command; nobody else runs a job in a folder that holds one."""
+    from mtrl.sweep.outcome import Outcome
+
+    def train(cfg, on_evaluation):
+        (tmp_path / cfg.run_dir / "metrics.jsonl").touch()
+        return {"success_after": 1.0}
+
+    trained.train = train
+    begin = Outcome.begin
+
+    def begun_before(number, *rest):
+        (tmp_path / "sweep" / "0" / "metrics.jsonl").touch()
+        return begin(number, *rest)
+
+    start = Outcome.begin(0, ["seed=0"], "success_after", "maximize")
+    monkeypatch.setattr("mtrl.main.check_jobs", lambda overrides, args: start.write(tmp_path / "sweep/0") or "sweep")
+    monkeypatch.setattr(Outcome, "begin", begun_before)
+    main_module.cli(["-m", "seed=0", "run_dir=sweep"])
+    assert [cfg.resume for cfg in trained.cfgs] == ["latest"]
+
+
+def test_under_torchrun_there_is_no_sweep(trained, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert status_of("sweep=seeds") == 2
+    assert "torchrun's ranks share one; start torchrun once per run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["sweep=optuna"], ["sweep=seeds", "hydra/launcher=joblib"],
+                                   ["sweep=seeds", "hydra/launcher=slurm"]])  # fmt: skip
+def test_what_is_not_installed_is_named_with_its_extra(trained, monkeypatch, capsys, words):
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    launchers = store.repo["hydra"]["launcher"]
+    left = {name: node for name, node in launchers.items() if not name.startswith(("joblib", "submitit"))}
+    monkeypatch.setitem(store.repo["hydra"], "launcher", left)
+    monkeypatch.setattr("mtrl.sweep.choices.find_spec", lambda name: None)
+    assert status_of(*words, "run_dir=sweep") == 2
+    assert capsys.readouterr().err.endswith("is not installed; install it with: pip install 'mtrl[sweep]'\n")
+    assert trained.cfgs == []
+
+
+# Optuna
+
+
+@pytest.fixture
+def optuna():
+    return pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
+
+
+SPACE = ("sweep=optuna", "trainer.optimizer.lr=1e-3", "seed=interval(0,1000)", "run_dir=sweep")
+
+
+def curve(cfg, on_evaluation):
+    """A run whose score at its evaluations is its seed."""
+    for step in (0, 5, 10):
+        on_evaluation(step, {"val/success/mean": cfg.seed / 1000})
+    return {"success_after": cfg.seed / 1000}
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("seed=interval(3,9)", "IntDistribution(high=9, log=False, low=3, step=1)"),
+        (
+            "trainer.optimizer.lr=tag(log,interval(1e-6,1e-3))",
+            "FloatDistribution(high=0.001, log=True, low=1e-06, step=None)",
+        ),
+        ("++environment.config.size=interval(0,2)", "FloatDistribution(high=2.0, log=False, low=0.0, step=None)"),
+        ("algorithm=grpo,rloo", "CategoricalDistribution(choices=('grpo', 'rloo'))"),
+        ("algorithm.group_size=range(2,9,3)", "CategoricalDistribution(choices=('2', '5', '8'))"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_value_is_proposed(optuna, word, wanted):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from hydra_plugins.mtrl_optuna import distribution
+
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert repr(distribution(override)) == wanted
+
+
+def test_the_worse_ones_are_pruned(optuna, trained, tmp_path):
+    """Whoever is worse at step 5 than the median of those that have finished; the better ones go on."""
+    trained.train = curve
+    pruner = "hydra.sweeper.pruner.n_startup_trials=1"
+    minimize = "hydra.sweeper.direction=minimize"  # the other direction really runs in test_sweep_runs.py
+    main_module.cli([*SPACE, "hydra.sweeper.n_trials=4", pruner, minimize, "trainer.max_steps=10"])
+    found, finished = outcomes(tmp_path / "sweep"), []
+    for outcome in found:
+        seed = int(outcome.overrides[-1].partition("=")[2]) / 1000
+        finished.sort()
+        middle = (finished[(len(finished) - 1) // 2] + finished[len(finished) // 2]) / 2 if finished else None
+        is_worse = middle is not None and seed > middle
+        assert outcome.status == ("pruned" if is_worse else "finished")
+        if not is_worse:
+            finished.append(seed)
+    assert {outcome.status for outcome in found} == {"pruned", "finished"}
+
+
+def test_trials_may_fail_and_without_a_pruner_none_is_judged(optuna, trained, tmp_path):
+    def train(cfg, on_evaluation):
+        assert on_evaluation is None
+        if len(trained.cfgs) == 1:
+            raise UserError("no luck")
+        return {"success_after": 0.1}
+
+    trained.train = train
+    assert status_of(*SPACE, "hydra.sweeper.n_trials=2", "hydra.sweeper.pruner=null") == 1
+    assert [trial.state.name for trial in study(optuna, tmp_path / "sweep").trials] == ["FAIL", "COMPLETE"]
+
+
+def test_a_study_that_is_stopped_goes_on_with_the_trial_that_was_under_way(optuna, trained, tmp_path):
+    def train(cfg, on_evaluation):
+        (tmp_path / cfg.run_dir / "metrics.jsonl").touch()
+        if len(trained.cfgs) == 1:
+            raise Interrupted("SIGTERM")
+        return curve(cfg, on_evaluation)
+
+    trained.train = train
+    words = (*SPACE, "hydra.sweeper.n_trials=2")
+    assert status_of(*words) == 75
+    main_module.cli([*words, "resume=latest"])
+    seeds = [cfg.seed for cfg in trained.cfgs]
+    assert len(seeds) == 3 and seeds[0] == seeds[1]  # the first began again with what it had been proposed
+    assert [trial.params["seed"] for trial in study(optuna, tmp_path / "sweep").trials] == seeds[1:]
+
+
+def study(optuna, folder):
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "optuna.log"))
+    return optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["objective=seconds"], "objective=seconds is not measured before a run ends, so no job can be pruned by it"),
+        (["hydra.sweeper.sampler._target_=optuna.samplers.None"], "optuna.samplers.None cannot be made"),
+    ],
+    ids=["objective", "sampler"],
+)
+def test_what_optuna_cannot_do_is_refused(optuna, trained, capsys, words, said):
+    assert status_of(*SPACE, *words) == 2
+    assert said in capsys.readouterr().err and trained.cfgs == []

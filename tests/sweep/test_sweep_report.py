@@ -1,0 +1,144 @@
+"""The report: order, what differs, means over seeds, and folders that hold anything else."""
+
+import json
+import math
+
+import pytest
+from sweeps import ROOT, make_job
+
+from mtrl.config.overrides import normalise
+from mtrl.errors import UserError
+from mtrl.sweep.__main__ import main
+from mtrl.sweep.choices import names_sweep, typed_out
+from mtrl.sweep.outcome import JOB, read_outcome
+from mtrl.sweep.report import read_sweep
+from mtrl.sweep.table import again, rounded
+
+
+def made(folder, direction="maximize"):
+    for number, (rate, seed, value) in enumerate([(1, 0, 0.2), (1, 1, 0.4), (2, 0, 0.5), (2, 1, 0.9)]):
+        words = [f"trainer.optimizer.lr={rate}", f"seed={seed}", "debug=fast", "run_dir=x", "sweep=credit", "resume=no"]
+        make_job(folder, number, words, value, direction=direction)
+    make_job(folder, 4, ["trainer.optimizer.lr=2", "seed=2", "debug=fast"], 0.95, "pruned", "others did better")
+    make_job(folder, 5, ["trainer.optimizer.lr=3", "seed=0", "debug=fast"], None, "failed", "there is [red]no[/] luck")
+    return folder
+
+
+def test_the_best_is_first_then_the_pruned_then_the_others(tmp_path):
+    sweep = read_sweep(made(tmp_path))
+    assert [job.number for job in sweep.jobs] == [3, 2, 1, 0, 4, 5]
+    assert sweep.keys == ["trainer.optimizer.lr", "seed"]
+    assert sweep.best.command == "python -m mtrl.main trainer.optimizer.lr=2 seed=1 debug=fast"
+    assert (sweep.jobs[0].steps, sweep.jobs[0].max_steps, sweep.jobs[0].seconds) == (2, 2, 12.5)
+
+
+def test_less_may_be_better(tmp_path):
+    assert [job.number for job in read_sweep(made(tmp_path, "minimize")).jobs][:4] == [0, 1, 2, 3]
+
+
+def test_seeds_are_averaged_where_something_else_differs(tmp_path):
+    families = read_sweep(made(tmp_path)).over_seeds()
+    assert [(f.settings, f.count) for f in families] == [
+        ({"trainer.optimizer.lr": "2"}, 2), ({"trainer.optimizer.lr": "1"}, 2)
+    ]  # fmt: skip
+    assert [f.mean for f in families] == pytest.approx([0.7, 0.3])
+    assert families[0].deviation == pytest.approx(0.08**0.5)
+    for number in (0, 1):
+        make_job(tmp_path / "seeds", number, [f"seed={number}"], 0.5)
+    assert read_sweep(tmp_path / "seeds").over_seeds() == []
+
+
+def test_the_program_prints_what_failed_as_it_is(tmp_path, capsys):
+    assert main([str(made(tmp_path))]) == 0
+    shown = capsys.readouterr().out
+    assert "job 5 failed: there is [red]no[/] luck" in shown and "6 jobs, 1 of them pruned" in shown
+    assert shown.splitlines()[-1] == "  python -m mtrl.main trainer.optimizer.lr=2 seed=1 debug=fast"
+
+
+def test_a_job_that_died_is_not_running(tmp_path):
+    """Its folder says running, and nothing has been written there for long."""
+    import os
+
+    job = make_job(tmp_path, 0, ["seed=0"])
+    told = json.loads((job / JOB).read_text()) | {"status": "running", "ended": None}
+    (job / JOB).write_text(json.dumps(told))
+    assert read_sweep(tmp_path).jobs[0].status == "running"
+    for path in job.iterdir():
+        os.utime(path, (1, 1))
+    assert read_sweep(tmp_path).jobs[0].status == "stopped"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "null", "{}", '{"number": "x"}', '{"number": 1e999}', "[" * 5000, '{"status": "<b>"}', "\xff"],
+    ids=["empty", "list", "null", "keys", "number", "infinite", "deep", "status", "bytes"],
+)
+def test_whatever_is_no_outcome_is_none(tmp_path, text):
+    (tmp_path / JOB).write_text(text, encoding="latin-1")
+    assert read_outcome(tmp_path) is None
+
+
+@pytest.mark.parametrize("key", ["started", "ended", "value"])
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 10**400], ids=["infinite", "nan", "huge"])
+def test_no_number_of_a_strangers_outcome_ends_the_report(tmp_path, key, number):
+    job = make_job(tmp_path, 0, ["seed=0"], 0.5)
+    (job / JOB).write_text(json.dumps(json.loads((job / JOB).read_text()) | {key: number}))
+    outcome = read_outcome(job)
+    assert outcome is None or (math.isfinite(outcome.value or 0) and math.isfinite(outcome.seconds or 0))
+
+
+def test_what_strangers_wrote_does_not_act_on_the_terminal(tmp_path, capsys):
+    jobs = [make_job(tmp_path, 0, ["name=\x1b[2J[/red]"], None, "failed", "\x1b]0;pwned\x07[/bold]")]
+    jobs.append(make_job(tmp_path, 1, ["name=2024.01.15"], None, "failed"))
+    for job in jobs:
+        (job / JOB).write_text(json.dumps(json.loads((job / JOB).read_text()) | {"objective": "[/]\x1b[2J"}))
+    assert main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert "job 0 failed: \\x1b]0;pwned\\x07[/bold]" in shown and "2024.01.15" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("0.000123456789", "0.000123"),
+        ("-1.23456789e-05", "-1.23e-05"),
+        ("2024.01.15", "2024.01.15"),
+        ("1234567890123", "1234567890123"),
+        ("0.001", "0.001"),
+    ],
+)
+def test_only_long_fractions_are_rounded(typed, shown):
+    assert rounded(typed) == shown
+
+
+def test_the_command_that_goes_on_has_all_that_was_typed():
+    words = ["--config-dir", "my groups", "-m", "seed=1,2", "run_dir=old", "resume=none"]
+    told = "python -m mtrl.main --config-dir 'my groups' -m seed=1,2 run_dir=sweep resume=latest"
+    assert again(words, "sweep") == told
+
+
+def test_an_outcome_is_read_from_its_folder_only(tmp_path):
+    job = make_job(tmp_path / "sweep", 0, ["seed=0"], 0.5)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / JOB).symlink_to(job / JOB)
+    assert read_outcome(job) is not None and read_outcome(tmp_path / "other") is None
+
+
+def test_folders_without_a_sweep_are_refused(tmp_path):
+    with pytest.raises(UserError, match=f"holds no sweep \\(no folder in it has a {JOB}\\)"):
+        read_sweep(tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        read_sweep(tmp_path / "none")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_is_prepared_composes(path):
+    """With the command that its file gives, too."""
+    if path.stem == "optuna":
+        pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
+    told = [line.partition("mtrl.main ")[2] for line in path.read_text().splitlines() if "python -m mtrl.main" in line]
+    assert told[0] == f"sweep={path.stem}"
+    for words in told:
+        overrides = normalise([word.strip("'") for word in words.split()])
+        assert names_sweep(overrides) and typed_out(overrides, None, "config")[-1] == "hydra.sweeper.params=null"

@@ -1,0 +1,77 @@
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl import api
+from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer, override
+from mtrl.config.compose import compose
+from mtrl.errors import UserError
+from tests import forked
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch):
+    with_pipes = SimpleNamespace(Popen=forked.Popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(api, "subprocess", with_pipes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "it's; $(rm) {a: b}, \\'c\\' [x]"),
+        ("name", "5"),
+        ("name", "null"),
+        ("model.path", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("trainer.max_steps", 3),
+        ("trainer.optimizer.lr", 1e-6),
+        ("tracker.report_to", ["tensorboard", "mlflow"]),
+        ("plugins", ["json", "os.path"]),
+        ("trainer.optimizer.betas", [0.9, 0.95]),
+        ("tracker.plots", False),
+        ("reward.components", {"length_penalty": {"weight": 0.2, "max_tokens": 64, "buffer_tokens": 16}}),
+    ],
+    ids=str,
+)
+def test_a_value_stays_what_it_is(key, value):
+    read = OmegaConf.select(compose([override(key, value), "run_dir=somewhere"]), key)
+    read = OmegaConf.to_container(read) if OmegaConf.is_config(read) else read
+    if isinstance(value, dict):  # other components may stand beside it
+        read = {name: {k: read[name][k] for k in value[name]} for name in value}
+    assert read == value and type(read) is type(value)
+
+
+def test_arguments_are_keys(tmp_path):
+    trainer = MultiTurnRLTrainer(
+        "text_to_sql", model="a/b", agent_env="my.Env", agent="http://127.0.0.1:9", training_dataset="rows",
+        overrides={"seed": 1}, run_dir=tmp_path / "run",
+    )  # fmt: skip
+    assert trainer.command[1:] == [
+        "-m", "mtrl.main", "model=hf", "experiment=text_to_sql", "model.path=a/b", "environment.target=my.Env",
+        "generator.agent.url='http://127.0.0.1:9'", "data.path=rows", "seed=1", override("run_dir", tmp_path / "run"),
+    ]  # fmt: skip
+    assert "generator.agent.target=a.function" in MultiTurnRLTrainer(agent="a.function", run_dir="r").command
+    assert "evaluation.model=a/b" in MultiTurnRLEvaluator("a/b", recipe="gsm8k", output="o").command
+
+
+@pytest.mark.slow
+def test_train_go_on_and_evaluate(tmp_path):
+    trainer = MultiTurnRLTrainer(overrides={"debug": "fast"}, run_dir=tmp_path / "run")
+    lines = []
+    assert trainer.train(lines.append)["steps"] == 2
+    assert any("held out" in line for line in lines)
+    trainer.command.append("trainer.max_steps=3")
+    assert trainer.train(lines.append)["steps"] == 3
+
+    folder = tmp_path / "report"
+    report = MultiTurnRLEvaluator(trainer, output=folder).evaluate(evaluate_base_model=True, show=lines.append)
+    assert report == json.loads((folder / "report.json").read_text())
+    assert len(report["models"]) == 2
+
+
+def test_what_is_wrong_is_its_last_words(tmp_path):
+    trainer = MultiTurnRLTrainer(overrides={"trainer.max_stepz": 2}, run_dir=tmp_path / "run")
+    with pytest.raises(UserError, match=r"mtrl.main .* ended with 2: .*trainer.max_steps"):
+        trainer.train(lambda line: None)

@@ -1,0 +1,120 @@
+"""A forked run is a true one: what it writes and says, how it ends, and that nothing of the server gets in."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests import forked
+from tests.forked import ROOT
+from tests.trainer.runs import rows_of, weights_of
+
+LOOK = """
+import atexit, os, sys, threading, random, signal, time
+print(sys.argv, sys.path[:2], os.getcwd(), sorted(os.environ), os.getsid(0) == os.getpid())
+print(__name__, sys.modules["__main__"].__dict__ is globals(), threading.active_count(), time.tzname)
+print([signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)])
+print(input(), sys.stdout.isatty(), sys.stdout.line_buffering, sys.stderr.line_buffering, sys.stdout.encoding)
+atexit.register(print, "at exit", file=sys.stderr)
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+sys.exit(int(sys.argv[1]) if sys.argv[1].isdecimal() else sys.argv[1])
+"""
+
+
+def both(words, folder, **settings):
+    """What came of the true program and of the forked one."""
+    settings = {"cwd": folder, "capture_output": True, "text": True, "timeout": 300} | settings
+    return [starts.run([sys.executable, *words], **settings) for starts in (subprocess, forked)]
+
+
+def shown(done):
+    return done.returncode, done.stdout, done.stderr
+
+
+def environment(**more):
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.mark.parametrize("word", ["0", "75", "300", "words of an error"])
+@pytest.mark.parametrize("kind", ["code", "script", "module"])
+def test_it_is_the_program_that_was_asked_for(tmp_path, word, kind):
+    (tmp_path / "looks.py").write_text(LOOK)
+    words = {"code": ["-c", LOOK], "script": ["looks.py"], "module": ["-m", "looks"]}[kind]
+    env = environment(PYTHONPATH=str(tmp_path), TZ="Asia/Tokyo")
+    true, copy = both([*words, word], tmp_path, input="typed\n", env=env, start_new_session=word == "0")
+    assert shown(copy) == shown(true)
+    assert "typed" in true.stdout and true.returncode == {"0": 0, "75": 75, "300": 44}.get(word, 1)
+
+
+def test_an_error_has_its_traceback(tmp_path):
+    true, copy = both(["-c", "def f(): raise KeyError('a')\nf()"], tmp_path)
+    assert copy.returncode == true.returncode == 1 and copy.stdout == ""
+    assert copy.stderr.splitlines()[-1] == true.stderr.splitlines()[-1] == "KeyError: 'a'"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_signals_end_it(number):
+    words = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"]
+    ends = []
+    for starts in (subprocess, forked):
+        with starts.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout.readline() == "here\n" and process.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.01)
+            process.send_signal(number)
+            ends.append(process.wait(60))
+    assert ends == [-number, -number]
+
+
+def test_everything_is_imported_already_and_nothing_else_has_happened(monkeypatch, tmp_path):
+    code = """
+    import sys
+    assert {"torch", "transformers", "hydra", "matplotlib"} <= sys.modules.keys() and "pytest" not in sys.modules
+    import random, numpy, torch
+    from hydra.core.global_hydra import GlobalHydra
+    assert not GlobalHydra.instance().is_initialized()
+    print(random.random(), numpy.random.rand(), torch.initial_seed(), torch.get_num_threads())
+    """
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())]
+    said = [forked.run(words, check=True, capture_output=True, text=True).stdout.split() for _ in range(2)]
+    assert said[0][:2] != said[1][:2] and said[0][2:] == said[1][2:]
+
+
+def test_what_is_settled_at_the_start_is_refused():
+    for command, env in ((["true"], None), ([sys.executable, "-c", ""], environment(PYTHONHASHSEED="7"))):
+        with pytest.raises(ValueError, match="only subprocess"):
+            forked.Popen(command, env=env)
+
+
+@pytest.mark.slow
+def test_a_forked_run_is_the_true_one(tmp_path):
+    """The README's first command, made small: the same metrics, weights and words on the console."""
+    words = ["-m", "mtrl.main", "debug=fast", "run_dir=run"]
+    runs = []
+    for starts in (subprocess, forked):
+        folder = tmp_path / starts.__name__
+        folder.mkdir()
+        done = starts.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        runs.append((done, folder / "run"))
+    (true, first), (copy, second) = runs
+    assert rows_of(first) == rows_of(second) and weights_of(first) == weights_of(second)
+    assert len(rows_of(first)) == 3
+    assert len(true.stdout.splitlines()) == len(copy.stdout.splitlines()) > 20
+    assert true.stdout.splitlines()[-1] == copy.stdout.splitlines()[-1]
+
+
+def test_an_error_of_the_user_is_the_same_sentence(tmp_path):
+    true, copy = both(["-m", "mtrl.main", "algorithm.group_sise=3"], tmp_path, env=environment())
+    assert shown(copy) == shown(true)
+    assert true.returncode == 2 and "algorithm.group_size" in true.stderr

@@ -1,0 +1,79 @@
+"""The word problems of `experiment=gsm8k` as three kinds of programs play them: a function, a command, a server.
+
+Each asks the policy what the environment would have asked it, so that a run of them is the run without. Not a test;
+it runs in processes of its own: `python gsm8k_agents.py` is the command, `python gsm8k_agents.py PORT` the server.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from envs.gsm8k.environment import Gsm8kEnv
+from mtrl.generator.agents.client import AgentClient
+
+TURNS = 4
+
+
+async def play(row, client):
+    """One episode: the rewards of its turns, and how many there were. It wishes a temperature of its own, in vain."""
+    environment, messages, rewards = Gsm8kEnv(TURNS, calculator=True), list(row["prompt"]), []
+    environment.reset(row)
+    while True:
+        message = await client.achat(messages, temperature=0.25)
+        result = environment.step(message["content"], row["ground_truth"])
+        rewards.append(result.reward)
+        if result.done:
+            return {"reward": rewards, "metrics": {"moves": len(rewards)}}
+        messages += [message, {"role": "user", "content": result.observation}]
+
+
+def play_alone(row, base_url, api_key, model):
+    """The same where no event loop runs."""
+
+    async def one():
+        client = AgentClient(base_url, api_key, model)
+        try:
+            return await play(row, client)
+        finally:
+            await client.close()
+
+    return asyncio.run(one())
+
+
+class Agent(BaseHTTPRequestHandler):
+    """Plays while its `POST /rollout` waits."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.answer({"status": "healthy"})
+
+    def do_POST(self):
+        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(play_alone(told["instance"], told["model_endpoint"], told["metadata"]["trajectory_id"], "default"))
+
+    def answer(self, content):
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def main():
+    if len(sys.argv) > 1:
+        ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Agent).serve_forever()
+    row = json.loads(Path(os.environ["MTRL_ROW"]).read_text())
+    outcome = play_alone(row, os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], os.environ["MTRL_MODEL"])
+    Path(os.environ["MTRL_RESULT"]).write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Whole runs whose episodes are played by programs."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from runs import ROOT, finish, rows_of, start, weights_of
+
+from mtrl.types import read_trajectories
+
+HERE = Path(__file__).parent / "gsm8k_agents.py"
+FUNCTION = ["generator.agent.target=gsm8k_agents.play", "generator.agent.max_concurrent=64"]
+SHORT = [
+    "trainer.max_steps=2",
+    "trainer.prompts_per_step=2",
+    "algorithm.group_size=8",
+    "trainer.save_trajectories_every=1",
+    "evaluation.every_steps=0",
+    "evaluation.before_train=false",
+    "evaluation.sampled_rows=0",
+    "evaluation.rows=2",
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("agent_runs")]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A folder for a run beside the module of the agents, which it imports."""
+    return beside_agents(tmp_path)
+
+
+def beside_agents(folder):
+    shutil.copy(HERE, folder)
+    return folder / "run"
+
+
+def played(run_dir, pattern="train_*.jsonl"):
+    files = sorted((run_dir / "trajectories").glob(pattern))
+    return [trajectory for file in files for trajectory in read_trajectories(file)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run that a function plays."""
+    run_dir = beside_agents(tmp_path_factory.mktemp("whole"))
+    finish(start(run_dir, *FUNCTION, "trainer.save_trajectories_every=1"))
+    return run_dir
+
+
+def test_a_run_that_a_function_plays_is_the_run_that_the_environment_plays(undisturbed, tmp_path):
+    """The same token ids, masks, rewards and weights, to the bit."""
+    finish(start(tmp_path / "run", "trainer.save_trajectories_every=1"))
+    pairs = list(zip(played(undisturbed), played(tmp_path / "run"), strict=True))
+    assert len(pairs) > 200
+    for ours, native in pairs:
+        assert ours.task_id == native.task_id and ours.rewards == native.rewards and ours.score == native.score
+        for mine, its in zip(ours.turns, native.turns, strict=True):
+            assert mine.observation_ids == its.observation_ids and mine.action_ids == its.action_ids
+            assert mine.action_logprobs == its.action_logprobs and mine.break_reason == its.break_reason
+            assert mine.advantages == its.advantages and mine.versions == its.versions
+    assert weights_of(undisturbed) == weights_of(tmp_path / "run")
+    rewards = [
+        [row.get("rollout/reward/mean") for row in rows_of(folder)] for folder in (undisturbed, tmp_path / "run")
+    ]
+    assert rewards[0] == rewards[1]
+
+
+def test_its_reward_rises(undisturbed):
+    rewards = [row["rollout/reward/mean"] for row in rows_of(undisturbed) if "rollout/reward/mean" in row]
+    assert len(rewards) == 8 and sum(rewards[-2:]) > sum(rewards[:2])
+
+
+def test_what_it_reports_and_what_the_gateway_counted_are_in_its_metrics(undisturbed):
+    rows = [row for row in rows_of(undisturbed) if "rollout/reward/mean" in row]
+    for row in rows:
+        assert row["rollout/episode/moves"] == row["rollout/gateway/overridden"] == row["rollout/turns/mean"] > 1
+        assert row["rollout/gateway/unknown_fields"] == 0 and row["rollout/episode/attempts"] == 1
+
+
+@pytest.mark.parametrize("seconds", [1.0])
+def test_killed_at_any_moment_and_resumed_it_is_the_same_run(undisturbed, run_dir, seconds):
+    words = [*FUNCTION, "trainer.save_trajectories_every=1"]
+    process = start(run_dir, *words)
+    while not (run_dir / "metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(seconds)
+    process.kill()
+    process.communicate()
+    finish(start(run_dir, *words, "resume=latest"))
+    assert rows_of(run_dir) == rows_of(undisturbed)
+    assert weights_of(run_dir) == weights_of(undisturbed)
+
+
+def test_with_few_programs_at_once_a_run_is_the_same_every_time(run_dir, tmp_path):
+    """Who plays beside whom does not depend on time."""
+    words = [*SHORT, FUNCTION[0], "generator.agent.max_concurrent=3"]
+    ends = []
+    for name in ("first", "second"):
+        finish(start(tmp_path / name, *words))
+        check_learnt(tmp_path / name, 32)
+        ends.append((weights_of(tmp_path / name), rows_of(tmp_path / name)))
+    assert ends[0] == ends[1]
+
+
+def test_a_run_that_a_command_plays(run_dir):
+    words = [f"generator.agent.command=[python,{HERE}]", f"generator.agent.env={{PYTHONPATH:'{ROOT}'}}"]
+    finish(start(run_dir, *SHORT, *words, "generator.local.deterministic=false", "trainer.max_steps=1"))
+    check_learnt(run_dir, 16)
+
+
+def test_a_run_that_a_server_plays(run_dir):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    agent = subprocess.Popen([sys.executable, str(HERE), str(port)], env={"PYTHONPATH": str(ROOT)})
+    try:
+        until_it_listens(port, agent)
+        finish(start(run_dir, *SHORT, f"generator.agent.url=http://127.0.0.1:{port}"))
+    finally:
+        agent.kill()
+        agent.wait()
+    check_learnt(run_dir, 32)
+
+
+def until_it_listens(port, agent):
+    while agent.poll() is None:
+        try:
+            return urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("the agent ended")
+
+
+def check_learnt(run_dir, episodes):
+    """Trajectories are saved, and gradients flowed."""
+    found = played(run_dir)
+    assert len(found) == episodes and all(t.error is None and t.turns and t.score is not None for t in found)
+    assert any(turn.advantages != [0.0] for t in found for turn in t.turns)
+    assert any(row.get("train/grad_norm", 0) > 0 for row in rows_of(run_dir))
+
+
+def test_an_agent_that_is_not_there_ends_the_run_at_its_start(run_dir):
+    output = finish(start(run_dir, *SHORT, "generator.agent.url=http://127.0.0.1:9"), expected=2)
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("generator.agent.url=http://127.0.0.1:9: the agent does not answer GET /health")
+
+
+def test_a_program_that_always_breaks_ends_the_run_with_its_words(run_dir):
+    broken = "async def play(row, client):\n    await client.achat(row['prompt'])\n    raise LookupError('no tools')\n"
+    (run_dir.parent / "broken_agent.py").write_text(broken)
+    output = finish(start(run_dir, *SHORT, "generator.agent.target=broken_agent.play"), expected=2)
+    assert "LookupError: no tools" in output.strip().splitlines()[-1]
+
+
+def test_an_evaluation_is_played_as_the_run_was(undisturbed, tmp_path):
+    words = ["-m", "mtrl.evaluate", str(undisturbed), f"evaluation.output={tmp_path}/out", "tracker.plots=false"]
+    environment = {"PYTHONPATH": f"{ROOT}:{undisturbed.parent}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    trained = rows_of(undisturbed)[-1]
+    assert row["val/success/mean"] == trained["val/success/mean"]
+    assert row["val/reward/mean"] == trained["val/reward/mean"]

@@ -1,0 +1,162 @@
+"""`experiments/scaling` keeps the rules of the real stream: its times, played by `Stream`, train the same batches. And
+what it measures is what a run does."""
+
+import asyncio
+import json
+import selectors
+import sys
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from runs import ROOT
+from streams import Played, make, publish
+
+from mtrl.generator.engines.vllm.api import read_turn
+
+sys.path.insert(0, str(ROOT / "experiments" / "scaling"))
+
+from answering import answer_to, turn_of
+from costs import Costs
+from handout import SHARES, Silent, measure
+from hardware import CELL, SAMPLED, Hardware
+from job import Job, Plan
+from measure import fit, measure_bytes
+from workload import WORKLOADS, Tail
+
+from mtrl.distributed.crew import Crew
+from mtrl.distributed.world import World
+
+SCALING = ROOT / "experiments" / "scaling"
+WORK = replace(WORKLOADS["tools"], per_gpu=4, turns=Tail(3, 0.7, 8), group_size=2)
+
+
+class SimulatedTime(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to whatever is due next."""
+
+    def __init__(self):
+        selector = selectors.SelectSelector()
+        super().__init__(selector)
+        self.now, look = 0.0, selector.select
+
+        def select(timeout=None):
+            if timeout:
+                self.now += timeout
+            return look(0 if timeout is not None else None)
+
+        selector.select = select
+
+    def time(self):
+        return self.now
+
+
+class AtOnce(Executor):
+    """Instead of a thread, which simulated time would not wait for."""
+
+    def submit(self, work, *args, **settings):
+        future = Future()
+        future.set_result(work(*args, **settings))
+        return future
+
+    def shutdown(self, *args, **settings):
+        pass
+
+
+class Timed(Job):
+    """Remembers when each group was played."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.begun, self.seconds = {}, {}
+
+        class Finished(dict):
+            def __setitem__(finished, slot, group):
+                self.seconds[slot.group_id] = self.clock.now - self.begun[slot.group_id]
+                super().__setitem__(slot, group)
+
+        self.finished = Finished()
+
+    def _start(self, slot):
+        self.begun[slot.group_id] = self.clock.now
+        super()._start(slot)
+
+
+class Replayed(Played):
+    """Each group takes as long as it took in the job; one that the job had not finished is not finished here."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    async def play(self, group_id, row):
+        await asyncio.sleep(self.seconds.get(group_id, 1e9))
+
+
+async def replay(job, lag, on_stale):
+    """What the real stream trains if everything takes as long."""
+    stream = make(played=Replayed(job.seconds), batch=job.batch, lag=lag, on_stale=on_stale)
+    stream._desk, stream._judge = AtOnce(), lambda group: True  # paying is no part of admission
+    loop, found = asyncio.get_running_loop(), []
+    for number, step in enumerate(job.steps):
+        experience = await stream.collect(number)
+        found.append((loop.time(), [group.group_id for group in experience.groups]))
+        await asyncio.sleep(step.published - loop.time())
+        publish(stream, number + 1)
+        await asyncio.sleep(step.ended - loop.time())
+    await stream.close()
+    return found
+
+
+@pytest.mark.parametrize("on_stale", ["wait", "requeue"])
+@pytest.mark.parametrize("lag", [0, 1, 2, 4])
+def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, on_stale):
+    trained = []
+
+    class Noted(Timed):
+        def _ended(self, groups, *rest):
+            trained.append([group.slot.group_id for group in groups])
+            super()._ended(groups, *rest)
+
+    costs = Costs.read(SCALING / "costs.yaml").changed(choose_per_group=0.0)  # the replayed stream chooses at once
+    job = Noted(Plan(WORK, 8, lag, on_stale=on_stale), Hardware(costs), 5)
+    job.run(8)
+    loop = SimulatedTime()
+    try:
+        found = loop.run_until_complete(replay(job, lag, on_stale))
+    finally:
+        loop.close()
+    assert [ids for _, ids in found] == trained[: len(found)]
+    for (moment, _), step in zip(found, job.steps, strict=True):
+        assert moment == pytest.approx(step.begun + step.waited, abs=1e-6)
+    assert (job.requeued > 0) == (on_stale == "requeue" and lag in (1, 2))
+
+
+# -- measurements -----------------------------------------------------------------------------------------------------
+
+
+def test_the_stand_in_answers_as_a_server_does():
+    body = b'{"sampling_params": {"max_tokens": 5}}'
+    assert answer_to("/inference/v1/generate", body) == turn_of(5)
+    generation = read_turn(json.loads(turn_of(5)))
+    assert len(generation.token_ids) == len(generation.logprobs) == 5 and generation.version_spans == [(0, 5)]
+
+
+def test_a_fit_finds_what_is_there_and_nothing_below_zero():
+    rows = np.array([[1.0, 10.0, 5.0], [2.0, 10.0, 1.0], [3.0, 40.0, 2.0], [4.0, 5.0, 9.0]])
+    values, off = fit(rows, rows @ [2.0, 0.5, 0.0])
+    assert values == pytest.approx([2.0, 0.5, 0.0], abs=1e-9) and off < 1e-9
+    assert min(fit(rows, rows @ [2.0, 0.5, -0.1])[0]) >= 0
+
+
+def test_bytes_of_a_batch_are_those_that_the_model_counts():
+    found = measure_bytes()
+    assert found["batch_bytes_per_token"] == pytest.approx(CELL + SAMPLED / 2, rel=0.01)  # half of them are sampled
+    assert found["turn_bytes_per_token"] > 30 and found["sample_bytes_per_token"] > 30
+
+
+def test_a_crew_of_one_measures_each_size():
+    lines = measure(Crew(World(), Silent()), repeats=1)
+    assert [line["batches"] for line in lines] == list(SHARES)
+    sizes = [line["bytes_per_rank"] for line in lines]
+    assert sizes[2] == pytest.approx(2 * sizes[1], rel=0.01) and sizes[0] < 100
