@@ -3,15 +3,18 @@
 import asyncio
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.local.cache import SlotCache
-from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.generator.engines.local.engine import LocalEngine, _chunks
+from mtrl.generator.engines.local.session import Request, Session
 from mtrl.types import FinishReason
 
 GENERATOR = random.Random(0)
@@ -151,6 +154,41 @@ def test_a_groups_prompt_is_fed_once(tiny_model, play):
     assert sorted(g.cached_tokens for (g,) in played.values()) == [0, *[len(PROMPTS[0]) - 1] * 4]
     assert engine.stats.prompt_tokens == 5 * len(PROMPTS[0])
     assert engine.stats.sampled_tokens == sum(len(g.token_ids) for (g,) in played.values())
+
+
+def test_a_turn_that_ends_moves_no_more_than_its_own_row_and_one_other(tiny_model, monkeypatch):
+    engine = LocalEngine(tiny_model, None, 64, 200)
+    moved = []
+    move = engine.runner.cache.move
+
+    def count(sources, targets, length):
+        moved.append(len(sources))
+        move(sources, targets, length)
+
+    monkeypatch.setattr(engine.runner.cache, "move", count)
+    lengths = random.Random(3).sample(range(2, 42), 40)
+    sample_each(engine, PROMPTS[0], [SamplingParams(max_generate_length=length) for length in lengths])
+    shared, *later = moved
+    assert shared == 39 and len(later) > 30 and max(later) <= 2
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40).map(sorted),
+    budget=st.integers(1, 500),
+    padding=st.integers(0, 100),
+)
+def test_a_prefill_pass_ends_where_padding_costs_more_than_another(lengths, budget, padding):
+    def fits(chunk):
+        cells = len(chunk) * max(chunk)
+        return len(chunk) == 1 or (cells <= budget and cells - sum(chunk) <= padding)
+
+    sessions = [Session(str(i), i, request=Request([0] * length, None, None)) for i, length in enumerate(lengths)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mtrl.generator.engines.local.engine.PREFILL_TOKENS", budget)
+        chunks = [[len(s.request.context) for s in chunk] for chunk in _chunks(sessions, padding)]
+    assert [*chain(*chunks)] == lengths
+    assert all(map(fits, chunks))
+    assert not any(fits([*chunk, later[0]]) for chunk, later in pairwise(chunks))
 
 
 def test_a_context_that_was_edited_is_fed_again_from_there(tiny_model):

@@ -45,7 +45,8 @@ class SlotCache:
         target = torch.tensor(targets, device=self.device)
         for store in (self.keys, self.values):
             for block in store:
-                block[target, :, :length] = block[source, :, :length]
+                held = block[:, :, :length]
+                held.index_copy_(0, target, held.index_select(0, source))
 
     def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [n, t, kv_heads, head_dim] at `positions` [n, t] of `rows` [n, 1]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from mtrl.types import FinishReason
 
 PREFILL_TOKENS = 16384
 """New tokens, padding included, that one prefill pass may hold."""
+PASS = {"cpu": 64}
+"""Tokens that are computed in the time that a further prefill pass costs; by device, `PREFILL_TOKENS` on others. A pass
+ends where padding would cost more than that."""
 
 
 class LocalEngine:
@@ -242,20 +245,19 @@ class LocalEngine:
             self.stats.prompt_tokens += len(request.context)
         fed, copies = _share_prompts(admitted)
         first_rows = [*fed, *(copy for copy, _ in copies)]
-        self._arrange([*decoding, *first_rows, *(s for s in self._rows if s.request is None)])
+        decoding = self._arrange(decoding, first_rows)
         logits = self._prefill(fed, copies)
         first = self._new_batch(first_rows)
         first.take(logits)
         self._settle(first)
-        decoding = [s for s in [*decoding, *first.sessions] if s.request is not None]
-        self._arrange([*decoding, *(s for s in self._rows if s not in decoding)])
-        return decoding
+        return self._arrange([s for s in [*decoding, *first.sessions] if s.request is not None])
 
     def _prefill(self, fed: list[Session], copies: list[tuple[Session, Session]]) -> Tensor:
         """Logits [len(fed) + len(copies), V] after each context."""
         longest = max(len(s.request.context) for s in fed)
         self.runner.cache.reserve(len(self._rows), min(longest + 64, self.max_context_length))
-        parts = [self._feed(chunk) for chunk in _chunks(fed)]
+        further = PASS.get(self.model.device.type, PREFILL_TOKENS)
+        parts = [self._feed(chunk) for chunk in _chunks(fed, further)]
         for session in fed:
             self.stats.cached_tokens += len(session.ids)
             session.ids = list(session.request.context)
@@ -295,8 +297,7 @@ class LocalEngine:
 
     def _regroup(self) -> None:
         """Decode on with the rows that are still in the middle of a turn."""
-        decoding = self._decoding()
-        self._arrange([*decoding, *(s for s in self._rows if s not in decoding)])
+        decoding = self._arrange(self._decoding())
         self._batch = self._new_batch(decoding) if decoding else None
         self._shrink = False
 
@@ -319,9 +320,17 @@ class LocalEngine:
     def _new_batch(self, sessions: list[Session]) -> DecodeBatch:
         return DecodeBatch(sessions, self.tokenizer, self.model.device, self.max_context_length)
 
-    def _arrange(self, order: list[Session]) -> None:
-        """Bring the rows into this order; released trajectories fall away."""
-        order = [s for s in order if not s.released]
+    def _arrange(self, decoding: list[Session], fed: Sequence[Session] = ()) -> list[Session]:
+        """Bring `decoding` into the first slots, in whatever order moves few rows, `fed` behind them in theirs, and
+        what else is held behind those; released trajectories fall away.
+
+        Returns:
+            `decoding` by slot. It depends on these rows alone, not on when others were released.
+        """
+        chosen = {*decoding, *fed}
+        rest = [s for s in self._rows if s not in chosen and not s.released]
+        decoding = _seated(decoding, 0)
+        order = [*decoding, *fed, *_seated(rest, len(chosen))]
         self.runner.cache.reserve(len(order), 1)
         moves = [(s.slot, slot) for slot, s in enumerate(order) if s.slot is not None and s.slot != slot and s.ids]
         if moves:
@@ -331,6 +340,7 @@ class LocalEngine:
         for slot, session in enumerate(order):
             session.slot = slot
         self._rows = order
+        return decoding
 
 
 def make_runner(model: Any, fused_decode: bool) -> Runner:
@@ -343,6 +353,14 @@ def make_runner(model: Any, fused_decode: bool) -> Runner:
         return HfRunner(model)
     halved = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
     return HalfRunner(model) if halved else fused.FusedRunner(model)
+
+
+def _seated(sessions: list[Session], first: int) -> list[Session]:
+    """An order in which as few as possible change their slot, if they sit from slot `first` on."""
+    slots = range(first, first + len(sessions))
+    sitting = {s.slot: s for s in sessions if s.slot in slots}
+    others = (s for s in sessions if s.slot not in slots)
+    return [sitting.get(slot) or next(others) for slot in slots]
 
 
 def _share_prompts(admitted: list[Session]) -> tuple[list[Session], list[tuple[Session, Session]]]:
@@ -363,13 +381,16 @@ def _share_prompts(admitted: list[Session]) -> tuple[list[Session], list[tuple[S
     return fed, copies
 
 
-def _chunks(sessions: list[Session]) -> Iterator[list[Session]]:
-    """Runs of neighbours whose padded new tokens fit one prefill pass."""
+def _chunks(sessions: list[Session], max_padding: int) -> Iterator[list[Session]]:
+    """Runs of neighbours whose new tokens fit one prefill pass, with no more than so many tokens of padding."""
     chunk: list[Session] = []
+    tokens = 0
     for session in sessions:
         length = len(session.request.context) - len(session.ids)
-        if chunk and (len(chunk) + 1) * length > PREFILL_TOKENS:
+        cells = (len(chunk) + 1) * length
+        if chunk and (cells > PREFILL_TOKENS or cells - tokens - length > max_padding):
             yield chunk
-            chunk = []
+            chunk, tokens = [], 0
         chunk.append(session)
+        tokens += length
     yield chunk
