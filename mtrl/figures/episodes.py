@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
 from mtrl.errors import UserError
 from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
 from mtrl.figures.runs import Run
+from mtrl.tracking.trajectories import whole_lines
 from mtrl.types import Trajectory, Turn, trajectory_from_dict
 
 CAP = 8192
@@ -92,8 +94,10 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
     kept: list[Episode] = []
     first = 0
     for (path, found), count in zip(files, counts, strict=True):
-        for number, line in enumerate(_whole_lines(path)):
-            if number < count and first + number in chosen:
+        with path.open("rb") as file:
+            for number, line in enumerate(islice(whole_lines(file), count)):
+                if first + number not in chosen:
+                    continue
                 try:
                     kept.append(_episode(found[1], int(found[2]), trajectory_from_dict(json.loads(line)), thresholds))
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -108,16 +112,9 @@ def thresholds_of(run: Run) -> Thresholds:
     return Thresholds(success, success if claim is None else float(claim))
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines that are there to their end: a run may be writing the last one."""
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line
-
-
 def _lines(path: Path) -> int:
-    return sum(1 for _ in _whole_lines(path))
+    with path.open("rb") as file:
+        return sum(1 for _ in whole_lines(file))
 
 
 def _episode(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> Episode:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from operator import sub
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -210,6 +211,11 @@ def continues(index: TrajectoryIndex, path: Path) -> bool:
     """Whether the file begins with what was indexed, as far as its end shows: it has only been appended to."""
     size = index.stamp.size
     return path.stat().st_size >= size and stamp_of(path, size).tail == index.stamp.tail
+
+
+def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines that are there to their end. What is appended meanwhile is the rest of the first one that is not."""
+    return takewhile(lambda line: line.endswith(b"\n"), file)
 
 
 def scan(path: Path, offset: int = 0) -> Iterator[LineSummary]:

@@ -20,6 +20,7 @@ from mtrl.tracking.trajectories import (
     stamp_of,
     summarise,
     summarise_line,
+    whole_lines,
     write_groups,
     write_index,
 )
@@ -204,6 +205,20 @@ def test_a_line_that_ends_while_the_file_is_read_is_left_to_the_next_reader(tmp_
         patch.setattr(trajectories, "summarise_line", summarise_line)
         assert list(scan(path)) == []
     assert [s.problem for s in scan(path)] == [None]
+
+
+def test_whole_lines_end_where_somebody_writes(tmp_path):
+    path = tmp_path / "growing.jsonl"
+    path.write_bytes(b"one\ntwo\nth")
+    with path.open("rb") as file:
+        lines = whole_lines(file)
+        assert [next(lines), next(lines)] == [b"one\n", b"two\n"]
+        assert next(lines, None) is None
+        with path.open("ab") as more:
+            more.write(b"ree\nfour\n")
+        assert next(lines, None) is None  # what came is the rest of a line that was not there
+    with path.open("rb") as file:
+        assert list(whole_lines(file)) == [b"one\n", b"two\n", b"three\n", b"four\n"]
 
 
 def test_a_line_that_is_too_long_is_skipped(tmp_path, monkeypatch):

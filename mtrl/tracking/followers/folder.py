@@ -28,7 +28,7 @@ from mtrl.tracking.followers.items import (
 from mtrl.tracking.followers.receipts import Receipts
 from mtrl.tracking.followers.rows import Rows
 from mtrl.tracking.run_dir import RunDir
-from mtrl.tracking.trajectories import kind_and_step
+from mtrl.tracking.trajectories import kind_and_step, whole_lines
 from mtrl.types import trajectory_from_dict
 
 FILES = (
@@ -117,8 +117,8 @@ class Folder:
         if self.receipts.has(whole):
             return
         with path.open("rb") as file:
-            lines = (line for line in enumerate(file, 1) if line[1].endswith(b"\n"))
-            episodes = (self._episode(path, number, line) for number, line in islice(lines, self.reading.trajectories))
+            lines = enumerate(islice(whole_lines(file), self.reading.trajectories), 1)
+            episodes = (self._episode(path, number, line) for number, line in lines)
             yield from _batches((e for e in episodes if not self.receipts.has(e)), self.reading.episodes_at_once)
         yield [whole]
 
