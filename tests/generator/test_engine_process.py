@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from toy_model import VOCABULARY, ToyLM, check_generation, weights_of
 
 from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.local.block import Block
 from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.generator.engines.local.process import EngineProcessError, ProcessEngine
 from mtrl.trainer.interrupt import SIGNALS
@@ -256,12 +258,20 @@ def test_deterministic_batches_outlive_a_death(play):
     }
 
 
-def test_an_event_loop_that_ends_while_weights_are_loaded_ends_the_engine():
+def test_an_event_loop_that_ends_while_weights_are_loaded_ends_the_engine(monkeypatch):
     """What the block holds then is not known, so nothing may be sampled under it."""
     engine = make_engine()
+    ended, write = threading.Event(), Block.write
+
+    def write_late(block, tensors):
+        assert ended.wait(20)
+        write(block, tensors)
+
+    monkeypatch.setattr(Block, "write", write_late)
 
     async def leave():
         loading = asyncio.ensure_future(engine.load_weights(weights_of(1), 1))
+        loading.add_done_callback(lambda _: ended.set())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return loading
