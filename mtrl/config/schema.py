@@ -317,7 +317,7 @@ class TrainerConfig:
     """Optimiser updates per step of rollouts."""
     update_epochs: int = 1
     max_tokens_per_microbatch: int = 16384
-    """Of one forward and backward pass, padding included. `model=tiny` sets 2048, which fits a CPU's cache."""
+    """Of one forward and backward pass, padding included. `model=tiny` sets 2048."""
     packing: bool = False
     """Lay the samples of a micro-batch end to end in one row instead of padding each to the longest. FlashAttention and
     sdpa attend sample by sample; eager, and models with a sliding window, by a mask of tokens x tokens, which is
