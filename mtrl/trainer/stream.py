@@ -157,7 +157,10 @@ class Stream(Producer):
                 self.admission.put_back(slot)
 
     async def close(self) -> None:
-        """Abort what is in flight and wait until it is cleared away: environments closed, sessions released."""
+        """Abort what is in flight and wait until it is cleared away: environments closed, sessions released.
+
+        An environment that was closing already is closed to the end by its thread, maybe a moment later.
+        """
         self._closed = True
         for task in self._tasks.values():
             task.cancel()

@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.generator.engines.base import SamplingParams
@@ -172,6 +172,7 @@ def test_a_turn_that_ends_moves_no_more_than_its_own_row_and_one_other(tiny_mode
     assert shared == 39 and len(later) > 30 and max(later) <= 2
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40).map(sorted),
     budget=st.integers(1, 500),
