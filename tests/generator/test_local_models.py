@@ -181,7 +181,7 @@ def test_half_precision_is_nearer_to_the_truth_than_the_module(pristine, dtype, 
     module = copy.deepcopy(pristine).to(dtype)
     exact = copy.deepcopy(module).float()
     engine = LocalEngine(copy.deepcopy(module), None, max_context_length=128)
-    assert type(engine.runner) is HalfRunner and engine.runner.cache.dtype == torch.float32
+    assert type(engine.runner) is HalfRunner and engine.runner.cache.dtype == dtype
     played = play(engine, PROMPTS, turns=4, sampling=SamplingParams(max_generate_length=9))
     assert engine.stats.cached_tokens > engine.stats.prompt_tokens / 2
     own, modules = [], []

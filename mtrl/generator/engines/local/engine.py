@@ -255,7 +255,8 @@ class LocalEngine:
     def _prefill(self, fed: list[Session], copies: list[tuple[Session, Session]]) -> Tensor:
         """Logits [len(fed) + len(copies), V] after each context."""
         longest = max(len(s.request.context) for s in fed)
-        self.runner.cache.reserve(len(self._rows), min(longest + 64, self.max_context_length))
+        held = max(len(s.ids) for s in self._rows)
+        self.runner.cache.fit(len(self._rows), max(held, longest) + 1)
         further = PASS.get(self.model.device.type, PREFILL_TOKENS)
         parts = [self._feed(chunk) for chunk in _chunks(fed, further)]
         for session in fed:

@@ -44,6 +44,8 @@ def _projections(layer: Any) -> list[Any]:
 class FusedRunner:
     """See `runner.Runner`."""
 
+    Cache = SlotCache
+
     def __init__(self, model: Any):
         config = model.config
         self.model = model
@@ -51,11 +53,10 @@ class FusedRunner:
         self.dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.eps = config.rms_norm_eps
         self.layers = [Layer(layer) for layer in model.model.layers]
-        self.cache = self._make_cache(config.num_hidden_layers)
+        self.dtype = model.dtype
+        """Of activations."""
+        self.cache = self.Cache(config.num_hidden_layers, self.kv_heads, self.dim, model.dtype, model.device)
         self._cos = self._sin = torch.empty(0)
-
-    def _make_cache(self, layers: int) -> SlotCache:
-        return SlotCache(layers, self.kv_heads, self.dim, self.model.dtype, self.model.device)
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
         n, t = ids.shape
@@ -65,7 +66,7 @@ class FusedRunner:
         rows = torch.arange(first_slot, first_slot + n, device=ids.device)[:, None]
         mask = torch.zeros(n, 1, t, width, dtype=self.cache.dtype, device=ids.device)
         mask.masked_fill_(torch.arange(width, device=ids.device) > positions[:, None, :, None], float("-inf"))
-        x = F.embedding(ids, self.model.model.embed_tokens.weight).to(self.cache.dtype)
+        x = F.embedding(ids, self.model.model.embed_tokens.weight).to(self.dtype)
         for i, layer in enumerate(self.layers):
             x = x + self._attention(layer, i, x, cos, sin, rows, positions, mask, first_slot, width)
             x = x + self._mlp(layer, self._norm(x, layer.norm2))
@@ -122,7 +123,7 @@ class FusedRunner:
         size = max(1024, 2 * width)
         device = self.cache.device
         cos, sin = self.model.model.rotary_emb(
-            torch.empty(0, dtype=self.cache.dtype, device=device), torch.arange(size, device=device)[None]
+            torch.empty(0, dtype=self.dtype, device=device), torch.arange(size, device=device)[None]
         )
         half = self.dim // 2
         self._cos = cos[0][:, None]

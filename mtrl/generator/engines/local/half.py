@@ -1,11 +1,13 @@
-"""The fused forward pass for weights in half precision on a CPU: matrices multiply in it, all else is float32.
+"""The fused forward pass for weights in half precision on a CPU: what is multiplied is in it, all else is float32.
 
 With AVX512-BF16 or AMX a CPU multiplies bfloat16 matrices several times as fast as float32, and is slow at everything
-else in bfloat16, attention to a cache above all. Activations, keys and values are float32 therefore. Keys lie
-dimension by dimension, so that one query's scores are a product of a row and a matrix, not of `width` pairs of vectors.
+else in bfloat16, `scaled_dot_product_attention` above all. So attention is two products here, and the hidden states,
+norms and rotations are float32.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +16,34 @@ from torch import Tensor
 from mtrl.generator.engines.local.cache import SlotCache
 from mtrl.generator.engines.local.fused import FusedRunner, Layer
 
+SCORES = 2**24
+"""Scores of queries by keys that are held at once."""
+
+
+class DenseCache(SlotCache):
+    """Its rows are hardly longer than what they hold, so that attention can look at whole ones.
+
+    oneDNN takes a block as it lies in memory. Of a part of each row it first makes a copy, which costs more than the
+    product.
+    """
+
+    def rounded(self, capacity: int) -> int:
+        return -(-capacity // 32) * 32
+
 
 class HalfRunner(FusedRunner):
     """See `runner.Runner`."""
 
-    def _make_cache(self, layers: int) -> SlotCache:
-        return DimensionCache(layers, self.kv_heads, self.dim, torch.float32, self.model.device)
+    Cache = DenseCache
+
+    def __init__(self, model: Any):
+        super().__init__(model)
+        self.dtype = torch.float32
+
+    def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
+        if self.cache.capacity <= 2 * width:
+            width = self.cache.capacity  # what nobody has written yet is masked
+        return super().forward(ids, starts, lengths, first_slot, width)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
@@ -32,22 +56,17 @@ class HalfRunner(FusedRunner):
         return super()._norm(x, weight.to(x.dtype))
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        n, heads, _, dim = queries.shape
+        keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+        queries = (queries * dim**-0.5).to(keys.dtype)
+        at_once = max(1, SCORES // (n * heads * keys.shape[-1]))
+        parts = zip(queries.split(at_once, 2), mask.split(at_once, 2), strict=True)
+        return torch.cat([self._products(part, keys, values, masked) for part, masked in parts], 2)
+
+    def _products(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """The heads that share keys are the rows of one product, for each trajectory and each head of the keys."""
         n, heads, t, dim = queries.shape
-        if t > 1:
-            return super()._attend(queries, keys, values, mask)
-        # The heads that share keys are the rows of one small product, for each trajectory and each head of the keys.
-        grouped = queries.reshape(n * self.kv_heads, heads // self.kv_heads, dim)
-        mask = mask.expand(n, self.kv_heads, 1, -1).flatten(0, 1)
-        scores = torch.baddbmm(mask, grouped, keys.transpose(2, 3).flatten(0, 1), alpha=dim**-0.5)
-        return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(n, heads, 1, dim)
-
-
-class DimensionCache(SlotCache):
-    """Keys are `[slots, kv_heads, head_dim, capacity]` in memory, and look as those of every `SlotCache`."""
-
-    def _zeros(self, store: list[Tensor]) -> Tensor:
-        if store is self.values:
-            return super()._zeros(store)
-        heads, dim = self.shape
-        memory = torch.zeros(self.slots, heads, dim, self.capacity, dtype=self.dtype, device=self.device)
-        return memory.transpose(2, 3)
+        scores = torch.bmm(queries.reshape(n * self.kv_heads, -1, dim), keys).view(n, heads, t, -1)
+        scores += mask
+        weights = scores.softmax(-1).view(n * self.kv_heads, -1, scores.shape[-1])
+        return torch.bmm(weights, values).view(n, heads, t, dim)
