@@ -47,7 +47,7 @@ from mtrl.trainer.batching import MicroBatch
 from mtrl.trainer.engine import has_copy
 from mtrl.trainer.learner import Learner
 from mtrl.trainer.learners import alone
-from mtrl.trainer.models import prepared
+from mtrl.trainer.models import fit_attention, prepared
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.policy_learner import PolicyLearner
@@ -194,6 +194,7 @@ class Bench:
         model = make_policy(sizes, self.tokenizer, context)
         self.has_copy = has_copy(self.config, World())
         sampled = copy.deepcopy(model).to(getattr(torch, fsdp.param_dtype)) if fsdp.param_dtype else model
+        fit_attention(model, self.config)
         self.policy = TimedPolicy(prepared(model, self.config, World()), self.tokenizer)
         self.engine = LocalEngine(sampled, self.tokenizer, self.config.generator.max_num_seqs, context)
         self.pool = EnvironmentPool(self.config.environment.max_workers)

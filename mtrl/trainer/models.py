@@ -15,6 +15,7 @@ from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compile_layers, needs_sharding, shard
 from mtrl.distributed.world import World
 from mtrl.errors import UserError
+from mtrl.models.attention import products_are_faster, use_own_attention
 from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.lora import add_adapters, without_adapters
 from mtrl.models.packing import prepare_packing
@@ -47,8 +48,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         torch.set_num_threads(1)
     if trainer.gradient_checkpointing:
         checkpoint_gradients(model)
-    if trainer.packing:
-        prepare_packing(model)
+    fit_attention(model, config)
     values, reference = value_model(config, model), reference_model(config, model)
     if config.model.lora_rank:
         model = add_adapters(model, config.model, config.seed)
@@ -97,6 +97,18 @@ def prepared(module: Any, config: Config, world: World) -> Any:
     if not needs_sharding(config.trainer.fsdp, world):
         return module
     return shard(module, config.trainer.fsdp, world, pick_device(config.model.device))
+
+
+def fit_attention(model: Any, config: Config) -> None:
+    """Let it keep packed samples apart, and attend by what is fast where it computes.
+
+    Raises:
+        UserError: `trainer.packing` is set, and it cannot keep them apart.
+    """
+    if config.trainer.packing:
+        prepare_packing(model)
+    elif products_are_faster(compute_dtype(config), pick_device(config.model.device)):
+        use_own_attention(model)
 
 
 def compute_dtype(config: Config) -> torch.dtype:

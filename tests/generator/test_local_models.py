@@ -192,6 +192,24 @@ def test_half_precision_is_nearer_to_the_truth_than_the_module(pristine, dtype, 
     assert 0 < torch.cat(own).abs().mean() < torch.cat(modules).abs().mean() < 0.2
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "sent"])
+def test_new_weights_in_half_precision(shared, play):
+    """oneDNN's copies of the matrices are made anew."""
+    old, new = (build("qwen3", seed).bfloat16() for seed in (0, 1))
+    expected = play(LocalEngine(copy.deepcopy(new), None, max_context_length=128), PROMPTS)
+    engine = LocalEngine(old, None, max_context_length=128)
+    assert play(engine, PROMPTS) != expected
+    if shared:
+        with torch.no_grad():
+            for mine, theirs in zip(old.parameters(), new.parameters(), strict=True):
+                mine.copy_(theirs)
+    asyncio.run(engine.load_weights(None if shared else new.state_dict(), 1))
+    found = play(engine, PROMPTS)
+    for i, generations in expected.items():
+        assert [g.token_ids for g in found[i]] == [g.token_ids for g in generations]
+        assert [g.logprobs for g in found[i]] == [g.logprobs for g in generations]
+
+
 def test_other_models_sample_in_the_precision_of_their_weights():
     assert isinstance(LocalEngine(build("gpt2").bfloat16(), None).runner, HfRunner)
 

@@ -6,7 +6,8 @@ import transformers as hf
 from torch import nn
 
 from mtrl.errors import UserError
-from mtrl.models.packing import APART, attend_apart, keeps_apart, prepare_packing
+from mtrl.models.attention import OWN, use_own_attention
+from mtrl.models.packing import keeps_apart, prepare_packing
 
 SIZES = {
     "vocab_size": 90,
@@ -51,7 +52,7 @@ def packed():
 @pytest.mark.parametrize("name", MODELS)
 def test_which_models_attend_sample_by_sample(name):
     model = build(MODELS[name])
-    assert attend_apart(model) == (name in APART_ONES) == (model.config._attn_implementation == APART)
+    assert use_own_attention(model) == (name in APART_ONES) == (model.config._attn_implementation == OWN)
     assert keeps_apart(model)
 
 
@@ -107,7 +108,7 @@ def test_a_model_whose_layers_are_not_told_the_positions_gets_a_mask():
         attention = layer.self_attn
         hidden = attention.forward
         attention.forward = lambda *args, position_ids=None, forward=hidden, **kwargs: forward(*args, **kwargs)
-    attend_apart(model)
+    use_own_attention(model)
     assert not keeps_apart(model)
     model.set_attn_implementation("sdpa")
     prepare_packing(model)

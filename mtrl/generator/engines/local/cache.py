@@ -66,4 +66,3 @@ class SlotCache:
         self.slots = self.capacity = 0
         self.keys = [torch.empty(0)] * len(self.keys)
         self.values = [torch.empty(0)] * len(self.values)
-

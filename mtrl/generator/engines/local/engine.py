@@ -130,6 +130,7 @@ class LocalEngine:
         self._interrupt()
         if weights is not None and weights is not self.model:
             self.apply_weights(self.model, weights)
+        self.runner.refresh()
         self.version = version
 
     async def _drain(self) -> None:

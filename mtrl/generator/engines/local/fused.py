@@ -73,6 +73,8 @@ class FusedRunner:
         last = x[torch.arange(n, device=ids.device), lengths - 1] if t > 1 else x[:, 0]
         return self._linear(self._norm(last, self.model.model.norm.weight), self.model.lm_head.weight)
 
+    def refresh(self) -> None: ...
+
     def _attention(
         self,
         layer: Layer,

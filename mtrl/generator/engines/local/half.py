@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mtrl.generator.engines.local.cache import SlotCache
 from mtrl.generator.engines.local.fused import FusedRunner, Layer
+from mtrl.models.onednn import multiplies
 
 SCORES = 2**24
 """Scores of queries by keys that are held at once."""
@@ -39,18 +40,30 @@ class HalfRunner(FusedRunner):
     def __init__(self, model: Any):
         super().__init__(model)
         self.dtype = torch.float32
+        self._packed: dict[Tensor, Tensor] = {}
+        """Copies of the matrices as oneDNN lays them out, which it would do again for every product otherwise."""
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
         if self.cache.capacity <= 2 * width:
             width = self.cache.capacity  # what nobody has written yet is masked
         return super().forward(ids, starts, lengths, first_slot, width)
 
+    def refresh(self) -> None:
+        self._packed = {}
+
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+        return self._product(x.to(weight.dtype), weight, bias).to(x.dtype)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = F.linear(x.to(layer.down.dtype), layer.gate_up).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, layer.down).to(x.dtype)
+        gate, up = self._product(x.to(layer.down.dtype), layer.gate_up).chunk(2, -1)
+        return self._product(F.silu(gate) * up, layer.down).to(x.dtype)
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not multiplies(weight.dtype):
+            return F.linear(x, weight, bias)
+        if weight not in self._packed:
+            self._packed[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed[weight], bias, "none", [], "")
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return super()._norm(x, weight.to(x.dtype))

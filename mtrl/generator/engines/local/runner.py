@@ -12,10 +12,10 @@ from transformers import Cache
 
 from mtrl.errors import UserError
 from mtrl.generator.engines.local.cache import SlotCache
+from mtrl.models.attention import OWN
 from mtrl.models.logits import logits_at
-from mtrl.models.packing import APART
 
-ATTENTION = ("sdpa", "eager", APART)
+ATTENTION = ("sdpa", "eager", OWN)
 
 
 class Runner(Protocol):
@@ -34,6 +34,9 @@ class Runner(Protocol):
         Returns:
             Logits [n, V].
         """
+
+    def refresh(self) -> None:
+        """The module's weights are new."""
 
 
 class HfRunner:
@@ -80,6 +83,8 @@ class HfRunner:
                 past_key_values=Cache(layers=layers),
                 use_cache=True,
             )
+
+    def refresh(self) -> None: ...
 
     def _masks(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
         """What to add to the scores [n, 1, t, width]: zeros, and minus infinity where a token must not look."""

@@ -1,0 +1,113 @@
+"""Attention by products of bfloat16 is what `eager` and `sdpa` compute, and is used where it is faster alone."""
+
+import pytest
+import torch
+import transformers as hf
+
+from mtrl.models import attention
+from mtrl.models.attention import OWN, use_own_attention
+from mtrl.models.onednn import multiplies
+from mtrl.models.packing import prepare_packing
+
+BFLOAT16 = pytest.mark.skipif(not multiplies(torch.bfloat16), reason="no products of bfloat16 on this processor")
+SIZES = {
+    "vocab_size": 90,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+}
+MODELS = {
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES, head_dim=32)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=90, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2)
+    ),
+}
+LEFT, NONE = [[0] * 4 + [1] * 7, [1] * 11, [0] + [1] * 10], None
+
+
+def build(name, dtype=torch.bfloat16, implementation="sdpa"):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = MODELS[name]().eval().to(dtype)
+    model.set_attn_implementation(implementation)
+    return model
+
+
+def learn(model, mask):
+    """Log-probs of some tokens and the gradients of their mean, in float32; padding counts nowhere."""
+    ids = torch.randint(90, (3, 11), generator=torch.Generator().manual_seed(1))
+    given = torch.ones_like(ids) if mask is None else torch.tensor(mask)
+    inputs = {} if mask is None else {"attention_mask": given}
+    logits = model(input_ids=ids, use_cache=False, **inputs).logits[:, :-1].float()
+    logprobs = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
+    logprobs = logprobs[given[:, :-1] == 1]
+    logprobs.mean().backward()
+    return logprobs.detach(), torch.cat([p.grad.float().flatten() for p in model.parameters()])
+
+
+def products(monkeypatch):
+    """Shapes of all queries that are multiplied, as a list that fills."""
+    shapes, plain = [], attention._products
+
+    def watched(query, *rest):
+        shapes.append(query.shape)
+        return plain(query, *rest)
+
+    monkeypatch.setattr(attention, "_products", watched)
+    return shapes
+
+
+@BFLOAT16
+@pytest.mark.parametrize("mask", [NONE, LEFT], ids=["no padding", "padding on the left"])
+@pytest.mark.parametrize("name", MODELS)
+def test_they_are_about_as_near_to_float32_as_eager_attention(name, mask, monkeypatch):
+    shapes = products(monkeypatch)
+    own = build(name)
+    assert use_own_attention(own)
+    exact = learn(build(name).float(), mask)
+    found, eager = learn(own, mask), learn(build(name, implementation="eager"), mask)
+    assert len(shapes) == 2, "one for each layer"
+    for truth, mine, theirs in zip(exact, found, eager, strict=True):
+        assert torch.isfinite(mine).all()
+        assert 0 < (mine - truth).norm() < 1.5 * (theirs - truth).norm() < 0.1 * truth.norm()
+
+
+@BFLOAT16
+def test_packed_samples_are_multiplied_one_by_one(monkeypatch):
+    shapes, model = products(monkeypatch), build("qwen3")
+    prepare_packing(model)
+    shapes.clear()
+    lengths = [5, 1, 9]
+    ids = torch.randint(90, (1, 15), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    assert [shape[2] for shape in shapes] == lengths * 2
+    alone = [model(input_ids=part, use_cache=False).logits for part in ids.split(lengths, 1)]
+    torch.testing.assert_close(logits, torch.cat(alone, 1), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("case", ["float32", "long", "cached"])
+def test_where_they_gain_nothing_sdpa_is_asked(case, monkeypatch):
+    shapes, model = products(monkeypatch), build("qwen3", torch.float32 if case == "float32" else torch.bfloat16)
+    if case == "long":
+        monkeypatch.setattr(attention, "SCORES", 4 * 11**2 - 1)
+    use_own_attention(model)
+    ids = torch.randint(90, (1, 11), generator=torch.Generator().manual_seed(1))
+    if case == "cached":
+        held = model(input_ids=ids[:, :-1]).past_key_values
+        shapes.clear()
+        model(input_ids=ids[:, -1:], past_key_values=held)
+    else:
+        model(input_ids=ids)
+    assert not shapes and model.config._attn_implementation == OWN
+
+
+@pytest.mark.parametrize("more", [{"dropout": 0.1}, {"is_causal": False}, {"position_bias": torch.zeros(1)}])
+def test_what_is_more_than_causal_products_is_left_to_sdpa(more):
+    assert attention._has_more(torch.nn.Module(), more)
+    nothing = {"dropout": 0.0, "scaling": 0.1, "is_causal": None, "position_bias": None}
+    assert not attention._has_more(torch.nn.Module(), nothing)
