@@ -88,6 +88,8 @@ class Sizes:
     """Of the weights."""
     param_dtype: str = "dtype"
     """Of forward, backward and sampling: that of the weights, or another (`trainer.fsdp.param_dtype`)."""
+    compile: bool = False
+    """`trainer.compile`; the step that is not measured compiles."""
     threads: int = 1
     steps: int = 5
     """Measured steps, after one that is not."""
@@ -189,7 +191,7 @@ class Bench:
         self.config = Config(
             seed=sizes.seed,
             algorithm=AlgorithmConfig(group_size=sizes.group_size),
-            trainer=TrainerConfig(max_tokens_per_microbatch=sizes.micro_batch_tokens, fsdp=fsdp),
+            trainer=TrainerConfig(max_tokens_per_microbatch=sizes.micro_batch_tokens, fsdp=fsdp, compile=sizes.compile),
         )
         model = make_policy(sizes, self.tokenizer, context)
         self.has_copy = has_copy(self.config, World())
@@ -356,6 +358,7 @@ def table(result: dict[str, Any]) -> str:
     }
     width = max(map(len, facts))
     computed = "" if sizes["param_dtype"] == "dtype" else f" computed in {sizes['param_dtype']}"
+    computed += ", compiled" if sizes["compile"] else ""
     return "\n".join(
         [
             f"{result['parameters'] / 1e6:.2f} M parameters, {sizes['dtype']}{computed}; {sizes['prompts']} prompts x "
@@ -376,14 +379,12 @@ def table(result: dict[str, Any]) -> str:
 def parse(words: Sequence[str] | None = None) -> tuple[Sizes, Path | None]:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in asdict(Sizes()).items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(option, action="store_true")
+            continue
         choices = DTYPES.get(name)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=type(default),
-            default=default,
-            choices=choices,
-            help="default %(default)s",
-        )
+        parser.add_argument(option, type=type(default), default=default, choices=choices, help="default %(default)s")
     parser.add_argument("--json", type=Path, help="write everything to this file too")
     values = vars(parser.parse_args(words))
     path = values.pop("json")
@@ -394,9 +395,10 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, Path | None]:
         "tool_tokens": TOOL_FRAME,
         "group_size": 2,
         "seed": 0,
+        "compile": 0,
     }
     for name, value in values.items():
-        if name not in DTYPES and value < least.get(name, 1):
+        if isinstance(value, int) and value < least.get(name, 1):
             parser.error(f"--{name.replace('_', '-')} must be at least {least.get(name, 1)}")
     return sizes, path
 

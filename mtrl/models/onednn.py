@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
+BFLOAT16: bool = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether this build of PyTorch has it, and the processor its instructions."""
 
-@cache
+
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether it has matrix products in half precision: this build of PyTorch, and the processor's instructions."""
-    here = dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
-    return here and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    """Whether it has matrix products in this half precision."""
+    return dtype == torch.bfloat16 and BFLOAT16
