@@ -34,7 +34,7 @@ PARTS = ("generate", "forward", "backward")
 
 @dataclass(frozen=True)
 class Way:
-    """How TRL is set, written `DTYPE/COMPLETIONS`, or `DTYPE/COMPLETIONS/kept`."""
+    """How TRL is set, written `DTYPE/COMPLETIONS`, with `/kept` or `/compiled` after it or without."""
 
     dtype: str
     """float32, or bfloat16: `bf16=True`, autocast over float32 weights."""
@@ -43,6 +43,8 @@ class Way:
     keeps_cache: bool = False
     """Turns go on from `generate`'s keys and values of the turn before. TRL has nothing for that: the `rollout_func`
     calls `generate` itself, which only works while all contexts have one length."""
+    compiled: bool = False
+    """`torch_compile=True`; the step that is not measured compiles."""
 
     @classmethod
     def read(cls, text: str) -> Way:
@@ -50,13 +52,13 @@ class Way:
         Raises:
             ValueError: it is not written as above.
         """
-        found = re.fullmatch(r"(float32|bfloat16)/([1-9]\d*)(/kept)?", text)
+        found = re.fullmatch(r"(float32|bfloat16)/([1-9]\d*)(/kept|/compiled)?", text)
         if not found:
-            raise ValueError(f"{text!r} is not DTYPE/COMPLETIONS or DTYPE/COMPLETIONS/kept, such as bfloat16/16")
-        return cls(found[1], int(found[2]), found[3] is not None)
+            raise ValueError(f"{text!r} is not DTYPE/COMPLETIONS, such as bfloat16/16, /kept or /compiled after it")
+        return cls(found[1], int(found[2]), found[3] == "/kept", found[3] == "/compiled")
 
     def __str__(self) -> str:
-        return f"{self.dtype}/{self.micro_batch}" + "/kept" * self.keeps_cache
+        return f"{self.dtype}/{self.micro_batch}" + "/kept" * self.keeps_cache + "/compiled" * self.compiled
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Job:
     dtype: str
     micro_batch: int
     keeps_cache: bool = False
+    compiled: bool = False
     lr: float = 1e-6
     taught: list[str] = field(default_factory=list)
     """The words that are paid for."""
@@ -252,6 +255,7 @@ def make_trainer(job: Job, folder: str) -> tuple[Any, Play, list[dict[str, Any]]
             output_dir=folder,
             use_cpu=True,
             bf16=job.dtype == "bfloat16",
+            torch_compile=job.compiled,
             per_device_train_batch_size=job.micro_batch,
             gradient_accumulation_steps=at_once // job.micro_batch,
             num_generations=job.group_size,

@@ -53,6 +53,7 @@ def make_job(sizes: Sizes, way: Way, steps: int, folder: Path, **lesson: Any) ->
         way.dtype,
         way.micro_batch,
         way.keeps_cache,
+        way.compiled,
         **lesson,
     )
     return asdict(job)

@@ -200,7 +200,7 @@ def trl_python():
 
 @pytest.mark.slow
 def test_trl_does_the_same_work(tmp_path, trl_python):
-    ways = ["float32/4", "bfloat16/2", "float32/2/kept"]
+    ways = ["float32/4", "bfloat16/2", "float32/2/kept", "bfloat16/4/compiled"]
     words = ["--threads", "1", "--rounds", "1", "--steps", "1", "--json", "found.json", "--sizes", SMALL]
     done = bench(tmp_path, "trl.py", "--trl-python", trl_python, "--ways", *ways, *words)
     assert done.returncode == 0, done.stderr[-4000:]
