@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,8 +53,10 @@ class Series:
 
 @dataclass
 class _Column:
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    """Sixteen bytes for each step of a long run, and copied as a block whenever rules look at it."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
 
 
 class Record:
