@@ -93,9 +93,7 @@ class FusedRunner:
         rotated = self.heads + self.kv_heads
         qk, values = qkv[:, :, :rotated], qkv[:, :, rotated:]
         if layer.q_norm is not None:
-            # One norm over all heads, then each head's own weight: the query's or the key's.
-            scale = torch.cat((layer.q_norm.expand(self.heads, -1), layer.k_norm.expand(self.kv_heads, -1)))
-            qk = F.rms_norm(qk, (self.dim,), None, self.eps) * scale
+            qk = self._norm_heads(qk, layer)
         qk = qk * cos + qk.roll(self.dim // 2, -1) * sin
         self.cache.write(index, rows, positions, qk[:, :, self.heads :], values)
         keys = self.cache.keys[index][first : first + n, :, :width]
@@ -117,6 +115,13 @@ class FusedRunner:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+
+    def _norm_heads(self, qk: Tensor, layer: Layer) -> Tensor:
+        """One norm over all heads, then each head's own weight: the query's or the key's."""
+        return F.rms_norm(qk, (self.dim,), None, self.eps) * self._head_weights(layer)
+
+    def _head_weights(self, layer: Layer) -> Tensor:
+        return torch.cat((layer.q_norm.expand(self.heads, -1), layer.k_norm.expand(self.kv_heads, -1)))
 
     def _reserve_rope(self, width: int) -> None:
         """Tables [1.., 1, dim] of cosines and of sines whose first half is negated: x*cos + roll(x)*sin rotates."""

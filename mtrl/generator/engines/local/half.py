@@ -40,8 +40,9 @@ class HalfRunner(FusedRunner):
     def __init__(self, model: Any):
         super().__init__(model)
         self.dtype = torch.float32
-        self._packed: dict[Tensor, Tensor] = {}
-        """Copies of the matrices as oneDNN lays them out, which it would do again for every product otherwise."""
+        self._made: dict[Tensor, Tensor] = {}
+        """What is made of weights once for each version of them: matrices as oneDNN lays them out, which it would do
+        again for every product otherwise, and weights of norms in float32."""
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
         if self.cache.capacity <= 2 * width:
@@ -49,30 +50,38 @@ class HalfRunner(FusedRunner):
         return super().forward(ids, starts, lengths, first_slot, width)
 
     def refresh(self) -> None:
-        self._packed = {}
+        self._made = {}
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._product(x.to(weight.dtype), weight, bias).to(x.dtype)
-
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = self._product(x.to(layer.down.dtype), layer.gate_up).chunk(2, -1)
-        return self._product(F.silu(gate) * up, layer.down).to(x.dtype)
-
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """In half precision, which becomes float32 where it meets activations."""
+        x = x.to(weight.dtype)
         if not multiplies(weight.dtype):
             return F.linear(x, weight, bias)
-        if weight not in self._packed:
-            self._packed[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed[weight], bias, "none", [], "")
+        if weight not in self._made:
+            self._made[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        return torch.ops.mkldnn._linear_pointwise(x, self._made[weight], bias, "none", [], "")
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return super()._norm(x, weight.to(x.dtype))
+        if weight not in self._made:
+            self._made[weight] = weight.detach().to(x.dtype)
+        return self._root_mean_square(x) * self._made[weight]
+
+    def _norm_heads(self, qk: Tensor, layer: Layer) -> Tensor:
+        if layer.q_norm not in self._made:
+            self._made[layer.q_norm] = self._head_weights(layer).to(self.dtype)
+        return self._root_mean_square(qk.to(self.dtype)) * self._made[layer.q_norm]
+
+    def _root_mean_square(self, x: Tensor) -> Tensor:
+        """`F.rms_norm` in two thirds of its operations, which at a few rows are what it costs."""
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        n, heads, _, dim = queries.shape
+        n, heads, t, dim = queries.shape
         keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
         queries = (queries * dim**-0.5).to(keys.dtype)
         at_once = max(1, SCORES // (n * heads * keys.shape[-1]))
+        if t <= at_once:
+            return self._products(queries, keys, values, mask)
         parts = zip(queries.split(at_once, 2), mask.split(at_once, 2), strict=True)
         return torch.cat([self._products(part, keys, values, masked) for part, masked in parts], 2)
 

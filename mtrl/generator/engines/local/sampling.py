@@ -51,7 +51,8 @@ def sample(
         # A row's target stays below its total, so a token of probability 0 at the end is never drawn.
         target = uniforms[:, None] * cdf[:, -1:]
         ids = torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
-        ids = torch.where(greedy, logprobs.argmax(-1), ids)
+        if bool(greedy.any()):
+            ids = torch.where(greedy, logprobs.argmax(-1), ids)
     return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1)
 
 
