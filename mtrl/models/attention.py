@@ -49,6 +49,23 @@ def products_are_faster(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and multiplies(dtype)
 
 
+def products(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Attention [B, heads, L, dim] of scaled queries [B, heads, L, dim] to keys and values [B, kv_heads, W, dim].
+
+    The heads that share keys are the rows of one product.
+
+    Args:
+        bias: what is added to the scores, broadcast to [B, heads, L, W].
+    """
+    n, heads, length, dim = queries.shape
+    groups, width = n * keys.shape[1], keys.shape[2]
+    rows = queries.reshape(groups, -1, dim)
+    scores = torch.bmm(rows, keys.reshape(groups, width, -1).transpose(1, 2)).view(n, heads, length, width)
+    scores += bias
+    weights = scores.softmax(-1).view(groups, -1, width)
+    return torch.bmm(weights, values.reshape(groups, width, -1)).view(n, heads, length, -1)
+
+
 def _slides(config: Any) -> bool:
     """Whether the layers of a model that does not list their kinds have a window."""
     return getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None
@@ -81,7 +98,9 @@ def _attend(
     too_many = length != key.shape[2] or n * heads * length**2 > SCORES
     if too_many or not products_are_faster(query.dtype, query.device) or _has_more(module, kwargs):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
-    return _products(query, key, value, _bias(attention_mask, query), kwargs.get("scaling")).transpose(1, 2)
+    scaling = kwargs.get("scaling")
+    queries = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
+    return products(queries, key, value, _bias(attention_mask, query)).transpose(1, 2)
 
 
 def _has_more(module: Any, kwargs: dict[str, Any]) -> bool:
@@ -102,17 +121,6 @@ def _bias(mask: Tensor | None, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(~mask, lowest)
-
-
-def _products(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None) -> Tensor:
-    """[B, heads, L, dim]: the heads that share keys are the rows of one product."""
-    n, heads, length, dim = query.shape
-    groups = n * key.shape[1]
-    queries = (query * (dim**-0.5 if scaling is None else scaling)).reshape(groups, -1, dim)
-    scores = torch.bmm(queries, key.reshape(groups, length, -1).transpose(1, 2)).view(n, heads, length, length)
-    scores += bias
-    weights = scores.softmax(-1).view(groups, -1, length)
-    return torch.bmm(weights, value.reshape(groups, length, -1)).view(n, heads, length, -1)
 
 
 def _sizes(positions: Tensor) -> list[int]:

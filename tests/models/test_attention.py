@@ -49,15 +49,15 @@ def learn(model, mask):
     return logprobs.detach(), torch.cat([p.grad.float().flatten() for p in model.parameters()])
 
 
-def products(monkeypatch):
+def multiplied(monkeypatch):
     """Shapes of all queries that are multiplied, as a list that fills."""
-    shapes, plain = [], attention._products
+    shapes, plain = [], attention.products
 
     def watched(query, *rest):
         shapes.append(query.shape)
         return plain(query, *rest)
 
-    monkeypatch.setattr(attention, "_products", watched)
+    monkeypatch.setattr(attention, "products", watched)
     return shapes
 
 
@@ -65,7 +65,7 @@ def products(monkeypatch):
 @pytest.mark.parametrize("mask", [NONE, LEFT], ids=["no padding", "padding on the left"])
 @pytest.mark.parametrize("name", MODELS)
 def test_they_are_about_as_near_to_float32_as_eager_attention(name, mask, monkeypatch):
-    shapes = products(monkeypatch)
+    shapes = multiplied(monkeypatch)
     own = build(name)
     assert use_own_attention(own)
     exact = learn(build(name).float(), mask)
@@ -78,7 +78,7 @@ def test_they_are_about_as_near_to_float32_as_eager_attention(name, mask, monkey
 
 @BFLOAT16
 def test_packed_samples_are_multiplied_one_by_one(monkeypatch):
-    shapes, model = products(monkeypatch), build("qwen3")
+    shapes, model = multiplied(monkeypatch), build("qwen3")
     prepare_packing(model)
     shapes.clear()
     lengths = [5, 1, 9]
@@ -92,7 +92,7 @@ def test_packed_samples_are_multiplied_one_by_one(monkeypatch):
 
 @pytest.mark.parametrize("case", ["float32", "long", "cached"])
 def test_where_they_gain_nothing_sdpa_is_asked(case, monkeypatch):
-    shapes, model = products(monkeypatch), build("qwen3", torch.float32 if case == "float32" else torch.bfloat16)
+    shapes, model = multiplied(monkeypatch), build("qwen3", torch.float32 if case == "float32" else torch.bfloat16)
     if case == "long":
         monkeypatch.setattr(attention, "SCORES", 4 * 11**2 - 1)
     use_own_attention(model)

@@ -1,8 +1,8 @@
-"""The fused forward pass for weights in half precision on a CPU: what is multiplied is in it, all else is float32.
+"""The fused forward pass for weights in half precision on a CPU.
 
 With AVX512-BF16 or AMX a CPU multiplies bfloat16 matrices several times as fast as float32, and is slow at everything
-else in bfloat16, `scaled_dot_product_attention` above all. So attention is two products here, and the hidden states,
-norms and rotations are float32.
+else in bfloat16, `scaled_dot_product_attention` above all. So attention is two products here, with keys, values and
+scores in half precision, and the hidden states, norms and rotations are float32.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mtrl.generator.engines.local.cache import SlotCache
 from mtrl.generator.engines.local.fused import FusedRunner, Layer
+from mtrl.models.attention import products
 from mtrl.models.onednn import multiplies
 
 SCORES = 2**24
@@ -77,18 +78,9 @@ class HalfRunner(FusedRunner):
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         n, heads, t, dim = queries.shape
-        keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
         queries = (queries * dim**-0.5).to(keys.dtype)
-        at_once = max(1, SCORES // (n * heads * keys.shape[-1]))
+        at_once = max(1, SCORES // (n * heads * keys.shape[2]))
         if t <= at_once:
-            return self._products(queries, keys, values, mask)
+            return products(queries, keys, values, mask)
         parts = zip(queries.split(at_once, 2), mask.split(at_once, 2), strict=True)
-        return torch.cat([self._products(part, keys, values, masked) for part, masked in parts], 2)
-
-    def _products(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """The heads that share keys are the rows of one product, for each trajectory and each head of the keys."""
-        n, heads, t, dim = queries.shape
-        scores = torch.bmm(queries.reshape(n * self.kv_heads, -1, dim), keys).view(n, heads, t, -1)
-        scores += mask
-        weights = scores.softmax(-1).view(n * self.kv_heads, -1, scores.shape[-1])
-        return torch.bmm(weights, values).view(n, heads, t, dim)
+        return torch.cat([products(part, keys, values, masked) for part, masked in parts], 2)
