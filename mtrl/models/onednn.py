@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
+
+for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    # Every shape of a product is kept with its code and its buffers, 1,024 of them unless told. Rollouts and packs
+    # change their shapes all the time: at 1,024 a policy of a million parameters held a gigabyte of them.
+    os.environ.setdefault(cache, "128")
 
 BFLOAT16: bool = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Whether this build of PyTorch has it, and the processor its instructions."""
