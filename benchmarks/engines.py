@@ -45,7 +45,7 @@ from mtrl.environments.factory import load_task
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.rollouts import Rollouts, all_or_none, stream_seed
 from mtrl.models.tiny import TinyRecipe, make_model, save
-from mtrl.trainer.models import load_model
+from mtrl.trainer.loading import load_model
 from mtrl.trainer.setup import Parts, set_up, start_of
 from mtrl.types import Row
 

@@ -47,7 +47,8 @@ from mtrl.trainer.batching import MicroBatch
 from mtrl.trainer.engine import has_copy
 from mtrl.trainer.learner import Learner
 from mtrl.trainer.learners import alone
-from mtrl.trainer.models import fit_attention, prepared
+from mtrl.trainer.loading import fit_attention
+from mtrl.trainer.models import prepared
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.policy_learner import PolicyLearner

@@ -138,7 +138,7 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
 
 def _tiny(args: argparse.Namespace, conversations: list[list[Message]], recipe: Any) -> tuple[Any, Any]:
     from mtrl.models.tiny import make_model, train_tokenizer
-    from mtrl.trainer.models import pick_device
+    from mtrl.trainer.loading import pick_device
 
     tags = tuple(tag for tag in args.tags.split(",") if tag)
     tokenizer = train_tokenizer(conversations, recipe.vocabulary, tags)
@@ -149,7 +149,7 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from mtrl.trainer.models import pick_device
+    from mtrl.trainer.loading import pick_device
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.model)

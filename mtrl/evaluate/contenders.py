@@ -111,7 +111,7 @@ def served_contender(source: Source, config: Config, task: Task, rows: Sequence[
     from mtrl.distributed.world import World
     from mtrl.evaluate.weights import load
     from mtrl.models.tiny import save
-    from mtrl.trainer.models import load_shape
+    from mtrl.trainer.loading import load_shape
     from mtrl.trainer.servers import server_engine
     from mtrl.trainer.setup import connect
 

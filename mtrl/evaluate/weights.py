@@ -17,7 +17,7 @@ from mtrl.models.lora import merged_state_of
 from mtrl.models.tiny import make_model
 from mtrl.tracking.run_dir import RunDir
 from mtrl.trainer.checkpoint_tensors import read_tensors
-from mtrl.trainer.models import load_model, pick_device
+from mtrl.trainer.loading import load_model, pick_device
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.setup import start_of, tiny_recipe
 

@@ -16,7 +16,7 @@ from mtrl.generator.engines.local.engine import LocalEngine, copy_weights
 from mtrl.generator.engines.local.process import ProcessEngine
 from mtrl.models.lora import LoraWeights
 from mtrl.tracking.run_dir import RunDir
-from mtrl.trainer.models import compute_dtype, load_model
+from mtrl.trainer.loading import compute_dtype, load_model
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.servers import server_engine
 

@@ -40,8 +40,8 @@ from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.interrupt import Interrupt
 from mtrl.trainer.kl_penalty import KlPenalty
 from mtrl.trainer.learnt import Learnt, note_advantages, note_logprobs
+from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.memory import peak_memory
-from mtrl.trainer.models import compute_dtype
 from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.rows import RowStream

@@ -1,4 +1,4 @@
-"""From a configuration to the models that are trained: loaded, given adapters, sharded, each with its optimiser."""
+"""From a configuration to the models that are trained: given adapters, sharded, each with its optimiser."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from torch import Tensor
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compile_layers, needs_sharding, shard
 from mtrl.distributed.world import World
-from mtrl.errors import UserError
-from mtrl.models.attention import products_are_faster, use_own_attention
 from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.lora import add_adapters, without_adapters
-from mtrl.models.packing import prepare_packing
 from mtrl.trainer.batching import MicroBatch
 from mtrl.trainer.checkpoint_saver import BackgroundSaver, Saver
 from mtrl.trainer.learner import Learner
+from mtrl.trainer.loading import fit_attention, load_model, load_peer, pick_device
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.policy_learner import PolicyLearner
@@ -99,91 +97,19 @@ def prepared(module: Any, config: Config, world: World) -> Any:
     return shard(module, config.trainer.fsdp, world, pick_device(config.model.device))
 
 
-def fit_attention(model: Any, config: Config) -> None:
-    """Let it keep packed samples apart, and attend by what is fast where it computes.
-
-    Raises:
-        UserError: `trainer.packing` is set, and it cannot keep them apart.
-    """
-    if config.trainer.packing:
-        prepare_packing(model)
-    elif products_are_faster(compute_dtype(config), pick_device(config.model.device)):
-        use_own_attention(model)
-
-
-def compute_dtype(config: Config) -> torch.dtype:
-    """What forward and backward compute in."""
-    return getattr(torch, config.trainer.fsdp.param_dtype or config.model.dtype)
-
-
 def needs_reference(config: Config) -> bool:
     """Whether the KL to a reference counts, in the loss or in the reward."""
     return bool(config.algorithm.kl_loss_coef or config.algorithm.kl_reward_coef)
 
 
 def reference_model(config: Config, model: Any) -> Any:
-    """A frozen reference for the KL; None where it counts nowhere, and where it is the policy without its adapters."""
+    """A frozen reference for the KL; None where it counts nowhere, and where it is the policy without its adapters.
+
+    Raises:
+        UserError: `algorithm.kl_reference` cannot be used.
+    """
     path = config.algorithm.kl_reference
     if not needs_reference(config) or (config.model.lora_rank and not path):
         return None
-    reference = copy.deepcopy(model)
-    if path:
-        reference = type(model).from_pretrained(path, dtype=model.dtype).to(model.device)
-        reference.set_attn_implementation(model.config._attn_implementation)
+    reference = load_peer(config, path, "algorithm.kl_reference", model) if path else copy.deepcopy(model)
     return reference.eval().requires_grad_(False)
-
-
-def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
-    """Module and tokenizer of a folder or Hub name; without dropout, for sampled and trained log-probs must agree.
-
-    Args:
-        device: as `model.device`, which None stands for.
-
-    Raises:
-        UserError: it cannot be had; `key` is the setting that named it.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    place = pick_device(device or config.model.device)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=getattr(torch, config.model.dtype),
-            attn_implementation=config.model.attn_implementation,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-    except (OSError, ValueError) as error:
-        raise _cannot_load(key, path, error) from error
-    return model.eval().to(place), tokenizer
-
-
-def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any, Any]:
-    """Configuration and tokenizer of a folder or Hub name: for a model whose weights somebody else loads.
-
-    Raises:
-        UserError: it cannot be had; `key` is the setting that named it.
-    """
-    from transformers import AutoConfig, AutoTokenizer
-
-    trust = config.model.trust_remote_code
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust), tokenizer
-    except (OSError, ValueError) as error:
-        raise _cannot_load(key, path, error) from error
-
-
-def _cannot_load(key: str, path: str, error: Exception) -> UserError:
-    first = str(error).strip().splitlines()[0]
-    return UserError(f"{key}={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM")
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"model.device={name} needs a GPU, and this machine shows none; use model.device=cpu")
-    return torch.device(name)

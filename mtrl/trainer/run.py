@@ -212,9 +212,16 @@ def resume_command(config: Config) -> str:
 def command(config: Config, *changes: str) -> str:
     """The command of this run with some overrides changed; it always gets a folder of its own or one of `changes`."""
     task = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    flags = own_groups() if HydraConfig.initialized() else []
     changed = {"run_dir", "resume", "sweep", *(key(change) for change in changes)}
     kept = [override for override in task if key(override) not in changed]
-    return shlex.join([*launcher(), "-m", "mtrl.main", *kept, *changes])
+    return shlex.join([*launcher(), "-m", "mtrl.main", *flags, *kept, *changes])
+
+
+def own_groups() -> list[str]:
+    """The flag that names the user's own config groups, where there are some."""
+    sources = HydraConfig.get().runtime.config_sources
+    return [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]
 
 
 def launcher() -> list[str]:

@@ -24,7 +24,7 @@ from mtrl.generator.engines.vllm.api import VllmApi
 from mtrl.generator.engines.vllm.command import vllm_command
 from mtrl.trainer.canary import TOKENS, Canary
 from mtrl.trainer.desk import Desk
-from mtrl.trainer.models import compute_dtype, pick_device
+from mtrl.trainer.loading import compute_dtype, pick_device
 from mtrl.trainer.placement import server_devices, training_gpus
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compute_device, reshard
 from mtrl.distributed.sums import all_sum
-from mtrl.errors import UserError
 from mtrl.models.checkpointing import checkpoint_gradients
-from mtrl.models.packing import prepare_packing
 from mtrl.models.value_head import ValueModel
 from mtrl.trainer.batching import MicroBatch
+from mtrl.trainer.loading import load_peer
 from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy_learner import NonFiniteError
 
@@ -40,38 +39,15 @@ def value_model(config: Config, policy: Any) -> ValueModel | None:
     if not find_estimator(config.algorithm.advantage_method).needs_critic:
         return None
     path = config.algorithm.critic.path
-    return ValueModel(copy.deepcopy(policy) if path is None else _load(path, config, policy))
+    return ValueModel(copy.deepcopy(policy) if path is None else _body(config, path, policy))
 
 
-def _load(path: str, config: Config, like: Any) -> Any:
+def _body(config: Config, path: str, policy: Any) -> Any:
     """The causal LM in a folder, set up as the policy's module is."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=like.dtype,
-            attn_implementation=config.model.attn_implementation,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"algorithm.critic.path={path} cannot be loaded ({first}); give a folder or a Hub name of a causal LM, or "
-            "null for the policy's own weights"
-        ) from error
-    own, wanted = (m.config.get_text_config().vocab_size for m in (model, like))
-    if own != wanted:
-        raise UserError(
-            f"algorithm.critic.path={path} has a vocabulary of {own} and the policy one of {wanted}, so they would not "
-            "read the same tokens; give a model with the policy's tokenizer, or null for the policy's own weights"
-        )
-    if config.trainer.packing:
-        prepare_packing(model)
-    model.eval()
+    model = load_peer(config, path, "algorithm.critic.path", policy)
     if config.trainer.gradient_checkpointing:
         checkpoint_gradients(model)
-    return model.to(like.device)
+    return model
 
 
 class ValueLearner:

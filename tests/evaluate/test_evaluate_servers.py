@@ -13,7 +13,7 @@ from mtrl.evaluate.contenders import served_contender
 from mtrl.evaluate.sources import source_of
 from mtrl.evaluate.weights import load
 from mtrl.generator.engines.local.engine import LocalEngine
-from mtrl.trainer.models import load_model
+from mtrl.trainer.loading import load_model
 from tests.evaluate.conftest import TASK
 
 

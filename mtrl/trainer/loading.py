@@ -1,0 +1,113 @@
+"""Causal LMs that settings name, loaded from a folder or from the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtrl.config.schema import Config
+from mtrl.errors import UserError
+from mtrl.models.attention import products_are_faster, use_own_attention
+from mtrl.models.packing import prepare_packing
+
+
+def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
+    """Module and tokenizer of a folder or Hub name; without dropout, for sampled and trained log-probs must agree.
+
+    Args:
+        device: as `model.device`, which None stands for.
+
+    Raises:
+        UserError: it cannot be had; `key` is the setting that named it.
+    """
+    from transformers import AutoTokenizer
+
+    place = pick_device(device or config.model.device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise _cannot_load(key, path, error) from error
+    return _load_module(config, path, key, getattr(torch, config.model.dtype)).to(place), tokenizer
+
+
+def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
+    """A module that reads the policy's tokens beside it, set up as it is: a reference, or a critic's body.
+
+    Raises:
+        UserError: it cannot be had, or does not read the same tokens; `key` is the setting that named it.
+    """
+    model = _load_module(config, path, key, policy.dtype, ", or null for the policy's own weights")
+    own, wanted = (m.config.get_text_config().vocab_size for m in (model, policy))
+    if own != wanted:
+        raise UserError(
+            f"{key}={path} has a vocabulary of {own} and the policy one of {wanted}, so they would not read the same "
+            "tokens; give a model with the policy's tokenizer, or null for the policy's own weights"
+        )
+    fit_attention(model, config)
+    return model.to(policy.device)
+
+
+def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any, Any]:
+    """Configuration and tokenizer of a folder or Hub name: for a model whose weights somebody else loads.
+
+    Raises:
+        UserError: it cannot be had; `key` is the setting that named it.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    trust = config.model.trust_remote_code
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust), tokenizer
+    except (OSError, ValueError) as error:
+        raise _cannot_load(key, path, error) from error
+
+
+def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "") -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=config.model.attn_implementation,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise _cannot_load(key, path, error, otherwise) from error
+    return model.eval()
+
+
+def _cannot_load(key: str, path: str, error: Exception, otherwise: str = "") -> UserError:
+    missing = path.count("/") > 1 and not Path(path).exists()  # a name of the Hub has one slash at most
+    why = "there is no such folder" if missing else str(error).strip().splitlines()[0]
+    return UserError(f"{key}={path} cannot be loaded ({why}); give a folder or a Hub name of a causal LM{otherwise}")
+
+
+def fit_attention(model: Any, config: Config) -> None:
+    """Let it keep packed samples apart, and attend by what is fast where it computes.
+
+    Raises:
+        UserError: `trainer.packing` is set, and it cannot keep them apart.
+    """
+    if config.trainer.packing:
+        prepare_packing(model)
+    elif products_are_faster(compute_dtype(config), pick_device(config.model.device)):
+        use_own_attention(model)
+
+
+def compute_dtype(config: Config) -> torch.dtype:
+    """What forward and backward compute in."""
+    return getattr(torch, config.trainer.fsdp.param_dtype or config.model.dtype)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"model.device={name} needs a GPU, and this machine shows none; use model.device=cpu")
+    return torch.device(name)

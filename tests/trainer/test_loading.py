@@ -1,0 +1,80 @@
+"""Models that settings name: which attention they get, and which are refused."""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from mtrl.config.compose import compose
+from mtrl.errors import UserError
+from mtrl.models.attention import OWN
+from mtrl.models.onednn import multiplies
+from mtrl.models.tiny import save
+from mtrl.trainer.loading import fit_attention, load_peer
+from mtrl.trainer.models import reference_model
+
+HALF = OWN if multiplies(torch.bfloat16) else "sdpa"
+
+
+def config_of(*words):
+    return OmegaConf.to_object(compose(["experiment=gsm8k", *words]))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "sdpa"),
+        (["trainer.packing=true"], OWN),
+        (["trainer.fsdp.param_dtype=bfloat16"], HALF),
+        (["model.dtype=bfloat16"], HALF),
+        (["model.dtype=bfloat16", "trainer.fsdp.param_dtype=float32"], "sdpa"),
+    ],
+    ids=str,
+)
+def test_attention(words, expected, make_tiny_model):
+    config, model = config_of(*words), make_tiny_model()
+    model.set_attn_implementation("sdpa")
+    fit_attention(model, config)
+    assert model.config._attn_implementation == expected
+
+
+def test_other_attention_stays(make_tiny_model):
+    config, model = config_of("trainer.fsdp.param_dtype=bfloat16"), make_tiny_model()
+    model.set_attn_implementation("eager")
+    fit_attention(model, config)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_the_reference_is_the_model_in_the_folder(make_tiny_model, tiny_tokenizer, tmp_path):
+    policy, other = make_tiny_model(0), make_tiny_model(1)
+    save(other, tiny_tokenizer, tmp_path / "other")
+    config = config_of("algorithm.kl_loss_coef=0.01", f"algorithm.kl_reference={tmp_path / 'other'}")
+    reference = reference_model(config, policy)
+    assert not reference.training and not any(p.requires_grad for p in reference.parameters())
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(reference(ids).logits, other(ids).logits)
+    assert reference_model(config_of(), policy) is None
+
+
+def test_a_peer_attends_as_the_policy_does(make_tiny_model, tiny_tokenizer, tmp_path):
+    save(make_tiny_model(), tiny_tokenizer, tmp_path / "other")
+    for words, expected in (
+        ([], "sdpa"),
+        (["trainer.fsdp.param_dtype=bfloat16"], HALF),
+        (["trainer.packing=true"], OWN),
+    ):
+        peer = load_peer(config_of(*words), str(tmp_path / "other"), "algorithm.critic.path", make_tiny_model())
+        assert peer.config._attn_implementation == expected
+
+
+def test_folders_that_cannot_be_a_reference(make_tiny_model, tiny_tokenizer, tmp_path):
+    words = ("algorithm.kl_reward_coef=0.01", f"algorithm.kl_reference={tmp_path / 'other'}")
+    with pytest.raises(
+        UserError, match=r"algorithm\.kl_reference=.*other cannot be loaded .there is no such folder"
+    ):
+        reference_model(config_of(*words), make_tiny_model())
+    other = make_tiny_model()
+    other.resize_token_embeddings(99)
+    save(other, tiny_tokenizer, tmp_path / "other")
+    with pytest.raises(UserError, match=r"algorithm\.kl_reference=.*other has a vocabulary of 99 and the"):
+        reference_model(config_of(*words), make_tiny_model())
