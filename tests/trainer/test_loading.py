@@ -69,9 +69,7 @@ def test_a_peer_attends_as_the_policy_does(make_tiny_model, tiny_tokenizer, tmp_
 
 def test_folders_that_cannot_be_a_reference(make_tiny_model, tiny_tokenizer, tmp_path):
     words = ("algorithm.kl_reward_coef=0.01", f"algorithm.kl_reference={tmp_path / 'other'}")
-    with pytest.raises(
-        UserError, match=r"algorithm\.kl_reference=.*other cannot be loaded .there is no such folder"
-    ):
+    with pytest.raises(UserError, match=r"algorithm\.kl_reference=.*other cannot be loaded .there is no such folder"):
         reference_model(config_of(*words), make_tiny_model())
     other = make_tiny_model()
     other.resize_token_embeddings(99)

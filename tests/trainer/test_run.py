@@ -2,8 +2,12 @@
 
 import itertools
 import json
+import os
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -218,6 +222,20 @@ def test_any_hugging_face_folder_trains(make_chatml_tokenizer, tmp_path):
     finish(start(run_dir, "model=hf", f"model.path={folder}", *words, "model.tiny={}"))
     assert rows_of(run_dir)[-1]["step"] == 1 and rows_of(run_dir)[-1]["rollout/breaks"] == 0.0
     finish(start(tmp_path / "again", "model=hf", f"model.path={run_dir}/export", *words))
+
+
+def test_the_command_that_trains_on_keeps_the_config_groups_of_the_user(tmp_path):
+    groups, run_dir = tmp_path / "groups", tmp_path / "run"
+    (groups / "experiment").mkdir(parents=True)
+    own = (
+        "# @package _global_\ndefaults: [gsm8k, _self_]\nevaluation: {before_train: false, rows: 4, sampled_rows: 0}\n"
+    )
+    (groups / "experiment" / "mine.yaml").write_text(own)
+    words = [f"--config-dir={groups}", "experiment=mine", "trainer.max_steps=1"]
+    printed = finish(start(run_dir, *words)).partition("train on from here:")[2].split("\n")[1]
+    command = [sys.executable, *shlex.split(printed)[1:]]
+    subprocess.run(command, check=True, capture_output=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert rows_of(run_dir)[-1]["step"] == 2
 
 
 @pytest.mark.skipif(not REAL_ROWS.is_dir(), reason="the real GSM8K rows are not on this machine")
