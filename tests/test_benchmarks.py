@@ -110,3 +110,16 @@ def test_the_update_beside_its_bound(tmp_path, dtype):
         assert way["tokens_per_cpu_s"] == pytest.approx(result["tokens"] / way["cpu_s"][0])
         assert way["share_of_bare"] == pytest.approx(bare / way["cpu_s"][0]), name
         assert name in done.stdout
+
+
+def test_packed_matrices_are_timed_beside_plain_ones(tmp_path):
+    sizes = "--hidden-size 256 --intermediate-size 520 --layers 1 --held 8 --repeats 2 --trajectories 2 5"
+    done = run(tmp_path, "matrices.py", *sizes.split())
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in done.stdout.splitlines()
+        if line.startswith("| ") and line[2].isdigit()
+    ]
+    assert [row[0] for row in rows] == ["2", "5"]
+    assert all(float(row[-1]) < 1e-4 for row in rows), "other kernels, the same logits"

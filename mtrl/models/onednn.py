@@ -11,7 +11,8 @@ for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     # change their shapes all the time: at 1,024 a policy of a million parameters held a gigabyte of them.
     os.environ.setdefault(cache, "128")
 
-BFLOAT16: bool = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+AVAILABLE: bool = torch.backends.mkldnn.is_available()
+BFLOAT16: bool = AVAILABLE and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Whether this build of PyTorch has it, and the processor its instructions."""
 
 

@@ -192,10 +192,28 @@ def test_half_precision_is_nearer_to_the_truth_than_the_module(pristine, dtype, 
     assert 0 < torch.cat(own).abs().mean() < torch.cat(modules).abs().mean() < 0.2
 
 
+def test_other_models_sample_in_the_precision_of_their_weights():
+    assert isinstance(LocalEngine(build("gpt2").bfloat16(), None).runner, HfRunner)
+
+
+# -- matrices packed by oneDNN ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="PyTorch multiplies by something else than MKL here")
+@pytest.mark.parametrize("name", FUSED, indirect=True)
+def test_packed_matrices_are_the_models(pristine, model, play, contexts, monkeypatch):
+    monkeypatch.setattr(fused, "LARGE", 2000)
+    engine = LocalEngine(model, None, max_context_length=128)
+    played = play(engine, PROMPTS)
+    assert 0 < len(engine.runner._packed) < 4 * 2 + 1, "the large ones"
+    check_logprobs(pristine, PROMPTS, played, contexts)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "sent"])
-def test_new_weights_in_half_precision(shared, play):
-    """oneDNN's copies of the matrices are made anew."""
-    old, new = (build("qwen3", seed).bfloat16() for seed in (0, 1))
+def test_new_weights_are_packed_anew(shared, dtype, play, monkeypatch):
+    monkeypatch.setattr(fused, "LARGE", 1)
+    old, new = (build("qwen3", seed).to(dtype) for seed in (0, 1))
     expected = play(LocalEngine(copy.deepcopy(new), None, max_context_length=128), PROMPTS)
     engine = LocalEngine(old, None, max_context_length=128)
     assert play(engine, PROMPTS) != expected
@@ -208,10 +226,6 @@ def test_new_weights_in_half_precision(shared, play):
     for i, generations in expected.items():
         assert [g.token_ids for g in found[i]] == [g.token_ids for g in generations]
         assert [g.logprobs for g in found[i]] == [g.logprobs for g in generations]
-
-
-def test_other_models_sample_in_the_precision_of_their_weights():
-    assert isinstance(LocalEngine(build("gpt2").bfloat16(), None).runner, HfRunner)
 
 
 # -- whose weights they are -------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ ends where padding would cost more than that."""
 
 
 class LocalEngine:
-    """See `mtrl.generator.engines.base.Engine`. The weights are the model's own: training them updates the engine.
-    A model that nobody trains, a replica, gets its weights by `load_weights`.
+    """See `mtrl.generator.engines.base.Engine`. The weights are the model's own: training them updates the engine,
+    once `load_weights` says so. A model that nobody trains, a replica, gets its weights by it.
 
     Scheduling. The decoding rows are the first slots of the cache. A trajectory whose turn ended goes to its
     environment while the others decode on. When a quarter of the rows have ended (or none decodes) the engine

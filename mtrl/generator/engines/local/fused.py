@@ -1,7 +1,8 @@
 """A forward pass written over the weights of Llama, Qwen2 and Qwen3: about 15 tensor operations per layer.
 
 At a million parameters the Python and dispatch overhead of the modules is most of the cost of decoding, hence this. The
-fused weights *are* the model's: each projection becomes a view into one block, so an optimiser step needs no refresh.
+fused weights *are* the model's: each projection becomes a view into one block. Only large matrices on a CPU have packed
+copies, which `refresh` makes anew.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrl.generator.engines.local.cache import SlotCache
+from mtrl.models import onednn
 
 SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+LARGE = 2**17 + 1
+"""Elements from which a matrix in float32 is packed; calling oneDNN costs more than calling MKL."""
 
 
 def supports(model: Any) -> bool:
@@ -55,6 +59,9 @@ class FusedRunner:
         self.layers = [Layer(layer) for layer in model.model.layers]
         self.dtype = model.dtype
         """Of activations."""
+        self._packed: dict[Tensor, Tensor] = {}
+        """Matrices as oneDNN lays them out, which it would do again for every product otherwise: made once for each
+        version of the weights."""
         self.cache = self.Cache(config.num_hidden_layers, self.kv_heads, self.dim, model.dtype, model.device)
         self._cos = self._sin = torch.empty(0)
 
@@ -73,7 +80,8 @@ class FusedRunner:
         last = x[torch.arange(n, device=ids.device), lengths - 1] if t > 1 else x[:, 0]
         return self._linear(self._norm(last, self.model.model.norm.weight), self.model.lm_head.weight)
 
-    def refresh(self) -> None: ...
+    def refresh(self) -> None:
+        self._packed = {}
 
     def _attention(
         self,
@@ -111,7 +119,16 @@ class FusedRunner:
         return self._linear(F.silu(gate) * up, layer.down)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias)
+        if not self._packs(weight):
+            return F.linear(x, weight, bias)
+        if weight not in self._packed:
+            self._packed[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed[weight], bias, "none", [], "")
+
+    def _packs(self, weight: Tensor) -> bool:
+        """Whether oneDNN with a packed matrix is faster than MKL, which PyTorch multiplies by on a CPU in float32."""
+        large = weight.numel() >= LARGE and weight.dtype == torch.float32
+        return large and weight.device.type == "cpu" and onednn.AVAILABLE and torch.backends.mkl.is_available()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mtrl.generator.engines.local.cache import SlotCache
@@ -41,9 +40,8 @@ class HalfRunner(FusedRunner):
     def __init__(self, model: Any):
         super().__init__(model)
         self.dtype = torch.float32
-        self._made: dict[Tensor, Tensor] = {}
-        """What is made of weights once for each version of them: matrices as oneDNN lays them out, which it would do
-        again for every product otherwise, and weights of norms in float32."""
+        self._wide: dict[Tensor, Tensor] = {}
+        """Weights of norms in float32, made once for each version of them."""
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
         if self.cache.capacity <= 2 * width:
@@ -51,26 +49,25 @@ class HalfRunner(FusedRunner):
         return super().forward(ids, starts, lengths, first_slot, width)
 
     def refresh(self) -> None:
-        self._made = {}
+        super().refresh()
+        self._wide = {}
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """In half precision, which becomes float32 where it meets activations."""
-        x = x.to(weight.dtype)
-        if not multiplies(weight.dtype):
-            return F.linear(x, weight, bias)
-        if weight not in self._made:
-            self._made[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return torch.ops.mkldnn._linear_pointwise(x, self._made[weight], bias, "none", [], "")
+        return super()._linear(x.to(weight.dtype), weight, bias)
+
+    def _packs(self, weight: Tensor) -> bool:
+        return multiplies(weight.dtype)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        if weight not in self._made:
-            self._made[weight] = weight.detach().to(x.dtype)
-        return self._root_mean_square(x) * self._made[weight]
+        if weight not in self._wide:
+            self._wide[weight] = weight.detach().to(x.dtype)
+        return self._root_mean_square(x) * self._wide[weight]
 
     def _norm_heads(self, qk: Tensor, layer: Layer) -> Tensor:
-        if layer.q_norm not in self._made:
-            self._made[layer.q_norm] = self._head_weights(layer).to(self.dtype)
-        return self._root_mean_square(qk.to(self.dtype)) * self._made[layer.q_norm]
+        if layer.q_norm not in self._wide:
+            self._wide[layer.q_norm] = self._head_weights(layer).to(self.dtype)
+        return self._root_mean_square(qk.to(self.dtype)) * self._wide[layer.q_norm]
 
     def _root_mean_square(self, x: Tensor) -> Tensor:
         """`F.rms_norm` in two thirds of its operations, which at a few rows are what it costs."""
