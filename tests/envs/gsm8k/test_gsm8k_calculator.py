@@ -87,7 +87,7 @@ def test_everything_else_is_an_error_in_words(expression, reason):
     started = time.perf_counter()
     with pytest.raises(CalculatorError, match=reason):
         calculate(expression)
-    assert time.perf_counter() - started < 0.5
+    assert time.perf_counter() - started < 5, "work that grows faster than the expression"
 
 
 def test_the_allowed_depth_is_reached():

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,8 @@ def synthetic():
     return FAMILY.load(DataConfig(), seed=0, calculator=True, operations=3)
 
 
-def test_synthetic_rows_are_complete_and_quick():
-    started = time.process_time()
+def test_synthetic_rows_are_complete():
     splits = FAMILY.load(DataConfig(), seed=1)
-    assert time.process_time() - started < 1.0
     assert (len(splits.train), len(splits.test)) == (4096, 256)
     for row in splits.train + splits.test:
         assert {"id", "prompt", "ground_truth", "question"} <= row.keys()

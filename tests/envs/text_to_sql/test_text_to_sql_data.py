@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -62,10 +61,8 @@ def test_splits_share_no_problem_whatever_the_seed(splits):
     assert all(row["key"] == row["ground_truth"]["sql"] for row in splits.train)
 
 
-def test_generation_is_a_function_of_the_seed_and_fast(splits):
-    start = time.process_time()
+def test_generation_is_a_function_of_the_seed(splits):
     again = FAMILY.load(DataConfig(max_test_rows=None), seed=0)
-    assert time.process_time() - start < 2
     assert again == splits
     assert FAMILY.load(DataConfig(), seed=1).train != splits.train
 
