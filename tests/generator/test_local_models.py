@@ -13,6 +13,7 @@ from mtrl.generator.engines.local import fused
 from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.generator.engines.local.half import HalfRunner
 from mtrl.generator.engines.local.runner import HfRunner
+from mtrl.models import onednn
 from mtrl.models.tiny import save
 from mtrl.trainer.policy import Policy
 
@@ -199,7 +200,9 @@ def test_other_models_sample_in_the_precision_of_their_weights():
 # -- matrices packed by oneDNN ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="PyTorch multiplies by something else than MKL here")
+@pytest.mark.skipif(
+    not (torch.backends.mkl.is_available() and onednn.AVAILABLE), reason="this PyTorch has no MKL, or no oneDNN"
+)
 @pytest.mark.parametrize("name", FUSED, indirect=True)
 def test_packed_matrices_are_the_models(pristine, model, play, contexts, monkeypatch):
     monkeypatch.setattr(fused, "LARGE", 2000)
