@@ -121,6 +121,12 @@ class RunDir:
         """Whether it is the folder of an evaluation, which is laid out as a run's is."""
         return (self.path / "models.json").is_file()
 
+    @property
+    def has_records(self) -> bool:
+        """Whether the run has got beyond its start."""
+        folders = (self.trajectories, self.checkpoints)
+        return self.metrics.exists() or any(any(folder.glob("*")) for folder in folders)
+
     def create(self, resume: bool = False) -> RunDir:
         """Make the folder. `export/` comes with the export, so that an empty one never passes for a model.
 

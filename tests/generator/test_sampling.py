@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl.generator.engines.local.sampling import counter_uniform, sample
+from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.local.sampling import AHEAD, SamplingRows, Uniforms, counter_uniform, sample
 
 LOGITS = torch.tensor([2.0, 0.0, -1.0, 1.0, -30.0, 0.5, -0.5, 1.5])
 DRAWS = 20_000
@@ -24,9 +25,8 @@ def chi_square(counts, probabilities):
 
 
 def draw(draws, temperature, **cut):
-    rows = LOGITS.repeat(len(draws), 1)
-    cut = {name: torch.full((len(draws),), value) for name, value in cut.items()}
-    return sample(rows, torch.full((len(draws),), temperature), draws, **cut)
+    rows = SamplingRows.of([SamplingParams(temperature=temperature, **cut)] * len(draws))
+    return sample(LOGITS.repeat(len(draws), 1), rows, draws)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -50,6 +50,13 @@ def test_neighbouring_streams_do_not_go_together():
 def test_uniforms_are_below_one_and_take_large_seeds():
     values = uniforms([0, 2**64 - 1, 2**63], [0, 0, 2**31])
     assert ((values >= 0) & (values < 1)).all() and len(set(values.tolist())) == 3
+
+
+def test_uniforms_go_on_from_position_to_position():
+    seeds, starts = np.array([5, 2**63, 9], dtype=np.uint64), np.array([0, 70, 3])
+    ahead = Uniforms(seeds, starts, torch.device("cpu"))
+    for step in range(2 * AHEAD + 3):
+        assert torch.equal(ahead.next(), uniforms(seeds, starts + step))
 
 
 def test_top_k_and_top_p_restrict_what_is_drawn_not_its_logprob():
@@ -79,14 +86,12 @@ def test_a_row_does_not_notice_how_its_neighbours_sample():
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(200, 500, generator=generator) * 4
     draws = torch.rand(200, generator=generator, dtype=torch.float64)
-    alone = sample(rows, torch.ones(200), draws)
-    temperatures = torch.ones(200)
-    temperatures[::2] = 0.0
-    top_p = torch.ones(200)
-    top_p[::4] = 0.5
-    top_k = torch.full((200,), -1)
-    top_k[::6] = 2
-    together = sample(rows, temperatures, draws, top_p, top_k)
+    alone = sample(rows, SamplingRows.of([SamplingParams()] * 200), draws)
+    params = [
+        SamplingParams(temperature=float(i % 2), top_p=1.0 if i % 4 else 0.5, top_k=-1 if i % 6 else 2)
+        for i in range(200)
+    ]
+    together = sample(rows, SamplingRows.of(params), draws)
     for mine, ours in zip(alone, together, strict=True):
         assert torch.equal(mine[1::2], ours[1::2])
 
@@ -95,6 +100,7 @@ def test_a_row_that_does_not_cut_keeps_its_tail_beside_one_that_does():
     """In float32 the likely token alone has all of the probability; the tail must stay possible."""
     rows = torch.tensor([[30.0] + [0.0] * 50, [0.0] * 51])
     draws = torch.tensor([1 - 1e-12, 0.5], dtype=torch.float64)
-    alone, _ = sample(rows, torch.ones(2), draws)
-    together, _ = sample(rows, torch.ones(2), draws, torch.tensor([1.0, 0.5]))
+    plain = SamplingParams()
+    alone, _ = sample(rows, SamplingRows.of([plain, plain]), draws)
+    together, _ = sample(rows, SamplingRows.of([plain, SamplingParams(top_p=0.5)]), draws)
     assert alone[0] == together[0] > 0

@@ -39,6 +39,16 @@ def test_create_refuses_a_folder_that_holds_a_run(tmp_path):
     assert run.create(resume=True) is run
 
 
+@pytest.mark.parametrize("record", ["metrics.jsonl", "trajectories/step_000001_00000.jsonl", "checkpoints/step_000001"])
+def test_a_run_has_records_once_it_has_got_beyond_its_start(tmp_path, record):
+    run = RunDir(tmp_path).create()
+    run.log.touch()
+    run.config.touch()
+    assert not run.has_records
+    (tmp_path / record).touch()
+    assert run.has_records
+
+
 def test_create_says_which_folder_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"run_dir=.*file/run cannot be made"):

@@ -319,6 +319,13 @@ def test_a_prompt_longer_than_the_context_is_one_sentence(tmp_path):
     assert "does not fit generator.max_context_length=16" in output.strip().splitlines()[-1]
 
 
+def test_the_folder_of_a_start_that_failed_may_be_named_again(tmp_path):
+    run_dir, words = tmp_path / "run", ("model=hf", f"model.path={tmp_path}/missing/model", "model.tiny={}")
+    for _ in range(2):
+        assert "there is no such folder" in finish(start(run_dir, *words), expected=2).strip().splitlines()[-1]
+    assert "there is no such folder" in (run_dir / "run.log").read_text() and not (run_dir / "config.yaml").exists()
+
+
 def test_a_malformed_data_file_names_the_line(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n{"question": \n')
     (tmp_path / "test.jsonl").write_text('{"question": "1+2?", "answer": "#### 3"}\n')

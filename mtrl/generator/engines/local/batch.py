@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from mtrl.generator.engines.local.sampling import counter_uniform, sample
+from mtrl.generator.engines.local.sampling import SamplingRows, Uniforms, sample
 from mtrl.generator.engines.local.session import Session
+from mtrl.generator.engines.local.stops import StopStrings, span
 from mtrl.types import FinishReason
 
 
 class DecodeBatch:
     """Row i is `sessions[i]` in slot i (or, before its first token, in the slots being prefilled)."""
 
-    def __init__(self, sessions: list[Session], tokenizer: Any, device: torch.device, max_context_length: int):
+    def __init__(self, sessions: list[Session], stops: StopStrings, device: torch.device, max_context_length: int):
         params = [s.request.sampling for s in sessions]
-        self.sessions, self.tokenizer, self.device = sessions, tokenizer, device
+        self.sessions, self.stops, self.device = sessions, stops, device
         self.ended: dict[int, FinishReason] = {}
         """Row -> why its turn ended."""
         self.lengths = torch.tensor([len(s.ids) for s in sessions], device=device)
@@ -29,18 +28,12 @@ class DecodeBatch:
         self.last = torch.tensor(
             [s.request.token_ids[-1] if s.request.token_ids else 0 for s in sessions], device=device
         )
-        self._totals = np.array([len(s.request.prompt_ids) + len(s.request.token_ids) for s in sessions])
+        totals = np.array([len(s.request.prompt_ids) + len(s.request.token_ids) for s in sessions])
         sampled = np.array([len(s.request.token_ids) for s in sessions])
         room = np.array([p.max_generate_length for p in params]) - sampled
-        self._room = np.minimum(room, max_context_length - self._totals)
-        self._seeds = np.array([p.seed for p in params], dtype=np.uint64)
-        self._temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
-        self._top_p = (
-            torch.tensor([p.top_p for p in params], device=device) if any(p.top_p < 1 for p in params) else None
-        )
-        self._top_k = (
-            torch.tensor([p.top_k for p in params], device=device) if any(p.top_k > 0 for p in params) else None
-        )
+        self._room = np.minimum(room, max_context_length - totals)
+        self._rows = SamplingRows.of(params, device)
+        self._uniforms = Uniforms(np.array([p.seed for p in params], dtype=np.uint64), totals, device)
         self._stop_ids = _padded([p.stop_token_ids for p in params])
         self._stop_texts = {i: p.stop for i, p in enumerate(params) if p.stop}
         self._ids: list[np.ndarray] = []
@@ -48,12 +41,10 @@ class DecodeBatch:
 
     def take(self, logits: Tensor) -> None:
         """Sample one token per row from logits [n, V] and find the turns that end with it."""
-        uniforms = torch.from_numpy(counter_uniform(self._seeds, self._totals)).to(self.device)
-        self.last, logprobs = sample(logits, self._temperatures, uniforms, self._top_p, self._top_k)
+        self.last, logprobs = sample(logits, self._rows, self._uniforms.next())
         ids = self.last.cpu().numpy()
         self._ids.append(ids)
         self._logprobs.append(logprobs.cpu().numpy())
-        self._totals += 1
         self._room -= 1
         stopped = (ids[:, None] == self._stop_ids).any(-1)
         for row in np.flatnonzero(stopped | (self._room <= 0)):
@@ -85,13 +76,11 @@ class DecodeBatch:
     def _says(self, row: int, texts: tuple[str, ...]) -> bool:
         """Whether the newest tokens of a row complete one of the stop strings."""
         request = self.sessions[row].request
-        if request is None:
+        if request is None or not self.stops.may_complete(int(self._ids[-1][row]), texts):
             return False
-        # A stop string of n characters lies within n tokens plus the bytes of a split character before them.
-        span = max(map(len, texts)) + 4
-        tail = [*request.token_ids[-span:], *(int(ids[row]) for ids in self._ids[-span:])][-span:]
-        text = self.tokenizer.decode(tail, skip_special_tokens=False)
-        return any(stop in text for stop in texts)
+        length = span(texts)
+        tail = [*request.token_ids[-length:], *(int(ids[row]) for ids in self._ids[-length:])][-length:]
+        return self.stops.complete(tail, texts)
 
 
 def _padded(lists: list[tuple[int, ...]]) -> np.ndarray:

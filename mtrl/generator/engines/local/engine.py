@@ -15,6 +15,7 @@ from mtrl.generator.engines.local.batch import DecodeBatch
 from mtrl.generator.engines.local.half import HalfRunner
 from mtrl.generator.engines.local.runner import HfRunner, Runner
 from mtrl.generator.engines.local.session import Request, Session
+from mtrl.generator.engines.local.stops import StopStrings
 from mtrl.generator.engines.local.weights import copy_weights
 from mtrl.types import FinishReason
 
@@ -68,7 +69,7 @@ class LocalEngine:
             UserError: the engine cannot run this model.
         """
         self.runner = make_runner(model, fused_decode)
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.stops = model, StopStrings(tokenizer)
         self.max_num_seqs, self.max_context_length = max_num_seqs, max_context_length
         self.deterministic = deterministic
         self.apply_weights = apply_weights
@@ -320,7 +321,7 @@ class LocalEngine:
                 session.finish(reason)
 
     def _new_batch(self, sessions: list[Session]) -> DecodeBatch:
-        return DecodeBatch(sessions, self.tokenizer, self.model.device, self.max_context_length)
+        return DecodeBatch(sessions, self.stops, self.model.device, self.max_context_length)
 
     def _arrange(self, decoding: list[Session], fed: Sequence[Session] = ()) -> list[Session]:
         """Bring `decoding` into the first slots, in whatever order moves few rows, `fed` behind them in theirs, and

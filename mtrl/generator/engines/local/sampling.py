@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from mtrl.generator.engines.base import SamplingParams
+
+AHEAD = 16
+"""Positions whose uniform numbers are made at once."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
@@ -25,34 +32,80 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def sample(
-    logits: Tensor, temperatures: Tensor, uniforms: Tensor, top_p: Tensor | None = None, top_k: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+class Uniforms:
+    """Numbers in [0, 1) for rows that go on from position to position."""
+
+    def __init__(self, seeds: np.ndarray, positions: np.ndarray, device: torch.device):
+        """
+        Args:
+            seeds: [n] uint64.
+            positions: [n] of the tokens that are sampled first.
+        """
+        self._seeds, self._positions, self._device = seeds, positions, device
+        self._block = torch.empty(0)
+        self._used = 0
+
+    def next(self) -> Tensor:
+        """[n] float64 for the next position of every row."""
+        index = self._used % AHEAD
+        if index == 0:
+            positions = self._positions + np.arange(self._used, self._used + AHEAD)[:, None]
+            self._block = torch.from_numpy(counter_uniform(self._seeds, positions)).to(self._device)
+        self._used += 1
+        return self._block[index]
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """The sampling parameters of rows that decode together, made once: next to a small model each operation counts."""
+
+    temperatures: Tensor | None
+    """[n, 1] float32, 1 where a row is greedy; None where all are 1."""
+    greedy: Tensor | None
+    """[n], where some rows are."""
+    all_greedy: bool
+    top_p: Tensor | None
+    top_k: Tensor | None
+    """[n], where some row cuts its distribution."""
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], device: torch.device | None = None) -> SamplingRows:
+        greedy = [p.temperature == 0 for p in params]
+        temperatures = [p.temperature or 1.0 for p in params]
+        return cls(
+            torch.tensor(temperatures, device=device)[:, None] if set(temperatures) != {1.0} else None,
+            torch.tensor(greedy, device=device) if any(greedy) else None,
+            all(greedy),
+            torch.tensor([p.top_p for p in params], device=device) if any(p.top_p < 1 for p in params) else None,
+            torch.tensor([p.top_k for p in params], device=device) if any(p.top_k > 0 for p in params) else None,
+        )
+
+
+def sample(logits: Tensor, rows: SamplingRows, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw one token per row by inverse CDF.
+
+    top-p and top-k choose what may be drawn; the log-probs stay those of the whole distribution, which is what the
+    trainer computes.
 
     Args:
         logits: [n, V].
-        temperatures: [n]; 0 is greedy.
         uniforms: [n] float64 in [0, 1).
-        top_p, top_k: [n], or None where no row cuts its distribution. They choose what may be drawn; the log-probs
-            stay those of the whole distribution, which is what the trainer computes.
 
     Returns:
         ids [n] int64 and log-probs [n] float32: log-softmax of logits / temperature (temperature 1 when greedy).
     """
-    greedy = temperatures == 0
-    scaled = logits.float() / torch.where(greedy, torch.ones_like(temperatures), temperatures)[:, None]
+    scaled = logits.float() if rows.temperatures is None else logits.float() / rows.temperatures
     logprobs = torch.log_softmax(scaled, dim=-1)
-    if bool(greedy.all()):
+    if rows.all_greedy:
         ids = logprobs.argmax(-1)
     else:
-        allowed = _truncate(logprobs.exp(), top_p, top_k).double()
+        allowed = _truncate(logprobs.exp(), rows.top_p, rows.top_k).double()
         cdf = allowed.cumsum(-1)
         # A row's target stays below its total, so a token of probability 0 at the end is never drawn.
         target = uniforms[:, None] * cdf[:, -1:]
         ids = torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
-        if bool(greedy.any()):
-            ids = torch.where(greedy, logprobs.argmax(-1), ids)
+        if rows.greedy is not None:
+            ids = torch.where(rows.greedy, logprobs.argmax(-1), ids)
     return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1)
 
 
