@@ -124,8 +124,8 @@ class RunDir:
     @property
     def has_records(self) -> bool:
         """Whether the run has got beyond its start."""
-        folders = (self.trajectories, self.checkpoints)
-        return self.metrics.exists() or any(any(folder.glob("*")) for folder in folders)
+        files, folders = (self.metrics, self.summary), (self.trajectories, self.checkpoints)
+        return any(file.exists() for file in files) or any(any(folder.glob("*")) for folder in folders)
 
     def create(self, resume: bool = False) -> RunDir:
         """Make the folder. `export/` comes with the export, so that an empty one never passes for a model.

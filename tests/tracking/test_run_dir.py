@@ -39,7 +39,7 @@ def test_create_refuses_a_folder_that_holds_a_run(tmp_path):
     assert run.create(resume=True) is run
 
 
-@pytest.mark.parametrize("record", ["metrics.jsonl", "trajectories/step_000001_00000.jsonl", "checkpoints/step_000001"])
+@pytest.mark.parametrize("record", ["metrics.jsonl", "summary.json", "trajectories/eval.jsonl", "checkpoints/step_1"])
 def test_a_run_has_records_once_it_has_got_beyond_its_start(tmp_path, record):
     run = RunDir(tmp_path).create()
     run.log.touch()
