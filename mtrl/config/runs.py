@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from mtrl.config.schema import Config
 from mtrl.distributed import launch
 from mtrl.errors import UserError
-from mtrl.tracking.run_dir import such_as
+from mtrl.tracking.run_dir import RunDir, such_as
 
 CHECKPOINTS = "checkpoints"
 LAUNCH = "launch.txt"
@@ -101,10 +101,17 @@ def _after_restart(cfg: DictConfig) -> list[str]:
 
 
 def _refuse_run_in(run_dir: Path) -> None:
-    if holds_run(run_dir) and not is_marked(run_dir):
+    if holds_run(run_dir) and not is_marked(run_dir) and not _ended_at_its_start(run_dir):
         raise UserError(
             f"run_dir={run_dir} already holds a run; continue it with resume=latest, or name another folder"
         )
+
+
+def _ended_at_its_start(folder: Path) -> bool:
+    """A run was started here and recorded nothing: its model could not be loaded, for one. Its lock tells if it goes
+    on."""
+    run = RunDir(folder)
+    return run.log.exists() and not run.has_records
 
 
 def _refuse_other_task(cfg: DictConfig, run_dir: Path) -> None:

@@ -50,8 +50,7 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
     config: Config = OmegaConf.to_object(cfg)
     run = RunDir(config.run_dir).create(resume=config.resume != "none")
     with RunLock(run), RunLog(run.log) as log, keep_books(run.spending):
-        begins = config.resume == "none" or not run.config.exists()
-        if begins:
+        if config.resume == "none" or not run.config.exists():
             run.write_config(cfg)
         console = Console(mirror=log.line)
         log.show_warnings(console.show_warning)
@@ -63,9 +62,6 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
                 again = resume_command(config)
                 raise UserError(f"there is no space left for {run}; free some, then go on with: {again}") from error
             raise
-        finally:
-            if begins and not run.has_records:
-                run.config.unlink(missing_ok=True)  # so that the folder may be named again
 
 
 def _train(config: Config, run: RunDir, console: Console, on_evaluation: OnEvaluation) -> dict[str, Any]:

@@ -47,6 +47,16 @@ def test_a_folder_that_holds_a_run_is_refused(here, file):
     )
 
 
+def test_a_folder_whose_run_recorded_nothing_may_be_named_again(here):
+    (here / "there" / "trajectories").mkdir(parents=True)
+    for file in ("config.yaml", "run.log"):
+        (here / "there" / file).touch()
+    assert compose(["run_dir=there"]).run_dir == "there"
+    (here / "there" / "trajectories" / "eval_0.jsonl").touch()
+    with pytest.raises(UserError, match="run_dir=there already holds a run"):
+        compose(["run_dir=there"])
+
+
 def test_latest_is_the_run_of_that_name_that_wrote_last(here):
     make_run(here / "outputs/gsm8k/a", written=2000)
     make_run(here / "outputs/gsm8k/b", written=1000)

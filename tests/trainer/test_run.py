@@ -320,10 +320,11 @@ def test_a_prompt_longer_than_the_context_is_one_sentence(tmp_path):
 
 
 def test_the_folder_of_a_start_that_failed_may_be_named_again(tmp_path):
-    run_dir, words = tmp_path / "run", ("model=hf", f"model.path={tmp_path}/missing/model", "model.tiny={}")
-    for _ in range(2):
-        assert "there is no such folder" in finish(start(run_dir, *words), expected=2).strip().splitlines()[-1]
-    assert "there is no such folder" in (run_dir / "run.log").read_text() and not (run_dir / "config.yaml").exists()
+    run_dir = tmp_path / "run"
+    refused = finish(start(run_dir, "model=hf", f"model.path={tmp_path}/no/model", "model.tiny={}"), expected=2)
+    assert "there is no such folder" in refused.strip().splitlines()[-1]
+    finish(start(run_dir, "trainer.max_steps=1"))
+    assert "there is no such folder" in (run_dir / "run.log").read_text() and rows_of(run_dir)[-1]["step"] == 1
 
 
 def test_a_malformed_data_file_names_the_line(tmp_path):
