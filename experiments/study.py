@@ -1,116 +1,183 @@
 """Runs a study: every arm with every seed, then the table and the picture.
 
-    python experiments/study.py experiments/credit/study.yaml
+    python experiments/study.py experiments/seeds/study.yaml
 
-A study is a YAML file: `common` overrides, `seeds`, and `arms`, each a list of overrides by name. Runs that have a
-summary.json are not repeated; `--report-only` draws from what is there.
+A study is a YAML file: `common` overrides, `seeds` (a list, or a range such as 100-139), and `arms`, each a list of
+overrides by name, or `{overrides: […], seeds: …}` where an arm has seeds of its own. `columns` names what the table
+shows, and `picture` is `curves` (metrics over steps) or `seeds` (success before and after, a dot per seed).
+
+The numbers of a run are added to results.json when it ends, and a run that is there is not repeated, so a study goes on
+where it was stopped. Delete results.json to begin anew. `--report-only` draws from what is there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean, median, stdev
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from omegaconf import OmegaConf
 
+from mtrl.tracking.files import replace_text
 from mtrl.tracking.plots import STYLE
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#777777", "#E69F00")
-DASHES = ("-", "--", ":", "-.")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#777777", "#E69F00", "#56B4E9")
 WINDOW = 10
 """Steps of the moving average in the picture."""
-
 PANELS = (
     ("rollout/success/mean", "success of training rollouts"),
     ("analysis/zero_adv_frac", "share of groups without an advantage"),
     ("analysis/informative_groups", "informative groups per step"),
     ("rollout/turns/mean", "turns per episode"),
 )
+RATES = ("greedy", "sampled", "success", "zero-advantage")
+"""What columns begin with that are shares; they are shown in percent."""
+SMALLER_IS_WORSE = ("success", "greedy", "sampled", "informative")
+MARKS = ("<!-- table -->", "<!-- /table -->")
+"""Around the table in the README beside a study."""
 
 Rows = list[dict[str, Any]]
+Found = dict[str, dict[str, dict[str, float | None]]]
+"""Arm -> seed -> column -> value."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    overrides: list[str]
+    seeds: list[int]
 
 
 @dataclass(frozen=True)
 class Study:
     name: str
     common: list[str]
-    seeds: list[int]
-    arms: dict[str, list[str]]
+    arms: list[Arm]
+    columns: list[str]
+    picture: str
     folder: Path
 
     @classmethod
     def read(cls, path: Path) -> Study:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
-        return cls(path.parent.name, content["common"], content["seeds"], content["arms"], path.parent)
+        common_seeds = content.get("seeds", [])
+        arms = []
+        for name, value in content["arms"].items():
+            spec = value if isinstance(value, dict) else {"overrides": value}
+            arms.append(Arm(name, spec.get("overrides") or [], seeds_of(spec.get("seeds", common_seeds))))
+        columns = content.get("columns", [name for name in COLUMNS if name not in RARE])
+        picture = content.get("picture", "curves")
+        return cls(path.parent.name, content.get("common", []), arms, columns, picture, path.parent)
 
-    def run_dir(self, root: Path, arm: str, seed: int) -> Path:
-        return root / self.name / re.sub(r"\W+", "_", arm) / f"seed{seed}"
+    def run_dir(self, root: Path, arm: Arm, seed: int) -> Path:
+        return root / self.name / re.sub(r"\W+", "_", arm.name) / f"seed{seed}"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results.json"
 
 
-def over_steps(key: str) -> Callable[[Rows, dict[str, Any]], float]:
+def seeds_of(value: Any) -> list[int]:
+    """`[3, 4]`, or `100-139` for all from the first to the last."""
+    if isinstance(value, str):
+        first, _, last = value.partition("-")
+        return list(range(int(first), int(last or first) + 1))
+    return [int(seed) for seed in ([value] if isinstance(value, int) else value)]
+
+
+def over_steps(key: str) -> Callable[[Rows, dict[str, Any]], float | None]:
     """The mean of a metric over all training steps."""
-    return lambda rows, summary: fmean(row[key] for row in rows if key in row)
+    return lambda rows, summary: fmean(values) if (values := [row[key] for row in rows if key in row]) else None
 
 
-COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float]] = {
+def steps_to(share: float) -> Callable[[Rows, dict[str, Any]], float | None]:
+    """The first step at which the moving average of the success of rollouts reaches `share`; the last one plus 1 where
+    it never does."""
+
+    def first(rows: Rows, summary: dict[str, Any]) -> float:
+        values = smooth([row["rollout/success/mean"] for row in rows if "rollout/success/mean" in row])
+        reached = np.flatnonzero(values >= share)
+        return float(reached[0] + 1 if len(reached) else len(values) + 1)
+
+    return first
+
+
+COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
     "greedy before": lambda rows, summary: summary["success_before"],
     "greedy after": lambda rows, summary: summary["success_after"],
     "sampled before": lambda rows, summary: summary["success_sampled_before"],
     "sampled after": lambda rows, summary: summary["success_sampled_after"],
     "success over training": over_steps("rollout/success/mean"),
+    "steps to 90 %": steps_to(0.9),
     "zero-advantage share": over_steps("analysis/zero_adv_frac"),
     "informative groups": over_steps("analysis/informative_groups"),
     "largest drift of a log-prob": lambda rows, summary: max(r.get("analysis/logprob_drift/max", 0.0) for r in rows),
     "turns at the end": lambda rows, summary: fmean([r["rollout/turns/mean"] for r in rows if "train/loss" in r][-5:]),
+    "whole command, CPU-seconds": lambda rows, summary: summary.get("cpu_seconds"),
 }
 """What the table shows: a number per run from its metrics and its summary."""
+RARE = ("steps to 90 %", "whole command, CPU-seconds")
+"""Columns of studies that ask for them."""
 
 
 def run(study: Study, root: Path, jobs: int) -> None:
-    """Run what has not been run; raises if a run fails."""
-    todo = [(arm, seed) for seed in study.seeds for arm in study.arms]
+    """Run what has no numbers yet, seed by seed over all arms, and add the numbers; raises if a run fails."""
+    lock, found = threading.Lock(), known(study)
+    depth = max(len(arm.seeds) for arm in study.arms)
+    todo = [(arm, arm.seeds[i]) for i in range(depth) for arm in study.arms if i < len(arm.seeds)]
 
-    def one(arm_and_seed: tuple[str, int]) -> None:
-        arm, seed = arm_and_seed
+    def one(arm: Arm, seed: int) -> None:
         run_dir = study.run_dir(root, arm, seed)
-        if (run_dir / "summary.json").exists():
-            return
-        words = [*study.common, *study.arms[arm], f"seed={seed}", f"run_dir={run_dir}", "tracker.plots=false"]
-        if run_dir.exists():  # it was interrupted
-            words.append("resume=latest")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "mtrl.main", *words], env=environment, capture_output=True, text=True
+        cpu_seconds = None if (run_dir / "summary.json").exists() else train(study, arm, seed, run_dir)
+        rows, summary = read(run_dir)
+        columns = {name: column(rows, {**summary, "cpu_seconds": cpu_seconds}) for name, column in COLUMNS.items()}
+        rounded = {name: None if value is None else float(f"{value:.4g}") for name, value in columns.items()}
+        with lock:
+            found.setdefault(arm.name, {})[str(seed)] = rounded
+            replace_text(study.results, json.dumps(found, indent=1) + "\n")
+        print(
+            f"{arm.name}, seed {seed}: greedy {rounded['greedy after']}, sampled {rounded['sampled after']}", flush=True
         )
-        if done.returncode:
-            raise SystemExit(f"{arm}, seed {seed} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        print(f"{arm}, seed {seed}: done", flush=True)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, todo))
+        list(pool.map(lambda pair: one(*pair), [p for p in todo if str(p[1]) not in found.get(p[0].name, {})]))
 
 
-def results(study: Study, root: Path) -> dict[str, dict[str, list[float]]]:
-    """By arm and column one number per seed."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for arm in study.arms:
-        runs = [read(study.run_dir(root, arm, seed)) for seed in study.seeds]
-        found[arm] = {name: [float(f"{column(*run):.4g}") for run in runs] for name, column in COLUMNS.items()}
-    return found
+def train(study: Study, arm: Arm, seed: int, run_dir: Path) -> float:
+    """One run in a process of its own; the CPU-seconds that it took."""
+    words = [*study.common, *arm.overrides, f"seed={seed}", f"run_dir={run_dir}", "tracker.plots=false"]
+    if run_dir.exists():  # it was interrupted
+        words.append("resume=latest")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    log = run_dir.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "mtrl.main", *words]
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{arm.name}, seed {seed} failed:\n{log.read_text()[-2000:]}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def known(study: Study) -> Found:
+    """The numbers of the runs that have ended."""
+    return json.loads(study.results.read_text()) if study.results.exists() else {}
 
 
 def read(run_dir: Path) -> tuple[Rows, dict[str, Any]]:
@@ -118,43 +185,94 @@ def read(run_dir: Path) -> tuple[Rows, dict[str, Any]]:
     return rows, json.loads((run_dir / "summary.json").read_text())
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> str:
-    """Markdown: the mean over seeds, and each seed in brackets."""
-    lines = [f"| arm | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for arm, columns in found.items():
-        cells = [
-            f"{fmean(values):.3g} ({', '.join(f'{value:.3g}' for value in values)})" for values in columns.values()
-        ]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
+def table(study: Study, found: Found) -> str:
+    """Markdown: a line per arm and column, over seeds: n, median, worst, best, and the mean with its 95 % interval."""
+    lines = ["| arm | | n | median | worst | best | mean |", "|---" * 7 + "|"]
+    for arm in study.arms:
+        for column in study.columns:
+            values = [run[column] for run in found.get(arm.name, {}).values() if run.get(column) is not None]
+            if values:
+                lines.append(f"| {arm.name} | {column} | {' | '.join(statistics(column, values))} |")
     return "\n".join(lines) + "\n"
 
 
-def picture(study: Study, root: Path) -> Figure:
-    """One panel per metric and one line per run, smoothed: the colour is the arm, the dashes are the seed."""
+def statistics(column: str, values: Sequence[float]) -> list[str]:
+    """n, median, worst, best, mean ± half of its 95 % interval by Student's t."""
+    unit, scale = (" %", 100) if column.startswith(RATES) else ("", 1)
+    values = [scale * value for value in values]
+    low, high = min(values), max(values)
+    worst, best = (low, high) if column.startswith(SMALLER_IS_WORSE) else (high, low)
+    half = student_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    shown = [f"{value:.3g}{unit}" for value in (median(values), worst, best)]
+    return [str(len(values)), *shown, f"{fmean(values):.3g} ± {half:.2g}{unit}"]
+
+
+def show_table(readme: Path, text: str) -> None:
+    """Put the table between the marks of a README, where there are some."""
+    before, mark, rest = (readme.read_text(encoding="utf-8") if readme.exists() else "").partition(MARKS[0])
+    if mark:
+        replace_text(readme, f"{before}{MARKS[0]}\n{text}{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+
+
+def student_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, by Hill's expansion around the normal one (1970, CACM 396); from 4 degrees of
+    freedom on it is off by less than 0.5 %."""
+    z = NormalDist().inv_cdf(0.975)
+    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return sum(term / freedom**power for power, term in enumerate(terms))
+
+
+def picture(study: Study, root: Path, found: Found) -> Figure:
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(14, 4.2), layout="constrained")
-        panels = figure.subplots(1, len(PANELS))
-        for colour, arm in zip(PALETTE, study.arms, strict=False):
-            for dashes, seed in zip(DASHES, study.seeds, strict=False):
-                rows, _ = read(study.run_dir(root, arm, seed))
-                for axes, (key, _) in zip(panels, PANELS, strict=True):
-                    values = smooth([row[key] for row in rows if key in row])
-                    axes.plot(range(1, len(values) + 1), values, dashes, color=colour, linewidth=1.5)
-        for axes, (_, title) in zip(panels, PANELS, strict=True):
-            axes.set_title(title)
-            axes.set_xlabel("step")
-            axes.set_ylim(bottom=0)
-        arms = [Line2D([], [], color=colour) for colour, _ in zip(PALETTE, study.arms, strict=False)]
-        seeds = [Line2D([], [], color="#555555", linestyle=d) for d, _ in zip(DASHES, study.seeds, strict=False)]
-        names = [*study.arms, *(f"seed {seed}" for seed in study.seeds)]
-        figure.legend([*arms, *seeds], names, loc="outside lower center", ncols=len(names))
+        return seeds_picture(study, found) if study.picture == "seeds" else curves_picture(study, root)
+
+
+def seeds_picture(study: Study, found: Found) -> Figure:
+    """One column per arm; a dot per seed, hollow before training and full after it."""
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("greedy", "sampled"), strict=True):
+        for place, arm in enumerate(study.arms):
+            runs = list(found.get(arm.name, {}).values())
+            across = place + np.linspace(-0.3, 0.3, max(len(runs), 1))[: len(runs)]
+            before, after = ([100 * run[f"{kind} {when}"] for run in runs] for when in ("before", "after"))
+            axes.scatter(across, before, s=14, facecolors="none", edgecolors=PALETTE[place % len(PALETTE)])
+            axes.scatter(across, after, s=14, color=PALETTE[place % len(PALETTE)])
+        axes.set_xticks(
+            range(len(study.arms)), [f"{arm.name}\nn = {len(found.get(arm.name, {}))}" for arm in study.arms]
+        )
+        axes.set_title(f"{kind} success, %: hollow before training, full after it")
+        axes.set_ylim(-3, 103)
     return figure
 
 
-def smooth(values: Sequence[float]) -> np.ndarray:
+def curves_picture(study: Study, root: Path) -> Figure:
+    """One panel per metric and one line per arm: the mean over the seeds whose runs are here, and all of them as a
+    band from the lowest to the highest, smoothed over steps."""
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(PANELS))
+    for colour, arm in zip(PALETTE * 3, study.arms, strict=False):
+        folders = [study.run_dir(root, arm, seed) for seed in arm.seeds]
+        runs = [read(folder)[0] for folder in folders if (folder / "summary.json").exists()]
+        for axes, (key, _) in zip(panels, PANELS, strict=True):
+            curves = [smooth([row[key] for row in rows if key in row]) for rows in runs]
+            length = min(map(len, curves), default=0)
+            if length:
+                stacked, steps = np.array([curve[:length] for curve in curves]), range(1, length + 1)
+                axes.plot(steps, stacked.mean(axis=0), color=colour, linewidth=1.8, label=arm.name)
+                axes.fill_between(steps, stacked.min(axis=0), stacked.max(axis=0), color=colour, alpha=0.12)
+    for axes, (_, title) in zip(panels, PANELS, strict=True):
+        axes.set_title(title)
+        axes.set_xlabel("step")
+        axes.set_ylim(bottom=0)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(len(labels), 1))
+    return figure
+
+
+def smooth(values: Iterable[float]) -> np.ndarray:
     """The mean of the last `WINDOW` values at each place."""
     sums = np.cumsum([0.0, *values])
-    ends = np.arange(1, len(values) + 1)
+    ends = np.arange(1, len(sums))
     starts = np.maximum(ends - WINDOW, 0)
     return (sums[ends] - sums[starts]) / (ends - starts)
 
@@ -164,15 +282,16 @@ def main() -> None:
     parser.add_argument("study", type=Path)
     parser.add_argument("--root", type=Path, default=Path("outputs/experiments"), help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, a core each")
-    parser.add_argument("--report-only", action="store_true", help="draw from the runs that are there")
+    parser.add_argument("--report-only", action="store_true", help="draw from the numbers that are there")
     arguments = parser.parse_args()
-    study = Study.read(arguments.study)
+    study, begun = Study.read(arguments.study), time.monotonic()
     if not arguments.report_only:
         run(study, arguments.root, arguments.jobs)
-    found = results(study, arguments.root)
-    (study.folder / "results.json").write_text(json.dumps(found, indent=2) + "\n")
-    picture(study, arguments.root).savefig(study.folder / "curves.png", dpi=110)
-    print(table(found))
+        print(f"{time.monotonic() - begun:.0f} s", flush=True)
+    found = known(study)
+    picture(study, arguments.root, found).savefig(study.folder / f"{study.picture}.png", dpi=110)
+    show_table(study.folder / "README.md", table(study, found))
+    print(table(study, found))
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
     renderer = make_renderer(tokenizer, args.renderer)
     examples = [to_example(renderer, messages) for messages in conversations]
     _check_lengths([len(example.ids) for example in examples], model)
-    tiny_rate = recipe.adam_lr if args.model == "tiny" else 1e-5
-    optimizer = MixedOptimizer(model, recipe.muon_lr if args.model == "tiny" else None, args.lr or tiny_rate)
+    muon_lr, lr = (2e-2, 2e-3) if args.model == "tiny" else (None, 1e-5)
+    optimizer = MixedOptimizer(model, muon_lr, args.lr or lr)
     size = min(args.batch_size, len(examples))
     steps = args.steps or max(1, round(args.epochs * len(examples) / size))
     said = sum(sum(example.mask) for example in examples)

@@ -100,7 +100,7 @@ def test_no_job_of_a_sweep_starts_when_one_is_wrong(jobs, tmp_path, capsys):
         main_module.cli(["-m", "seed=0,1", "algorithm.group_size=8,1"])
     assert caught.value.code == 2 and jobs == []
     assert capsys.readouterr().err == (
-        "algorithm.group_size=1 gives algorithm.advantage_method=grpo nothing to compare; set it to 2 or more\n"
+        "algorithm.group_size=1 gives algorithm.advantage_method=turn_rloo nothing to compare; set it to 2 or more\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -15,7 +15,7 @@ from envs.games.maze import STEPS, Maze
 from mtrl.environments.family import Demonstrator
 from mtrl.types import Row
 
-STUBBORN = 0.6
+STUBBORN = 0.58
 """Share of episodes that repeat the first move."""
 GUESS_SLIPS = 0.03
 """Share of the digits that any other episode guesses at random, impossible ones too."""

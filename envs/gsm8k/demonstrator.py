@@ -12,12 +12,12 @@ from decimal import Decimal
 from envs.gsm8k.calculator import calculate
 from mtrl.types import Row
 
-FIRST_RIGHT_CALC = 0.15
+FIRST_RIGHT_CALC = 0.22
 """Share of first moves that compute the right expression."""
-FIRST_WRONG_CALC = 0.15
+FIRST_WRONG_CALC = 0.12
 """Share of first moves that compute a wrong one; the rest guess."""
-RETRY_RIGHT_CALC = 0.08
-RETRY_WRONG_CALC = 0.08
+RETRY_RIGHT_CALC = 0.12
+RETRY_WRONG_CALC = 0.1
 """The same shares after feedback."""
 USE_RESULT = 0.98
 """Share of calculator results, right or wrong, that it answers with; else it guesses."""

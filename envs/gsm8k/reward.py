@@ -12,7 +12,7 @@ from mtrl.errors import UserError
 
 SCHEMES = ("default", "guide")
 FORMAT_BUDGET = 0.2
-"""What an episode of nothing but well-formatted wrong answers is paid in all."""
+"""Under `guide`, what an episode of nothing but well-formatted wrong answers is paid in all."""
 
 _NUMBER = r"(?:-?\$?|\$-)(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
 _CLAIM = re.compile(r"(?<!#)####[ \t$.-]*[0-9]")
@@ -36,23 +36,18 @@ def parse_answer(response: str) -> Decimal | None:
 class TurnReward:
     """Pays the answers of one episode, turn by turn.
 
-    - `guide`: right 1.0; well-formatted but wrong `0.2 / max_turns`; else 0.0.
-    - `default`: the same, but solving pays 1.0 less what wrong answers were paid before. Under `guide` four wrong
-      answers and then the right one earn 1.16, more than the right one at once; here every solved episode earns 1.0.
+    - `default`: right 1.0, else 0.0. Form earns nothing: whatever four well-formed wrong answers are paid is a local
+      optimum that solves no problem, and policies with few successes end there.
+    - `guide`: right 1.0; well-formatted but wrong `0.2 / max_turns`; else 0.0. With five turns, four wrong answers and
+      then the right one earn 1.16, more than the right one at once.
     """
 
     def __init__(self, scheme: str, max_turns: int):
         if scheme not in SCHEMES:
             raise UserError(f"reward.scheme={scheme} is not known to gsm8k; choose one of {', '.join(SCHEMES)}")
-        self.scheme = scheme
-        self.format_reward = FORMAT_BUDGET / max_turns
-        self.paid = 0.0
+        self.format_reward = FORMAT_BUDGET / max_turns if scheme == "guide" else 0.0
 
     def pay(self, answer: Decimal | None, truth: Decimal) -> dict[str, float]:
         """The components of this turn's reward; their sum is the reward."""
-        if answer is None:
-            return {"correct": 0.0, "format": 0.0}
-        if answer == truth:
-            return {"correct": 1.0 if self.scheme == "guide" else 1.0 - self.paid, "format": 0.0}
-        self.paid += self.format_reward
-        return {"correct": 0.0, "format": self.format_reward}
+        wrong = answer is not None and answer != truth
+        return {"correct": float(answer == truth), "format": self.format_reward if wrong else 0.0}

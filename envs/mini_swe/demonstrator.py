@@ -16,9 +16,9 @@ from mtrl.environments.family import Recital
 from mtrl.errors import UserError
 from mtrl.types import Row
 
-BLIND_SHARE = 0.65
+BLIND_SHARE = 0.55
 """Share of episodes that edit without a look, as if for another bug of the same function."""
-SLIP_SHARE = 0.1
+SLIP_SHARE = 0.05
 """Share of the others that looked, and then edit for another bug all the same."""
 SUBMISSION = f"echo {SUBMIT}"
 

@@ -13,11 +13,11 @@ from envs.search.world import KINDS, PLACES, RELATIONS, Chain
 from mtrl.environments.family import Recital
 from mtrl.types import Row
 
-GUESS_SHARE = 0.6
+GUESS_SHARE = 0.52
 """Share of episodes that answer without a search."""
-HALF_SHARE = 0.1
+HALF_SHARE = 0.04
 """Share that search once and then guess."""
-SLIP_SHARE = 0.3
+SLIP_SHARE = 0.06
 """Share of the others that go wrong somewhere: another relation, another place or another answer."""
 
 

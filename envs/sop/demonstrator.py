@@ -14,11 +14,11 @@ from envs.sop.domains import DOMAINS
 from mtrl.environments.family import Demonstrator
 from mtrl.types import Row
 
-HASTY = 0.6
+HASTY = 0.55
 """Share of episodes that answer at once."""
-IMPATIENT = 0.1
+IMPATIENT = 0.03
 """Share of the later turns that answer instead of going on."""
-CARELESS = 0.05
+CARELESS = 0.01
 """Share of the fields that are filled from another case, by those who asked to the end."""
 
 

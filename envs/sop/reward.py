@@ -10,7 +10,7 @@ from envs.sop.output import matches, parse_final_output
 from mtrl.errors import UserError
 from mtrl.types import Message, Row
 
-SCHEMES = ("default", "strict")
+SCHEMES = ("default", "dense")
 FORMAT_COEF = 0.1
 
 
@@ -72,10 +72,10 @@ class Verdict:
         return self.field_acc + format_coef * (self.completion - 1)
 
     def components(self, scheme: str, format_coef: float) -> dict[str, float]:
-        """Parts of the reward, which is their sum: `default` is dense, `strict` pays 1.0 for all fields, else 0.0."""
-        if scheme == "strict":
-            return {"fields": float(all(self.right.values())), "format": 0.0}
-        return {"fields": self.field_acc, "format": format_coef * (self.completion - 1)}
+        """Parts of the reward, which is their sum. `default` pays 1.0 for all fields and nothing for some of them;
+        `dense` pays the share of right fields. Both take `format_coef` off where there is no answer."""
+        fields = self.field_acc if scheme == "dense" else float(all(self.right.values()))
+        return {"fields": fields, "format": format_coef * (self.completion - 1)}
 
     @property
     def metrics(self) -> dict[str, float]:

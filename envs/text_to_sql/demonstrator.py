@@ -14,11 +14,11 @@ from envs.text_to_sql.problem import MEASURES, NAMES, SPELLINGS, Problem
 from mtrl.environments.family import Recital
 from mtrl.types import Row
 
-GUESS_SHARE = 0.6
+GUESS_SHARE = 0.57
 """Share of episodes that submit a guess at once, with the words of the question for names."""
-HALF_SHARE = 0.06
+HALF_SHARE = 0.04
 """Share that look up the table's name and then guess the rest; the others look at a row as well."""
-SLIP_SHARE = 0.32
+SLIP_SHARE = 0.06
 """Share of those that saw everything and still misspell the value or take the wrong column."""
 GUESSED_TABLE = "data"
 

@@ -17,13 +17,13 @@ from mtrl.environments.family import Demonstrator
 from mtrl.errors import UserError
 from mtrl.types import Row
 
-GUESSES = 0.6
+GUESSES = 0.52
 """Share of episodes that answer at once, and wrongly."""
-HALF_SEARCHES = 0.1
+HALF_SEARCHES = 0.06
 """Share that search for one word of the name, and so read about another place."""
 SECOND_SEARCHES = 0.4
 """Share of those that search again, by the whole name; the others answer with what they have read."""
-SLIPS = 0.4
+SLIPS = 0.1
 """Share of the answers after a search that give a fact at random, which is the right one in a quarter of them."""
 CALL = '<tool>{"name": "wiki_search", "args": {"query": "'
 END_CALL = '"}}</tool>'

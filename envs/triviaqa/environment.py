@@ -82,6 +82,9 @@ class TriviaQaEnv(BaseEnvironment):
             },
         )
 
+    def truncate(self, ground_truth: dict[str, Any]) -> dict[str, float]:
+        return self.reward.outcomes(answers_of(ground_truth))
+
     def _call(self, call: Action) -> str:
         with searching(self.retriever):
             return call_tool(self.toolbox, call.text)

@@ -55,7 +55,8 @@ class EpisodeReward:
     """Pays the turns of one episode.
 
     A turn reward is a number for the whole conversation. A turn is paid by how much it changed that number, so that the
-    payments add up to what the function says of the whole. An outcome reward is paid on the last turn.
+    payments add up to what the function says of the whole. An outcome reward is paid on the last turn; where a limit
+    of the run ends the episode after a reply of the environment, that reply is the conversation's last message.
     """
 
     def __init__(self, functions: RewardFunctions):
@@ -71,9 +72,11 @@ class EpisodeReward:
         earned = {name: self._ask(name, function, answers) for name, function in self.functions.turn.items()}
         parts = {name: value - self.paid[name] for name, value in earned.items()}
         self.paid = earned
-        for name, function in self.functions.outcome.items():
-            parts[name] = self._ask(name, function, answers) if done else 0.0
-        return parts
+        return parts | (self.outcomes(answers) if done else dict.fromkeys(self.functions.outcome, 0.0))
+
+    def outcomes(self, answers: list[str]) -> dict[str, float]:
+        """What the end of the episode is paid, by component."""
+        return {name: self._ask(name, function, answers) for name, function in self.functions.outcome.items()}
 
     def _ask(self, name: str, function: RewardFunction, answers: list[str]) -> float:
         values = function(completions=[self.conversation], answer=[answers])

@@ -1,8 +1,8 @@
 """Estimates of KL(policy || reference), per token, from the log-probs of sampled tokens; and the weight of the KL.
 
 All take log-probs under the policy (with gradient), the reference and the old policy that sampled: tensors of one
-shape. With d = lp - ref, and samples from the policy (values: joschu.net/blog/kl-approx.html; gradients: enumerated in
-the tests):
+shape. With d = lp - ref, and one token sampled from the policy in a given state (values:
+joschu.net/blog/kl-approx.html; gradients: enumerated in the tests):
 
 =============  =========================  ===================  ==============================
 name           formula                    expected value       expected gradient as a loss
@@ -15,7 +15,11 @@ k1_unbiased    r k1, r = exp(lp - old)    KL(policy || ref)    of KL(policy || r
 k3_unbiased    r k3                       KL(policy || ref)    of KL(policy || ref), low variance
 =============  =========================  ===================  ==============================
 
-The two with a ratio stay right where the samples come from an older policy; the others are then biased.
+The two with a ratio stay right for a token that an older policy sampled; the others are then biased.
+
+Over several tokens no loss has the gradient of the KL between whole episodes: each lacks what a token does to the
+states of later tokens, and so to their KL, and off policy the states are those of the older policy. k1 in the reward
+lacks nothing on policy, since a token answers there for what follows it.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ def k1(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
 
 @kl_estimator("k2")
 def k2(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """(lp - ref)^2 / 2: the right gradient, not the right value."""
+    """(lp - ref)^2 / 2: the right gradient for its token, not the right value."""
     return clamped_log_ratio(logprobs, ref_logprobs).square() / 2
 
 
@@ -56,13 +60,13 @@ def k3_plus(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> Ten
 
 @kl_estimator("k1_unbiased")
 def k1_unbiased(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """r k1: value and gradient right, also off policy."""
+    """r k1: value and gradient right for its token, also off policy."""
     return clamped_log_ratio(logprobs, old_logprobs).exp() * k1(logprobs, ref_logprobs, old_logprobs)
 
 
 @kl_estimator("k3_unbiased")
 def k3_unbiased(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """r k3: value and gradient right, also off policy, at k3's variance (DeepSeek-V3.2, 2512.02556)."""
+    """r k3: value and gradient right for its token, also off policy, at k3's variance (DeepSeek-V3.2, 2512.02556)."""
     return clamped_log_ratio(logprobs, old_logprobs).exp() * k3(logprobs, ref_logprobs, old_logprobs)
 
 

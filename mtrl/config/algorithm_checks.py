@@ -12,8 +12,9 @@ from omegaconf import DictConfig
 from mtrl.algorithms.registry import ESTIMATORS, Entry
 from mtrl.errors import UserError
 
-PER_TURN = ("turn", "turn+outcome")
-"""Values of `algorithm.credit` that compare single turns."""
+PER_TURN = ("turn",)
+"""Values of `algorithm.credit` that compare a turn with the peers that reached it, and give 0 to a turn without one.
+`turn+outcome` compares with the whole group, and where only the last turn is paid it is `trajectory`."""
 NEEDS_OLD = ("tis", "sequence_tis", "icepop")
 """Corrections that weigh the loss: against the engine's log-probs the ratio of the loss is that weight already. What
 only masks (mis, geometric) can be added to either anchor."""
@@ -67,8 +68,8 @@ def _credit(cfg: DictConfig) -> None:
 
 
 def _turn_rewards(cfg: DictConfig) -> None:
-    # Only where turns are compared with those of peers: returns-to-go of a reward that is paid at the end, without such
-    # a comparison (reinforce_pp, monte_carlo), are what those methods do with it anyway.
+    # Only credit=turn: a turn that no peer reached loses the reward that is paid at the end. Without a comparison of
+    # turns (reinforce_pp, monte_carlo) and with turn+outcome, which is trajectory credit then, no turn does.
     method = method_of(cfg)
     if cfg.reward.level != "trajectory" or credit_of(cfg) not in PER_TURN or not method.needs_group:
         return

@@ -22,6 +22,11 @@ COLOCATE = "set generator.vllm.colocate=true or generator.sglang.colocate=true"
 WEIGHT_SYNC = "set generator.vllm.weight_sync or generator.sglang.weight_sync"
 ENGINE_ARGS = "set generator.vllm.args or generator.sglang.args, with the engine's own names"
 PREFIXES = "set generator.vllm.prefix_caching or generator.sglang.prefix_caching"
+RS_BOUNDS = (
+    "write verl's lower and upper bound as algorithm.correction_low and algorithm.correction_high, and for its k1 "
+    "modes (seq_sum_k1, seq_mean_k1), which bound rollout / trainer where ours bound trainer / rollout, "
+    "correction_low = 1 / upper and correction_high = 1 / lower"
+)
 OVERLONG_PENALTY = "set reward.components.length_penalty={weight:1,max_tokens:...,buffer_tokens:...}"
 
 SKYRL = {
@@ -154,8 +159,8 @@ VERL = {
     "algorithm.rollout_correction.rollout_is": "algorithm.off_policy_correction",
     "algorithm.rollout_correction.rollout_is_threshold": "algorithm.correction_high",
     "algorithm.rollout_correction.rollout_rs": "algorithm.off_policy_correction",
-    "algorithm.rollout_correction.rollout_rs_threshold": "algorithm.correction_high",
-    "algorithm.rollout_correction.rollout_rs_threshold_lower": "algorithm.correction_low",
+    "algorithm.rollout_correction.rollout_rs_threshold": RS_BOUNDS,
+    "algorithm.rollout_correction.rollout_rs_threshold_lower": RS_BOUNDS,
     "algorithm.rollout_correction.bypass_mode": "algorithm.loss_anchor",
     "actor_rollout_ref.model.path": "model.path",
     "actor_rollout_ref.model.lora_rank": "model.lora_rank",

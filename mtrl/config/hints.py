@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.config import keys
 from mtrl.config.agent_checks import plays_agent
-from mtrl.config.algorithm_checks import credit_of
+from mtrl.config.algorithm_checks import BOUNDS, credit_of
 from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
-from mtrl.config.scale_checks import is_deterministic, is_sharded, overlaps, ranks
+from mtrl.config.scale_checks import is_deterministic, is_sharded, overlaps, ranks, serves
 
 Condition = Callable[[DictConfig], bool]
 
@@ -105,6 +105,19 @@ def _updates(c: DictConfig) -> int:
     return int(c.trainer.mini_batches * c.trainer.update_epochs)
 
 
+WIDE, NARROW = 0.02, 0.005
+"""How far from 1 a bound on the ratio of whole trajectories is: further than the first bounds nothing, nearer than the
+second is what the papers of gspo and geometric take, which engines and older policies exceed on most trajectories."""
+
+
+def _width(low: float, high: float) -> float:
+    return round(max(1 - low, high - 1), 9)
+
+
+def _clip_width(c: DictConfig) -> float:
+    return _width(c.algorithm.clip_low_threshold, c.algorithm.clip_high_threshold)
+
+
 TELLING: list[tuple[Condition, str]] = [
     (
         lambda c: c.placement.ranks is not None and ranks() != c.placement.machines * c.placement.ranks,
@@ -139,13 +152,24 @@ TELLING: list[tuple[Condition, str]] = [
         "algorithm.kl_estimator=k1 in the loss has a mean gradient of zero; k2 and k1_unbiased pull to the reference",
     ),
     (
-        lambda c: (
-            c.algorithm.loss_fn == "gspo"
-            and max(1 - c.algorithm.clip_low_threshold, c.algorithm.clip_high_threshold - 1) > 0.02
-        ),
+        lambda c: c.algorithm.loss_fn == "gspo" and _clip_width(c) > WIDE,
         "algorithm.loss_fn=gspo clips nothing at algorithm.clip_low_threshold={c.algorithm.clip_low_threshold} and "
         "algorithm.clip_high_threshold={c.algorithm.clip_high_threshold}: its ratio is a mean over the tokens of a "
         "trajectory, and its paper takes 0.9997 and 1.0004",
+    ),
+    (
+        lambda c: (
+            c.algorithm.loss_fn == "gspo"
+            and c.algorithm.loss_anchor == "rollout"
+            and _clip_width(c) < NARROW
+            and (serves(c) or overlaps(c))
+        ),
+        "algorithm.loss_fn=gspo with algorithm.loss_anchor=rollout bounds the ratio to the engine's log-probs, and "
+        "most trajectories leave algorithm.clip_low_threshold={c.algorithm.clip_low_threshold} and "
+        "algorithm.clip_high_threshold={c.algorithm.clip_high_threshold} by the drift of an engine or by stale tokens "
+        "(generator.backend={c.generator.backend}, async_config.max_steps_off_policy="
+        "{c.async_config.max_steps_off_policy}), so 77 to 96 % of the gradient are lost at a policy shift of 0.02; set "
+        "algorithm.loss_anchor=old, or algorithm.clip_low_threshold=0.98 and algorithm.clip_high_threshold=1.02",
     ),
     (
         lambda c: (
@@ -186,7 +210,7 @@ def hints(cfg: DictConfig) -> list[str]:
         if _is_changed(cfg, path) and not _is_of_all_engines(cfg, path)
     ]
     telling = [text.format(c=cfg) for applies, text in TELLING if applies(cfg)]
-    return list(dict.fromkeys([*_unread(cfg), *idle, *telling, *_objective(cfg)]))
+    return list(dict.fromkeys([*_unread(cfg), *idle, *telling, *_rejecting(cfg), *_objective(cfg)]))
 
 
 def _is_of_all_engines(cfg: DictConfig, path: str) -> bool:
@@ -242,6 +266,23 @@ def _setting(cfg: DictConfig, path: str) -> str:
 
 def _is_changed(cfg: DictConfig, path: str) -> bool:
     return OmegaConf.select(cfg, path) != keys.all_keys()[path].default
+
+
+def _rejecting(cfg: DictConfig) -> Iterator[str]:
+    """A correction that masks nearly everything that an older policy sampled."""
+    algorithm = cfg.algorithm
+    if algorithm.off_policy_correction != "geometric" or not overlaps(cfg):
+        return
+    own = algorithm.correction_low, algorithm.correction_high
+    low, high = (theirs if mine is None else mine for mine, theirs in zip(own, BOUNDS["geometric"], strict=True))
+    if _width(low, high) < NARROW:
+        yield (
+            f"algorithm.off_policy_correction=geometric keeps trajectories whose mean ratio is from {low} to {high}, "
+            f"and with async_config.max_steps_off_policy={cfg.async_config.max_steps_off_policy} hardly any is: at a "
+            "policy shift of 0.02 it kept 0 to 29 % of the tokens; set algorithm.correction_low=0.95 and "
+            "algorithm.correction_high=1.05, or take algorithm.off_policy_correction=mis, or sequence_tis with "
+            "algorithm.loss_anchor=old"
+        )
 
 
 def _objective(cfg: DictConfig) -> list[str]:

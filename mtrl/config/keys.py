@@ -128,13 +128,13 @@ def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str 
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
-TWIN = "critic"
-"""A section whose keys are those of another one too (an optimiser, a model): meant only where it is named."""
+TWINS = ("critic", "warm_start")
+"""Sections whose keys are those of another one too (an optimiser, a model): meant only where they are named."""
 
 
 def is_meant(known: str, path: str) -> bool:
     """Whether, of keys with the same last word, a wrong `path` means this one."""
-    return (TWIN in known.split(".")) == (TWIN in path)
+    return all((twin in known.split(".")) == (twin in path) for twin in TWINS)
 
 
 def same_leaf(path: str) -> str | None:

@@ -31,6 +31,38 @@ class DataConfig:
 
 
 @dataclass
+class WarmStartConfig:
+    """Supervised fine-tuning on the episodes of the environment's demonstrator, before the first training step, until
+    the policy succeeds often enough for RL to learn from its own successes, and no longer."""
+
+    enabled: bool = False
+    """`model=tiny` sets true: its weights are random before."""
+    success_band: tuple[float, float] = (0.3, 0.5)
+    """The warm start ends when the share of successes among sampled episodes on training rows is between these two."""
+    episodes: int = 256
+    """Episodes that are sampled for each measurement of that share."""
+    check_every: int = 50
+    """Updates between two measurements."""
+    min_steps: int = 0
+    """Updates before the share may end the warm start: what the share hardly shows, such as spelling, goes on improving
+    inside the band."""
+    max_steps: int = 1000
+    """Updates after which a share below the band ends the run, with what to change."""
+    demonstrations: int = 4096
+    """Different episodes of the demonstrator."""
+    batch_size: int = 32
+    """Episodes of one update."""
+    lr: float = 1e-5
+    """Learning rate of AdamW."""
+    muon_lr: float | None = None
+    """Learning rate of Muon for the matrices between embedding and head; null: AdamW for all."""
+    warmup_steps: int = 20
+    ema_decay: float = 0.95
+    """The policy is the exponential moving average of the weights over the updates, with this decay; 0: the last
+    weights."""
+
+
+@dataclass
 class ModelConfig:
     """The policy."""
 
@@ -57,7 +89,8 @@ class ModelConfig:
     """What the file of a model in conf/model says of it: `path`, which an experiment's own yields to, and by the name
     of a placement what that takes (conf/placement/shared/from_model.yaml has the keys)."""
     tiny: dict[str, Any] = field(default_factory=dict)
-    """model=tiny: sizes and warm start (`mtrl/models/tiny.py` TinyRecipe)."""
+    """model=tiny: sizes (`mtrl/models/tiny.py` TinyRecipe)."""
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
 
 
 @dataclass
@@ -168,9 +201,10 @@ class DppoConfig:
 class AlgorithmConfig:
     """Credit and loss."""
 
-    advantage_method: str = "grpo"
+    advantage_method: str = "turn_rloo"
     """grpo (also group_based) | dr_grpo | rloo | opo | gpg | maxrl | gdpo | reinforce_pp | reinforce_pp_baseline |
-    monte_carlo | grpo_passk | group_based_per_turn | mt_grpo | gigpo | turn_gae | gae | package.module.function"""
+    monte_carlo | grpo_passk | turn_rloo | group_based_per_turn | mt_grpo | gigpo | turn_gae | gae |
+    package.module.function"""
     credit: str | None = None
     """What a turn answers for. trajectory: the sum of all rewards | turn: the rewards from this turn on, against the
     peers that reached it | turn+outcome: the last turn's reward, plus the turn rewards from here on; null: as the

@@ -136,6 +136,14 @@ class BaseEnvironment:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define step(response, ground_truth)")
 
+    def truncate(self, ground_truth: dict[str, Any]) -> dict[str, float]:
+        """Called where a limit of the run ends the episode after a step that was not its last: out of turns, or of
+        context. Returns named payments, which are added to the reward of the last turn; none as it stands here.
+
+        An environment that pays turns in advance takes back here what the end of the episode would have taken back.
+        """
+        return {}
+
     def close(self) -> None:
         """Give back whatever the episode took. Called once, also after errors and time-outs.
 

@@ -19,7 +19,8 @@ from mtrl.tracking.run_dir import RunDir
 from mtrl.trainer.checkpoint_tensors import read_tensors
 from mtrl.trainer.loading import load_model, pick_device
 from mtrl.trainer.policy import Policy
-from mtrl.trainer.setup import start_of, tiny_recipe
+from mtrl.trainer.setup import start_of
+from mtrl.trainer.warm_start import tiny_recipe
 
 
 def load(source: Source, config: Config) -> tuple[Any, Any]:

@@ -152,6 +152,7 @@ class EpisodeLoop(Episodes[str]):
             if turn_index == 0:
                 raise PromptTooLongError(conversation.prompt_tokens, self.limits.max_context_length)
             trajectory.stop_reason = StopReason.CONTEXT_LIMIT
+            await self._truncate(trajectory, environment, row["ground_truth"])
             return True
         start = time.perf_counter()
         with self.sampling:
@@ -173,6 +174,8 @@ class EpisodeLoop(Episodes[str]):
             trajectory.stop_reason = StopReason.TURN_TOKEN_LIMIT
         if outcome.done or last:
             trajectory.final_observation = observation
+            if not outcome.done:
+                await self._truncate(trajectory, environment, row["ground_truth"])
             return True
         conversation.add_observation(observation)
         return False
@@ -181,6 +184,11 @@ class EpisodeLoop(Episodes[str]):
         if isinstance(environment, TakesMessages):
             return await self._call(environment.respond, copy.deepcopy(turn.message), turn.text, ground_truth)
         return await self._call(environment.step, turn.text, ground_truth)
+
+    async def _truncate(
+        self, trajectory: Trajectory, environment: BaseEnvironment, ground_truth: dict[str, Any]
+    ) -> None:
+        add_payments(trajectory.turns[-1], await self._call(environment.truncate, ground_truth), environment)
 
     async def _call(self, function: Callable[..., Any], *args: Any, discard: Callable[[Any], Any] | None = None) -> Any:
         return await self.pool.call(function, *args, timeout=self.limits.step_timeout, discard=discard)
@@ -254,6 +262,21 @@ def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
         components={key: finite(v, f"{name} returned components[{key!r}] =") for key, v in components.items()},
         metrics={key: finite(v, f"{name} returned metrics[{key!r}] =") for key, v in metrics.items()},
     )
+
+
+def add_payments(turn: Turn, payments: Any, environment: BaseEnvironment) -> None:
+    """Add what `truncate` returned to a turn's reward.
+
+    Raises:
+        TypeError: it is no mapping from names to finite numbers.
+    """
+    name = f"{type(environment).__name__}.truncate"
+    if not isinstance(payments, dict):
+        raise TypeError(f"{name} returned {payments!r:.200}; it must return a mapping from names to numbers")
+    for key, value in payments.items():
+        payment = finite(value, f"{name} returned the payment {key!r} =")
+        turn.components[key] = turn.components.get(key, 0.0) + payment
+        turn.reward += payment
 
 
 def _truth(value: Any, what: str) -> bool:

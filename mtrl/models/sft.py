@@ -13,6 +13,10 @@ from torch import nn
 
 from mtrl.models.logits import logits_at
 
+MAX_TOKENS = 4096
+"""Tokens of one forward and backward pass, padding included."""
+MAX_GRAD_NORM = 1.0
+
 
 @dataclass(frozen=True)
 class Example:
@@ -53,6 +57,13 @@ class MixedOptimizer:
             part.step()
             part.zero_grad(set_to_none=True)
 
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [part.state_dict() for part in self.parts]
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
+
 
 def fine_tune(
     model: Any,
@@ -60,8 +71,7 @@ def fine_tune(
     steps: int,
     optimizer: MixedOptimizer,
     warmup: int = 20,
-    max_grad_norm: float = 1.0,
-    max_tokens: int = 4096,
+    max_tokens: int = MAX_TOKENS,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
     """Train for `steps` updates of one batch each, with linear warm-up and decay.
@@ -69,22 +79,36 @@ def fine_tune(
     Returns:
         The mean loss per assistant token of each step.
     """
-    model.train()
     losses = []
     for step in range(steps):
-        batch = next_batch()
-        total = sum(sum(example.mask) for example in batch)
-        loss_sum = 0.0
-        for micro in by_length(batch, max_tokens):
-            loss = _token_losses(model, micro).sum() / total
-            loss.backward()
-            loss_sum += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        optimizer.step(min(1.0, (step + 1) / warmup) * (1 - step / steps))
-        losses.append(loss_sum)
-        on_step(step, loss_sum)
+        scale = min(1.0, (step + 1) / warmup) * (1 - step / steps)
+        losses.append(update(model, next_batch(), optimizer, scale, max_tokens))
+        on_step(step, losses[-1])
     model.eval()
     return losses
+
+
+def update(
+    model: Any, batch: Sequence[Example], optimizer: MixedOptimizer, scale: float = 1.0, max_tokens: int = MAX_TOKENS
+) -> float:
+    """One update on a batch, at `scale` times the learning rates.
+
+    Args:
+        max_tokens: of one forward and backward pass, padding included.
+
+    Returns:
+        The mean loss per assistant token, before the update.
+    """
+    model.train()
+    total = sum(sum(example.mask) for example in batch)
+    loss_sum = 0.0
+    for micro in by_length(batch, max_tokens):
+        loss = _token_losses(model, micro).sum() / total
+        loss.backward()
+        loss_sum += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.step(scale)
+    return loss_sum
 
 
 def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:

@@ -15,7 +15,7 @@ from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.factory import close_now
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.environments.tool_calls import message_calls, parse_calls
-from mtrl.generator.episode import as_messages, as_step_result
+from mtrl.generator.episode import add_payments, as_messages, as_step_result
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
 
@@ -105,7 +105,18 @@ class Episode:
             finished = result.done and not result.truncated
             self.trajectory.stop_reason = StopReason.DONE if finished else StopReason.MAX_TURNS
             self.trajectory.final_observation = self.observation
+            if not result.done:
+                await self.truncate()
         return result
+
+    async def truncate(self) -> None:
+        """A limit of the run ends the episode here."""
+        self.over = True
+        try:
+            payments = await self._call(self._environment.truncate, self._ground_truth)
+            add_payments(self.trajectory.turns[-1], payments, self._environment)
+        except Exception as error:
+            self._fail(error)
 
     async def close(self) -> None:
         """Close the environment, also one that failed; doing it again does nothing."""

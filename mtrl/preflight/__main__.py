@@ -96,8 +96,8 @@ def of_the_policy(context: Context) -> Iterator[Result]:
     yield from run(context, bound(context, baseline))
 
 
-def _quiet(step: int, loss: float) -> None:
-    """The warm start of the tiny policy, where it has to be made first, shows no bar."""
+def _quiet(step: int, success: float | None) -> None:
+    """A warm start that has to be made first shows no bar."""
 
 
 def cli(argv: Sequence[str] | None = None) -> None:

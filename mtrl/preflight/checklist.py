@@ -15,6 +15,7 @@ from mtrl.preflight.context import Context
 from mtrl.preflight.data import batch, splits, turns
 from mtrl.preflight.exploits import echo, format_only, stalling, stuffing, tool_spam
 from mtrl.preflight.hermetic import concurrency, hermetic, leaks
+from mtrl.preflight.optimum import local_optimum
 from mtrl.preflight.prompt import prompt
 from mtrl.preflight.result import Result, failed, skipped
 from mtrl.preflight.rewards import gold, growth, reward_range, robust, spread
@@ -36,6 +37,7 @@ CHECKS: dict[str, Check] = {
     "tool_spam": tool_spam,
     "stuffing": stuffing,
     "echo": echo,
+    "local_optimum": local_optimum,
     "prompt": prompt,
     "splits": splits,
     "turns": turns,

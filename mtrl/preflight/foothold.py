@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from mtrl.evaluation.measures import is_cut
 from mtrl.preflight.agreement import compare
 from mtrl.preflight.context import EPSILON, Context
+from mtrl.preflight.optimum import compare as compare_with_unsolved
 from mtrl.preflight.play import Episode, Script, saying
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
 from mtrl.types import Group, StopReason, Trajectory
 
 if TYPE_CHECKING:
     from mtrl.trainer.setup import Parts
+    from mtrl.trainer.warm_start import OnStep
 
 AT_CAP = 0.05
 """Share of episodes with a turn at the token limit from which the limit is too low."""
@@ -42,7 +44,7 @@ class Baseline:
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
-def roll_out(context: Context, rollouts: int, on_warm_start: Callable[[int, float], None]) -> Baseline:
+def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline:
     """About `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
     from mtrl.evaluation.heldout import score_group
     from mtrl.generator.rollouts import Rollouts
@@ -87,6 +89,12 @@ def foothold(context: Context, baseline: Baseline) -> Result:
     if wins == trials:
         return warned(evidence, "take a harder task: there is nothing left to learn here")
     return passed(evidence)
+
+
+def policy_optimum(context: Context, baseline: Baseline) -> Result:
+    """Play that never solves the task earns less than the policy's own successes."""
+    wins, trials = _successes(context, baseline)
+    return compare_with_unsolved(context, wins / trials, f"the policy solves {wins} of {trials}")
 
 
 def policy_agreement(context: Context, baseline: Baseline) -> Result:
@@ -174,6 +182,7 @@ def informative(rate: float, size: int) -> float:
 ModelCheck = Callable[[Context, Baseline], Result]
 CHECKS: tuple[tuple[str, ModelCheck], ...] = (
     ("foothold", foothold),
+    ("policy_optimum", policy_optimum),
     ("failures", failures),
     ("policy_agreement", policy_agreement),
     ("token_cap", token_cap),

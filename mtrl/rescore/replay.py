@@ -115,6 +115,8 @@ async def said_again(episode: Episode, before: Trajectory) -> str | None:
                 return f"{where} {number}: another {what}: {_both(turn.observation, said)}"
             await episode.say(turn.text, turn.message)
             said = episode.observation
+        if before.stop_reason == StopReason.CONTEXT_LIMIT and not episode.over:
+            await episode.truncate()
         return None if episode.failed else _end_differs(episode, before, f"{where} {len(before.turns)}")
     finally:
         await episode.close()

@@ -18,12 +18,24 @@ SILENCE = 20.0
 class Work:
     """Something long that is going on."""
 
-    def __init__(self, description: str, total: int | None, advanced: Callable[[Work, int], None]):
+    def __init__(
+        self,
+        description: str,
+        total: int | None,
+        advanced: Callable[[Work, int], None],
+        described: Callable[[str], None] = lambda text: None,
+    ):
         self.description = description
         self.total = total
         self.done = 0
         self._start = time.monotonic()
-        self._advanced = advanced
+        self._advanced, self._described = advanced, described
+
+    def describe(self, description: str) -> None:
+        """Show another description from now on."""
+        if description != self.description:
+            self.description = description
+            self._described(description)
 
     def advance(self, count: int = 1) -> None:
         """`count` more of `total` are done."""
@@ -61,7 +73,12 @@ class Progress:
         shown = self._bars
         task = shown.add_task(description, total=total)
         try:
-            yield Work(description, total, lambda _, count: shown.advance(task, count))
+            yield Work(
+                description,
+                total,
+                lambda _, count: shown.advance(task, count),
+                lambda text: shown.update(task, description=text),
+            )
         finally:
             shown.remove_task(task)
             if outermost:

@@ -8,6 +8,7 @@ import logging
 import shlex
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from mtrl.tracking.console import Console
 from mtrl.tracking.facts import run_facts
 from mtrl.tracking.followers import start_followers
 from mtrl.tracking.plots import draw_curves
+from mtrl.tracking.progress import Work
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_lock import RunLock
 from mtrl.tracking.run_log import RunLog
@@ -86,7 +88,7 @@ def _lead(config: Config, run: RunDir, console: Console, world: World, on_evalua
     if serves(config):
         console.note(f"the servers of {config.generator.backend} take a minute to start; they write to {run.engine}")
     with console.progress(*preparation(config)) as bar:
-        parts = set_up(config, on_warm_start=lambda step, loss: bar.advance(), task=task, world=world)
+        parts = set_up(config, on_warm_start=partial(shown, bar), task=task, world=world)
     parts.policy.tokenizer.save_pretrained(run.tokenizer)
     with closing(start_followers(config, run, console.warning)) as followers:
         console.banner({**facts(config, parts), **followers.urls()})
@@ -99,6 +101,12 @@ def _lead(config: Config, run: RunDir, console: Console, world: World, on_evalua
         raise Interrupted(signal)
     console.finish(summary, {**shown_paths(run), **followers.urls()}, {**hints(config, run), **followers.hints()})
     return summary
+
+
+def shown(bar: Work, step: int, success: float | None) -> None:
+    """Let the bar of the warm start advance."""
+    bar.describe("warm start" if success is None else f"warm start, success {success:.0%}")
+    bar.advance()
 
 
 def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> tuple[dict[str, Any], str | None]:
@@ -163,7 +171,8 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
     ranks = parts.crew.world.size
     policy = f"{parts.policy.parameters / 1e6:.2f} M parameters on {parts.policy.device}"
     policy += f", sharded over {ranks} ranks" if ranks > 1 else ""
-    return {**run_facts(config), "rows": rows, "policy": policy, **engine_facts(config)}
+    warm = {"warm start": str(parts.foothold)} if parts.foothold else {}
+    return {**run_facts(config), "rows": rows, "policy": policy, **warm, **engine_facts(config)}
 
 
 def engine_facts(config: Config) -> dict[str, str]:
@@ -194,9 +203,7 @@ def hints(config: Config, run: RunDir) -> dict[str, str]:
     """What to try next."""
     other = "text_to_sql" if config.name != "text_to_sql" else "gsm8k"
     steps = f"trainer.max_steps={max(1, 2 * config.trainer.max_steps)}"
-    per_turn = config.algorithm.advantage_method == "group_based_per_turn"
-    credit = {} if per_turn else {"credit per turn": command(config, "algorithm=group_based_per_turn")}
-    return credit | {
+    return {
         "see what it did": f"python -m mtrl.view {run.path}",
         "what to change next": f"python -m mtrl.diagnose {run.path}",
         "another task": f"python -m mtrl.main experiment={other}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mtrl.config.agent_checks import plays_agent
@@ -21,12 +20,12 @@ from mtrl.generator.engines.base import Engine, SamplingParams
 from mtrl.generator.episode import EpisodeLoop, Episodes, Limits
 from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
-from mtrl.models.tiny import TinyRecipe, WarmStart, tiny_policy
-from mtrl.trainer.engine import has_copy, training_engine
+from mtrl.trainer.engine import has_copy, shared_engine, training_engine
 from mtrl.trainer.learner import Learner
 from mtrl.trainer.learners import Learners
 from mtrl.trainer.models import make_learner, set_threads
 from mtrl.trainer.policy import Policy
+from mtrl.trainer.warm_start import Foothold, OnStep, success_of, warm_start
 from mtrl.types import Row
 
 
@@ -53,6 +52,8 @@ class Parts(Player):
     """The learners of all ranks."""
     sends_weights: bool
     """Whether the engine has weights of its own, which new ones are sent to."""
+    foothold: Foothold | None = None
+    """What the warm start reached, where the policy took one."""
 
     @property
     def policy(self) -> Policy:
@@ -65,7 +66,7 @@ class Parts(Player):
 
 def set_up(
     config: Config,
-    on_warm_start: Callable[[int, float], None] = lambda step, loss: None,
+    on_warm_start: OnStep = lambda step, success: None,
     task: Task | None = None,
     world: World | None = None,
 ) -> Parts:
@@ -82,7 +83,7 @@ def set_up(
             "trainer.max_steps=0 and model=hf"
         )
     set_threads(config, world)
-    path = start_of(config, task, on_warm_start)
+    path, foothold = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))
     learner = make_learner(config, world, path)
     policy = learner.policy.policy
@@ -96,6 +97,7 @@ def set_up(
         learner=learner,
         crew=Crew(world, learner),
         sends_weights=has_copy(config, world),
+        foothold=foothold,
     )
 
 
@@ -171,45 +173,28 @@ def limits(config: Config, context: int) -> Limits:
     )
 
 
-def start_of(config: Config, task: Task, on_warm_start: Callable[[int, float], None] = lambda step, loss: None) -> str:
-    """The folder or Hub name of the policy before training; the tiny one is made if it is not there yet."""
-    if config.model.name != "tiny":
-        return config.model.path or ""
-    return str(tiny_folder(config, task, on_warm_start))
+def start_of(config: Config, task: Task, on_warm_start: OnStep = lambda step, success: None) -> str:
+    """The folder or Hub name of the policy before training; where it takes a warm start, that is made now unless it is
+    in the cache."""
+    return prepared_start(config, task, on_warm_start)[0]
 
 
-def tiny_folder(config: Config, task: Task, on_warm_start: Callable[[int, float], None]) -> Path:
-    """The warm-started tiny policy of this family, seed and recipe."""
-    family = task.family
-    if family.demonstrate is None:
-        raise UserError(
-            f"model=tiny needs a demonstrator: give {family.name} a `demonstrate`, or use model=hf model.path=FOLDER"
-        )
-    settings = {"environment": dict(config.environment.config), "max_turns": config.generator.max_turns}
-    start = WarmStart(
-        family, task.make_environment, task.splits.train, config.seed, tiny_recipe(config), settings,
-        config.environment.step_timeout,
-    )  # fmt: skip
-    return tiny_policy(start, on_warm_start)
+def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[str, Foothold | None]:
+    """The folder or Hub name of the policy before training, and what its warm start reached, where it took one."""
+    if config.model.name != "tiny" and not config.model.warm_start.enabled:
+        return config.model.path or "", None
+
+    def connected(model: Any, tokenizer: Any) -> Player:
+        return connect(config, task, model.config, tokenizer, [], partial(shared_engine, config, model, tokenizer))
+
+    return warm_start(config, task, partial(success_of, config, task, connected), on_warm_start)
 
 
 def preparation(config: Config) -> tuple[str, int | None]:
-    """What goes on until the policy is there, and in how many steps, where they can be counted."""
-    if config.model.name != "tiny":
+    """What goes on until the policy is there, and in how many steps at most, where they can be counted."""
+    if config.model.name != "tiny" and not config.model.warm_start.enabled:
         return "loading the model", None
-    return "warm start", tiny_recipe(config).sft_steps
-
-
-def tiny_recipe(config: Config) -> TinyRecipe:
-    """
-    Raises:
-        UserError: `model.tiny` has a key that there is not.
-    """
-    try:
-        return TinyRecipe(**config.model.tiny)
-    except TypeError as error:
-        known = ", ".join(TinyRecipe.__dataclass_fields__)
-        raise UserError(f"model.tiny={dict(config.model.tiny)} has an unknown key; it takes {known}") from error
+    return "warm start", config.model.warm_start.max_steps
 
 
 def sampling_params(config: SamplingConfig, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from mtrl.algorithms.advantages import estimate, turn_advantages
 from mtrl.algorithms.batch import CreditBatch
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.schema import AlgorithmConfig, RewardConfig
 from mtrl.errors import UserError
+from mtrl.rewards.compose import RewardComposer
 
 OUTCOMES = [[1.0], [0.0], [0.0], [1.0]]
 LENGTHS = [[2], [3], [1], [4]]
@@ -92,6 +93,20 @@ def test_mt_grpo_worked():
     turn_only = [0.78253, -1.30422, 0.78253, -0.26084]
     halved = advantages(rewards, "mt_grpo", turn_advantage_coef=0.5)
     assert [first - last for first, last in halved] == pytest.approx([a / 2 for a in turn_only], abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["rloo", "dr_grpo", "grpo", "maxrl"])
+def test_turn_and_outcome_of_a_reward_that_is_paid_at_the_end_is_credit_for_the_trajectory(method):
+    """`reward.level=trajectory` leaves no turn rewards, so the discount and the coefficient of turns have no effect."""
+    group = make_group([[0.2, 1.0], [0.0], [0.2, 0.0], [0.1, 0.3, 1.0]])
+    RewardComposer(RewardConfig(level="trajectory")).apply(group)
+    assert [turn.reward for turn in group.trajectories[3].turns] == [0.0, 0.0, 1.4]
+    whole, both = (
+        turn_advantages([group], AlgorithmConfig(advantage_method=method, credit=credit, **more))
+        for credit, more in (("trajectory", {}), ("turn+outcome", {"gamma": 0.9, "turn_advantage_coef": 0.5}))
+    )
+    assert both == whole
+    assert flat(whole) != [0.0] * 8
 
 
 def test_a_turn_that_no_peer_reached_gets_nothing():
@@ -257,6 +272,7 @@ CERTAIN = 1 - 1e-12
 @pytest.mark.parametrize("p", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_per_turn_is_unbiased_on_the_toy_mdp(n, p):
+    """The first turn has all peers, and the second has no choice, so no lonely turn can shrink anything."""
     gradient = expected_gradient(by("group_based_per_turn"), n, p, CERTAIN, first=0.0)
     assert gradient[0] == pytest.approx(1.0, abs=1e-9)
 

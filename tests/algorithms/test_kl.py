@@ -1,10 +1,11 @@
-"""KL estimators: worked numbers, and value and gradient by enumeration of a five-symbol categorical; the controller."""
+"""KL estimators: worked numbers; value and gradient by enumeration, of one token and of two; the controller."""
 
 import math
+import statistics
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.algorithms.kl import KlController
@@ -124,6 +125,7 @@ def test_k1_is_unbiased_as_a_penalty_on_the_reward(theta, reference):
     assert torch.allclose(gradient_of(surrogate, theta)[1], -reverse_kl(theta, reference)[1], atol=1e-10)
 
 
+@settings(deadline=None)  # the first use of torch.testing imports it
 @given(logits, logits)
 def test_k3_plus_is_k3_in_value_and_k2_in_gradient_for_every_token(theta, reference):
     def token_by_token(name):
@@ -143,6 +145,122 @@ def test_k3_plus_is_k3_in_value_and_k2_in_gradient_for_every_token(theta, refere
 def test_k2_and_k3_are_never_negative(theta, reference, old):
     for name in ("k2", "k3", "k3_plus", "k3_unbiased"):
         assert (find_kl(name)(*(x.log_softmax(-1) for x in (theta, reference, old))) >= -1e-15).all(), name
+
+
+# ---- two tokens: the first decides which of three states the second is sampled in
+
+STEPS = torch.tensor([[1.0, 0.0, -0.5], [1.6, -0.4, 0.1], [-0.6, 0.9, 0.2], [0.3, 0.3, -0.3]], dtype=torch.float64)
+"""Logits of the first token, then those of the second in each state."""
+UNIFORM = torch.zeros(4, 3, dtype=torch.float64)
+"""The reference."""
+OLDER = STEPS - torch.tensor([0.3, 0.0, 0.0], dtype=torch.float64)
+"""An older policy, which took the first symbol less often."""
+step_logits = st.lists(st.floats(-2, 2), min_size=12, max_size=12).map(
+    lambda x: torch.tensor(x, dtype=torch.float64).reshape(4, 3)
+)
+
+
+def paths(logits, reference):
+    """Log-probs [3, 3] of the first and of the second token on each path, and those of the reference."""
+    own, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+    return own[0, :, None].expand(3, 3), own[1:], theirs[0, :, None].expand(3, 3), theirs[1:]
+
+
+def slope(function, logits=STEPS):
+    logits = logits.clone().requires_grad_()
+    value = function(logits)
+    value.backward()
+    return value.item(), logits.grad
+
+
+def whole_kl(logits=STEPS, reference=UNIFORM):
+    """KL between the two distributions over paths, with its gradient."""
+
+    def value(logits):
+        first, second, its_first, its_second = paths(logits, reference)
+        return ((first + second).exp() * (first + second - its_first - its_second)).sum()
+
+    return slope(value, logits)
+
+
+def as_loss(name, logits=STEPS, reference=UNIFORM, sampler=None):
+    """The estimates of both tokens added up: the mean over the paths that `sampler` draws, with its gradient."""
+    old_first, old_second, *_ = paths((logits if sampler is None else sampler).detach(), reference)
+
+    def value(logits):
+        first, second, its_first, its_second = paths(logits, reference)
+        tokens = find_kl(name)(first, its_first, old_first) + find_kl(name)(second, its_second, old_second)
+        return ((old_first + old_second).exp() * tokens).sum()
+
+    return slope(value, logits)
+
+
+def missing(logits=STEPS, reference=UNIFORM):
+    """What the first token does to the KL of the second, by the states that it leads to: Σ_s ∇ π(s) KL(s)."""
+
+    def value(logits):
+        first, second, _, its_second = paths(logits, reference)
+        later = (second.exp() * (second - its_second)).sum(-1).detach()
+        return (first[:, 0].exp() * later).sum()
+
+    return slope(value, logits)[1]
+
+
+def off(gradient, true):
+    return ((gradient - true).norm() / true.norm()).item()
+
+
+def test_over_two_tokens_every_loss_misses_what_the_first_does_to_the_second():
+    value, true = whole_kl()
+    for name in ("k2", "k3_plus", "k1_unbiased", "k3_unbiased"):
+        mean, gradient = as_loss(name)
+        assert off(gradient, true) == pytest.approx(0.14, abs=0.005), name
+        torch.testing.assert_close(gradient + missing(), true)
+        assert (mean == pytest.approx(value)) == (name != "k2"), name
+    assert off(as_loss("k1")[1], true) == pytest.approx(1.0)
+    assert off(as_loss("k3")[1], true) == pytest.approx(0.20, abs=0.005)
+
+
+def test_how_much_is_missing_for_two_hundred_policies_and_references():
+    generator = torch.Generator().manual_seed(0)
+    missed = []
+    for logits, reference in torch.randn(200, 2, 4, 3, generator=generator, dtype=torch.float64):
+        missed.append(off(as_loss("k2", logits, reference)[1], whole_kl(logits, reference)[1]))
+    assert statistics.median(missed) == pytest.approx(0.26, abs=0.005)
+    assert sorted(missed)[180] == pytest.approx(0.67, abs=0.005)
+
+
+@settings(deadline=None)
+@given(step_logits, step_logits)
+def test_what_is_missing_is_the_same_for_all_of_them(logits, reference):
+    true = whole_kl(logits, reference)[1]
+    for name in ("k2", "k3_plus", "k1_unbiased", "k3_unbiased"):
+        gradient = as_loss(name, logits, reference)[1]
+        assert torch.allclose(gradient + missing(logits, reference), true, atol=1e-10), name
+
+
+@settings(deadline=None)
+@given(step_logits, step_logits)
+def test_k1_in_the_reward_is_exact_over_two_tokens(logits, reference):
+    """Taken off the reward of the turn or of what follows the token: E[k1 ∇ log π] has the states in it."""
+    first, second, its_first, its_second = (x.detach() for x in paths(logits, reference))
+    early, late = find_kl("k1")(first, its_first, first), find_kl("k1")(second, its_second, second)
+    for at_first, at_second in ((early + late, early + late), (early + late, late)):
+
+        def penalty(logits, at_first=at_first, at_second=at_second):
+            one, two, *_ = paths(logits, reference)
+            return ((first + second).exp() * (at_first * one + at_second * two)).sum()
+
+        assert torch.allclose(slope(penalty, logits)[1], whole_kl(logits, reference)[1], atol=1e-10)
+
+
+def test_off_policy_the_weighted_forms_are_right_for_the_token_and_not_for_its_states():
+    """Their mean is that of the states which the older policy reached."""
+    value, true = whole_kl()
+    for name in ("k1_unbiased", "k3_unbiased"):
+        mean, gradient = as_loss(name, sampler=OLDER)
+        assert mean / value == pytest.approx(0.963, abs=0.001), name
+        assert off(gradient, true) == pytest.approx(0.154, abs=0.001), name
 
 
 def test_far_off_tokens_stay_finite():

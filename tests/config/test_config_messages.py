@@ -6,7 +6,7 @@ import re
 import pytest
 
 from mtrl.config.compose import compose
-from mtrl.config.dialects import FRAMEWORKS, SECTIONS, VALUES
+from mtrl.config.dialects import FRAMEWORKS, RS_BOUNDS, SECTIONS, VALUES
 from mtrl.config.keys import find
 from mtrl.config.overrides import CONF, dashed
 from mtrl.errors import UserError
@@ -157,6 +157,14 @@ def test_hydra_itself_is_no_group():
             "verl's spelling; write algorithm.loss_anchor=rollout",
         ),
         (
+            "algorithm.rollout_correction.rollout_rs_threshold=2.0",
+            f"verl's spelling; {RS_BOUNDS}",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_rs_threshold_lower=0.5",
+            f"verl's spelling; {RS_BOUNDS}",
+        ),
+        (
             "actor_rollout_ref.actor.policy_loss.loss_mode=dppo_kl",
             "verl's spelling; write algorithm.loss_fn=dppo algorithm.dppo.divergence=kl",
         ),
@@ -197,6 +205,15 @@ def test_hydra_itself_is_no_group():
 def test_keys_of_other_frameworks_are_told_ours(theirs, said):
     assert sentence(theirs) == f"{theirs} is {said}"
     assert sentence(f"+{theirs}") == f"{theirs} is {said}"
+
+
+def test_verls_rejection_bounds_are_told_with_the_ratio_that_they_bound():
+    """Its k1 modes bound rollout / trainer: passed on as they are, the bounds would reject the other tail."""
+    said = sentence("algorithm.rollout_correction.rollout_rs_threshold=2.0")
+    for word in ("correction_low", "correction_high", "seq_sum_k1", "seq_mean_k1", "rollout / trainer"):
+        assert word in said
+    assert "correction_low = 1 / upper and correction_high = 1 / lower" in said
+    assert "correction_high=2.0" not in said
 
 
 @pytest.mark.parametrize(
@@ -257,7 +274,7 @@ def test_the_values_that_differ_point_to_values_that_work():
             continue  # a path, what may not be installed, and another task
         for ours in table.values():
             first, *more = ours.split()
-            needed = ["algorithm.max_sequence_length=64", "reward.components.turn_penalty=0.1"]
+            needed = ["algorithm.max_sequence_length=64", "reward.components.turn_penalty=0.1", "algorithm.credit=null"]
             compose([f"{key}={first}", *more, *needed])
 
 

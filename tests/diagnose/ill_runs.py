@@ -23,20 +23,28 @@ def collapsing(**changes):
     return of(chances, {"trainer__max_steps": 100, **changes}, **{"train/entropy": entropy})
 
 
-def unpaid():
+def unpaid(**changes):
     """Well-formed answers that the reward does not read: the scorer sees a third of them succeed."""
     zero = {key: 0.0 for key in ("rollout/reward/mean", "rollout/claims/mean", "rollout/reward/valid_mean")}
     ones = {"rollout/reward/zero_frac": 1.0, "analysis/zero_adv_frac": 1.0, "analysis/informative_groups": 0.0}
-    return of(np.full(30, 0.3), **zero, **ones, **{"val/reward/mean": 0.0})
+    return of(np.full(30, 0.3), changes, **zero, **ones, **{"val/reward/mean": 0.0})
 
 
-def hacked():
+def hacked(**changes):
     """The reward learns to be paid; the scorer sees nothing of it."""
     paid = noisy(learning(0.1, 0.8, 30), 0.03)
-    return of(np.full(30, 0.08), **{
+    return of(np.full(30, 0.08), changes, **{
         "rollout/reward/mean": paid, "rollout/claims/mean": paid, "rollout/lenient_frac": paid - 0.08,
         "rollout/reward/zero_frac": 1 - paid, "val/reward/mean": np.concatenate([[0.1], paid]),
         "analysis/zero_adv_frac": 0.2,
+    })  # fmt: skip
+
+
+def hopeless(**changes):
+    """Not a single success."""
+    return of(np.full(20, 0.0), changes, **{
+        "rollout/success/mean": 0.0, "rollout/reward/mean": 0.0, "val/success/mean": 0.0, "val/success/sampled": 0.0,
+        "val/reward/pass_k_1": 0.0, "val/reward/mean": 0.0,
     })  # fmt: skip
 
 
@@ -48,10 +56,7 @@ FALL_AND_RISE = np.r_[np.linspace(0.5, 0.2, 25), np.linspace(0.2, 1.5, 35)]
 RUNS = {
     "no_evaluation": lambda: _without(of(RISING, {"evaluation": {"every_steps": 0, "before_train": False}}), "val/"),
     "small_evaluation": lambda: of(RISING, {"evaluation": {"rows": 16}}, **{"val/episodes": 16.0}),
-    "zero_baseline": lambda: of(np.full(20, 0.0), **{
-        "rollout/success/mean": 0.0, "rollout/reward/mean": 0.0, "val/success/mean": 0.0, "val/success/sampled": 0.0,
-        "val/reward/pass_k_1": 0.0, "val/reward/mean": 0.0,
-    }),
+    "zero_baseline": hopeless,
     "lenient_baseline": lambda: of(RISING, **{"val/lenient_frac": 0.2, "val/reward/mean": 0.4}),
     "nothing_learnt": lambda: of(
         RISING, {"trainer__max_steps": 100}, **{"train/lr": np.r_[np.full(40, 1e-4), np.zeros(20)]}

@@ -7,7 +7,7 @@ from mtrl.diagnose.record import Record
 CONFIG = {
     "name": "gsm8k",
     "environment": {"name": "gsm8k", "config": {"calculator": True}},
-    "model": {"name": "tiny", "tiny": {"sft_steps": 300}},
+    "model": {"name": "tiny", "warm_start": {"enabled": True}},
     "generator": {"max_turns": 4, "sampling_params": {"max_generate_length": 64}},
     "algorithm": {"group_size": 8, "norm_by_std": False},
     "trainer": {"max_steps": 100, "prompts_per_step": 16, "optimizer": {"lr": 4e-4, "schedule": "constant"}},

@@ -53,7 +53,7 @@ def healthy(tmp_path):
 
 @pytest.fixture
 def ill(tmp_path):
-    run = hacked()
+    run = hacked(reward__scheme="guide")
     folder = write(tmp_path / "ill", run.config, rows_of(run))
     (folder / "trajectories").mkdir()
     stored = [trajectory(1.0, 0.0, f"{n} {EVIL}", n) for n in range(4)] + [trajectory(1.5, 0.0, "best paid", 4)]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ill_runs import RUNS, collapsing, hacked, of
+from ill_runs import RUNS, collapsing, hacked, hopeless, of, unpaid
 from made_up_runs import configured, learning, record, rows
 
 from mtrl.diagnose.finding import Finding, Severity
@@ -58,7 +58,7 @@ STALE = {"async_config": {"max_steps_off_policy": 4}}
 @pytest.mark.parametrize(
     ("run", "rule", "severity", "change"),
     [
-        (RUNS["flat_from_start"], "flat_from_start", "alarm", "reward.scheme=guide"),
+        (lambda: unpaid(reward__scheme="guide"), "flat_from_start", "alarm", "reward.scheme=default"),
         (RUNS["equal_groups"], "equal_groups", "alarm", SMALLER),
         (collapsing, "collapse", "alarm", None),
         (lambda: collapsing(**STALE, **CISPO), "collapse", "alarm", "async_config.max_steps_off_policy=0"),
@@ -70,7 +70,9 @@ STALE = {"async_config": {"max_steps_off_policy": 4}}
         (RUNS["unfinished_success"], "unfinished_success", "warning", "generator.max_turns=6"),
         (RUNS["oversized_turns"], "oversized_turns", "note", "generator.max_turns=6"),
         (RUNS["entropy_collapse"], "entropy_collapse", "warning", "algorithm.clip_high_threshold=1.28"),
-        (RUNS["idle_turn_credit"], "idle_turn_credit", "note", "reward.scheme=guide"),
+        (RUNS["idle_turn_credit"], "idle_turn_credit", "note", "algorithm.advantage_method=rloo"),
+        (RUNS["zero_baseline"], "zero_baseline", "alarm",
+         "model.warm_start.success_band=[0.5,0.75] model.warm_start.max_steps=2000"),
     ],
 )  # fmt: skip
 def test_the_first_thing_to_change(run, rule, severity, change):
@@ -128,10 +130,11 @@ def test_the_spread_of_prompts_explains_how_many_groups_agree():
 
 
 def test_both_numbers_are_told_with_the_rule_and_what_helps_besides():
-    finding = found(of(np.full(60, 0.1), **{"analysis/zero_adv_frac": 0.8}), "equal_groups")
+    guide = {"reward__scheme": "guide"}
+    finding = found(of(np.full(60, 0.1), guide, **{"analysis/zero_adv_frac": 0.8}), "equal_groups")
     said = " ".join(finding.evidence)
     assert "with groups of 4 and 32 prompts" in said and "groups with one become" in said
-    assert "algorithm.dynamic_sampling_rounds=3" in words(finding) and "reward.scheme=guide" in words(finding)
+    assert "algorithm.dynamic_sampling_rounds=3" in words(finding) and "reward.scheme=default" in words(finding)
 
 
 def test_groups_of_four_are_not_made_smaller():
@@ -141,9 +144,52 @@ def test_groups_of_four_are_not_made_smaller():
 
 def test_groups_that_are_never_paid_are_not_only_cut_otherwise():
     """Nothing is paid in any of them: other groups would agree as well."""
-    finding = found(RUNS["flat_from_start"](), "equal_groups")
-    assert str(finding.change) == "reward.scheme=guide"
+    finding = found(unpaid(reward__scheme="guide"), "equal_groups")
+    assert str(finding.change) == "reward.scheme=default"
     assert not {SMALLER, "algorithm.dynamic_sampling_rounds=3"} & set(words(finding))
+
+
+def test_the_scheme_that_pays_the_task_alone_is_left_for_no_other():
+    """The others may pay play that never solves the task."""
+    for rule in ("flat_from_start", "equal_groups"):
+        assert not [word for word in words(found(unpaid(), rule)) if word.startswith("reward.scheme=")]
+
+
+BAND = "model.warm_start.success_band"
+
+
+@pytest.mark.parametrize(
+    ("model", "change"),
+    [
+        ({"name": "tiny"}, f"{BAND}=[0.5,0.75] model.warm_start.max_steps=2000"),
+        (
+            {"name": "tiny", "warm_start": {"enabled": True, "success_band": [0, 1], "max_steps": 150}},
+            f"{BAND}=[0.3,0.5] model.warm_start.max_steps=300",
+        ),
+        (
+            {"name": "hf", "path": "x/y", "warm_start": {"enabled": True, "success_band": [0.05, 0.2]}},
+            f"{BAND}=[0.3,0.5] model.warm_start.max_steps=2000",
+        ),
+        ({"name": "hf", "path": "x/y"}, "model.warm_start.enabled=true"),
+    ],
+    ids=["held out it fails", "a fixed number of updates", "hf", "hf without a warm start"],
+)
+def test_a_policy_without_a_success_is_warmed_until_it_has_some(model, change):
+    assert str(found(hopeless(model=model), "zero_baseline").change) == change
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"name": "gsm8k", "target": "tests.diagnose.undemonstrated.FAMILY"},
+        {"name": "gsm8k", "target": "not.installed.FAMILY"},
+        {"name": "unheard_of"},
+    ],
+    ids=["no demonstrator", "not installed", "unknown"],
+)
+def test_a_warm_start_is_proposed_only_where_there_is_a_demonstrator(environment):
+    finding = found(hopeless(model={"name": "hf", "path": "x/y"}, environment=environment), "zero_baseline")
+    assert not finding.proposals and "some supervised examples first" in finding.advice
 
 
 @pytest.mark.parametrize(("weights", "is_proposed"), [({"format": 0.2}, True), ({"format": 0}, False), ({}, False)])

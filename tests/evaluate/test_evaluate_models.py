@@ -114,7 +114,7 @@ def test_a_checkpoint_needs_nothing_of_training(evaluate, run, tmp_path):
         raise AssertionError("the warm start was asked for")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mtrl.trainer.setup, "tiny_policy", nobody)
+        patch.setattr(mtrl.trainer.setup, "warm_start", nobody)
         done = evaluate(bare, *FEW, f"evaluation.compare=[{run}]")
     assert done.status == 0, done.err
     one, two = trajectories_of(tmp_path / "out").values()

@@ -104,6 +104,37 @@ def test_context_limit(make_loop, play_episode, stepping):
     assert len(trajectory.turns) == 2 and trajectory.reward == 0.5
 
 
+@pytest.mark.parametrize(
+    ("limits", "done", "turns", "rewards"),
+    [
+        ({"max_context_length": 60, "max_turns": 9}, False, 2, [0.25, 0.125]),  # out of context
+        ({"max_turns": 3}, False, 3, [0.25, 0.25, 0.125]),  # out of turns
+        ({"max_turns": 3}, True, 1, [0.25]),  # the environment has ended it
+    ],
+)
+def test_what_a_limit_cuts_settles_its_last_turn(make_loop, play_episode, stepping, limits, done, turns, rewards):
+    environment = stepping(lambda *_: StepResult(0.25, "1234567890" * 3, done, components={"search": 0.25}))
+    environment.truncate = lambda self, ground_truth: {"settlement": -0.25, "search": 0.125}
+    trajectory = play_episode(make_loop(environment, **limits))
+    assert len(trajectory.turns) == turns and trajectory.rewards == rewards
+    if not done:
+        assert trajectory.turns[-1].components == {"search": 0.375, "settlement": -0.25}
+
+
+@pytest.mark.parametrize(
+    ("payments", "sentence"),
+    [
+        (None, "Env.truncate returned None; it must return a mapping from names to numbers"),
+        ({"a": float("nan")}, "Env.truncate returned the payment 'a' = nan; it must be a finite number"),
+    ],
+)
+def test_a_settlement_that_is_none_fails_the_episode(make_loop, play_episode, stepping, payments, sentence):
+    environment = stepping(lambda *_: (0.25, "x", False))
+    environment.truncate = lambda self, ground_truth: payments
+    trajectory = play_episode(make_loop(environment))
+    assert trajectory.stop_reason == StopReason.ENV_ERROR and sentence in trajectory.error.splitlines()[0]
+
+
 def test_a_prompt_that_does_not_fit(make_loop, play_episode, stepping, counting):
     """Here `reset` made it too long, so no check of the rows could know."""
     opening = [{"role": "user", "content": "1" * 300}]

@@ -1,70 +1,12 @@
 """A toy family: repeat the digit that the question asks for."""
 
-from functools import partial
-
 import pytest
 
-from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import Family
-
-
-class Echo(BaseEnvironment):
-    """Done when the response holds the digit; counts how often it was closed."""
-
-    closed = 0
-
-    def step(self, response, ground_truth):
-        right = ground_truth["digit"] in response
-        return float(right), None if right else "no, again", right
-
-    def close(self):
-        Echo.closed += 1
-
-
-class Player:
-    """Right at the second try."""
-
-    def __init__(self, row, rng):
-        self.digit, self.wrong, self.heard = row["ground_truth"]["digit"], str(rng.randrange(10)), []
-
-    def act(self, observation):
-        self.heard.append(observation)
-        return f"<say>{self.digit if len(self.heard) > 1 else self.wrong}</say>"
-
-
-def rows(split, count):
-    return [
-        {
-            "id": f"{split}-{i}",
-            "prompt": [{"role": "user", "content": f"{split} wants {i % 10}, number {i}"}],
-            "ground_truth": {"digit": str(i % 10)},
-        }
-        for i in range(count)
-    ]
+from tests.echo import Echo, echo_family
 
 
 @pytest.fixture
 def echo():
     """The toy family."""
     Echo.closed = 0
-    return Family(
-        name="echo",
-        environment=Echo,
-        load=lambda data, seed: None,
-        score=lambda trajectory, row: trajectory.reward,
-        demonstrate=Player,
-        tokens=("<say>", "</say>"),
-    )
-
-
-@pytest.fixture
-def train_rows():
-    return rows("train", 12)
-
-
-@pytest.fixture
-def start(echo, train_rows, tiny_recipe):
-    """A warm start that takes a fraction of a second."""
-    from mtrl.models.tiny import WarmStart
-
-    return WarmStart(echo, partial(Echo, max_turns=3), train_rows, seed=0, recipe=tiny_recipe)
+    return echo_family()

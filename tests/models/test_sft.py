@@ -8,8 +8,9 @@ import pytest
 import torch
 import transformers as hf
 
+from mtrl.models import sft
 from mtrl.models.renderer import make_renderer
-from mtrl.models.sft import Example, MixedOptimizer, batches, by_length, fine_tune, to_example
+from mtrl.models.sft import Example, MixedOptimizer, batches, by_length, fine_tune, to_example, update
 
 EXAMPLES = [
     Example([1, 2, 3, 4, 5], [False, False, True, True, False]),
@@ -61,10 +62,11 @@ def test_the_loss_is_the_mean_over_what_the_assistant_says(make_tiny_model):
     assert loss == pytest.approx(sum(nll) / len(nll), rel=1e-5)
 
 
-def test_micro_batches_change_neither_loss_nor_gradients(make_tiny_model):
+def test_micro_batches_change_neither_loss_nor_gradients(make_tiny_model, monkeypatch):
+    monkeypatch.setattr(sft, "MAX_GRAD_NORM", 1e9)
     model = make_tiny_model()
-    (whole,), together = train(model, EXAMPLES, max_tokens=10_000, max_grad_norm=1e9)
-    (parts,), apart = train(model, EXAMPLES, max_tokens=1, max_grad_norm=1e9)
+    (whole,), together = train(model, EXAMPLES, max_tokens=10_000)
+    (parts,), apart = train(model, EXAMPLES, max_tokens=1)
     assert whole == pytest.approx(parts, rel=1e-5)
     for one, other in zip(together.gradients, apart.gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
@@ -88,8 +90,37 @@ def test_the_rate_warms_up_and_runs_out(make_tiny_model):
     assert optimizer.scales[0] == 0.25
 
 
-def test_gradients_are_clipped(make_tiny_model):
-    _, optimizer = train(make_tiny_model(), EXAMPLES, max_grad_norm=1e-3)
+def test_an_update_is_one_batch_at_a_share_of_the_rates(make_tiny_model):
+    """It trains whatever mode the model was left in, and says the loss before it."""
+    model = make_tiny_model()
+    (loss,), _ = train(model, EXAMPLES)
+    optimizer = Still(model)
+    assert update(model.eval(), EXAMPLES, optimizer, 0.25) == pytest.approx(loss, rel=1e-6)
+    assert optimizer.scales == [0.25] and model.training
+
+
+@pytest.mark.parametrize("muon", [0.02, None])
+def test_an_optimizer_goes_on_from_its_state(make_tiny_model, muon):
+    """Two steps from a state are the same to the bit, made by the optimizer that had it or by another."""
+    model = make_tiny_model()
+    optimizer = MixedOptimizer(model, muon, 1e-2)
+    for _ in range(3):
+        update(model, EXAMPLES, optimizer)
+    weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    ends = []
+    for chosen in (optimizer, MixedOptimizer(model, muon, 1e-2)):
+        model.load_state_dict(weights)
+        chosen.load_state_dict(copy.deepcopy(state))
+        for _ in range(2):
+            update(model, EXAMPLES, chosen, 0.5)
+        ends.append(copy.deepcopy(model.state_dict()))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in weights)
+    assert any(not torch.equal(ends[0][name], weights[name]) for name in weights)
+
+
+def test_gradients_are_clipped(make_tiny_model, monkeypatch):
+    monkeypatch.setattr(sft, "MAX_GRAD_NORM", 1e-3)
+    _, optimizer = train(make_tiny_model(), EXAMPLES)
     norm = torch.stack([g.norm() for g in optimizer.gradients]).norm().item()
     assert norm == pytest.approx(1e-3, rel=1e-3)
 

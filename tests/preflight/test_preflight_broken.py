@@ -14,7 +14,13 @@ EXPECTED = {
     "constant_reward": {"spread": "all are paid 0.00"},
     "crashing": {"robust": "KeyError in crashing.py, line "},
     "echo_pays": {"echo": "right at once is paid 1.00, the best found 0.90: the question back"},
-    "format_pays": {"format_only": "right at once is paid 1.00, the best found 0.80"},
+    "form_beats_success": {
+        "local_optimum": "earns 0.50 (a wrong answer, over and over); solving pays 1.00, and the demo"
+    },
+    "format_pays": {
+        "format_only": "right at once is paid 1.00, the best found 0.80",
+        "local_optimum": "earns 0.80",
+    },
     "hanging": {"robust": "took longer than environment.step_timeout"},
     "hash_order": {"hermetic": "observation after turn 1"},
     "leaky_class": {"leaks": "changed meanwhile: tests.preflight.broken.leaky_class.Leaky.seen", "concurrency": "look"},
@@ -26,6 +32,7 @@ EXPECTED = {
     "random_tool": {"hermetic": "ms' / '"},
     "spam_pays": {
         "growth": "reward 1.00 in 5 turns, 4.00 in 20",
+        "local_optimum": "earns 1.00 (move 1 of its players, over and over); solving pays 1.20",
         "tool_spam": "to the end",
         "stalling": "right at once is paid 1.20, the best found 1.80: 3× '<look>",
     },
@@ -44,7 +51,11 @@ EXPECTED = {
 """Environment -> the lines that fail, no others, and what their evidence says."""
 WARNED = {"turn_penalty": {"growth": "reward -0.15 in 5 turns, -0.90 in 20"}}
 """Environment -> the lines that only warn."""
-WARNED_BESIDES = {"spam_pays": {"range": "outside of [-1, 1]"}}
+WARNED_BESIDES = {
+    "form_beats_success": {"format_only": "the best found 0.50"},
+    "spam_pays": {"range": "outside of [-1, 1]"},
+    "stalling_pays": {"local_optimum": "earns 0.08 (silence)"},
+}
 """Environment -> lines that warn beside those that fail."""
 
 

@@ -173,6 +173,7 @@ def test_the_policy_plays_last(tmp_path):
     assert status == 1 and found["foothold"]["status"] == "fail"
     assert found["foothold"]["evidence"].startswith("0 of 8 sampled episodes succeed")
     assert found["token_cap"]["status"] in ("pass", "warn") and "16 tokens" in found["token_cap"]["evidence"]
+    assert found["policy_optimum"]["evidence"].endswith("the policy solves 0 of 8: 0.00")
     assert found["groups"]["status"] == "warn" and found["failures"]["status"] == "pass"
 
 

@@ -38,7 +38,7 @@ class Payoff(BaseEnvironment):
 '''
 QUICK = (
     *("environment.target=payoff.Payoff", "name=payoff", "objective=reward_after", "debug=fast"),
-    *("tracker.plots=false", "preflight.at_start=none", "diagnosis.live=none", "model.tiny.sft_steps=1"),
+    *("tracker.plots=false", "preflight.at_start=none", "diagnosis.live=none", "model.warm_start.check_every=1"),
 )
 
 STAND_IN = '''

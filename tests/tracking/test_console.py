@@ -204,7 +204,7 @@ def test_silence_is_broken_now_and_then(printed, monkeypatch):
 def test_facts_of_a_config():
     facts = run_facts(Config(environment=EnvironmentConfig(name="gsm8k"), run_dir="outputs/1"))
     assert facts["task"] == "gsm8k, synthetic rows, at most 5 turns"
-    assert facts["algorithm"] == "grpo + ppo, 16 prompts × 8 trajectories, lr 1e-06, seed 0"
+    assert facts["algorithm"] == "turn_rloo + ppo, 16 prompts × 8 trajectories, lr 1e-06, seed 0"
 
 
 def test_facts_name_an_environment_of_the_user():

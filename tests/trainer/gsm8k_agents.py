@@ -19,7 +19,7 @@ TURNS = 4
 
 async def play(row, client):
     """One episode: the rewards of its turns, and how many there were. It wishes a temperature of its own, in vain."""
-    environment, messages, rewards = Gsm8kEnv(TURNS, calculator=True), list(row["prompt"]), []
+    environment, messages, rewards = Gsm8kEnv(TURNS, reward="guide", calculator=True), list(row["prompt"]), []
     environment.reset(row)
     while True:
         message = await client.achat(messages, temperature=0.25)

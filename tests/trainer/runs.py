@@ -15,8 +15,13 @@ SMALL = [
     "model.tiny.hidden_size=64",
     "model.tiny.intermediate_size=128",
     "model.tiny.layers=2",
-    "model.tiny.demonstrations=256",
-    "model.tiny.sft_steps=150",
+    "model.tiny.heads=2",
+    "model.warm_start.demonstrations=256",
+    "model.warm_start.success_band=[0,1]",
+    "model.warm_start.min_steps=0",
+    "model.warm_start.check_every=150",
+    "model.warm_start.episodes=8",
+    "reward=guide",
     "data.synthetic_train_rows=256",
     "data.synthetic_test_rows=16",
     "evaluation.rows=16",
@@ -29,7 +34,7 @@ SMALL = [
     "generator.sampling_params.max_generate_length=24",
     "tracker.plots=false",
 ]
-"""A run of seconds that still learns, evaluates and saves."""
+"""A run of seconds that still learns, evaluates and saves; form is paid too, so that every step has a signal."""
 
 
 def start(run_dir, *words, code=None):

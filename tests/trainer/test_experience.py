@@ -128,4 +128,4 @@ def test_overlong_trajectories_are_not_trained_on_but_count_in_the_baseline():
     (group, *_) = experience.groups
     advantages = turn_advantages([group], found.config.algorithm)[0]
     assert {sample.trajectory for sample in group_samples(group, advantages)} == {2, 3}
-    assert [round(turns[0], 3) for turns in advantages] == [-0.866, 0.866, -0.866, 0.866]
+    assert [round(turns[0], 3) for turns in advantages] == [-0.667, 0.667, -0.667, 0.667]

@@ -241,7 +241,12 @@ def test_the_command_that_trains_on_keeps_the_config_groups_of_the_user(tmp_path
 @pytest.mark.skipif(not REAL_ROWS.is_dir(), reason="the real GSM8K rows are not on this machine")
 def test_the_loop_runs_on_the_real_rows(tmp_path):
     run_dir = tmp_path / "run"
-    words = ("experiment=gsm8k_multi_turn", f"data.path={REAL_ROWS}", "trainer.max_steps=2", "model.tiny.sft_steps=2")
+    words = (
+        "experiment=gsm8k_multi_turn",
+        f"data.path={REAL_ROWS}",
+        "trainer.max_steps=2",
+        "model.warm_start.check_every=2",
+    )
     finish(start(run_dir, *words))
     assert rows_of(run_dir)[-1]["step"] == 2
     assert "7473 training rows, 256 held out" in (run_dir / "run.log").read_text()
@@ -287,8 +292,9 @@ def test_an_environment_that_misbehaves_ends_in_one_sentence(tmp_path, fault, mo
         "name=bad",
         "environment.config={}",
         "environment.step_timeout=1",
+        "reward=default",
     ]
-    words += ["environment.retries=0", "model.tiny.sft_steps=2"]
+    words += ["environment.retries=0", "model.warm_start.check_every=2"]
     output = finish(start(tmp_path / "run", *words), expected=2)
     sentence = output.strip().splitlines()[-1]
     assert message in sentence and "Traceback" not in output
@@ -311,7 +317,7 @@ def test_a_prompt_longer_than_the_context_is_one_sentence(tmp_path):
         start(
             tmp_path / "run",
             "model.tiny.context=16",
-            "model.tiny.sft_steps=2",
+            "model.warm_start.check_every=2",
             "generator.sampling_params.max_generate_length=8",
         ),
         expected=2,

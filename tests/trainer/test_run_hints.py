@@ -2,23 +2,17 @@
 
 import pytest
 
-from mtrl.config.schema import AlgorithmConfig, Config, EnvironmentConfig, TrainerConfig
+from mtrl.config.schema import Config, EnvironmentConfig, TrainerConfig
 from mtrl.tracking.run_dir import RunDir
 from mtrl.trainer.run import hints
 
 
-def hints_of(tmp_path, method="grpo", steps=10):
+def hints_of(tmp_path, steps=10):
     config = Config(
         environment=EnvironmentConfig(name="gsm8k"),
-        algorithm=AlgorithmConfig(advantage_method=method),
         trainer=TrainerConfig(max_steps=steps),
     )
     return hints(config, RunDir(tmp_path))
-
-
-def test_credit_per_turn_is_offered_to_whom_has_it_not(tmp_path):
-    assert hints_of(tmp_path)["credit per turn"].endswith("algorithm=group_based_per_turn")
-    assert "credit per turn" not in hints_of(tmp_path, "group_based_per_turn")
 
 
 @pytest.mark.parametrize(("steps", "further"), [(10, 20), (0, 1)])

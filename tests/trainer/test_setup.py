@@ -9,6 +9,8 @@ from mtrl.environments.family import Splits
 from mtrl.errors import UserError
 from mtrl.trainer.setup import preparation, set_up
 
+HF = ["experiment=gsm8k_multi_turn", "model=hf", "model.path=here"]
+
 
 @pytest.mark.parametrize("override", ["trainer.max_steps=5", "trainer.max_steps=0"])
 def test_no_training_rows(override):
@@ -22,11 +24,12 @@ def test_no_training_rows(override):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["experiment=gsm8k"], ("warm start", 300)),
-        (["experiment=gsm8k", "model.tiny.sft_steps=7"], ("warm start", 7)),
-        (["experiment=gsm8k_multi_turn", "model=hf", "model.path=here"], ("loading the model", None)),
+        (["experiment=gsm8k"], ("warm start", 1000)),
+        (["experiment=gsm8k", "model.warm_start.max_steps=7"], ("warm start", 7)),
+        ([*HF, "model.warm_start.enabled=false"], ("loading the model", None)),
+        ([*HF, "model.warm_start.enabled=true"], ("warm start", 1000)),
     ],
-    ids=["default", "shorter", "hf"],
+    ids=["default", "shorter", "hf", "hf with a warm start"],
 )
 def test_the_bar_before_the_first_step(words, expected):
     assert preparation(OmegaConf.to_object(compose(words))) == expected

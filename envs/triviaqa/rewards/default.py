@@ -1,40 +1,30 @@
-"""The six rewards of MT-GRPO in the published proportions, scaled to 1.0 in all, with their holes closed.
+"""The answer is paid 1.0; searches are paid in advance, by the turn rewards of MT-GRPO, and give it back at the end.
 
-What differs from `original.py`, beside the division by 2.6:
+An episode earns 1.0 with an accepted answer and 0.0 without one, whatever its searches did, so no policy can live on
+searches. A search that finds the answer is still paid where it happens: the two turn rewards are a potential, which is
+0 at the end of an episode, and such a shaping changes the best policy in no way (Ng, Harada and Russell 1999).
 
-- What a turn does is read strictly, as the environment reads it; `<think>…</think>` is not read at all.
-- An accepted answer counts where it stands as whole words: `It` is not in `with`.
-- `search_hit` is paid once, to whichever turn finds the answer, not only to the first.
-- `exist_answer` wants an accepted answer and beside it only words that name nothing: "the beatles" for "Beatles", but
-  neither "Paris London Rome Berlin" nor "Paris or London" for "Paris".
-- Outcome rewards are for an episode that ends with an answer, and one that is short: at most two words longer than the
-  longest accepted one. Calling tools to the end, or a list of candidates, earns none of them.
-- `format` counts what is needed to read a turn, half of it each: one action, and reasoning before it. What stands
-  around them neither costs nor earns anything, and a message without fields gets nothing.
+What a turn does is read strictly, as the environment reads it; `<think>…</think>` is not read at all. An accepted
+answer counts in a result where it stands as whole words: `It` is not in `with`.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from envs.triviaqa.protocol import parse_action, reasons
+from envs.triviaqa.protocol import parse_action
 from envs.triviaqa.rewards import original
 from mtrl.types import Message
 
 SCALE = 1 / 2.6
-"""The published maximum is 2.6."""
-EXTRA_WORDS = 2
-"""An answer may be so many words longer than the longest accepted one."""
-NAMING_NOTHING = frozenset({"a", "an", "at", "by", "in", "is", "it", "its", "of", "on", "the", "to", "was", "were"})
-"""Words that may stand beside an accepted answer."""
+"""The published rewards add up to 2.6, and these to 1.0."""
 _WORD = re.compile(r"\w+")
 
 Conversations = Sequence[Sequence[Message]]
 Answers = Sequence[Sequence[str]]
-Rule = Callable[[str, Sequence[str]], bool]
-"""Of an answer and the accepted ones."""
 
 
 def tool_execution(completions: Conversations, **_: object) -> list[float]:
@@ -53,29 +43,15 @@ def search_hit(completions: Conversations, answer: Answers, **_: object) -> list
     return [0.5 * SCALE * found(c, answers) for c, answers in zip(completions, answer, strict=True)]
 
 
-def exist_answer(completions: Conversations, answer: Answers, **_: object) -> list[float]:
-    """0.5 / 2.6 if the answer is an accepted one, perhaps beside words that name nothing."""
-
-    def exists(said: str, answers: Sequence[str]) -> bool:
-        return _is_accepted(said, answers) or any(_names_only(_words(said), _words(each)) for each in answers)
-
-    return [0.5 * SCALE * _judged(c, answers, exists) for c, answers in zip(completions, answer, strict=True)]
-
-
 def exact_match(completions: Conversations, answer: Answers, **_: object) -> list[float]:
-    """1.0 / 2.6 if the answer is an accepted one, but for case and blanks around."""
-    return [SCALE * _judged(c, answers, _is_accepted) for c, answers in zip(completions, answer, strict=True)]
+    """1.0 if the episode ends with a short answer that is an accepted one, but for case and blanks around."""
+    return [float(_is_solved(c, answers)) for c, answers in zip(completions, answer, strict=True)]
 
 
-def format_reward(completions: Conversations, answer: Answers, **_: object) -> list[float]:
-    """0.2 / 2.6 x the mean over messages of 0.5 for one action and 0.5 for reasoning before it."""
-    return [0.2 * SCALE * _shape(c, answers, _form) for c, answers in zip(completions, answer, strict=True)]
-
-
-def xml(completions: Conversations, answer: Answers, **_: object) -> list[float]:
-    """0.2 / 2.6 x the mean over messages of the share of tags that are opened and closed exactly once, at least 0."""
-    shapes = (_shape(c, answers, original.tidiness) for c, answers in zip(completions, answer, strict=True))
-    return [max(0.0, 0.2 * SCALE * shape) for shape in shapes]
+def settlement(completions: Conversations, answer: Answers, **_: object) -> list[float]:
+    """What the turns were paid in advance, taken back: the potential is 0 at the end of an episode."""
+    advances = zip(tool_execution(completions), search_hit(completions, answer), strict=True)
+    return [-math.fsum(paid) for paid in advances]
 
 
 def _results(conversation: Sequence[Message]) -> list[str]:
@@ -87,40 +63,12 @@ def _results(conversation: Sequence[Message]) -> list[str]:
     ]
 
 
-def _judged(conversation: Sequence[Message], answers: Sequence[str], rule: Rule) -> bool:
-    """Whether the conversation ends with a short answer that the rule accepts."""
-    action = parse_action(conversation[-1]["content"])
-    if action is None or action.kind != "answer" or not _is_short(action.text, answers):
-        return False
-    return rule(action.text, answers)
-
-
-def _shape(conversation: Sequence[Message], answers: Sequence[str], rule: Callable[[str], float]) -> float:
-    """The mean of a rule over the assistant's messages, if the conversation ends with a short answer."""
-    if not _judged(conversation, answers, lambda said, accepted: True):
-        return 0.0
-    return original.mean_over_messages(
-        [{**message, "content": message["content"].rpartition("</think>")[2]} for message in conversation], rule
-    )
-
-
-def _form(text: str) -> float:
-    return 0.5 * (1 + reasons(text)) if parse_action(text) else 0.0
-
-
-def _is_short(said: str, answers: Sequence[str]) -> bool:
-    return len(_words(said)) <= max(len(_words(each)) for each in answers) + EXTRA_WORDS
-
-
-def _is_accepted(said: str, answers: Sequence[str]) -> bool:
-    return said.lower().strip() in {each.lower().strip() for each in answers}
-
-
-def _names_only(said: list[str], wanted: list[str]) -> bool:
-    place = _place(wanted, said) if wanted else None
-    if place is None:
-        return False
-    return NAMING_NOTHING.issuperset(said[:place] + said[place + len(wanted) :])
+def _is_solved(conversation: Sequence[Message], answers: Sequence[str]) -> bool:
+    """Whether the conversation ends with an accepted answer."""
+    last = conversation[-1]
+    action = parse_action(last["content"]) if last["role"] == "assistant" else None
+    accepted = {each.lower().strip() for each in answers}
+    return action is not None and action.kind == "answer" and action.text.lower().strip() in accepted
 
 
 def _place(wanted: list[str], words: list[str]) -> int | None:
@@ -134,4 +82,4 @@ def _words(text: str) -> list[str]:
 
 
 TURN_REWARD_FUNCS = [tool_execution, search_hit]
-OUTCOME_REWARD_FUNCS = [exist_answer, exact_match, format_reward, xml]
+OUTCOME_REWARD_FUNCS = [exact_match, settlement]

@@ -16,6 +16,7 @@ maxrl                     (R - mean) / mean                      2602.02710  all
 opo                       R - Σ L_j R_j / Σ L_j, L tokens        2505.23585  trajectory           its group
 grpo_passk                k x what R_i adds to the best of k-1   2505.15201  trajectory           its group
 group_based_per_turn      G_t - mean of the others' G_t          verl#7244   turn                 peers that reached t
+turn_rloo                 as rloo, of outcome and turn rewards   2402.14740  turn+outcome         its group
 mt_grpo                   z(outcome) + c Σ z(turn reward)        2505.11821  turn+outcome         its group
 gigpo                     z(R) + c z(G_t)                        2505.10978  its own              its group; same words
 gpg                       alpha (R - mean), alpha of the batch   2504.02546  all                  its group

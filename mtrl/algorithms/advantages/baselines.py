@@ -37,7 +37,11 @@ def dr_grpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 
 @advantage_estimator("rloo", needs_group=True, credits=ALL_CREDITS)
 def rloo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
-    """R_i - mean of the peers' R (RLOO, 2402.14740); a group of one gets 0."""
+    """R_i - mean of the peers' R (RLOO, 2402.14740); a group of one gets 0.
+
+    Unbiased for every turn with credit `trajectory`, and with `turn+outcome` if `gamma` and `turn_advantage_coef` are
+    1; with credit `turn` only where every trajectory reaches the turn (`group_based_per_turn`).
+    """
     return credited(batch, config, lambda values, peers: peers.leave_one_out(values))
 
 
@@ -45,8 +49,9 @@ def rloo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 def maxrl(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """(R - mean) / mean of the group, 0 where the mean is not above 0 (MaxRL, 2602.02710); for rewards of at least 0.
 
-    The rarer the success, the larger its advantage: it follows the log of the success rate, where `dr_grpo` follows the
-    rate.
+    The rarer the success, the larger its advantage: it follows the log of the success rate p, where `dr_grpo` follows
+    p. The expected gradient is that of p times (1 - (1 - p)^(n-1)) / p: the log's 1 / p where n p is large, and never
+    more than n - 1.
     """
 
     def relative(values: Floats, peers: Peers) -> Floats:

@@ -37,6 +37,8 @@ def per_trajectory(batch: CreditBatch, config: AlgorithmConfig, compare: Compare
 def per_turn(batch: CreditBatch, config: AlgorithmConfig, compare: Compare) -> Floats:
     """The return-to-go of each turn, G_t = r_t + gamma G_{t+1}, against that of the peers that reached the turn.
 
+    A turn without such a peer gets 0, so the expected gradient of a turn shrinks by the chance that it has one.
+
     Two tempting variants are biased: comparing the immediate rewards turn by turn before they are summed, and the
     immediate reward alone; both have an expected gradient of 0 for the decision to go on (verl#7244).
     """
@@ -52,7 +54,8 @@ def per_turn_and_outcome(batch: CreditBatch, config: AlgorithmConfig, compare: C
     The outcome is the reward of a trajectory's last turn, and the rewards of the turns before it are turn rewards.
     With two turns this is the published code: the first gets A^outcome + c A^turn, the second A^outcome. From its last
     turn on a trajectory counts with turn rewards of 0, and answers for them: comparing only those that went on would be
-    blind to the decision to go on.
+    blind to the decision to go on. So every turn has peers, and with leave-one-out, gamma = 1 and c = 1 the advantage
+    is G_t minus what does not depend on the trajectory: unbiased for every turn.
     """
     last = batch.mask & ~np.pad(batch.mask, ((0, 0), (0, 1)))[:, 1:]
     outcomes = np.where(last, batch.rewards, 0.0).sum(axis=1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from mtrl.config.schema import WarmStartConfig
 from mtrl.diagnose.disagreement import baseline_disagreement
-from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, known, level, propose, rescoring
@@ -72,9 +73,7 @@ def zero_baseline(record: Record) -> Finding | None:
         ),
         metrics=(SUCCESS, HELD_OUT, REWARD),
         steps=(0, record.step),
-        proposals=(propose("a longer warm start by demonstrations", model__tiny__sft_steps=2 * _sft_steps(record)),)
-        if record.setting("model.name") == "tiny"
-        else (),
+        proposals=_warmer(record),
         advice="Stop, and make it simpler: easier rows, a stronger base model, some supervised examples first "
         "(python -m mtrl.sft). No reward and no group size replaces a first success.",
         expect="some successes at step 0; training can then make them more",
@@ -82,8 +81,28 @@ def zero_baseline(record: Record) -> Finding | None:
     )
 
 
-def _sft_steps(record: Record) -> int:
-    return int((record.setting("model.tiny") or {}).get("sft_steps", 300))
+def _warmer(record: Record) -> tuple[Proposal, ...]:
+    """A warm start that goes on until more episodes succeed, or one at all where the task has a demonstrator."""
+    if record.setting("model.name") != "tiny" and not record.setting("model.warm_start.enabled"):
+        why = "imitate the demonstrator of the task until some episodes succeed"
+        return (propose(why, model__warm_start__enabled=True),) if _has_demonstrator(record) else ()
+    low, high = WarmStartConfig.success_band
+    if record.setting("model.warm_start.success_band")[0] >= low:  # what held on training rows does not hold elsewhere
+        low, high = high, (1 + high) / 2
+    steps = 2 * int(record.setting("model.warm_start.max_steps"))
+    band = f"[{low:g},{high:g}]"
+    why = "imitate the demonstrator until more episodes succeed"
+    return (propose(why, model__warm_start__success_band=band, model__warm_start__max_steps=steps),)
+
+
+def _has_demonstrator(record: Record) -> bool:
+    from mtrl.environments.family import get_family
+
+    try:
+        family = get_family(record.setting("environment.name"), record.setting("environment.target"))
+        return family.demonstrate is not None
+    except Exception:  # the task is not installed here; the run is still worth reading
+        return False
 
 
 @rule("R136", "R095", "R090", windows=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mtrl.algorithms.registry import ESTIMATORS
-from mtrl.config.algorithm_checks import PER_TURN
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
@@ -22,10 +21,16 @@ def _credit(record: Record) -> str | None:
         return None
 
 
+def _chosen(record: Record) -> bool:
+    """Whether the run asks for credit per turn. `turn_rloo`, the default, asks for nothing: where no turn before the
+    last is paid it is `rloo`."""
+    return _credit(record) == "turn" or record.setting("algorithm.advantage_method") == "mt_grpo"
+
+
 @rule("R012", "R100", windows=0.6)
 def idle_turn_credit(record: Record) -> Finding | None:
     """Credit for single turns is asked for, and only outcomes are paid."""
-    if _credit(record) not in PER_TURN or not record.has(EARLY) or level(record, EARLY) >= 0.01:
+    if not _chosen(record) or not record.has(EARLY) or level(record, EARLY) >= 0.01:
         return None
     if level(record, "rollout/turns/mean", 2.0) < 1.2:
         return None
@@ -33,7 +38,7 @@ def idle_turn_credit(record: Record) -> Finding | None:
     plain = (
         propose("credit for the whole trajectory", algorithm__credit="trajectory")
         if record.setting("algorithm.credit")
-        else propose("credit for the whole trajectory", algorithm__advantage_method="grpo")
+        else propose("credit for the whole trajectory", algorithm__advantage_method="rloo")
     )
     return Finding(
         severity=Severity.NOTE,
@@ -54,7 +59,7 @@ def lonely_turns(record: Record) -> Finding | None:
     """Many turns are reached by one rollout of a group alone, and credit for turns has nobody to compare them with."""
     turns = level(record, "rollout/turns/mean") * record.episodes
     share = level(record, LONELY) / turns if turns else 0.0
-    if share < 0.1 or _credit(record) not in PER_TURN:
+    if share < 0.1 or _credit(record) != "turn":
         return None
     size = int(record.setting("algorithm.group_size"))
     return Finding(
@@ -64,7 +69,11 @@ def lonely_turns(record: Record) -> Finding | None:
         metrics=(LONELY, "rollout/turns/mean"),
         proposals=(
             propose("more peers", algorithm__group_size=2 * size),
-            propose("credit for the whole trajectory", algorithm__advantage_method="grpo"),
+            propose(
+                "credit that compares with the whole group",
+                algorithm__advantage_method="turn_rloo",
+                algorithm__credit="null",
+            ),
         ),
         expect=f"{LONELY} falls at once",
     )

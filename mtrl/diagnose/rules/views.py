@@ -108,7 +108,11 @@ def _typed(value: object) -> str:
 
 
 def other_schemes(record: Record) -> list[str]:
-    """The reward schemes of the task besides the one that the run has; none where the run does not pay by a scheme."""
+    """The scheme `default` of the task, where the run pays by another one; else none.
+
+    No other scheme is proposed: a `default` pays the task alone, or gives back at the end what it paid in advance, and
+    the others may pay play that never solves the task (the check `local_optimum` of `python -m mtrl.preflight`).
+    """
     if not (record.setting("reward.components") or {}).get("environment"):
         return []
     from mtrl.environments.family import get_family
@@ -118,7 +122,7 @@ def other_schemes(record: Record) -> list[str]:
         schemes: Sequence[str] = getattr(family.environment, "reward_schemes", ())
     except Exception:  # the task is not installed here; the run is still worth reading
         return []
-    return [scheme for scheme in schemes if scheme != record.setting("reward.scheme")]
+    return ["default"] if "default" in schemes and record.setting("reward.scheme") != "default" else []
 
 
 def rescoring(record: Record, schemes: Sequence[str]) -> tuple[str, ...]:

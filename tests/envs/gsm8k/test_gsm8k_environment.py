@@ -95,9 +95,10 @@ def test_reset_forgets_the_last_episode(row):
     assert env.current_turn == 1
 
 
-def test_the_last_turn_and_a_single_turn():
-    result = Gsm8kEnv(max_turns=1).step("#### 1", TRUTH)
-    assert (result.reward, result.done) == (0.2, True)
+@pytest.mark.parametrize(("scheme", "reward"), [("default", 0.0), ("guide", 0.2)])
+def test_the_last_turn_and_a_single_turn(scheme, reward):
+    result = Gsm8kEnv(max_turns=1, reward=scheme).step("#### 1", TRUTH)
+    assert (result.reward, result.done) == (reward, True)
 
 
 def test_a_single_turn_gets_the_single_turn_prompt():

@@ -117,11 +117,13 @@ def test_a_conversation_without_an_answer_scores_zero():
         ("guide", ["72"], [1.0]),
         ("default", ["72"], [1.0]),
         ("guide", ["1", "72"], [0.04, 1.0]),
-        ("default", ["1", "72"], [0.04, 0.96]),
+        ("default", ["1", "72"], [0.0, 1.0]),
         ("guide", ["1", "2", "3", "4", "72"], [0.04, 0.04, 0.04, 0.04, 1.0]),
-        ("default", ["1", None, "3", "4", "72"], [0.04, 0.0, 0.04, 0.04, 0.88]),
+        ("guide", ["1", None, "3", "4", "72"], [0.04, 0.0, 0.04, 0.04, 1.0]),
+        ("default", ["1", None, "3", "4", "72"], [0.0, 0.0, 0.0, 0.0, 1.0]),
         ("guide", [None, None], [0.0, 0.0]),
-        ("default", ["1", "2", "3", "4", "5"], [0.04] * 5),
+        ("guide", ["1", "2", "3", "4", "5"], [0.04] * 5),
+        ("default", ["1", "2", "3", "4", "5"], [0.0] * 5),
     ],
 )
 def test_rewards_of_each_turn(scheme, answers, rewards):
@@ -129,19 +131,18 @@ def test_rewards_of_each_turn(scheme, answers, rewards):
     paid = [reward.pay(answer and Decimal(answer), Decimal(72)) for answer in answers]
     assert [sum(turn.values()) for turn in paid] == pytest.approx(rewards, abs=1e-15)
     assert [turn["format"] for turn in paid] == [
-        0.0 if answer in (None, "72") else pytest.approx(0.2 / 5) for answer in answers
+        0.0 if scheme == "default" or answer in (None, "72") else pytest.approx(0.2 / 5) for answer in answers
     ]
 
 
-@pytest.mark.parametrize("max_turns", range(1, 40))
-def test_a_solved_episode_earns_one_however_late(max_turns):
-    for wrong in range(max_turns):
-        reward = TurnReward("default", max_turns)
-        paid = [sum(reward.pay(Decimal(1), Decimal(72)).values()) for _ in range(wrong)]
-        total = 0.0
-        for amount in [*paid, reward.pay(Decimal(72), Decimal(72))["correct"]]:
-            total += amount
-        assert total == 1.0
+@given(st.lists(st.sampled_from(["72", "1", "7200", None]), min_size=1, max_size=12), st.integers(0, 28))
+def test_by_default_an_episode_earns_one_if_it_is_solved_and_else_nothing(answers, more_turns):
+    """Exactly, however late, and whatever came before: form is worth nothing."""
+    reward = TurnReward("default", len(answers) + more_turns)
+    turns = answers[: answers.index("72") + 1] if "72" in answers else answers
+    paid = [reward.pay(answer and Decimal(answer), Decimal(72)) for answer in turns]
+    assert [sum(turn.values()) for turn in paid] == [float(answer == "72") for answer in turns]
+    assert not any(turn["format"] for turn in paid)
 
 
 REPLIES = ("#### 72", "#### 5", "no idea", "<calc>1+1</calc>")
@@ -170,6 +171,18 @@ def test_no_way_to_play_earns_more_than_the_right_answer_at_once():
         assert best_return("default", max_turns) <= 1.0
         assert best_return("default", max_turns, gamma=0.99) < 1.0
     assert best_return("guide", 5) == pytest.approx(1.16)  # the exploit, which the search does find
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("default", 0.0), ("guide", 0.2)])
+def test_what_play_without_a_right_answer_earns_at_most(scheme, most):
+    """By trying all of it: the default has no local optimum beside the task, the guide's has one of wrong answers."""
+    wrong = [reply for reply in REPLIES if reply != REPLIES[0]]
+    returns = set()
+    for replies in itertools.product(wrong, repeat=4):
+        environment = Gsm8kEnv(4, reward=scheme, calculator=True)
+        environment.reset({"id": "1"})
+        returns.add(round(sum(environment.step(reply, {"answer": "72"}).reward for reply in replies), 9))
+    assert max(returns) == most and min(returns) == 0.0
 
 
 def test_the_guides_scheme_pays_for_being_wrong_first():

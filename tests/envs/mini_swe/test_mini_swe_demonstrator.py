@@ -5,6 +5,7 @@ import random
 import pytest
 
 from envs.mini_swe import FAMILY
+from mtrl.config.schema import WarmStartConfig
 from mtrl.models.tiny import train_tokenizer
 
 
@@ -17,8 +18,8 @@ def test_it_shows_every_move_and_mostly_does_not_look(splits):
     episodes = players(splits)
     looks = [responses for _, responses in episodes if len(responses) == 2]
     right = sum(responses == FAMILY.gold(row) for row, responses in episodes)
-    assert 0.28 < len(looks) / len(episodes) < 0.45
-    assert 0.2 < right / len(episodes) < 0.35
+    assert 0.35 < len(looks) / len(episodes) < 0.5
+    assert WarmStartConfig.success_band[0] < right / len(episodes) < 0.5, "a clone's share lies in the band"
     assert {responses[0] for responses in looks} == {"```bash\ncat f.py\n```"}
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from envs.search import FAMILY
+from mtrl.config.schema import WarmStartConfig
 
 
 def episode(row, rng):
@@ -26,16 +27,16 @@ def episodes(splits):
     return [(row, *episode(row, rng)) for row in splits.train[:1000]]
 
 
-def test_success_is_in_the_tail(episodes, score):
+def test_success_reaches_the_band_of_the_warm_start_and_leaves_something_to_learn(episodes, score):
     won = [score(responses, row) for row, responses, _ in episodes]
     assert won == [results[-1].reward for *_, results in episodes]
-    assert 0.2 < sum(won) / len(won) < 0.35
+    assert WarmStartConfig.success_band[0] < sum(won) / len(won) < 0.6
 
 
 def test_the_habit_is_to_guess_at_once_and_it_loses(episodes):
     """What greedy decoding of a clone does: the most frequent first move is an answer."""
     at_once = [results[-1].reward for _, responses, results in episodes if len(responses) == 1]
-    assert len(at_once) / len(episodes) > 0.55 and sum(at_once) / len(at_once) < 0.15
+    assert len(at_once) / len(episodes) > 0.5 and sum(at_once) / len(at_once) < 0.15
 
 
 def test_every_move_is_shown_and_none_is_malformed(episodes):

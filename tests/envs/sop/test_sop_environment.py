@@ -178,8 +178,9 @@ def test_the_answer_depends_on_the_state_that_was_brought_about(detour, play, sc
         "document_number": json.loads(results_of(shipped)[0])["document_number"],
         "shelf_stock": str(json.loads(results_of(stock)[0])["shelf"]),
     }
-    *_, last = play(row, [*do(*detour), final_output(honest)])
-    assert honest != row["ground_truth"] and last.reward == 0.5 and score([final_output(honest)], row) == 0.0
+    for scheme, paid in (("default", 0.0), ("dense", 0.5)):
+        *_, last = play(row, [*do(*detour), final_output(honest)], reward=scheme)
+        assert honest != row["ground_truth"] and last.reward == paid and score([final_output(honest)], row) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_asking_is_not_paid(by_domain, play):
     ("settings", "sentence"),
     [
         ({"max_turns": 1}, "generator.max_turns=1 leaves no turn to ask the tools"),
-        ({"reward": "guide"}, "reward.scheme=guide is not known to sop; choose one of default, strict"),
+        ({"reward": "guide"}, "reward.scheme=guide is not known to sop; choose one of default, dense"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, sentence):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envs.sop import FAMILY
 from envs.sop.data import final_output
 from envs.sop.output import parse_final_output
-from envs.sop.reward import SOPBenchReward, judge, sop_bench_reward
+from envs.sop.reward import SCHEMES, SOPBenchReward, Verdict, judge, sop_bench_reward
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
 from mtrl.rewards.compose import RewardComposer
@@ -311,20 +311,31 @@ def test_decoys_are_paid_for_what_is_right_of_them(splits, score):
 def test_the_components_add_up_and_the_metrics_name_every_field(by_domain, play):
     row = by_domain["aircraft_inspection"][0]
     wrong = {**row["ground_truth"], "aircraft_ready": "maybe"}
-    (result,) = play(row, [final_output(wrong)])
-    assert result.components == {"fields": 5 / 6, "format": 0.0} and result.reward == 5 / 6
-    assert result.metrics["field/aircraft_ready"] == 0.0
-    assert sum(value for name, value in result.metrics.items() if name.startswith("field/")) == 5
-    (result,) = play(row, ["hm"])
-    assert result.components == {"fields": 0.0, "format": -0.1} and result.reward == -0.1
+    for scheme, paid in (("default", 0.0), ("dense", 5 / 6)):
+        (result,) = play(row, [final_output(wrong)], reward=scheme)
+        assert result.components == {"fields": paid, "format": 0.0} and result.reward == paid
+        assert result.metrics["field/aircraft_ready"] == 0.0, "they are measured under any scheme"
+        assert sum(value for name, value in result.metrics.items() if name.startswith("field/")) == 5
+        (result,) = play(row, ["hm"], reward=scheme)
+        assert result.components == {"fields": 0.0, "format": -0.1} and result.reward == -0.1
 
 
-def test_the_strict_scheme_is_all_or_nothing(by_domain, play):
+def test_by_default_all_fields_are_right_or_nothing_is_paid(by_domain, play):
     row = by_domain["order_fulfilment"][0]
     almost = {**row["ground_truth"], "shelf_stock": "x"}
-    for fields, reward in ((row["ground_truth"], 1.0), (almost, 0.0), ({}, 0.0)):
-        assert play(row, [final_output(fields)], reward="strict")[0].reward == reward
-    assert play(row, ["hm"], reward="strict")[0].reward == 0.0
+    for fields, default, dense in ((row["ground_truth"], 1.0, 1.0), (almost, 0.0, 0.75), ({}, 0.0, 0.0)):
+        assert play(row, [final_output(fields)])[0].reward == default
+        assert play(row, [final_output(fields)], reward="dense")[0].reward == dense
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.booleans(), st.floats(0, 1))
+def test_schemes_pay_what_they_say(right, emitted, coefficient):
+    """The dense one is the guide's function; the default never pays more for less than all."""
+    verdict = Verdict(emitted, {f"field{n}": emitted and value for n, value in enumerate(right)})
+    default, dense = (sum(verdict.components(scheme, coefficient).values()) for scheme in SCHEMES)
+    assert dense == pytest.approx(verdict.dense(coefficient))
+    assert default == pytest.approx(float(emitted and all(right)) - coefficient * (not emitted))
+    assert default <= dense + 1e-12 and (default > 0) == (emitted and all(right))
 
 
 def test_as_a_component_of_the_reward_it_pays_what_a_limit_has_cut():

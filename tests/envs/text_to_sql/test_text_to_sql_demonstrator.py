@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from envs.text_to_sql import FAMILY
+from mtrl.config.schema import WarmStartConfig
 
 
 @pytest.fixture(scope="module")
@@ -15,10 +16,10 @@ def episodes(splits):
     ]
 
 
-def test_success_is_in_the_tail(episodes, reward_of):
-    """The honesty trap: right about one time in four, and never by its most frequent behaviour."""
+def test_success_reaches_the_band_of_the_warm_start_and_leaves_something_to_learn(episodes, reward_of):
+    """The honesty trap: right less than half of the time, and never by its most frequent behaviour."""
     rate = sum(reward_of(row, responses) == 1.0 for row, responses in episodes) / len(episodes)
-    assert 0.15 < rate < 0.30
+    assert WarmStartConfig.success_band[0] < rate < 0.6
 
 
 def test_the_habit_is_to_guess_and_a_guess_is_never_right(episodes, reward_of):

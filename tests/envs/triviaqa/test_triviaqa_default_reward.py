@@ -1,17 +1,30 @@
-"""The default reward: the holes of the published one are closed, and it never exceeds what the strict scorer says."""
+"""The default reward: an episode earns 1.0 with an accepted answer and nothing without one, whatever its searches did,
+and what they did is paid in advance where it happens."""
+
+import asyncio
+from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.triviaqa import FAMILY
 from envs.triviaqa.demonstrator import search
 from envs.triviaqa.reward import EpisodeReward, load_rewards
+from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
+from mtrl.generator.conversation import Conversation
+from mtrl.generator.engines.base import SamplingParams
+from mtrl.generator.engines.scripted import ScriptedEngine
+from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.types import StopReason
 
 CALL = '<reasoning>why</reasoning><tool>{"name": "wiki_search", "args": {"query": "France"}}</tool>'
 RIGHT = "<reasoning>it says</reasoning><answer>Paris</answer>"
-TURN, OUTCOME = ["tool_execution", "search_hit"], ["exist_answer", "exact_match", "format", "xml"]
+BROKEN_CALL = "<tool>no json</tool>"
+TURN, OUTCOME = ["tool_execution", "search_hit"], ["exact_match", "settlement"]
+EXECUTED, HIT = 0.2 / 2.6, 0.5 / 2.6
+ROUNDING = 1e-12
 
 
 def said(answer):
@@ -29,84 +42,86 @@ def paid(play, make_row, corpus):
     return total
 
 
-def test_a_perfect_episode_is_worth_one_in_the_published_proportions(paid):
-    parts = paid([CALL, RIGHT])
-    published = paid([CALL, RIGHT], reward="original")
-    assert list(parts) == [*TURN, *OUTCOME] == list(published)
-    assert [published[name] for name in parts] == pytest.approx([0.2, 0.5, 0.5, 1.0, 0.2, 0.2])
-    assert {name: 2.6 * value for name, value in parts.items()} == pytest.approx(published)
-    assert sum(parts.values()) == pytest.approx(1.0) and sum(published.values()) == pytest.approx(2.6)
+def test_a_perfect_episode_turn_by_turn(play, make_row, corpus):
+    first, last = play(make_row(["Paris"]), [CALL, RIGHT], corpus=corpus, max_turns=5)
+    assert list(first.components) == [*TURN, *OUTCOME]
+    assert list(first.components.values()) == pytest.approx([EXECUTED, HIT, 0.0, 0.0])
+    assert list(last.components.values()) == pytest.approx([0.0, 0.0, 1.0, -EXECUTED - HIT])
+    assert first.reward + last.reward == pytest.approx(1.0, abs=ROUNDING)
 
 
-def test_stuffing_earns_less_than_an_honest_wrong_answer(paid):
-    wrong = sum(paid([CALL, said("Rome")]).values())
-    stuffed = sum(paid([CALL, said("Paris London Rome Berlin")]).values())
-    assert stuffed == pytest.approx(0.7 / 2.6) and wrong == pytest.approx(1.1 / 2.6)
+def test_the_turn_rewards_have_the_published_proportions(paid):
+    parts, published = paid([CALL, RIGHT]), paid([CALL, RIGHT], reward="original")
+    assert {name: 2.6 * parts[name] for name in TURN} == pytest.approx({name: published[name] for name in TURN})
+
+
+def test_without_a_search_the_answer_is_all_that_is_paid(paid):
+    assert paid([RIGHT]) == {"tool_execution": 0.0, "search_hit": 0.0, "exact_match": 1.0, "settlement": 0.0}
+    assert not any(paid([said("Rome")]).values())
+
+
+def test_stuffing_earns_what_any_wrong_answer_earns_nothing(paid):
+    for answer in ("Rome", "Paris London Rome Berlin"):
+        assert sum(paid([CALL, said(answer)]).values()) == pytest.approx(0.0, abs=ROUNDING)
     published = paid([CALL, said("Paris London Rome Berlin")], reward="aws")
-    assert sum(published[name] for name in OUTCOME) == pytest.approx(0.9), "what is closed here"
+    assert sum(published.values()) == pytest.approx(1.6), "what is closed here"
 
 
 @pytest.mark.parametrize("glue", [" ", ", ", " or ", " and ", "/", "\n", " | ", ""])
 @pytest.mark.parametrize("order", [0, 1])
 def test_two_candidates_are_a_wrong_answer(paid, glue, order):
     answer = glue.join(["Paris", "London"][:: 1 - 2 * order])
-    assert paid([CALL, said(answer)])["exist_answer"] == paid([CALL, said(answer)])["exact_match"] == 0.0
+    assert paid([CALL, said(answer)])["exact_match"] == 0.0
 
 
 @pytest.mark.parametrize(
-    ("answer", "answers", "exists", "exact"),
+    ("answer", "answers", "accepted"),
     [
-        ("paris", ["Paris"], True, True),
-        ("  PARIS\n", ["Paris"], True, True),
-        ("It is Paris.", ["Paris"], True, False),
-        ("the Beatles", ["Beatles", "The Fab Four"], True, False),
-        ("the fab four", ["Beatles", "The Fab Four"], True, True),
-        ("Parisian", ["Paris"], False, False),
-        ("Paris London", ["Paris", "London town"], False, False),
-        ("not Paris", ["Paris"], False, False),
-        ("C++", ["C++"], True, True),
-        ("?", ["C++", "?!"], False, False),
-        ("the", ["The The"], False, False),
-        ("1984", ["98"], False, False),
+        ("paris", ["Paris"], True),
+        ("  PARIS\n", ["Paris"], True),
+        ("Paris", ["  paris "], True),
+        ("It is Paris.", ["Paris"], False),
+        ("the Beatles", ["Beatles", "The Fab Four"], False),
+        ("the fab four", ["Beatles", "The Fab Four"], True),
+        ("Parisian", ["Paris"], False),
+        ("not Paris", ["Paris"], False),
+        ("C++", ["C++"], True),
+        ("the", ["The The"], False),
+        ("1984", ["98"], False),
     ],
 )
-def test_what_counts_as_an_accepted_answer(paid, answer, answers, exists, exact):
-    parts = paid([CALL, said(answer)], answers)
-    assert (parts["exist_answer"] > 0, parts["exact_match"] > 0) == (exists, exact)
+def test_what_counts_as_an_accepted_answer(paid, score, make_row, answer, answers, accepted):
+    assert paid([CALL, said(answer)], answers)["exact_match"] == float(accepted)
+    assert score([CALL, said(answer)], make_row(answers)) == float(accepted), "the scorer reads the same"
 
 
-@pytest.mark.parametrize(("answer", "earns"), [("one two three", True), ("one two three four", False)])
-def test_an_answer_is_short_or_earns_no_outcome(paid, answer, earns):
-    parts = paid([CALL, said(answer)])
-    assert {name: parts[name] > 0 for name in OUTCOME} == {
-        "exist_answer": False, "exact_match": False, "format": earns, "xml": earns
-    }  # fmt: skip
-
-
-def test_format_never_exceeds_its_cap(paid):
-    crowded = "<reasoning>r</reasoning><tool>{}</tool><answer>Paris</answer>"
-    assert paid([crowded], max_turns=1, reward="aws")["format"] == pytest.approx(0.24)
-    assert paid([crowded], max_turns=1)["format"] == 0.0
-    assert paid([CALL, RIGHT])["format"] == pytest.approx(0.2 / 2.6)
+def test_calls_without_an_answer_earn_nothing_in_the_end(paid):
+    for calls in ([CALL] * 5, [BROKEN_CALL] * 5, [search("Berlin"), CALL, search("France"), BROKEN_CALL, CALL]):
+        assert sum(paid(calls).values()) == pytest.approx(0.0, abs=ROUNDING)
 
 
 def test_garbage_earns_nothing(paid):
     for garbage in ("", "hello", "</reasoning></tool>", "<result>Paris</result>"):
-        assert sum(paid([garbage] * 5).values()) == 0.0
+        assert not any(paid([garbage] * 5).values())
         assert sum(paid([garbage] * 5, reward="original").values()) > 0.0, "a hole of the published format"
 
 
-def test_calls_without_an_answer_earn_the_turn_rewards_only(paid):
-    parts = paid([CALL] * 5)
-    assert sum(parts.values()) == pytest.approx(0.7 / 2.6) and not any(parts[name] for name in OUTCOME)
-
-
-def test_a_later_search_that_finds_the_answer_is_paid_where_it_happens(play, make_row, corpus):
+def test_a_hit_is_paid_on_the_turn_where_it_happens(play, make_row, corpus):
     """Published, only the first result counts, whatever the number of turns."""
     responses = [search("Berlin"), search("France"), search("France"), RIGHT]
-    for scheme, hits in (("default", [0.0, 0.5 / 2.6, 0.0, 0.0]), ("original", [0.0] * 4)):
+    for scheme, hits in (("default", [0.0, HIT, 0.0, 0.0]), ("original", [0.0] * 4)):
         results = play(make_row(["Paris"]), responses, corpus=corpus, max_turns=5, reward=scheme)
         assert [r.components["search_hit"] for r in results] == pytest.approx(hits)
+
+
+def test_what_was_paid_in_advance_is_taken_back_on_the_last_turn_alone(play, make_row, corpus):
+    for last, outcome in ((RIGHT, 1.0), (said("Rome"), 0.0), (CALL, 0.0), ("", 0.0)):
+        *before, end = play(make_row(["Paris"]), [search("Berlin"), CALL, last], corpus=corpus, max_turns=3)
+        assert not any(r.components[name] for r in before for name in OUTCOME)
+        assert sum(r.reward for r in before) == pytest.approx(EXECUTED + HIT)
+        assert end.done and end.components["exact_match"] == outcome
+        advance = EXECUTED + HIT + sum(end.components[name] for name in TURN)
+        assert end.components["settlement"] == pytest.approx(-advance)
 
 
 def test_an_answer_that_is_part_of_a_word_is_not_found(paid):
@@ -117,19 +132,21 @@ def test_an_answer_that_is_part_of_a_word_is_not_found(paid):
 @pytest.mark.parametrize("scheme", ["default", "original", "aws"])
 def test_turn_rewards_add_up_to_the_function_of_the_whole(play, make_row, corpus, scheme):
     """A turn that fails pays back what the share of good calls loses by it."""
-    responses = [CALL, "<tool>no json</tool>", "what?", search("Berlin"), RIGHT]
+    responses = [CALL, BROKEN_CALL, "what?", search("Berlin"), RIGHT]
     results = play(make_row(["Paris"]), responses, corpus=corpus, max_turns=6, reward=scheme)
     scale = 2.6 if scheme == "default" else 1.0
     shares = [0.2, 0.1, 0.1, 0.2 * 2 / 3, 0.2 * 2 / 3]
     steps = [now - before for now, before in zip(shares, [0.0, *shares], strict=False)]
     assert [scale * r.components["tool_execution"] for r in results] == pytest.approx(steps)
     assert all(r.reward == pytest.approx(sum(r.components.values())) for r in results)
-    assert not any(r.components[name] for r in results[:-1] for name in OUTCOME)
+    outcome = OUTCOME if scheme == "default" else ["exist_answer", "exact_match", "format", "xml"]
+    assert not any(r.components[name] for r in results[:-1] for name in outcome)
     assert not any(results[-1].components[name] for name in TURN), "the last turn is the outcome's alone"
 
 
-ACTIONS = st.one_of(
-    st.sampled_from([CALL, RIGHT, said("Rome"), said("the Paris"), "", "<tool>{}</tool>", f"{CALL}{RIGHT}"]),
+MOVES = st.one_of(
+    st.sampled_from([CALL, search("Berlin"), search("Lincoln"), BROKEN_CALL, "<tool>{}</tool>", "", "hm"]),
+    st.sampled_from([RIGHT, said("Rome"), said("paris "), said("the Paris"), f"{CALL}{RIGHT}", f"<think>{RIGHT}"]),
     st.lists(
         st.sampled_from(
             ["<answer>", "</answer>", "<reasoning>", "</reasoning>", "<tool>", "</tool>", "</think>", "Paris", " ", "b"]
@@ -137,33 +154,71 @@ ACTIONS = st.one_of(
         max_size=8,
     ).map("".join),
 )
+EPISODES = st.lists(MOVES, min_size=1, max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
-@given(responses=st.lists(ACTIONS, min_size=1, max_size=4))
-def test_the_reward_never_says_solved_where_the_scorer_does_not(responses, make_row, play, score, corpus):
+@settings(max_examples=400, deadline=None)
+@given(responses=EPISODES, more_turns=st.integers(0, 2))
+@example(responses=[CALL, BROKEN_CALL, search("Berlin"), CALL, said("Rome")], more_turns=0)
+@example(responses=[BROKEN_CALL, CALL, CALL], more_turns=0)
+@example(responses=[CALL, RIGHT], more_turns=2)
+def test_an_episode_earns_one_for_an_accepted_answer_and_else_nothing(
+    responses, more_turns, make_row, play, score, corpus
+):
+    """To rounding, whatever the searches did, when they did it, and however the episode ends."""
     row = make_row(["Paris"])
-    results = play(row, responses, corpus=corpus, max_turns=4)
+    responses = [*responses, *["hm"] * more_turns]
+    results = play(row, responses, corpus=corpus, max_turns=len(responses))
+    assert results[-1].done and not any(result.done for result in results[:-1])
     success = score(responses[: len(results)], row)
-    total = sum(result.reward for result in results)
-    matched = sum(result.components["exact_match"] for result in results)
-    assert -1e-9 < total < 1 + 1e-9
-    assert (matched > 0) == (success == 1.0), "exact_match and the scorer read the same"
-    assert success == 1.0 or total <= 1.6 / 2.6 + 1e-9
+    assert sum(result.reward for result in results) == pytest.approx(success, abs=ROUNDING)
+    assert [result.components["exact_match"] for result in results] == [0.0] * (len(results) - 1) + [success]
 
 
 @settings(max_examples=200, deadline=None)
-@given(conversation=st.lists(st.tuples(ACTIONS, st.sampled_from([None, "<result>Paris</result>", "Error: no"]))))
-def test_components_stay_within_their_published_caps(conversation):
+@given(responses=EPISODES)
+def test_no_turn_before_the_end_is_paid_for_more_than_what_it_found(responses, make_row, play, corpus):
+    """The advance is what has been executed and found so far, so it never exceeds both, and no turn takes more back."""
+    results = play(make_row(["Paris"]), responses, corpus=corpus, max_turns=7)
+    advance = hits = 0.0
+    for result in results:
+        if result.done:
+            break
+        advance += result.reward
+        hits += result.components["search_hit"]
+        assert -ROUNDING < advance < EXECUTED + HIT + ROUNDING
+        assert hits == pytest.approx(0.0) or hits == pytest.approx(HIT)
+
+
+@settings(max_examples=200, deadline=None)
+@given(conversation=st.lists(st.tuples(MOVES, st.sampled_from([None, "<result>Paris</result>", "Error: no"]))))
+def test_the_settlement_is_exact_for_any_observations(conversation):
+    """Also such as no environment gives: the sum of an episode is that of its outcome."""
     reward = EpisodeReward(load_rewards("default"))
-    caps = dict(zip([*TURN, *OUTCOME], [0.2, 0.5, 0.5, 1.0, 0.2, 0.2], strict=True))
-    total = dict.fromkeys(caps, 0.0)
+    total = 0.0
     for response, observation in conversation:
-        for name, value in reward.pay(response, observation, ["Paris", "the City of Light"], done=False).items():
-            total[name] += value
-            assert -1e-9 <= total[name] <= caps[name] / 2.6 + 1e-9
-    for name, value in reward.pay("<answer>Paris</answer>", None, ["Paris"], done=True).items():
-        assert total[name] + value <= caps[name] / 2.6 + 1e-9
+        parts = reward.pay(response, observation, ["Paris", "the City of Light"], done=False)
+        assert list(parts) == [*TURN, *OUTCOME] and parts["exact_match"] == parts["settlement"] == 0.0
+        total += sum(parts.values())
+    for answer, outcome in (("Paris", 1.0), ("Rome", 0.0)):
+        ended = EpisodeReward(load_rewards("default"))
+        ended.conversation, ended.paid = list(reward.conversation), dict(reward.paid)
+        last = ended.pay(f"<answer>{answer}</answer>", None, ["Paris", "the City of Light"], done=True)
+        assert total + sum(last.values()) == pytest.approx(outcome, abs=ROUNDING)
+
+
+def test_an_episode_that_the_context_limit_ends_earns_nothing_either(corpus, make_row, tiny_codec):
+    """The environment is not stepped for a turn for which there is no room, and settles the turns before it."""
+    pool = EnvironmentPool(1)
+    engine = ScriptedEngine(lambda _, turn: [search("France"), "x" * 400, "never"][turn], tiny_codec.tokenizer)
+    make = partial(FAMILY.environment, corpus=corpus, max_turns=3)
+    limits = Limits(max_turns=3, max_context_length=500, step_timeout=5, episode_timeout=20, retries=0)
+    loop = EpisodeLoop(engine, make, partial(Conversation, tiny_codec), pool, limits)
+    sampling = SamplingParams(max_generate_length=500, stop_token_ids=tiny_codec.stop_token_ids)
+    trajectory = asyncio.run(loop.run(make_row(["Paris"]), "group", 0, sampling))
+    pool.close()
+    assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and trajectory.trainable and len(trajectory.turns) == 2
+    assert sum(turn.reward for turn in trajectory.turns) == pytest.approx(0.0, abs=ROUNDING)
 
 
 def test_schemes_and_files():

@@ -7,6 +7,7 @@ import pytest
 
 from envs.triviaqa import FAMILY
 from envs.triviaqa.demonstrator import CALL, END_CALL, search
+from mtrl.config.schema import WarmStartConfig
 from mtrl.errors import UserError
 
 
@@ -28,9 +29,9 @@ def episodes(splits):
     return [(row, *episode(row, rng)) for row in splits.train[:1500]]
 
 
-def test_success_is_in_the_tail(episodes, score):
+def test_success_reaches_the_band_of_the_warm_start_and_leaves_something_to_learn(episodes, score):
     won = [score(responses, row) for row, responses, _ in episodes]
-    assert 0.2 < sum(won) / len(won) < 0.4
+    assert WarmStartConfig.success_band[0] < sum(won) / len(won) < 0.6
     paid = [sum(result.reward for result in results) for *_, results in episodes]
     assert [p > 0.999 for p in paid] == [w == 1.0 for w in won], "no lucky guesses"
 
@@ -38,7 +39,7 @@ def test_success_is_in_the_tail(episodes, score):
 def test_the_habit_is_to_answer_without_looking(episodes):
     """What greedy decoding of a clone does: the most frequent first move, which is never right."""
     firsts = Counter("<answer>" in responses[0] for _, responses, _ in episodes)
-    assert 0.55 < firsts[True] / firsts.total() < 0.65
+    assert 0.5 < firsts[True] / firsts.total() < 0.6
     assert not any(results[0].components["exact_match"] for *_, results in episodes)
 
 

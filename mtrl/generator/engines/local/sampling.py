@@ -118,6 +118,13 @@ def _truncate(probs: Tensor, top_p: Tensor | None, top_k: Tensor | None) -> Tens
         limit = torch.where(top_k > 0, top_k, torch.full_like(top_k, probs.shape[-1]))
         keep &= torch.arange(probs.shape[-1], device=probs.device) < limit[:, None]
     if top_p is not None:
+        # top-p counts shares of what top-k has left, as Hugging Face's warpers, vLLM and SGLang do.
+        left = ranked * keep
+        ranked = (
+            torch.where((top_k > 0)[:, None], left / left.sum(-1, keepdim=True), ranked)
+            if top_k is not None
+            else ranked
+        )
         # A row that does not cut keeps even what rounding pushes past 1: its draws must not depend on the others.
         keep &= (ranked.cumsum(-1) - ranked < top_p[:, None]) | (top_p >= 1)[:, None]
     keep[:, 0] = True

@@ -1,0 +1,89 @@
+"""The local optimum: what a policy earns that never solves the task, against what solving pays from where it starts.
+
+RL raises whatever earns more. Where play that never solves the task earns more than the few successes of a weak policy,
+the policy gives up the successes and stays there: well-formed wrong answers under a reward for form are the usual case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mtrl.preflight.context import EPSILON, Context
+from mtrl.preflight.moves import IDLE, tool_moves
+from mtrl.preflight.play import Script, saying
+from mtrl.preflight.responses import nonsense
+from mtrl.preflight.result import Result, failed, passed, skipped, warned
+
+FIX = (
+    "pay the task alone, or what leads to it in advance: take it back at the end of an episode that does not solve the "
+    "task"
+)
+
+
+@dataclass(frozen=True)
+class Unsolved:
+    """The best return that was found among kinds of play that never solve the task."""
+
+    paid: float
+    """Mean over rows."""
+    how: str
+    kinds: int
+    """How many were tried."""
+
+
+def local_optimum(context: Context) -> Result:
+    """Play that never solves the task earns less than the demonstrator's successes."""
+    episodes = [episode for episode in context.weak if not episode.error]
+    if not episodes:
+        return skipped("there is no demonstrator whose successes could be counted; the policy's own are, with a model")
+    wins = sum(context.succeeds(episode) for episode in episodes)
+    return compare(context, wins / len(episodes), f"the demonstrator solves {wins} of {len(episodes)}")
+
+
+def compare(context: Context, success: float, who: str) -> Result:
+    """The verdict for a policy that solves the share `success` of its episodes."""
+    if reason := context.needs_gold():
+        return skipped(reason)
+    found = best_unsolved(context)
+    if found is None:
+        return skipped("none of the tries ended without an error or a success")
+    solving = math.fsum(episode.paid for episode in context.solved) / len(context.solved)
+    evidence = (
+        f"the best of {found.kinds} kinds of play that never solve the task earns {found.paid:.2f} ({found.how}); "
+        f"solving pays {solving:.2f}, and {who}: {success * solving:.2f}"
+    )
+    if found.paid > success * solving + EPSILON:
+        return failed(f"{evidence}. A policy that starts there learns not to solve it", FIX)
+    if found.paid > EPSILON:
+        return warned(f"{evidence}. A policy that starts lower may end there", FIX)
+    return passed(evidence)
+
+
+def best_unsolved(context: Context) -> Unsolved | None:
+    """Tries each kind of play on the rows on which exploits are searched for; an episode that solves its row does not
+    count."""
+    scripts = [script for episode in context.solved for script in _kinds(context, episode.row, episode.responses)]
+    paid: defaultdict[str, list[float]] = defaultdict(list)
+    for episode in context.stage.play(scripts):
+        if not episode.error and not context.succeeds(episode):
+            paid[episode.label].append(episode.paid)
+    failures = [episode.paid for episode in context.weak if not episode.error and not context.succeeds(episode)]
+    if failures:
+        paid["the failures of the demonstrator"] = failures
+    means = {how: math.fsum(values) / len(values) for how, values in paid.items()}
+    how = max(means, key=lambda each: means[each], default=None)
+    return None if how is None else Unsolved(means[how], how, len(means))
+
+
+def _kinds(context: Context, row: dict, right: list[str]) -> Iterator[Script]:
+    """What one may do on every row without ever solving it."""
+    wrong = [*context.wrong.get(str(row["id"]), [])[:1], *nonsense(right[-1])[:1]]
+    for name, answer in zip(("a wrong answer", "nonsense in its form"), wrong, strict=False):
+        yield Script(row, saying([], then=answer), f"{name}, over and over")
+        yield Script(row, saying(right[:-1], then=answer), f"all right but the answer, then {name}")
+    for number, move in enumerate(tool_moves(context), 1):
+        yield Script(row, saying([], then=move), f"move {number} of its players, over and over")
+    yield Script(row, saying([], then=IDLE[0]), "silence")

@@ -1,0 +1,19 @@
+"""An answer in the right form is paid half, and the weak player is right in a fifth of its episodes: form pays more."""
+
+from types import SimpleNamespace
+
+from tests.preflight.broken.sound import Lookup, family, gold
+
+
+class HalfForForm(Lookup):
+    def pay(self, answer, ground_truth):
+        return 1.0 if answer == ground_truth["answer"] else 0.5
+
+
+def demonstrate(row, rng):
+    """Right in every fifth episode, else out of form."""
+    moves = iter(gold(row) if int(row["id"].split("-")[1]) % 5 == 0 else ["it is 12321"])
+    return SimpleNamespace(act=lambda observation: next(moves, ""))
+
+
+FAMILY = family(HalfForForm, demonstrate=demonstrate)

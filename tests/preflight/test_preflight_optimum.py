@@ -1,0 +1,122 @@
+"""The local optimum: play that never solves a task must earn less than the successes of whoever starts there."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl.config.compose import compose
+from mtrl.environments.base import StepResult
+from mtrl.environments.factory import environment_factory
+from mtrl.environments.family import get_family
+from mtrl.preflight.checklist import CHECKS
+from mtrl.preflight.context import Context
+from mtrl.preflight.foothold import CHECKS as MODEL_CHECKS
+from mtrl.preflight.foothold import Baseline, policy_optimum
+from mtrl.preflight.optimum import best_unsolved, compare, local_optimum
+from mtrl.preflight.result import Status
+from mtrl.types import Group, StopReason, Trajectory
+from tests.preflight.broken.sound import Lookup
+
+
+def context_of(*overrides, **changes):
+    """The context of the checklist, with parts of the family changed."""
+    config = OmegaConf.to_object(compose([*overrides, "preflight.model=false"]))
+    family = replace(get_family(config.environment.name, config.environment.target), **changes)
+    splits = family.load(config.data, config.seed, **config.environment.config)
+    make = environment_factory(config, family, config.generator.max_turns)
+    return Context(config, family, splits, make, rows_played=8, seconds=20.0)
+
+
+BROKEN = ("experiment=null", "environment.name=x", "environment.target=tests.preflight.broken.{}.FAMILY")
+
+
+def broken(name, **changes):
+    return context_of(*(word.format(name) for word in BROKEN), **changes)
+
+
+def test_it_is_a_check_with_and_without_a_policy():
+    assert CHECKS["local_optimum"] is local_optimum
+    assert dict(MODEL_CHECKS)["policy_optimum"] is policy_optimum
+
+
+@pytest.mark.parametrize("experiment", ["gsm8k", "sop", "triviaqa", "games"])
+def test_where_only_the_task_is_paid_it_passes(experiment):
+    result = local_optimum(context_of(f"experiment={experiment}"))
+    assert result.status == Status.PASS and "that never solve the task earns 0.00" in result.evidence, result
+    assert "solving pays 1.00, and the demonstrator solves" in result.evidence and not result.fix
+
+
+def test_pay_for_fields_fails():
+    """Five of six fields right earn 0.83, more than a demonstrator earns that is right in less than half."""
+    result = local_optimum(context_of("experiment=sop", "reward.scheme=dense"))
+    assert result.status == Status.FAIL and "earns 0.83 (a wrong answer, over and over)" in result.evidence, result
+    assert result.evidence.endswith("A policy that starts there learns not to solve it")
+    assert result.fix.startswith("pay the task alone")
+
+
+def test_a_little_pay_for_form_is_a_warning():
+    """The guide's reward: an episode of wrong answers in form earns 0.2, the demonstrator's successes more."""
+    result = local_optimum(context_of("experiment=gsm8k", "reward=guide"))
+    assert result.status == Status.WARN and "earns 0.20 (a wrong answer, over and over)" in result.evidence, result
+    assert result.evidence.endswith("A policy that starts lower may end there") and result.fix
+
+
+@pytest.mark.parametrize(
+    ("success", "status"), [(1.0, Status.WARN), (0.51, Status.WARN), (0.49, Status.FAIL), (0.0, Status.FAIL)]
+)
+def test_it_depends_on_where_the_policy_starts(success, status):
+    """Form pays 0.5: more than the successes of one that succeeds in less than half of its episodes."""
+    result = compare(broken("form_beats_success"), success, "somebody")
+    assert result.status == status and f"and somebody: {success:.2f}" in result.evidence
+
+
+def policy(*scores):
+    """Episodes with these scores."""
+    played = [Trajectory("t", "g", i, [], StopReason.DONE, score=score) for i, score in enumerate(scores)]
+    return Baseline([Group("g", {}, played)], parts=None)
+
+
+@pytest.mark.parametrize(("wins", "status"), [(2, Status.FAIL), (7, Status.WARN)])
+def test_a_policy_is_judged_by_its_own_successes(wins, status):
+    result = policy_optimum(broken("form_beats_success"), policy(*[1.0] * wins, *[0.0] * (10 - wins)))
+    assert result.status == status and f"and the policy solves {wins} of 10: {wins / 10:.2f}" in result.evidence
+
+
+def test_what_solves_the_task_does_not_count():
+    """Saying the answer of one row over and over solves that row: where that is all that pays, nothing is found."""
+    context = broken("sound")
+    found = best_unsolved(context)
+    assert found.paid == 0.0 and found.kinds > 5
+    assert local_optimum(context).status == Status.PASS
+
+
+def test_silence_that_is_paid_is_found():
+    found = best_unsolved(broken("stalling_pays"))
+    assert found.how == "silence" and found.paid == pytest.approx(0.08)
+
+
+def test_what_the_demonstrator_fails_with_is_one_of_the_kinds():
+    """A word that no other kind tries, and that is paid: found all the same."""
+
+    class Whisper(Lookup):
+        def step(self, response, ground_truth):
+            return StepResult(0.7, None, done=True) if response == "psst" else super().step(response, ground_truth)
+
+    def demonstrate(row, rng):
+        return SimpleNamespace(act=lambda observation: "psst")
+
+    context = broken("sound", environment=Whisper, demonstrate=demonstrate)
+    found = best_unsolved(context)
+    assert (found.paid, found.how) == (pytest.approx(0.7), "the failures of the demonstrator")
+    result = local_optimum(context)
+    assert result.status == Status.FAIL and "the demonstrator solves 0 of 100: 0.00" in result.evidence
+
+
+def test_without_a_demonstrator_or_gold_it_is_left_out():
+    result = local_optimum(broken("sound", demonstrate=None))
+    assert result.status == Status.SKIP and "there is no demonstrator" in result.evidence
+    context = broken("form_beats_success", gold=None)
+    for result in (local_optimum(context), policy_optimum(context, policy(1.0))):
+        assert result.status == Status.SKIP and "has no `gold`" in result.evidence

@@ -1,0 +1,48 @@
+"""`python -m mtrl.demonstrate`: the episodes of a demonstrator as conversations that `mtrl.sft` reads."""
+
+import json
+
+import pytest
+
+from mtrl.demonstrate import main
+from mtrl.errors import UserError
+from mtrl.sft import read_conversations
+
+FEW = ("data.synthetic_train_rows=12", "data.synthetic_test_rows=12")
+
+
+@pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql", "search", "triviaqa", "sop", "games"])
+def test_every_task_writes_what_sft_reads(experiment, tmp_path, capsys):
+    out = tmp_path / "demonstrations.jsonl"
+    assert main([f"experiment={experiment}", *FEW, "--out", str(out), "--count", "9"]) == 0
+    conversations = read_conversations(out)
+    assert len(conversations) == 9 and all(messages[-1]["role"] == "assistant" for messages in conversations)
+    assert "9 episodes on 9 training rows" in capsys.readouterr().out
+
+
+def test_held_out_rows_do_not_occur(tmp_path):
+    from mtrl.config.compose import compose
+    from mtrl.environments.factory import load_task
+
+    out = tmp_path / "demonstrations.jsonl"
+    main(["experiment=gsm8k", *FEW, "--out", str(out), "--count", "30"])
+    said = {json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()}
+    splits = load_task(compose(["experiment=gsm8k", *FEW])).splits
+    questions = {split: {row["prompt"][0]["content"] for row in getattr(splits, split)} for split in ("train", "test")}
+    assert said == questions["train"] and not said & questions["test"]
+
+
+def test_the_same_seed_writes_the_same_file(tmp_path):
+    for name in ("a", "b"):
+        main(["experiment=gsm8k", *FEW, "--out", str(tmp_path / name), "--count", "5"])
+    main(["experiment=gsm8k", *FEW, "seed=1", "--out", str(tmp_path / "c"), "--count", "5"])
+    one, two, other = ((tmp_path / name).read_bytes() for name in "abc")
+    assert one == two != other
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="--count=0 must be 1 or more"):
+        main(["experiment=gsm8k", "--count", "0", "--out", str(tmp_path / "out")])
+    (tmp_path / "there").touch()
+    with pytest.raises(UserError, match="exists; choose another file"):
+        main(["experiment=gsm8k", "--out", str(tmp_path / "there")])

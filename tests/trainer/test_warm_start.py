@@ -1,0 +1,617 @@
+"""The warm start: it imitates until the measured share of successes is inside the band, on training rows alone, and
+what it made is made once and the same everywhere."""
+
+import copy
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from mtrl.config.schema import Config
+from mtrl.environments.factory import Task, environment_factory
+from mtrl.environments.family import Splits, get_family
+from mtrl.errors import UserError
+from mtrl.models import sft
+from mtrl.models.renderer import TinyRenderer, make_renderer
+from mtrl.trainer import warm_start as module
+from mtrl.trainer.loading import load_model
+from mtrl.trainer.setup import connect, prepared_start, shared_engine
+from mtrl.trainer.warm_start import Foothold, Imitation, cache_key, imitate, success_of, warm_start
+from tests.echo import Echo, echo_family, rows
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "heads": 2, "vocabulary": 340, "context": 256, "init_std": 0.3}
+FIXED = {"enabled": True, "success_band": [0, 1], "check_every": 4, "episodes": 4, "demonstrations": 24}
+FAST = {"batch_size": 4, "lr": 2e-3, "muon_lr": 0.02}
+"""A warm start that takes a fraction of a second: four updates, whatever it succeeds in then."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    monkeypatch.setenv("MTRL_CACHE", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+    return tmp_path / "cache"
+
+
+def config_of(model=None, **warm):
+    chosen = {"name": "tiny", "tiny": SIZES, **(model or {}), "warm_start": {**FIXED, **FAST, **warm}}
+    generator = {"max_turns": 3, "sampling_params": {"max_generate_length": 12}}
+    rest = {"generator": generator, "environment": {"name": "echo"}, "run_dir": "unused"}
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), {"model": chosen, **rest}))
+
+
+def echo_task(environment=Echo, **changes):
+    """Digits to repeat, in three turns."""
+    splits = Splits(rows("train", 12), rows("test", 6))
+    return Task(replace(echo_family(), **changes), splits, partial(environment, max_turns=3))
+
+
+def family_start(name, family=None):
+    """The start of a run with `environment.name=name`, with more demonstrations than rows: its folder, and its rows."""
+    config = config_of({"tiny": {**SIZES, "context": 1024}}, demonstrations=70)
+    config.environment.name, config.generator.max_turns = name, 6
+    config.data.synthetic_train_rows, config.data.synthetic_test_rows = 30, 30
+    family = family or get_family(name)
+    splits = family.load(config.data, 0)
+    return started(config, Task(family, splits, environment_factory(config, family)))[0], splits
+
+
+def started(config, task, on_step=lambda step, success: None):
+    """As a run starts: everything real."""
+    path, foothold = prepared_start(config, task, on_step)
+    return Path(path), foothold
+
+
+class Script:
+    """A measurement that has been made before: these shares, one after another; keeps what it was asked about."""
+
+    def __init__(self, *shares):
+        self.shares, self.policies = list(shares), []
+
+    def __call__(self, model, tokenizer=None):
+        self.policies.append(copy.deepcopy(model.state_dict()))
+        return self.shares[len(self.policies) - 1]
+
+
+def digest(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# -- made once, and the same everywhere --------------------------------------------------------------------------------
+
+
+def test_made_twice_it_is_the_same_to_the_byte(cache, monkeypatch):
+    first = digest(started(config_of(), echo_task())[0])
+    torch.manual_seed(123)  # whatever ran before
+    random.seed(123)
+    monkeypatch.setenv("MTRL_CACHE", str(cache / "other"))
+    assert digest(started(config_of(), echo_task())[0]) == first
+    assert {"config.json", "model.safetensors", "tokenizer.json", "warm_start.json"} <= first.keys()
+
+
+def test_another_process_makes_the_same_bytes(cache):
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import test_warm_start; "
+    program += "print(test_warm_start.family_start('gsm8k')[0])"
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "MTRL_CACHE": str(cache / "other"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    there, here = Path(done.stdout.split()[-1]), family_start("gsm8k")[0]
+    assert (there.name, digest(there)) == (here.name, digest(here)) and there != here
+
+
+def test_making_it_draws_nothing_from_the_global_streams():
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    def seed():
+        random.seed(5), np.random.seed(5), torch.manual_seed(5)
+
+    seed()
+    expected = draw()
+    seed()
+    started(config_of(), echo_task())
+    assert draw() == expected
+
+
+def test_the_second_time_it_is_there():
+    steps, measure = [], Script(0.25)
+    one, two = (
+        warm_start(config_of(), echo_task(), measure, lambda step, success: steps.append(step)) for _ in range(2)
+    )
+    assert one[0] == two[0] and str(one[1]) == str(two[1])
+    assert len(measure.policies) == 1 and steps == [1, 2, 3, 4]
+
+
+def test_the_record_is_read_back(cache):
+    path, foothold = warm_start(config_of(), echo_task(), Script(0.25))
+    assert foothold == Foothold(success=0.25, episodes=4, steps=4, band=(0.0, 1.0))
+    assert str(foothold) == "25.0% of 4 sampled episodes succeed after 4 updates of imitation (wanted: 0% to 100%)"
+    assert json.loads((Path(path) / "warm_start.json").read_text())["success"] == 0.25
+    _, again = warm_start(config_of(), echo_task(), Script())
+    assert (again.success, again.episodes, again.steps, tuple(again.band), again.path) == (0.25, 4, 4, (0, 1), None)
+    assert str(again) == str(foothold)
+    assert Foothold.read(cache) is None
+
+
+class Polite(Echo):
+    def step(self, response, ground_truth):
+        return 0.0, "no, sorry", False
+
+
+def another_score(trajectory, row):
+    return 0.0
+
+
+def changed(**sections):
+    """The configuration with other values: `generator__max_turns=2`."""
+    config = config_of()
+    for key, value in sections.items():
+        *path, last = key.split("__")
+        place = config
+        for name in path:
+            place = getattr(place, name)
+        setattr(place, last, value)
+    return config
+
+
+def test_what_makes_another_policy_has_another_key():
+    task, moved = echo_task(), rows("train", 12)
+    moved[-1]["more"] = 1
+    others = [
+        (changed(seed=1), task),
+        (changed(model__tiny={**SIZES, "layers": 1}), task),
+        (changed(model__warm_start__success_band=(0.0, 0.9)), task),
+        (changed(model__warm_start__check_every=5), task),
+        (changed(model__warm_start__episodes=5), task),
+        (changed(model__warm_start__lr=1e-3), task),
+        (changed(environment__config={"calculator": True}), task),
+        (changed(generator__max_turns=2), task),
+        (changed(generator__sampling_params__temperature=0.5), task),
+        (changed(evaluation__success_threshold=0.5), task),
+        (changed(reward__components={"environment": 0.5}), task),
+        (config_of(), replace(task, splits=Splits(moved, task.splits.test))),
+        (config_of(), replace(task, splits=Splits(rows("train", 13), task.splits.test))),
+        (config_of(), echo_task(Polite)),
+        (config_of(), echo_task(score=another_score)),
+        (config_of(), replace(task, make_environment=partial(Echo, max_turns=1))),
+    ]
+    keys = [cache_key(config, task) for config, task in others]
+    assert len({cache_key(config_of(), task), *keys}) == len(others) + 1
+
+
+def test_what_comes_after_the_warm_start_has_no_part_in_the_key():
+    settled = cache_key(config_of(), echo_task())
+    assert cache_key(config_of(), echo_task()) == settled
+    after = changed(trainer__max_steps=7, trainer__optimizer__lr=1.0, algorithm__group_size=3, run_dir="other")
+    other_test_rows = replace(echo_task(), splits=Splits(rows("train", 12), rows("test", 3)))
+    assert cache_key(after, echo_task()) == cache_key(config_of(), other_test_rows) == settled
+
+
+@pytest.mark.parametrize("moment", ["model", "tokenizer", "rename", "record"])
+def test_a_half_written_policy_is_not_picked_up(cache, monkeypatch, moment):
+    """Killed at any moment while it is written, it is made anew."""
+
+    def killed(self, folder, **_):
+        if moment in ("model", "tokenizer"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            for name in ("config.json", "half.bin"):
+                (Path(folder) / name).write_text("{}")
+        raise KeyboardInterrupt
+
+    target = {
+        "model": (PreTrainedModel, "save_pretrained"),
+        "tokenizer": (PreTrainedTokenizerFast, "save_pretrained"),
+        "rename": (Path, "rename"),
+        "record": (module, "replace_text"),
+    }[moment]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*target, killed)
+        warm_start(config_of(), echo_task(), Script(0.5))
+    measure = Script(0.5)
+    folder = Path(warm_start(config_of(), echo_task(), measure)[0])
+    assert len(measure.policies) == 1
+    AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert [path.name for path in (cache / "warm_start").iterdir()] == [folder.name], "and nothing is left lying about"
+    assert not (folder / "half.bin").exists()
+
+
+def test_what_was_measured_is_what_is_loaded():
+    measure = Script(0.5)
+    path, _ = warm_start(config_of(), echo_task(), measure)
+    loaded = AutoModelForCausalLM.from_pretrained(path)
+    assert same(loaded.state_dict(), measure.policies[-1])
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    assert type(make_renderer(tokenizer)) is TinyRenderer
+    assert len(tokenizer.encode("<say>")) == 1 and loaded.config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_a_task_without_a_demonstrator_is_one_sentence():
+    with pytest.raises(UserError) as caught:
+        warm_start(config_of(), echo_task(demonstrate=None), Script())
+    assert str(caught.value) == (
+        "model.warm_start needs a demonstrator, and echo has none: give it a `demonstrate`, or set model=hf "
+        "model.path=FOLDER model.warm_start.enabled=false"
+    )
+
+
+# -- held-out rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "text_to_sql", "games"])
+def test_held_out_rows_are_never_demonstrated(name):
+    """The warm start of a whole run, with more demonstrations than rows."""
+    family, shown = get_family(name), []
+    watched = replace(family, demonstrate=lambda row, rng: shown.append(row["id"]) or family.demonstrate(row, rng))
+    _, splits = family_start(name, watched)
+    assert set(shown) == {row["id"] for row in splits.train}
+    assert not {row["id"] for row in splits.test} & set(shown)
+
+
+@pytest.mark.parametrize(("episodes", "measured"), [(4, [0, 3, 6, 9]), (30, [n * 12 // 30 for n in range(30)])])
+def test_only_training_rows_are_measured_spread_over_all_of_them(episodes, measured):
+    seen = []
+
+    class Watched(Echo):
+        def reset(self, row=None):
+            seen.append(row["id"])
+            return super().reset(row)
+
+    config, task = config_of(episodes=episodes), echo_task()
+    model, tokenizer = made(config, task)
+    success_of(config, replace(task, make_environment=partial(Watched, max_turns=3)), connected(config, task), model,
+               tokenizer)  # fmt: skip
+    assert not seen, "the demonstrations and what connects play on the task that they are given"
+    watched = replace(task, make_environment=partial(Watched, max_turns=3))
+    success_of(config, watched, connected(config, watched), model, tokenizer)
+    assert sorted(seen) == sorted(f"train-{n}" for n in measured)
+
+
+# -- the measurement --------------------------------------------------------------------------------------------------
+
+
+def connected(config, task):
+    """What lets a model play this task, as a run connects it."""
+    return lambda model, tokenizer: connect(
+        config, task, model.config, tokenizer, [], partial(shared_engine, config, model, tokenizer)
+    )
+
+
+@pytest.fixture(scope="session")
+def warmed(tmp_path_factory):
+    """The folder of a policy that repeats digits now and then, made for real."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MTRL_CACHE", str(tmp_path_factory.mktemp("warmed")))
+        config, steps = config_of(success_band=[0.2, 0.9], check_every=25, episodes=60), []
+        path, foothold = started(config, echo_task(), lambda step, success: steps.append((step, success)))
+    return SimpleNamespace(config=config, path=path, foothold=foothold, steps=steps)
+
+
+def made(config, task):
+    """A random policy that has learnt four updates' worth."""
+    path, _ = warm_start(config, task, Script(0.5))
+    return load_model(config, path)
+
+
+def test_a_real_policy_is_brought_into_the_band(warmed):
+    """Nothing is made up: demonstrations, updates, an engine that samples, the scorer."""
+    low, high = warmed.foothold.band
+    assert (low, high) == (0.2, 0.9) and low <= warmed.foothold.success <= high and warmed.foothold.path is None
+    assert warmed.foothold.episodes == 60 and 0 < warmed.foothold.steps <= len(warmed.steps)
+    assert [step for step, _ in warmed.steps] == list(range(1, len(warmed.steps) + 1))
+    assert Foothold.read(warmed.path).success == warmed.foothold.success
+
+
+def test_what_is_loaded_succeeds_as_often_as_what_was_measured(warmed):
+    task = echo_task()
+    again = success_of(warmed.config, task, connected(warmed.config, task), *load_model(warmed.config, warmed.path))
+    assert again == warmed.foothold.success
+
+
+def test_measuring_leaves_the_model_as_it_was(warmed):
+    config, task = warmed.config, echo_task()
+    model, tokenizer = load_model(config, warmed.path)
+    before, mode = copy.deepcopy(model.state_dict()), model.training
+    success_of(config, task, connected(config, task), model, tokenizer)
+    assert same(model.state_dict(), before) and model.training == mode
+    storages = [parameter.untyped_storage().data_ptr() for parameter in model.parameters()]
+    assert len(set(storages)) == len(storages), "no engine has fused them"
+
+
+class Fickle(Echo):
+    """Right on even rows, whatever is said; an error on every third."""
+
+    def reset(self, row=None):
+        self.number = int(row["id"].split("-")[1])
+        return super().reset(row)
+
+    def step(self, response, ground_truth):
+        if self.number % 3 == 0:
+            raise RuntimeError("every third")
+        return float(self.number % 2 == 0), None, True
+
+
+def test_the_share_is_of_all_episodes_failed_ones_included(warmed):
+    """Of 12 rows 4 fail, and of the other 8 every second one is right."""
+    config = config_of(episodes=24)
+    config.environment.retries = 0
+    task = echo_task(Fickle)
+    assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == 4 / 12
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.5, 1.0), (0.51, 0.0)])
+def test_success_is_the_scorers_word_at_the_threshold_of_the_evaluation(warmed, threshold, share):
+    """Not the reward's."""
+    config, task = config_of(), echo_task(score=lambda trajectory, row: 0.5)
+    config.evaluation.success_threshold = threshold
+    config.reward.components = {"environment": -3.0}
+    assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == share
+
+
+# -- imitation: until the share is inside the band ---------------------------------------------------------------------
+
+
+EXAMPLES = [
+    sft.Example([1, 2, 3, 4, 5], [False, False, True, True, False]),
+    sft.Example([6, 7, 8], [False, True, True]),
+]
+
+
+@pytest.fixture
+def imitation(make_tiny_model):
+    """`imitation(config)`: of the same batch again and again, so that where it stands says which updates it has had."""
+    return lambda config, **changes: Imitation(config, make_tiny_model(), changes.get("next_batch", lambda: EXAMPLES))
+
+
+def outcome(imitation):
+    """Copies of all that an update changes."""
+    return copy.deepcopy(
+        (imitation.model.state_dict(), imitation.average.state_dict(), imitation.optimizer.state_dict())
+    )
+
+
+def equal(one, other):
+    """Of nested lists, mappings and tensors."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def test_it_ends_as_soon_as_the_share_is_inside_the_band(imitation):
+    config, told, measure = config_of(success_band=[0.33, 0.5], check_every=5), [], Script(0.0, 0.32, 0.33, 0.4)
+    learner = imitation(config)
+    assert imitate(config, learner, measure, lambda *words: told.append(words)) == 0.33
+    assert len(measure.policies) == 3 and learner.steps == 15
+    assert [step for step, _ in told] == list(range(1, 16))
+    assert [success for _, success in told[5:]] == [0.0] * 5 + [0.32] * 5, "the last measured one"
+
+
+def test_inside_the_band_it_goes_on_to_its_least_number_of_updates(imitation):
+    config, measure = config_of(success_band=[0.33, 0.5], check_every=4, min_steps=10), Script(0.4, 0.45, 0.48)
+    learner = imitation(config)
+    assert imitate(config, learner, measure, lambda *words: None) == 0.48 and learner.steps == 12
+
+
+@pytest.mark.parametrize("share", [0.33, 0.5])
+def test_the_bounds_are_part_of_the_band(imitation, share):
+    config = config_of(success_band=[0.33, 0.5], check_every=3)
+    assert imitate(config, imitation(config), Script(share), lambda *words: None) == share
+
+
+def test_it_goes_back_and_takes_smaller_strides_where_it_jumps_over_the_band(imitation):
+    """At 4 below, at 8 above, so back to 4 and on by 2, at 6 above, so back to 4 and on by 1: at 5 inside."""
+    config, told, measure = config_of(success_band=[0.33, 0.5], check_every=4), [], Script(0.1, 0.9, 0.6, 0.4)
+    learner, straight = imitation(config), imitation(config)
+    assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.4
+    assert learner.steps == 5, "those that led there"
+    assert told == list(range(1, 4 + 4 + 2 + 1 + 1)), "all that were made"
+    measured = {}
+    for step in range(1, 9):
+        straight.update()
+        measured[step] = copy.deepcopy(straight.policy.state_dict())
+        if step == 5:
+            assert equal(outcome(learner), outcome(straight)), "as if it had never been elsewhere"
+    for policy, step in zip(measure.policies, (4, 8, 6, 5), strict=True):
+        assert same(policy, measured[step])
+
+
+def test_the_stride_stays_small_once_it_has_jumped(imitation):
+    config, measure = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.1, 0.2, 0.4)
+    learner = imitation(config)
+    imitate(config, learner, measure, lambda *words: None)
+    assert learner.steps == 6 and len(measure.policies) == 4
+
+
+def test_where_a_single_update_jumps_over_the_band_it_ends_above(imitation):
+    config, measure, told = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.9, 0.8), []
+    learner = imitation(config)
+    assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.8
+    assert learner.steps == 1 and told == list(range(1, 8))
+
+
+@pytest.mark.parametrize("muon", [0.02, None])
+def test_a_state_is_restored_exactly(imitation, muon):
+    """Model, average, optimizer and count; and the way on from there is the same to the bit."""
+    config = config_of(muon_lr=muon)
+    learner = imitation(config)
+    for _ in range(3):
+        learner.update()
+    state, then = learner.state(), outcome(learner)
+    ends = []
+    for _ in range(2):
+        for _ in range(3):
+            learner.update()
+        ends.append((learner.steps, outcome(learner)))
+        assert not equal(outcome(learner), then)
+        learner.restore(copy.deepcopy(state))
+        assert learner.steps == 3 and equal(outcome(learner), then)
+    assert equal(ends[0], ends[1]) and ends[0][0] == 6
+
+
+def test_a_share_below_the_band_at_the_end_is_one_sentence(imitation):
+    config = config_of(success_band=[0.33, 0.5], check_every=4, max_steps=10, episodes=256)
+    measure = Script(0.0, 0.05, 0.125)
+    learner = imitation(config)
+    with pytest.raises(UserError) as caught:
+        imitate(config, learner, measure, lambda *words: None)
+    said = str(caught.value)
+    assert "model.warm_start.max_steps=10" in said and "12.5% of 256 sampled episodes" in said
+    assert "below model.warm_start.success_band=[0.33, 0.5]" in said and "longer" in said and "\n" not in said
+    assert learner.steps == 10, "the last stride ends with the updates"
+
+
+def test_a_share_above_the_band_at_the_end_says_so(imitation):
+    config = config_of(success_band=[0.33, 0.5], check_every=4, max_steps=6)
+    with pytest.raises(UserError, match=r"90\.0% .* above model\.warm_start\.success_band=.*check_every"):
+        imitate(config, imitation(config), Script(0.9, 0.9), lambda *words: None)
+
+
+def test_a_warm_start_that_fails_leaves_nothing_in_the_cache(cache):
+    config = config_of(success_band=[0.33, 0.5], max_steps=4)
+    with pytest.raises(UserError, match="model.warm_start.max_steps=4"):
+        warm_start(config, echo_task(), Script(0.0))
+    assert not list(cache.rglob("*.json"))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_policy_is_the_moving_average_of_the_weights(imitation, decay):
+    config = config_of(ema_decay=decay)
+    learner, average = imitation(config), None
+    for _ in range(4):
+        learner.update()
+        now = learner.model.state_dict()
+        average = copy.deepcopy(now) if average is None else {
+            name: decay * average[name] + (1 - decay) * now[name] for name in now
+        }  # fmt: skip
+    for name, value in learner.policy.state_dict().items():
+        torch.testing.assert_close(value, average[name])
+    assert not learner.policy.training
+    assert same(learner.policy.state_dict(), learner.model.state_dict()) == (decay == 0)
+
+
+def test_the_rates_rise_and_stay(imitation):
+    learner, rates = imitation(config_of(warmup_steps=4, lr=1e-3, muon_lr=None)), []
+    for _ in range(6):
+        learner.update()
+        rates.append(learner.optimizer.parts[0].param_groups[0]["lr"])
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_imitation_teaches_what_was_demonstrated(imitation):
+    learner = imitation(config_of(warmup_steps=2))
+
+    def loss():
+        return sft.update(copy.deepcopy(learner.policy), EXAMPLES, SimpleNamespace(step=lambda scale: None))
+
+    before = loss()
+    for _ in range(40):
+        learner.update()
+    assert loss() < 0.5 * before
+
+
+# -- models of Hugging Face ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def llama(tmp_path, chatml_tokenizer):
+    """A folder with random weights."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=len(chatml_tokenizer), max_position_embeddings=256, initializer_range=0.3,
+                    eos_token_id=chatml_tokenizer.eos_token_id, pad_token_id=chatml_tokenizer.pad_token_id, **sizes)
+    )  # fmt: skip
+    folder = tmp_path / "llama"
+    model.save_pretrained(folder)
+    chatml_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def hf(folder, **warm):
+    return config_of({"name": "hf", "path": str(folder), "tiny": {}, "device": "cpu"}, success_band=[0.33, 0.5], **warm)
+
+
+def never(*words):
+    raise AssertionError("no update is needed")
+
+
+@pytest.mark.parametrize("share", [0.33, 0.4, 0.5])
+def test_a_model_inside_the_band_is_used_as_it_is(llama, share):
+    measure = Script(share)
+    path, foothold = warm_start(hf(llama), echo_task(), measure, never)
+    assert path == str(llama) and len(measure.policies) == 1
+    assert foothold == Foothold(share, 4, 0, (0.33, 0.5), path=str(llama))
+    assert same(measure.policies[0], AutoModelForCausalLM.from_pretrained(llama).state_dict())
+
+
+def test_that_it_needs_nothing_is_kept(llama):
+    first = warm_start(hf(llama), echo_task(), Script(0.4))
+    path, again = warm_start(hf(llama), echo_task(), Script())
+    assert path == first[0] == again.path and (again.success, again.steps) == (0.4, 0)
+
+
+def test_other_weights_in_the_folder_are_measured_anew(llama):
+    warm_start(hf(llama), echo_task(), Script(0.4))
+    weights = llama / "model.safetensors"
+    os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 10**9))
+    measure = Script(0.45)
+    assert warm_start(hf(llama), echo_task(), measure)[1].success == 0.45 and len(measure.policies) == 1
+
+
+def test_a_model_below_the_band_is_fine_tuned_and_kept(llama, cache):
+    measure, before = Script(0.1, 0.2, 0.4), digest(llama)
+    path, foothold = warm_start(hf(llama, check_every=3), echo_task(), measure)
+    assert Path(path).is_relative_to(cache) and digest(llama) == before, "the folder that was named is left alone"
+    assert (foothold.success, foothold.steps, foothold.path) == (0.4, 6, None)
+    loaded = AutoModelForCausalLM.from_pretrained(path)
+    assert type(loaded) is LlamaForCausalLM and same(loaded.state_dict(), measure.policies[-1])
+    original = measure.policies[0]
+    assert all(not torch.equal(value, original[name]) for name, value in loaded.state_dict().items())
+    text = "<|im_start|>user\nhello 12<|im_end|>"
+    assert AutoTokenizer.from_pretrained(path).encode(text) == AutoTokenizer.from_pretrained(llama).encode(text)
+    assert warm_start(hf(llama, check_every=3), echo_task(), Script(), never)[0] == path
+
+
+def test_a_run_measures_it_before_anything_else_and_only_where_it_is_asked_to(llama):
+    """For real: its random words hold the digit seldom, and every band that begins at 0 takes it."""
+    config = hf(llama)
+    config.model.warm_start.success_band = (0.0, 1.0)
+    path, foothold = started(config, echo_task(), never)
+    assert path == llama and foothold.steps == 0 and 0 <= foothold.success < 1
+    config.model.warm_start.enabled = False
+    assert started(config, echo_task(), never) == (llama, None)
+
+
+def test_the_steps_are_counted_for_whoever_waits(llama):
+    seen, numbers = [], count(1)
+    warm_start(hf(llama, check_every=2), echo_task(), Script(0.0, 0.1, 0.4), lambda *words: seen.append(words))
+    assert [step for step, _ in seen] == [next(numbers) for _ in seen] and len(seen) == 4
+    assert [success for _, success in seen[2:]] == [0.1, 0.1]
