@@ -15,7 +15,8 @@ from engines import family
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
-from mtrl.config.schema import Config, GeneratorConfig, ModelConfig
+from mtrl.config.model_schema import ModelConfig
+from mtrl.config.schema import Config, GeneratorConfig
 from mtrl.distributed.world import World
 from mtrl.generator.engines.base import Engine, SamplingParams
 from mtrl.generator.engines.local.engine import LocalEngine

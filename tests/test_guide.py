@@ -66,16 +66,15 @@ def test_the_pre_flight_finds_the_lenient_answer_and_the_few_turns(folder, tmp_p
     (tmp_path / "library.py").write_text(code.replace(STRICT, LENIENT))
     done = follow("preflight", tmp_path, "generator.max_turns=4", "preflight.model=false")
     assert done.returncode == 1
-    assert re.findall(r"^fail  (\w+)", done.stdout, re.MULTILINE) == ["agreement", "format_only", "stuffing"]
+    assert re.findall(r"^fail  (\w+)", done.stdout, re.MULTILINE) == [
+        "agreement", "format_only", "stuffing", "local_optimum"
+    ]  # fmt: skip
     assert re.findall(r"^warn  (\w+)", done.stdout, re.MULTILINE) == ["turns"]
 
 
 def test_one_trains_it(folder):
-    """In half of the guide's steps, and with a quarter of its evaluation."""
-    fewer = ["trainer.max_steps=20", "evaluation.rows=60", "evaluation.sampled_rows=60", "evaluation.every_steps=0"]
-    done = follow("main", folder, *fewer, "run_dir=run")
+    done = follow("main", folder, "evaluation.every_steps=0", "run_dir=run")
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "run" / "summary.json").read_text())
-    assert (
-        summary["success_before"] < 0.05 and summary["success_after"] > 0.9 and summary["success_sampled_after"] > 0.9
-    )
+    assert summary["success_before"] < 0.1 and summary["success_sampled_before"] < 0.5
+    assert summary["success_after"] > 0.9 and summary["success_sampled_after"] > 0.9

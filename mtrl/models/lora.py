@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtrl.config.schema import ModelConfig
+from mtrl.config.model_schema import ModelConfig
 from mtrl.errors import UserError, missing_extra
 
 ADAPTER = "default"

@@ -158,8 +158,9 @@ class Trainer:
                         self._log(row)
                         bar.advance()
                         self._check_signal(row)
-                        if self._save_due() or interrupt.requested:
+                        if self._save_due():
                             await self._save()
+                    await self._save()  # where it was asked to stop
                 except StoppedError:
                     await self._save()
                 except RunEndedError:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from mtrl.config.schema import ModelConfig
+from mtrl.config.model_schema import ModelConfig
 from mtrl.doctor.activations import adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
 from mtrl.models.lora import add_adapters

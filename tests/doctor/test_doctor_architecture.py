@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from mtrl.config.schema import ModelConfig
+from mtrl.config.model_schema import ModelConfig
 from mtrl.doctor.architecture import Architecture, find, table
 from mtrl.errors import UserError
 from mtrl.models.lora import add_adapters

@@ -8,7 +8,7 @@ import torch
 from engine_model import PARITY, changed, load_model, named_weights, reference_logprobs, worst
 
 from mtrl.config.engine_schema import SglangConfig, VllmConfig
-from mtrl.config.schema import ModelConfig
+from mtrl.config.model_schema import ModelConfig
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.server.api import TurnRequest
 from mtrl.generator.engines.server.distributed_sync import DistributedSync

@@ -10,6 +10,7 @@ from mtrl.config.messages import one_sentence
 TASK = [
     "experiment=gsm8k",
     "debug=fast",
+    "reward=guide",
     "data.synthetic_test_rows=12",
     "data.max_test_rows=12",
     "model.tiny.hidden_size=64",

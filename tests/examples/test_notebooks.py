@@ -60,7 +60,7 @@ def test_local_training(tmp_path, monkeypatch):
 def test_custom_environment(tmp_path, monkeypatch):
     text = shown(executed("custom_environment.ipynb", tmp_path, monkeypatch, {"debug": "fast"}))
     assert "472 -> (1.0, None, True)" in text
-    assert "18 passed" in text and "'success_after'" in text
+    assert "19 passed" in text and "'success_after'" in text
     assert list(tmp_path.glob("outputs/vault/*/summary.json"))
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from mtrl.config.schema import ModelConfig
+from mtrl.config.model_schema import ModelConfig
 from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.local import fused

@@ -12,7 +12,7 @@ from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mtrl.config.schema import ModelConfig
+from mtrl.config.model_schema import ModelConfig
 from mtrl.models.lora import (
     LoraWeights,
     adapter_state,

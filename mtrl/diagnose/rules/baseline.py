@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mtrl.config.schema import WarmStartConfig
+from mtrl.config.model_schema import WarmStartConfig
 from mtrl.diagnose.disagreement import baseline_disagreement
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record

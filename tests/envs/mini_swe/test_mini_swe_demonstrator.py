@@ -5,7 +5,7 @@ import random
 import pytest
 
 from envs.mini_swe import FAMILY
-from mtrl.config.schema import WarmStartConfig
+from mtrl.config.model_schema import WarmStartConfig
 from mtrl.models.tiny import train_tokenizer
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from envs.text_to_sql import FAMILY
-from mtrl.config.schema import WarmStartConfig
+from mtrl.config.model_schema import WarmStartConfig
 
 
 @pytest.fixture(scope="module")

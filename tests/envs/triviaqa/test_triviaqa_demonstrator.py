@@ -7,7 +7,7 @@ import pytest
 
 from envs.triviaqa import FAMILY
 from envs.triviaqa.demonstrator import CALL, END_CALL, search
-from mtrl.config.schema import WarmStartConfig
+from mtrl.config.model_schema import WarmStartConfig
 from mtrl.errors import UserError
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from weight_server import WeightServer
 
 from mtrl.config.engine_schema import SglangConfig
-from mtrl.config.schema import ModelConfig
+from mtrl.config.model_schema import ModelConfig
 from mtrl.errors import UserError
 from mtrl.generator.engines.server.checksum import checksum
 from mtrl.generator.engines.server.lora_sync import Merged, adapter_name

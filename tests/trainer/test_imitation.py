@@ -1,0 +1,182 @@
+"""Imitation: until the share of successes is inside the band, with the moving average of the weights as the policy."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mtrl.errors import UserError
+from mtrl.models import sft
+from mtrl.trainer.warm_start import Imitation, imitate, warm_start
+from tests.trainer.warming import Script, config_of, echo_task, same
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    monkeypatch.setenv("MTRL_CACHE", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+    return tmp_path / "cache"
+
+
+EXAMPLES = [
+    sft.Example([1, 2, 3, 4, 5], [False, False, True, True, False]),
+    sft.Example([6, 7, 8], [False, True, True]),
+]
+
+
+@pytest.fixture
+def imitation(make_tiny_model):
+    """`imitation(config)`: of the same batch again and again, so that where it stands says which updates it has had."""
+    return lambda config, **changes: Imitation(config, make_tiny_model(), changes.get("next_batch", lambda: EXAMPLES))
+
+
+def outcome(imitation):
+    """Copies of all that an update changes."""
+    return copy.deepcopy(
+        (imitation.model.state_dict(), imitation.average.state_dict(), imitation.optimizer.state_dict())
+    )
+
+
+def equal(one, other):
+    """Of nested lists, mappings and tensors."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def test_it_ends_as_soon_as_the_share_is_inside_the_band(imitation):
+    config, told, measure = config_of(success_band=[0.33, 0.5], check_every=5), [], Script(0.0, 0.32, 0.33, 0.4)
+    learner = imitation(config)
+    assert imitate(config, learner, measure, lambda *words: told.append(words)) == 0.33
+    assert len(measure.policies) == 3 and learner.steps == 15
+    assert [step for step, _ in told] == list(range(1, 16))
+    assert [success for _, success in told[5:]] == [0.0] * 5 + [0.32] * 5, "the last measured one"
+
+
+def test_inside_the_band_it_goes_on_to_its_least_number_of_updates(imitation):
+    config, measure = config_of(success_band=[0.33, 0.5], check_every=4, min_steps=10), Script(0.4, 0.45, 0.48)
+    learner = imitation(config)
+    assert imitate(config, learner, measure, lambda *words: None) == 0.48 and learner.steps == 12
+
+
+@pytest.mark.parametrize("share", [0.33, 0.5])
+def test_the_bounds_are_part_of_the_band(imitation, share):
+    config = config_of(success_band=[0.33, 0.5], check_every=3)
+    assert imitate(config, imitation(config), Script(share), lambda *words: None) == share
+
+
+def test_it_goes_back_and_takes_smaller_strides_where_it_jumps_over_the_band(imitation):
+    """At 4 below, at 8 above, so back to 4 and on by 2, at 6 above, so back to 4 and on by 1: at 5 inside."""
+    config, told, measure = config_of(success_band=[0.33, 0.5], check_every=4), [], Script(0.1, 0.9, 0.6, 0.4)
+    learner, straight = imitation(config), imitation(config)
+    assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.4
+    assert learner.steps == 5, "those that led there"
+    assert told == list(range(1, 4 + 4 + 2 + 1 + 1)), "all that were made"
+    measured = {}
+    for step in range(1, 9):
+        straight.update()
+        measured[step] = copy.deepcopy(straight.policy.state_dict())
+        if step == 5:
+            assert equal(outcome(learner), outcome(straight)), "as if it had never been elsewhere"
+    for policy, step in zip(measure.policies, (4, 8, 6, 5), strict=True):
+        assert same(policy, measured[step])
+
+
+def test_the_stride_stays_small_once_it_has_jumped(imitation):
+    config, measure = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.1, 0.2, 0.4)
+    learner = imitation(config)
+    imitate(config, learner, measure, lambda *words: None)
+    assert learner.steps == 6 and len(measure.policies) == 4
+
+
+def test_where_a_single_update_jumps_over_the_band_it_ends_above(imitation):
+    config, measure, told = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.9, 0.8), []
+    learner = imitation(config)
+    assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.8
+    assert learner.steps == 1 and told == list(range(1, 8))
+
+
+@pytest.mark.parametrize("muon", [0.02, None])
+def test_a_state_is_restored_exactly(imitation, muon):
+    """Model, average, optimizer and count; and the way on from there is the same to the bit."""
+    config = config_of(muon_lr=muon)
+    learner = imitation(config)
+    for _ in range(3):
+        learner.update()
+    state, then = learner.state(), outcome(learner)
+    ends = []
+    for _ in range(2):
+        for _ in range(3):
+            learner.update()
+        ends.append((learner.steps, outcome(learner)))
+        assert not equal(outcome(learner), then)
+        learner.restore(copy.deepcopy(state))
+        assert learner.steps == 3 and equal(outcome(learner), then)
+    assert equal(ends[0], ends[1]) and ends[0][0] == 6
+
+
+def test_a_share_below_the_band_at_the_end_is_one_sentence(imitation):
+    config = config_of(success_band=[0.33, 0.5], check_every=4, max_steps=10, episodes=256)
+    measure = Script(0.0, 0.05, 0.125)
+    learner = imitation(config)
+    with pytest.raises(UserError) as caught:
+        imitate(config, learner, measure, lambda *words: None)
+    said = str(caught.value)
+    assert "model.warm_start.max_steps=10" in said and "12.5% of 256 sampled episodes" in said
+    assert "below model.warm_start.success_band=[0.33, 0.5]" in said and "longer" in said and "\n" not in said
+    assert learner.steps == 10, "the last stride ends with the updates"
+
+
+def test_a_share_above_the_band_at_the_end_says_so(imitation):
+    config = config_of(success_band=[0.33, 0.5], check_every=4, max_steps=6)
+    with pytest.raises(UserError, match=r"90\.0% .* above model\.warm_start\.success_band=.*check_every"):
+        imitate(config, imitation(config), Script(0.9, 0.9), lambda *words: None)
+
+
+def test_a_warm_start_that_fails_leaves_nothing_in_the_cache(cache):
+    config = config_of(success_band=[0.33, 0.5], max_steps=4)
+    with pytest.raises(UserError, match="model.warm_start.max_steps=4"):
+        warm_start(config, echo_task(), Script(0.0))
+    assert not list(cache.rglob("*.json"))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_policy_is_the_moving_average_of_the_weights(imitation, decay):
+    config = config_of(ema_decay=decay)
+    learner, average = imitation(config), None
+    for _ in range(4):
+        learner.update()
+        now = learner.model.state_dict()
+        average = copy.deepcopy(now) if average is None else {
+            name: decay * average[name] + (1 - decay) * now[name] for name in now
+        }  # fmt: skip
+    for name, value in learner.policy.state_dict().items():
+        torch.testing.assert_close(value, average[name])
+    assert not learner.policy.training
+    assert same(learner.policy.state_dict(), learner.model.state_dict()) == (decay == 0)
+
+
+def test_the_rates_rise_and_stay(imitation):
+    learner, rates = imitation(config_of(warmup_steps=4, lr=1e-3, muon_lr=None)), []
+    for _ in range(6):
+        learner.update()
+        rates.append(learner.optimizer.parts[0].param_groups[0]["lr"])
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_imitation_teaches_what_was_demonstrated(imitation):
+    learner = imitation(config_of(warmup_steps=2))
+
+    def loss():
+        return sft.update(copy.deepcopy(learner.policy), EXAMPLES, SimpleNamespace(step=lambda scale: None))
+
+    before = loss()
+    for _ in range(40):
+        learner.update()
+    assert loss() < 0.5 * before
