@@ -4,7 +4,8 @@
 
 A study is a YAML file: `common` overrides, `seeds` (a list, or a range such as 100-139), and `arms`, each a list of
 overrides by name, or `{overrides: […], seeds: …}` where an arm has seeds of its own. `columns` names what the table
-shows, and `picture` is `curves` (metrics over steps) or `seeds` (success before and after, a dot per seed).
+shows, and `picture` is `curves` (metrics over steps) or `seeds` (success before and after, a dot per seed). `pages` are
+other Markdown files of the project, each with the arms that its own short table shows.
 
 The numbers of a run are added to results.json when it ends, and a run that is there is not repeated, so a study goes on
 where it was stopped. Delete results.json to begin anew. `--report-only` draws from what is there.
@@ -49,7 +50,9 @@ RATES = ("greedy", "sampled", "success", "zero-advantage")
 """What columns begin with that are shares; they are shown in percent."""
 SMALLER_IS_WORSE = ("success", "greedy", "sampled", "informative")
 MARKS = ("<!-- table -->", "<!-- /table -->")
-"""Around the table in the README beside a study."""
+"""Around the table in the README beside a study, and around the short one of another page."""
+SHORT = ("sampled before", "greedy after", "sampled after")
+"""Columns of a short table."""
 
 Rows = list[dict[str, Any]]
 Found = dict[str, dict[str, dict[str, float | None]]]
@@ -70,6 +73,7 @@ class Study:
     arms: list[Arm]
     columns: list[str]
     picture: str
+    pages: dict[str, list[str]]
     folder: Path
 
     @classmethod
@@ -82,7 +86,8 @@ class Study:
             arms.append(Arm(name, spec.get("overrides") or [], seeds_of(spec.get("seeds", common_seeds))))
         columns = content.get("columns", [name for name in COLUMNS if name not in RARE])
         picture = content.get("picture", "curves")
-        return cls(path.parent.name, content.get("common", []), arms, columns, picture, path.parent)
+        pages = content.get("pages", {})
+        return cls(path.parent.name, content.get("common", []), arms, columns, picture, pages, path.parent)
 
     def run_dir(self, root: Path, arm: Arm, seed: int) -> Path:
         return root / self.name / re.sub(r"\W+", "_", arm.name) / f"seed{seed}"
@@ -190,21 +195,45 @@ def table(study: Study, found: Found) -> str:
     lines = ["| arm | | n | median | worst | best | mean |", "|---" * 7 + "|"]
     for arm in study.arms:
         for column in study.columns:
-            values = [run[column] for run in found.get(arm.name, {}).values() if run.get(column) is not None]
-            if values:
+            if values := values_of(found, arm.name, column):
                 lines.append(f"| {arm.name} | {column} | {' | '.join(statistics(column, values))} |")
     return "\n".join(lines) + "\n"
 
 
+def short_table(found: Found, arms: Sequence[str]) -> str:
+    """Markdown: a line per arm; each column has the median and, in brackets, the worst and the best."""
+    lines = [f"| task | seeds | {' | '.join(SHORT)} |", "|---" * (2 + len(SHORT)) + "|"]
+    for arm in arms:
+        cells = [statistics(column, values_of(found, arm, column)) for column in SHORT]
+        shown = (f"{middle} ({worst} to {best})" for _, middle, worst, best, _ in cells)
+        lines.append(f"| {arm} | {cells[0][0]} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def tables(study: Study, found: Found) -> dict[Path, str]:
+    """The table of each page, by its path."""
+    short = {Path(page): short_table(found, arms) for page, arms in study.pages.items()}
+    return {study.folder / "README.md": table(study, found), **short}
+
+
+def values_of(found: Found, arm: str, column: str) -> list[float]:
+    return [value for run in found.get(arm, {}).values() if (value := run.get(column)) is not None]
+
+
 def statistics(column: str, values: Sequence[float]) -> list[str]:
-    """n, median, worst, best, mean ± half of its 95 % interval by Student's t."""
+    """n, median, worst, best, mean ± half of its 95 % interval by Student's t; all but n are dashes without values."""
+    if not values:
+        return ["0", *4 * ["–"]]
     unit, scale = (" %", 100) if column.startswith(RATES) else ("", 1)
     values = [scale * value for value in values]
     low, high = min(values), max(values)
     worst, best = (low, high) if column.startswith(SMALLER_IS_WORSE) else (high, low)
-    half = student_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     shown = [f"{value:.3g}{unit}" for value in (median(values), worst, best)]
-    return [str(len(values)), *shown, f"{fmean(values):.3g} ± {half:.2g}{unit}"]
+    mean = f"{fmean(values):.3g}{unit}"
+    if len(values) > 1:
+        half = student_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+        mean = f"{fmean(values):.3g} ± {half:.2g}{unit}"
+    return [str(len(values)), *shown, mean]
 
 
 def show_table(readme: Path, text: str) -> None:
@@ -290,7 +319,8 @@ def main() -> None:
         print(f"{time.monotonic() - begun:.0f} s", flush=True)
     found = known(study)
     picture(study, arguments.root, found).savefig(study.folder / f"{study.picture}.png", dpi=110)
-    show_table(study.folder / "README.md", table(study, found))
+    for page, text in tables(study, found).items():
+        show_table(page, text)
     print(table(study, found))
 
 

@@ -128,7 +128,9 @@ def test_what_a_word_of_the_schema_means_is_written_down_where_choices_are():
     """Keys that take one of a few words list all of them in the schema, which is the configuration reference."""
     from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
 
-    source = "".join((CONF.parent / f"mtrl/config/{name}.py").read_text() for name in ("schema", "model_schema", "engine_schema"))
+    source = "".join(
+        (CONF.parent / f"mtrl/config/{name}.py").read_text() for name in ("schema", "model_schema", "engine_schema")
+    )
     for path, words in {**CHOICES, **WITH_TORCH}.items():
         leaf = path.rpartition(".")[2]
         assert path in settings()

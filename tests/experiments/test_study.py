@@ -1,0 +1,71 @@
+"""Studies: what their tables say is what their runs gave, on every page."""
+
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+import mtrl
+from experiments.study import Arm, Study, known, seeds_of, short_table, show_table, statistics, steps_to, tables
+
+ROOT = Path(mtrl.__file__).parent.parent
+STUDIES = sorted((ROOT / "experiments").glob("*/study.yaml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
+def test_every_page_shows_what_was_found(path):
+    study = Study.read(path)
+    for page, text in tables(study, known(study)).items():
+        assert f"<!-- table -->\n{text}<!-- /table -->" in (ROOT / page).read_text(encoding="utf-8"), page
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
+def test_seeds_are_those_of_the_study(path):
+    """A run of another seed would have been chosen."""
+    study = Study.read(path)
+    for arm in study.arms:
+        assert {int(seed) for seed in known(study).get(arm.name, {})} <= set(arm.seeds)
+
+
+def test_an_arm_may_have_seeds_of_its_own(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("seeds: 3-5\ncommon: [a=1]\narms:\n  one: [b=2]\n  two: {overrides: [b=3], seeds: [7, 9]}\n")
+    study = Study.read(path)
+    assert study.arms == [Arm("one", ["b=2"], [3, 4, 5]), Arm("two", ["b=3"], [7, 9])]
+    assert seeds_of(4) == [4] and seeds_of("4") == [4]
+
+
+@pytest.mark.parametrize(("n", "quantile"), [(5, 2.776), (10, 2.262), (40, 2.023)])
+def test_statistics_by_hand(n, quantile):
+    values = [(i * 7 % n) / n for i in range(n)]
+    half = 100 * quantile * stdev(values) / n**0.5
+    count, middle, worst, best, mean = statistics("greedy after", values)
+    assert (count, worst, best) == (str(n), "0 %", f"{100 * (n - 1) / n:.3g} %")
+    assert middle == f"{50 * (n - 1) / n:.3g} %"
+    shown, spread = mean.removesuffix(" %").split(" ± ")
+    assert float(shown) == pytest.approx(50 * (n - 1) / n, rel=5e-3) and float(spread) == pytest.approx(half, rel=0.03)
+
+
+def test_where_less_is_better_the_worst_is_the_largest():
+    assert statistics("steps to 90 %", [3.0, 1.0, 2.0])[:4] == ["3", "2", "3", "1"]
+
+
+def test_a_short_table_without_runs_and_with_one():
+    found = {"one": {"1": {"sampled before": 0.25, "greedy after": 1.0, "sampled after": 0.985}}}
+    assert short_table(found, ["one", "two"]).splitlines()[2:] == [
+        "| one | 1 | 25 % (25 % to 25 %) | 100 % (100 % to 100 %) | 98.5 % (98.5 % to 98.5 %) |",
+        "| two | 0 | – (– to –) | – (– to –) | – (– to –) |",
+    ]
+
+
+def test_a_table_stands_between_its_marks(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- table -->\nold\n<!-- /table -->\nafter\n")
+    for _ in range(2):
+        show_table(page, "| new |\n")
+    assert page.read_text() == "before\n<!-- table -->\n| new |\n<!-- /table -->\nafter\n"
+
+
+def test_steps_to_a_share_are_counted_from_one_and_never_is_one_more():
+    rows = [{"rollout/success/mean": share} for share in (0.5, 0.9, 1.0, 1.0)]
+    assert steps_to(0.79)(rows, {}) == 3.0 and steps_to(0.99)(rows, {}) == 5.0
