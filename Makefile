@@ -10,7 +10,7 @@ JOBS ?= 2
 
 PY := $(VENV)/bin/python
 # One thread each: on small models the barriers between threads cost more than they save, and tests run side by side.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadgroup --durations=40
 ALONE := OMP_NUM_THREADS=1 $(PY) -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none
 # What a run prints last are commands for this environment, which the reader's shell may not have.
 HOW = [ -n "$$VIRTUAL_ENV" ] || printf '\nfor the commands above, in your shell: . %s/bin/activate\n' $(VENV)

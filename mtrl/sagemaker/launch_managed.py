@@ -11,8 +11,9 @@ from mtrl.sagemaker.managed import dry_run, plan, submit
 
 HELP = """python scripts/launch_managed_rl.py [OVERRIDES OF mtrl.main] managed.KEY=VALUE ...
 
-    python scripts/launch_managed_rl.py experiment=text_to_sql managed.model=openai-reasoning-gpt-oss-20b \\
-        managed.agent=ARN managed.role=ARN managed.bucket=NAME managed.mlflow=ARN managed.dry_run=true
+    python scripts/launch_managed_rl.py experiment=text_to_sql algorithm=rloo managed.agent=ARN \\
+        managed.model=openai-reasoning-gpt-oss-20b managed.role=ARN managed.bucket=NAME managed.mlflow=ARN \\
+        managed.dry_run=true
 
 Hands the rows of an experiment and an agent to SageMaker's managed multi-turn RL; managed.evaluate=base evaluates
 instead. mtrl/sagemaker/schema.py has every key, docs/sagemaker.md the guide."""

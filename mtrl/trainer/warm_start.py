@@ -26,6 +26,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
+from mtrl.environments.family import reward_is_success
 from mtrl.errors import UserError
 from mtrl.evaluation.heldout import score_group
 from mtrl.generator.rollouts import Rollouts
@@ -208,14 +209,16 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
     rows, count = task.splits.train, config.model.warm_start.episodes
     chosen = [rows[index * len(rows) // count] for index in range(count)]
     player = connect(copy.deepcopy(model), tokenizer)  # engines change a model's storage
-    composer = RewardComposer(config.reward)
+    # A scorer of its own needs no rewards, whose components may ask a judge that costs money.
+    composer = RewardComposer(config.reward) if task.family.score is reward_is_success else None
 
     async def play() -> list[Group]:
         report = await Rollouts(player.loop, config.seed, max_failed_share=1.0).collect(
             "warm_start", chosen, 1, player.sampling
         )
         for group in report.groups:
-            await composer.apply_async(group)
+            if composer is not None:
+                await composer.apply_async(group)
             score_group(task.family, group)
         await player.loop.close()
         await player.engine.close()

@@ -8,6 +8,7 @@ REGION = "sagemaker.region=us-west-2"
 JOB = ("experiment=text_to_sql", "debug=fast", ROLE, BUCKET, REGION)
 MANAGED = (
     "experiment=text_to_sql",
+    "algorithm=rloo",
     "trainer.prompts_per_step=32",
     "generator.max_context_length=4096",
     "generator.sampling_params.max_generate_length=1024",
