@@ -115,7 +115,7 @@ def _spelt(parameter: Hyperparameter, value: Any) -> Any:
     if parameter.name == "advantage_method":
         if value not in METHODS:
             offered = ", ".join(METHODS)
-            raise UserError(f"{parameter.key}={value} is not offered by the managed service; set it to one of {offered}")
+            raise UserError(f"{parameter.key}={value} is not offered by the managed service; take one of {offered}")
         return METHODS[value]
     if parameter.name == "loss_fn":
         value = ALIASES.get(value, value)

@@ -138,6 +138,7 @@ def test_torchrun_ends_when_the_configuration_is_wrong(tmp_path):
     """Followers wait for a leader that never comes, and torchrun's signal still ends them there."""
     done = torchrun(tmp_path, TRAINING, "algorithm.group_size=1")
     assert done.returncode == 1
-    assert done.stderr.count("algorithm.group_size=1 gives algorithm.advantage_method=turn_rloo nothing to compare") == 1
+    told = "algorithm.group_size=1 gives algorithm.advantage_method=turn_rloo nothing to compare"
+    assert done.stderr.count(told) == 1
     assert "forcefully exiting" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
