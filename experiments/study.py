@@ -163,10 +163,10 @@ def run(study: Study, root: Path, jobs: int) -> None:
         list(pool.map(lambda pair: one(*pair), [p for p in todo if str(p[1]) not in found.get(p[0].name, {})]))
 
 
-def train(study: Study, arm: Arm, seed: int, run_dir: Path) -> float:
-    """One run in a process of its own; the CPU-seconds that it took."""
+def train(study: Study, arm: Arm, seed: int, run_dir: Path) -> float | None:
+    """One run in a process of its own; the CPU-seconds that it took, None where an earlier process began it."""
     words = [*study.common, *arm.overrides, f"seed={seed}", f"run_dir={run_dir}", "tracker.plots=false"]
-    if run_dir.exists():  # it was interrupted
+    if is_begun := run_dir.exists():
         words.append("resume=latest")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     log = run_dir.with_suffix(".log")
@@ -177,7 +177,7 @@ def train(study: Study, arm: Arm, seed: int, run_dir: Path) -> float:
         _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{arm.name}, seed {seed} failed:\n{log.read_text()[-2000:]}")
-    return usage.ru_utime + usage.ru_stime
+    return None if is_begun else usage.ru_utime + usage.ru_stime
 
 
 def known(study: Study) -> Found:
