@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mtrl.config.schema import Config
 from mtrl.environments.base import BaseEnvironment
@@ -21,6 +21,9 @@ from mtrl.preflight.repeats import Action, Repeats
 from mtrl.preflight.responses import FUZZ, final_answers, nonsense
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Row
+
+if TYPE_CHECKING:
+    from mtrl.preflight.optimum import Unsolved
 
 T = TypeVar("T")
 
@@ -126,6 +129,13 @@ class Context:
             Script(row, partial(player, row, f"{self.config.seed}/{n}"), "demonstrator") for n, row in enumerate(rows)
         ]
         return self.stage.play(scripts)
+
+    @lazy
+    def unsolved(self) -> Unsolved | None:
+        """The best return of play that never solves the task; None where no try counts."""
+        from mtrl.preflight.optimum import best_unsolved  # which reads this context
+
+        return best_unsolved(self)
 
     @lazy
     def fuzz(self) -> list[Episode]:

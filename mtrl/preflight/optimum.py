@@ -47,7 +47,7 @@ def compare(context: Context, success: float, who: str) -> Result:
     """The verdict for a policy that solves the share `success` of its episodes."""
     if reason := context.needs_gold():
         return skipped(reason)
-    found = best_unsolved(context)
+    found = context.unsolved
     if found is None:
         return skipped("none of the tries ended without an error or a success")
     solving = math.fsum(episode.paid for episode in context.solved) / len(context.solved)

@@ -39,7 +39,7 @@ from mtrl.trainer.loading import load_model
 from mtrl.types import Group, Message
 
 KEY_CONVERSATIONS = 256
-"""So many demonstrations are part of the cache key: they change with whatever the environment says."""
+"""The cache key covers this number of demonstrations, whose text changes with whatever the environment says."""
 RECORD = "warm_start.json"
 
 OnStep = Callable[[int, float | None], None]

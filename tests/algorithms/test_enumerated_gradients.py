@@ -129,7 +129,7 @@ CASES = list(itertools.product([0.1, 0.3, 0.5, 0.9], [2, 3, 8], [PER_TURN, AT_TH
 
 
 def test_the_true_gradient_is_that_of_the_expected_reward():
-    """By finite differences in each logit."""
+    """The gradient of the expected reward, by finite differences in each logit."""
 
     def value(logits):
         p = 1 / (1 + np.exp(-np.array(logits)))
@@ -364,7 +364,7 @@ def test_narrow_bounds_around_the_engines_log_probs_take_gspo_its_gradient():
 
 
 def test_narrow_bounds_of_geometric_leave_nothing_of_stale_tokens():
-    """At a shift of 0.02 no token is kept, or only trajectories whose differences cancel; mis keeps every token."""
+    """`geometric` keeps no token at a shift of 0.02, or only trajectories whose differences cancel; `mis` keeps all."""
     made = [stale(0.02, p=p, pays=pays, correction="geometric") for p, pays in BOTH]
     assert [round(kept, 2) for _, kept in made] == [0.0, 0.0, 0.29, 0.29]
     assert all(0.98 < compared.bias < 1.03 for compared, _ in made)

@@ -40,7 +40,7 @@ def outcome(imitation):
 
 
 def equal(one, other):
-    """Of nested lists, mappings and tensors."""
+    """Whether two nestings of lists, mappings and tensors hold the same values."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -72,7 +72,7 @@ def test_the_bounds_are_part_of_the_band(imitation, share):
 
 
 def test_it_goes_back_and_takes_smaller_strides_where_it_jumps_over_the_band(imitation):
-    """At 4 below, at 8 above, so back to 4 and on by 2, at 6 above, so back to 4 and on by 1: at 5 inside."""
+    """The share is below the band at update 4, above it at 8 and at 6, each time back to 4, and inside it at 5."""
     config, told, measure = config_of(success_band=[0.33, 0.5], check_every=4), [], Script(0.1, 0.9, 0.6, 0.4)
     learner, straight = imitation(config), imitation(config)
     assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.4

@@ -310,7 +310,7 @@ class Fickle(Echo):
 
 
 def test_the_share_is_of_all_episodes_failed_ones_included(warmed):
-    """Of 12 rows 4 fail, and of the other 8 every second one is right."""
+    """Four of the 12 rows fail, and every second one of the other eight is right."""
     config = config_of(episodes=24)
     config.environment.retries = 0
     task = echo_task(Fickle)

@@ -175,7 +175,7 @@ def test_no_way_to_play_earns_more_than_the_right_answer_at_once():
 
 @pytest.mark.parametrize(("scheme", "most"), [("default", 0.0), ("guide", 0.2)])
 def test_what_play_without_a_right_answer_earns_at_most(scheme, most):
-    """By trying all of it: the default has no local optimum beside the task, the guide's has one of wrong answers."""
+    """The check tries every kind of play: `default` pays none that fails the task, and `guide` pays wrong answers."""
     wrong = [reply for reply in REPLIES if reply != REPLIES[0]]
     returns = set()
     for replies in itertools.product(wrong, repeat=4):

@@ -120,12 +120,8 @@ def _truncate(probs: Tensor, top_p: Tensor | None, top_k: Tensor | None) -> Tens
     if top_p is not None:
         # top-p counts shares of what top-k has left, as Hugging Face's warpers, vLLM and SGLang do.
         left = ranked * keep
-        ranked = (
-            torch.where((top_k > 0)[:, None], left / left.sum(-1, keepdim=True), ranked)
-            if top_k is not None
-            else ranked
-        )
+        before = left.cumsum(-1) - left
         # A row that does not cut keeps even what rounding pushes past 1: its draws must not depend on the others.
-        keep &= (ranked.cumsum(-1) - ranked < top_p[:, None]) | (top_p >= 1)[:, None]
+        keep &= (before < top_p[:, None] * left.sum(-1, keepdim=True)) | (top_p >= 1)[:, None]
     keep[:, 0] = True
     return torch.zeros_like(probs).scatter(-1, order, ranked * keep)
