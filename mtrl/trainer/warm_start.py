@@ -74,9 +74,10 @@ class Foothold:
     def read(cls, folder: Path) -> Foothold | None:
         """The record of a finished warm start in this folder; None where there is none."""
         try:
-            return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        return cls(**found | {"band": tuple(found["band"])})
 
 
 def warm_start(
@@ -124,6 +125,8 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
         success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
         foothold = Foothold(success, settings.episodes, imitation.steps, band)
+        if (made := Foothold.read(folder)) is not None:  # another process was faster, and its readers may be at work
+            return made
         tiny.save(imitation.policy, tokenizer, folder)
     replace_text(folder / RECORD, json.dumps(asdict(foothold)) + "\n")
     return foothold

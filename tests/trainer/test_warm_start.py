@@ -101,6 +101,22 @@ def test_the_second_time_it_is_there():
     assert len(measure.policies) == 1 and steps == [1, 2, 3, 4]
 
 
+def test_what_another_process_has_made_meanwhile_is_left_as_it_is(cache):
+    """Its readers may be at work."""
+    first = []
+
+    def measure(model, tokenizer):
+        if not first:  # the other process begins and ends while this one measures
+            first.append(None)
+            first.append(warm_start(config_of(), echo_task(), Script(0.5)))
+            first.append((Path(first[1][0]) / "model.safetensors").stat().st_ino)
+        return 0.25
+
+    path, foothold = warm_start(config_of(), echo_task(), measure)
+    assert (path, foothold) == first[1] and foothold.success == 0.5
+    assert (Path(path) / "model.safetensors").stat().st_ino == first[2]
+
+
 def test_the_record_is_read_back(cache):
     path, foothold = warm_start(config_of(), echo_task(), Script(0.25))
     assert foothold == Foothold(success=0.25, episodes=4, steps=4, band=(0.0, 1.0))
