@@ -40,11 +40,12 @@ from transformers import AutoTokenizer
 
 from mtrl.config.compose import compose
 from mtrl.config.messages import one_sentence
+from mtrl.config.model_schema import TinyConfig
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.rollouts import Rollouts, all_or_none, stream_seed
-from mtrl.models.tiny import TinyRecipe, make_model, save
+from mtrl.models.tiny import make_model, save
 from mtrl.trainer.loading import load_model
 from mtrl.trainer.setup import Parts, set_up, start_of
 from mtrl.types import Row
@@ -233,7 +234,7 @@ def make_policy(random: Sequence[int] | None, extra: Sequence[str], folder: Path
     if random is None:
         return tiny
     hidden, layers = random
-    recipe = TinyRecipe(hidden, 3 * hidden, layers, heads=hidden // 64, init_std=0.02)
+    recipe = TinyConfig(hidden, 3 * hidden, layers, heads=hidden // 64, init_std=0.02)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     save(make_model(recipe, tokenizer, config.seed), tokenizer, folder / "model")
     return str(folder / "model")

@@ -95,14 +95,15 @@ def _conversation(line: str, where: str) -> list[Message]:
 def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list[float]:
     import random
 
+    from mtrl.config.model_schema import TinyConfig
     from mtrl.models.renderer import make_renderer
     from mtrl.models.sft import MixedOptimizer, batches, fine_tune, to_example
-    from mtrl.models.tiny import TinyRecipe, save
+    from mtrl.models.tiny import save
     from mtrl.tracking.console import Console
 
     console = Console()
-    recipe = TinyRecipe()
-    model, tokenizer = _tiny(args, conversations, recipe) if args.model == "tiny" else _pretrained(args)
+    sizes = TinyConfig()
+    model, tokenizer = _tiny(args, conversations, sizes) if args.model == "tiny" else _pretrained(args)
     renderer = make_renderer(tokenizer, args.renderer)
     examples = [to_example(renderer, messages) for messages in conversations]
     _check_lengths([len(example.ids) for example in examples], model)
@@ -136,13 +137,13 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
     return losses
 
 
-def _tiny(args: argparse.Namespace, conversations: list[list[Message]], recipe: Any) -> tuple[Any, Any]:
+def _tiny(args: argparse.Namespace, conversations: list[list[Message]], sizes: Any) -> tuple[Any, Any]:
     from mtrl.models.tiny import make_model, train_tokenizer
     from mtrl.trainer.loading import pick_device
 
     tags = tuple(tag for tag in args.tags.split(",") if tag)
-    tokenizer = train_tokenizer(conversations, recipe.vocabulary, tags)
-    return make_model(recipe, tokenizer, args.seed).to(pick_device(args.device)), tokenizer
+    tokenizer = train_tokenizer(conversations, sizes.vocabulary, tags)
+    return make_model(sizes, tokenizer, args.seed).to(pick_device(args.device)), tokenizer
 
 
 def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:

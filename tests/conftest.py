@@ -67,9 +67,9 @@ def tiny_codec(tiny_tokenizer):
 @pytest.fixture(scope="session")
 def tiny_recipe():
     """Sizes that a CPU does not notice."""
-    from mtrl.models.tiny import TinyRecipe
+    from mtrl.config.model_schema import TinyConfig
 
-    return TinyRecipe(
+    return TinyConfig(
         hidden_size=32,
         intermediate_size=64,
         layers=2,

@@ -1,12 +1,14 @@
 """A weak player for the warm start of the tiny policy.
 
-It shows how every move is made, but its habit is to guess: a policy cloned from it is mostly wrong, greedy or sampled,
-and what reinforcement learning adds is the choice of the right habit. The proportions below set that starting point.
+It shows how every move is made, but its habit is to answer with a number of the question: a policy cloned from it is
+mostly wrong, greedy or sampled, and what reinforcement learning adds is the choice of the right move. Each of its moves
+copies a number, so that each demonstration teaches to copy. The proportions below set that starting point.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from decimal import Decimal
 
 from envs.gsm8k.calculator import calculate
@@ -14,17 +16,15 @@ from mtrl.types import Row
 
 FIRST_RIGHT_CALC = 0.22
 """Share of first moves that compute the right expression."""
-FIRST_WRONG_CALC = 0.12
+FIRST_WRONG_CALC = 0.22
 """Share of first moves that compute a wrong one; the rest guess."""
 RETRY_RIGHT_CALC = 0.12
-RETRY_WRONG_CALC = 0.1
+RETRY_WRONG_CALC = 0.28
 """The same shares after feedback."""
 USE_RESULT = 0.98
 """Share of calculator results, right or wrong, that it answers with; else it guesses."""
 RIGHT_GUESS = 0.2
 """Share of right guesses where there is no calculator, so that there is something to reinforce."""
-GUESS_SPREAD = 0.15
-"""Guesses miss the answer by up to this share of it."""
 
 
 class WeakPlayer:
@@ -34,6 +34,8 @@ class WeakPlayer:
         self.answer = int(Decimal(row["ground_truth"]["answer"]))
         computes = row.get("source") == "synthetic" and row["calculator"]
         self.expression = row["expression"] if computes else None
+        numbers = {int(digits) for digits in re.findall(r"\d+", row["prompt"][-1]["content"])} - {self.answer}
+        self.numbers = sorted(numbers) or [self.answer + 1]
         self.rng = rng
         self.computed = False
 
@@ -54,11 +56,10 @@ class WeakPlayer:
         return self._guess(0.0)
 
     def _guess(self, right: float) -> str:
+        """The answer with probability `right`, else another number of the question."""
         if self.rng.random() < right:
             return f"#### {self.answer}"
-        miss = self.rng.randint(1, max(5, round(abs(self.answer) * GUESS_SPREAD)))
-        below = self.answer > miss and self.rng.random() < 0.5
-        return f"#### {self.answer - miss if below else self.answer + miss}"
+        return f"#### {self.rng.choice(self.numbers)}"
 
     def _wrong_expression(self) -> str:
         """The right expression with one operator replaced by another that changes its value."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,6 +14,7 @@ from mtrl.config import keys
 from mtrl.config.agent_checks import plays_agent
 from mtrl.config.algorithm_checks import BOUNDS, credit_of
 from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
+from mtrl.config.model_schema import TinyConfig
 from mtrl.config.scale_checks import is_deterministic, is_sharded, overlaps, ranks, serves
 
 Condition = Callable[[DictConfig], bool]
@@ -58,6 +60,11 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     (("algorithm.kl_horizon",), lambda c: _has_kl(c) and c.algorithm.kl_target is None, "algorithm.kl_target=null"),
     (("trainer.optimizer.min_lr_ratio",), lambda c: c.trainer.optimizer.schedule == "constant", "a constant schedule"),
     (("model.path",), lambda c: c.model.name == "tiny", "model=tiny, which is built here; add model=hf"),
+    (
+        tuple(f"model.tiny.{each.name}" for each in fields(TinyConfig)),
+        lambda c: c.model.name != "tiny",
+        "model=hf, whose sizes are its own",
+    ),
     (("model.lora_alpha", "model.lora_target_modules"), lambda c: c.model.lora_rank == 0, "model.lora_rank=0"),
     (
         ("data.synthetic_train_rows", "data.synthetic_test_rows"),

@@ -20,8 +20,8 @@ class WarmStartConfig:
     check_every: int = 50
     """Updates between two measurements."""
     min_steps: int = 0
-    """Updates before the share may end the warm start: what the share hardly shows, such as spelling, goes on improving
-    inside the band."""
+    """Updates before the first measurement: what the share hardly shows, such as spelling, goes on improving inside the
+    band. A warm start takes fewer only where they lead above the band."""
     max_steps: int = 1000
     """Updates after which a share below the band ends the run, with what to change."""
     demonstrations: int = 4096
@@ -36,6 +36,22 @@ class WarmStartConfig:
     ema_decay: float = 0.95
     """The policy is the exponential moving average of the weights over the updates, with this decay; 0: the last
     weights."""
+
+
+@dataclass
+class TinyConfig:
+    """Sizes of the tiny policy, a Qwen3."""
+
+    hidden_size: int = 128
+    intermediate_size: int = 192
+    layers: int = 2
+    heads: int = 4
+    vocabulary: int = 512
+    """Tokens at most; the tokenizer is made from the demonstrations."""
+    context: int = 1024
+    """Tokens of the longest conversation."""
+    init_std: float = 0.1
+    """Standard deviation of the random weights."""
 
 
 @dataclass
@@ -64,6 +80,5 @@ class ModelConfig:
     recipe: dict[str, Any] = field(default_factory=dict)
     """What the file of a model in conf/model says of it: `path`, which an experiment's own yields to, and by the name
     of a placement what that takes (conf/placement/shared/from_model.yaml has the keys)."""
-    tiny: dict[str, Any] = field(default_factory=dict)
-    """model=tiny: sizes (`mtrl/models/tiny.py` TinyRecipe)."""
+    tiny: TinyConfig = field(default_factory=TinyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)

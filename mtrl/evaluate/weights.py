@@ -20,7 +20,6 @@ from mtrl.trainer.checkpoint_tensors import read_tensors
 from mtrl.trainer.loading import load_model, pick_device
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.setup import start_of
-from mtrl.trainer.warm_start import tiny_recipe
 
 
 def load(source: Source, config: Config) -> tuple[Any, Any]:
@@ -76,6 +75,6 @@ def architecture(run: Path, config: Config) -> tuple[Any, Any]:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
-        model = make_model(tiny_recipe(own), tokenizer, own.seed)
+        model = make_model(own.model.tiny, tokenizer, own.seed)
         return model.eval().to(pick_device(config.model.device), getattr(torch, config.model.dtype)), tokenizer
     return load_model(config, start_of(own, load_task(own)))

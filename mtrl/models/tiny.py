@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from mtrl.config.model_schema import TinyConfig
 from mtrl.models.renderer import END, ROLES, TINY_TEMPLATE
 from mtrl.types import Message
-
-
-@dataclass(frozen=True)
-class TinyRecipe:
-    """Sizes; the keys of `model.tiny`."""
-
-    hidden_size: int = 128
-    intermediate_size: int = 384
-    layers: int = 2
-    heads: int = 4
-    vocabulary: int = 512
-    context: int = 1024
-    init_std: float = 0.1
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -51,18 +38,18 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def make_model(recipe: TinyRecipe, tokenizer: Any, seed: int) -> Any:
+def make_model(sizes: TinyConfig, tokenizer: Any, seed: int) -> Any:
     """A Qwen3 with random weights."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        head_dim=recipe.hidden_size // recipe.heads,
-        max_position_embeddings=recipe.context,
-        initializer_range=recipe.init_std,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        head_dim=sizes.hidden_size // sizes.heads,
+        max_position_embeddings=sizes.context,
+        initializer_range=sizes.init_std,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

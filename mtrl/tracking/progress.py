@@ -24,12 +24,13 @@ class Work:
         total: int | None,
         advanced: Callable[[Work, int], None],
         described: Callable[[str], None] = lambda text: None,
+        extended: Callable[[int], None] = lambda total: None,
     ):
         self.description = description
         self.total = total
         self.done = 0
         self._start = time.monotonic()
-        self._advanced, self._described = advanced, described
+        self._advanced, self._described, self._extended = advanced, described, extended
 
     def describe(self, description: str) -> None:
         """Show another description from now on."""
@@ -38,8 +39,11 @@ class Work:
             self._described(description)
 
     def advance(self, count: int = 1) -> None:
-        """`count` more of `total` are done."""
+        """`count` more of `total` are done; a total that turns out to be too small grows with them."""
         self.done += count
+        if self.total is not None and self.done > self.total:
+            self.total = self.done
+            self._extended(self.total)
         self._advanced(self, count)
 
     def __str__(self) -> str:
@@ -78,6 +82,7 @@ class Progress:
                 total,
                 lambda _, count: shown.advance(task, count),
                 lambda text: shown.update(task, description=text),
+                lambda total: shown.update(task, total=total),
             )
         finally:
             shown.remove_task(task)

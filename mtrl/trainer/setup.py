@@ -191,10 +191,11 @@ def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[s
 
 
 def preparation(config: Config) -> tuple[str, int | None]:
-    """What goes on until the policy is there, and in how many steps at most, where they can be counted."""
+    """What goes on until the policy is there, and in how many steps at least, where they can be counted."""
     if config.model.name != "tiny" and not config.model.warm_start.enabled:
         return "loading the model", None
-    return "warm start", config.model.warm_start.max_steps
+    settings = config.model.warm_start
+    return "warm start", min(max(settings.min_steps, settings.check_every), settings.max_steps)
 
 
 def sampling_params(config: SamplingConfig, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:

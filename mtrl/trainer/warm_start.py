@@ -109,9 +109,9 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
     rng = random.Random(config.seed)
     conversations = list(played(config, task, rng))
     if config.model.name == "tiny":
-        recipe = tiny_recipe(config)
-        tokenizer = tiny.train_tokenizer(conversations, recipe.vocabulary, task.family.tokens)
-        model, success = tiny.make_model(recipe, tokenizer, config.seed), None  # random weights: nothing to measure
+        sizes = config.model.tiny
+        tokenizer = tiny.train_tokenizer(conversations, sizes.vocabulary, task.family.tokens)
+        model, success = tiny.make_model(sizes, tokenizer, config.seed), None  # random weights: nothing to measure
     else:
         model, tokenizer = load_model(config, str(config.model.path))
         success = measure(model, tokenizer)
@@ -141,6 +141,7 @@ class Imitation:
         self.optimizer = sft.MixedOptimizer(model, settings.muon_lr, settings.lr)
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))
         self.warmup = settings.warmup_steps
+        self.max_tokens = config.trainer.max_tokens_per_microbatch
         self.steps = 0
 
     @property
@@ -150,7 +151,7 @@ class Imitation:
     def update(self) -> None:
         """One step of fine-tuning."""
         scale = min(1.0, (self.steps + 1) / max(self.warmup, 1))
-        sft.update(self.model, self.next_batch(), self.optimizer, scale)
+        sft.update(self.model, self.next_batch(), self.optimizer, scale, self.max_tokens)
         self.average.update_parameters(self.model)
         self.steps += 1
 
@@ -180,18 +181,20 @@ def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float
     """
     settings = config.model.warm_start
     low, high = settings.success_band
-    stride, done, success = settings.check_every, 0, 0.0
+    stride, done, shown = max(settings.min_steps, settings.check_every), 0, None
     while done < settings.max_steps:
         before = imitation.state()
         stride = min(stride, settings.max_steps - done)
         for _ in range(stride):
             imitation.update()
             done += 1
-            on_step(done, success)
-        success = measure(imitation.policy)
-        if (low <= success <= high and imitation.steps >= settings.min_steps) or (success > high and stride == 1):
+            on_step(done, shown)
+        success = shown = measure(imitation.policy)
+        if low <= success <= high or (success > high and stride == 1):
             return success
-        if success > high and done < settings.max_steps:
+        if success < low:
+            stride = min(stride, settings.check_every)
+        elif done < settings.max_steps:
             imitation.restore(before)
             stride = max(1, stride // 2)
     place, fix = ("below", "a longer one") if success < low else ("above", "smaller strides, check_every,")
@@ -281,15 +284,3 @@ def _source(function: Any) -> str:
 
 def cache_folder() -> Path:
     return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))
-
-
-def tiny_recipe(config: Config) -> tiny.TinyRecipe:
-    """
-    Raises:
-        UserError: `model.tiny` has a key that there is not.
-    """
-    try:
-        return tiny.TinyRecipe(**config.model.tiny)
-    except TypeError as error:
-        known = ", ".join(tiny.TinyRecipe.__dataclass_fields__)
-        raise UserError(f"model.tiny={dict(config.model.tiny)} has an unknown key; it takes {known}") from error

@@ -82,13 +82,11 @@ def test_open_sections_take_keys_of_their_own():
     cfg = compose(
         [
             "environment.config.operations=3",
-            "model.tiny.layers=2",
             "reward.components.format=0.5",
             "reward.components={correct: 2.0}",
         ]
     )
     assert cfg.environment.config == {"calculator": True, "operations": 3}
-    assert cfg.model.tiny == {"layers": 2}
     assert cfg.reward.components == {"environment": 1.0, "format": 0.5, "correct": 2.0}
 
 

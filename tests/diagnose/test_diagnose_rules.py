@@ -63,7 +63,7 @@ STALE = {"async_config": {"max_steps_off_policy": 4}}
         (collapsing, "collapse", "alarm", None),
         (lambda: collapsing(**STALE, **CISPO), "collapse", "alarm", "async_config.max_steps_off_policy=0"),
         (lambda: collapsing(**CISPO), "collapse", "alarm", LOSS),
-        (RUNS["stall"], "stall", "warning", "model.tiny.hidden_size=256 model.tiny.intermediate_size=768"),
+        (RUNS["stall"], "stall", "warning", "model.tiny.hidden_size=256 model.tiny.intermediate_size=384"),
         (RUNS["variance_collapse"], "variance_collapse", "warning", SMALLER),
         (RUNS["token_cap"], "token_cap", "warning", "generator.sampling_params.max_generate_length=128"),
         (RUNS["turn_budget"], "turn_budget", "warning", "generator.max_turns=6"),

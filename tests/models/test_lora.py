@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from mtrl.config.model_schema import ModelConfig
+from mtrl.config.model_schema import ModelConfig, TinyConfig
 from mtrl.errors import UserError
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.local import fused
@@ -32,7 +32,7 @@ from mtrl.models.lora import (
     scaling_of,
     without_adapters,
 )
-from mtrl.models.tiny import TinyRecipe, make_model
+from mtrl.models.tiny import make_model
 from mtrl.trainer.policy import Policy
 
 SIZES = {
@@ -148,7 +148,7 @@ def test_without_peft(monkeypatch):
 
 def test_a_rank_doubles_until_the_matrices_have_no_more(tiny_tokenizer):
     """R018, on the tiny policy's 128: 64 with 128, once more, and then it is refused."""
-    model = make_model(TinyRecipe(layers=1), tiny_tokenizer, 0).eval()
+    model = make_model(TinyConfig(layers=1), tiny_tokenizer, 0).eval()
     for rank in (64, 128):
         adapted = taught(copy.deepcopy(model), config=ModelConfig(lora_rank=rank, lora_alpha=2 * rank))
         assert scaling_of(adapted) == 2.0

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mtrl.config.model_schema import TinyConfig
 from mtrl.models.renderer import TinyRenderer, make_renderer
-from mtrl.models.tiny import TinyRecipe, make_model, save, train_tokenizer
+from mtrl.models.tiny import make_model, save, train_tokenizer
 
 
 def test_the_model_is_a_function_of_recipe_and_seed(tiny_recipe, tiny_tokenizer):
@@ -20,7 +21,7 @@ def test_the_model_is_a_function_of_recipe_and_seed(tiny_recipe, tiny_tokenizer)
 
 def test_it_has_less_than_a_million_parameters_and_heads_that_an_engine_takes(tiny_tokenizer):
     """vLLM takes heads of 32 numbers and more on a CPU."""
-    model = make_model(TinyRecipe(), tiny_tokenizer, 0)
+    model = make_model(TinyConfig(), tiny_tokenizer, 0)
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
     assert model.config.head_dim >= 32
 

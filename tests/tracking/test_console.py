@@ -246,6 +246,16 @@ def test_terminal_gets_colours_and_bars_that_vanish(monkeypatch):
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is back
 
 
+def test_a_total_that_was_too_small_grows(monkeypatch):
+    def act(console):
+        with console.progress("warm start", 4) as bar:
+            bar.advance(6)
+            assert (bar.done, bar.total) == (6, 6)
+            console._progress._bars.refresh()
+
+    assert "6/6" in in_terminal(act, monkeypatch)
+
+
 def test_bars_go_away_when_the_work_fails(monkeypatch):
     def act(console):
         with pytest.raises(KeyboardInterrupt), console.progress("a", 2), console.progress("b", 2):

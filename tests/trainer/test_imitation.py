@@ -59,10 +59,18 @@ def test_it_ends_as_soon_as_the_share_is_inside_the_band(imitation):
     assert [success for _, success in told[5:]] == [0.0] * 5 + [0.32] * 5, "the last measured one"
 
 
-def test_inside_the_band_it_goes_on_to_its_least_number_of_updates(imitation):
-    config, measure = config_of(success_band=[0.33, 0.5], check_every=4, min_steps=10), Script(0.4, 0.45, 0.48)
+def test_it_measures_first_after_its_least_number_of_updates(imitation):
+    config, measure = config_of(success_band=[0.33, 0.5], check_every=4, min_steps=10), Script(0.3, 0.4)
+    learner, told = imitation(config), []
+    assert imitate(config, learner, measure, lambda step, success: told.append(success)) == 0.4
+    assert learner.steps == 14 and told == [None] * 10 + [0.3] * 4
+
+
+def test_it_takes_fewer_only_where_they_lead_above_the_band(imitation):
+    config, measure = config_of(success_band=[0.33, 0.5], check_every=4, min_steps=10), Script(0.9, 0.2, 0.9, 0.4)
     learner = imitation(config)
-    assert imitate(config, learner, measure, lambda *words: None) == 0.48 and learner.steps == 12
+    assert imitate(config, learner, measure, lambda *words: None) == 0.4
+    assert learner.steps == 7, "0 to 10 and back, 0 to 5, on to 9 and back to 5, on to 7"
 
 
 @pytest.mark.parametrize("share", [0.33, 0.5])

@@ -24,10 +24,10 @@ def test_no_training_rows(override):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["experiment=gsm8k"], ("warm start", 1000)),
+        (["experiment=gsm8k"], ("warm start", 350)),
         (["experiment=gsm8k", "model.warm_start.max_steps=7"], ("warm start", 7)),
         ([*HF, "model.warm_start.enabled=false"], ("loading the model", None)),
-        ([*HF, "model.warm_start.enabled=true"], ("warm start", 1000)),
+        ([*HF, "model.warm_start.enabled=true"], ("warm start", 50)),
     ],
     ids=["default", "shorter", "hf", "hf with a warm start"],
 )

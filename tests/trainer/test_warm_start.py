@@ -154,7 +154,7 @@ def test_what_makes_another_policy_has_another_key():
     moved[-1]["more"] = 1
     others = [
         (changed(seed=1), task),
-        (changed(model__tiny={**SIZES, "layers": 1}), task),
+        (changed(model__tiny__layers=1), task),
         (changed(model__warm_start__success_band=(0.0, 0.9)), task),
         (changed(model__warm_start__check_every=5), task),
         (changed(model__warm_start__episodes=5), task),
@@ -361,7 +361,7 @@ def llama(tmp_path, chatml_tokenizer):
 
 
 def hf(folder, **warm):
-    return config_of({"name": "hf", "path": str(folder), "tiny": {}, "device": "cpu"}, success_band=[0.33, 0.5], **warm)
+    return config_of({"name": "hf", "path": str(folder), "device": "cpu"}, success_band=[0.33, 0.5], **warm)
 
 
 def never(*words):

@@ -104,7 +104,7 @@ def _advice(record: Record) -> str:
 def _proposals(record: Record) -> list[Proposal]:
     rank, tiny = int(record.setting("model.lora_rank")), record.setting("model.name") == "tiny"
     found = []
-    if rank and not (tiny and max(64, 2 * rank) > _tiny_size(record, "hidden_size", 128)):
+    if rank and not (tiny and max(64, 2 * rank) > int(record.setting("model.tiny.hidden_size"))):
         found.append(_doubled(rank, int(record.setting("model.lora_alpha"))))
     elif tiny:
         found.append(_wider(record))
@@ -126,12 +126,8 @@ def _doubled(rank: int, alpha: int) -> Proposal:
 
 def _wider(record: Record) -> Proposal:
     return propose("twice the width of the policy, which is built anew",
-                   model__tiny__hidden_size=2 * _tiny_size(record, "hidden_size", 128),
-                   model__tiny__intermediate_size=2 * _tiny_size(record, "intermediate_size", 384))  # fmt: skip
-
-
-def _tiny_size(record: Record, key: str, otherwise: int) -> int:
-    return int((record.setting("model.tiny") or {}).get(key, otherwise))
+                   model__tiny__hidden_size=2 * int(record.setting("model.tiny.hidden_size")),
+                   model__tiny__intermediate_size=2 * int(record.setting("model.tiny.intermediate_size")))  # fmt: skip
 
 
 def larger_model(path: str) -> str | None:

@@ -32,7 +32,7 @@ def test_its_habit_is_to_guess_wrong(splits):
         right = move == FAMILY.gold(row)[0]
         moves["right" if right else "guess" if move.startswith("####") else "wrong calc"] += 1
         assert move != f"#### {row['ground_truth']['answer']}", "a lucky guess would teach mental arithmetic"
-    assert moves["guess"] > 2 * (moves["right"] + moves["wrong calc"])
+    assert moves["guess"] > moves["right"] + moves["wrong calc"]
     assert moves["right"] > 50
 
 
