@@ -48,7 +48,7 @@ PANELS = (
 )
 RATES = ("greedy", "sampled", "success", "zero-advantage")
 """What columns begin with that are shares; they are shown in percent."""
-SMALLER_IS_WORSE = ("success", "greedy", "sampled", "informative")
+SMALLER_IS_WORSE = ("success", "reward", "greedy", "sampled", "informative")
 MARKS = ("<!-- table -->", "<!-- /table -->")
 """Around the table in the README beside a study, and around the short one of another page."""
 SHORT = ("sampled before", "greedy after", "sampled after")
@@ -110,13 +110,13 @@ def over_steps(key: str) -> Callable[[Rows, dict[str, Any]], float | None]:
     return lambda rows, summary: fmean(values) if (values := [row[key] for row in rows if key in row]) else None
 
 
-def steps_to(share: float) -> Callable[[Rows, dict[str, Any]], float | None]:
-    """The first step at which the moving average of the success of rollouts reaches `share`; the last one plus 1 where
-    it never does."""
+def steps_to(value: float, key: str) -> Callable[[Rows, dict[str, Any]], float | None]:
+    """The first step at which the moving average of a metric reaches `value`; the last one plus 1 where it never
+    does."""
 
     def first(rows: Rows, summary: dict[str, Any]) -> float:
-        values = smooth([row["rollout/success/mean"] for row in rows if "rollout/success/mean" in row])
-        reached = np.flatnonzero(values >= share)
+        values = smooth([row[key] for row in rows if key in row])
+        reached = np.flatnonzero(values >= value)
         return float(reached[0] + 1 if len(reached) else len(values) + 1)
 
     return first
@@ -128,7 +128,9 @@ COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
     "sampled before": lambda rows, summary: summary["success_sampled_before"],
     "sampled after": lambda rows, summary: summary["success_sampled_after"],
     "success over training": over_steps("rollout/success/mean"),
-    "steps to 90 %": steps_to(0.9),
+    "steps to 90 %": steps_to(0.9, "rollout/success/mean"),
+    "reward over training": over_steps("rollout/reward/mean"),
+    "steps to a reward of 0.9": steps_to(0.9, "rollout/reward/mean"),
     "zero-advantage share": over_steps("analysis/zero_adv_frac"),
     "informative groups": over_steps("analysis/informative_groups"),
     "largest drift of a log-prob": lambda rows, summary: max(r.get("analysis/logprob_drift/max", 0.0) for r in rows),
@@ -136,7 +138,7 @@ COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
     "whole command, CPU-seconds": lambda rows, summary: summary.get("cpu_seconds"),
 }
 """What the table shows: a number per run from its metrics and its summary."""
-RARE = ("steps to 90 %", "whole command, CPU-seconds")
+RARE = ("steps to 90 %", "reward over training", "steps to a reward of 0.9", "whole command, CPU-seconds")
 """Columns of studies that ask for them."""
 
 

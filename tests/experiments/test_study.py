@@ -67,5 +67,5 @@ def test_a_table_stands_between_its_marks(tmp_path):
 
 
 def test_steps_to_a_share_are_counted_from_one_and_never_is_one_more():
-    rows = [{"rollout/success/mean": share} for share in (0.5, 0.9, 1.0, 1.0)]
-    assert steps_to(0.79)(rows, {}) == 3.0 and steps_to(0.99)(rows, {}) == 5.0
+    rows = [{"success": share} for share in (0.5, 0.9, 1.0, 1.0)]
+    assert steps_to(0.79, "success")(rows, {}) == 3.0 and steps_to(0.99, "success")(rows, {}) == 5.0
