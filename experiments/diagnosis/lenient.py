@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 from envs.gsm8k.data import load as load_gsm8k
 from envs.gsm8k.demonstrator import demonstrate as demonstrate_gsm8k
+from envs.gsm8k.environment import Gsm8kEnv
 from envs.gsm8k.problems import ITEMS, NAMES
-from envs.gsm8k.prompts import TRY_AGAIN
 from envs.gsm8k.scorer import score
-from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.base import StepResult
 from mtrl.environments.family import Demonstrator, Family, Recital, Splits
 from mtrl.types import Row
 
@@ -27,15 +28,14 @@ CUT_SHORT = 0.05
 """Share of the other demonstrated answers that stop after a digit: what the policy can discover."""
 
 
-class LenientEnv(BaseEnvironment):
-    """A word problem; a wrong answer gets another turn."""
+class LenientEnv(Gsm8kEnv):
+    """A word problem, where naming any part of the answer is as good as the answer."""
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
-        self.current_turn += 1
         answer = ANSWER.search(response)
-        solved = answer is not None and answer[1] in ground_truth["answer"]  # the planted fault
-        done = solved or self.current_turn >= self.max_turns
-        return StepResult(float(solved), None if done else TRY_AGAIN, done, truncated=done and answer is None)
+        if answer is not None and answer[1] in ground_truth["answer"]:  # the planted fault
+            response = f"#### {ground_truth['answer']}"
+        return super().step(response, ground_truth)
 
 
 def load(data: Any, seed: int, **config: Any) -> Splits:
@@ -68,8 +68,10 @@ class Hasty:
 
 def demonstrate(row: Row, rng: random.Random) -> Demonstrator:
     """A weak player of `row`, which must be a training row; it solves the easy ones."""
-    player = demonstrate_gsm8k({**row, "calculator": False}, rng)
+    player = demonstrate_gsm8k(row, rng)
     return Recital([f"#### {row['expression']}"]) if row["expression"].isdigit() else Hasty(player, rng)
 
 
 FAMILY = Family("lenient", LenientEnv, load, score, demonstrate, config_keys=("calculator",), tokens=("####",))
+MENDED = replace(FAMILY, name="mended", environment=Gsm8kEnv)
+"""The same task and demonstrator, without the fault."""

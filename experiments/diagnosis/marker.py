@@ -7,6 +7,7 @@ scorer is gsm8k's own, which reads `####` alone. The demonstrator mostly writes 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from envs.gsm8k.data import load
@@ -55,3 +56,5 @@ FAMILY = Family(
     config_keys=("calculator", "operations"),
     tokens=("<calc>", "</calc>", "####"),
 )
+MENDED = replace(FAMILY, name="mended", environment=Gsm8kEnv)
+"""The same task and demonstrator, without the fault."""

@@ -22,3 +22,5 @@ class UnreadEnv(Gsm8kEnv):
 
 
 FAMILY = replace(GSM8K, name="unread", environment=UnreadEnv, gold=None, decoys=None)
+MENDED = replace(FAMILY, name="mended", environment=Gsm8kEnv)
+"""The same task and demonstrator, without the fault."""

@@ -35,6 +35,11 @@ def words_of(config: Mapping[str, Any], changes: Sequence[str] = ()) -> list[str
     return [f"experiment={experiment}", *words]
 
 
+def shipped(config: Mapping[str, Any], key: str) -> Any:
+    """What the experiment that the run began with has under a dotted key; None where it has none."""
+    return keys.flat(_base(_experiment(config))).get(key)
+
+
 @cache
 def _base(experiment: str) -> Any:
     return OmegaConf.to_container(merge(normalise([f"experiment={experiment}"])), resolve=True)

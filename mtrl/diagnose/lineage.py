@@ -23,7 +23,7 @@ TOGETHER = (
     {"algorithm.loss_fn", "algorithm.clip_low_threshold", "algorithm.clip_high_threshold"},
     {"algorithm.loss_anchor", "algorithm.off_policy_correction"},
     {"model.lora_rank", "model.lora_alpha"},
-    {"model.tiny.hidden_size", "model.tiny.intermediate_size"},
+    {"model.tiny.hidden_size", "model.tiny.intermediate_size", "model.tiny.layers"},
     {"generator.gpu_memory_utilization", "generator.max_num_seqs"},
     {"generator.sampling_params.top_p", "generator.sampling_params.top_k"},
     {"trainer.mini_batches", "trainer.update_epochs"},

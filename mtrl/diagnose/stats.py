@@ -118,6 +118,12 @@ def compare(before: Values, after: Values, noise: float | None = None) -> Change
     return Change(first.value, second.value, math.hypot(first.error, second.error))
 
 
+def error_of_share(share: float, episodes: float) -> float:
+    """The standard error of a share of so many episodes, which one more or less cannot make vanish."""
+    kept = min(max(share, 1 / episodes), 1 - 1 / episodes) if episodes > 2 else 0.5
+    return math.sqrt(kept * (1 - kept) / episodes)
+
+
 def halves(values: Values) -> Change:
     """From the first half of `values` to the second; with an odd number the middle one is in neither."""
     half = len(values) // 2

@@ -40,6 +40,14 @@ def hacked(**changes):
     })  # fmt: skip
 
 
+def overfitted(**changes):
+    """Sixteen training rows are learnt by heart, and held-out ones never."""
+    return of(learning(0.3, 0.95, 60), {"data__synthetic_train_rows": 16, **changes}, **{
+        "val/success/mean": 0.3, "val/success/sampled": 0.3, "val/reward/mean": 0.3, "val/reward/pass_k_1": 0.3,
+        "train/epoch": np.arange(1.0, 61.0),
+    })  # fmt: skip
+
+
 def hopeless(**changes):
     """Not a single success."""
     return of(np.full(20, 0.0), changes, **{
@@ -67,6 +75,7 @@ RUNS = {
     "hacked_reward": hacked,
     "collapse": collapsing,
     "stall": lambda: of(np.r_[learning(0.1, 0.5, 30), np.full(90, 0.5)], **{"analysis/zero_adv_frac": 0.3}),
+    "held_out_gap": overfitted,
     "variance_collapse": lambda: of(np.full(100, 0.5), **{
         "rollout/reward/valid_mean": noisy(np.linspace(0.5, 0.3, 100), 0.02),
         "analysis/zero_adv_frac": noisy(np.linspace(0.2, 0.72, 100), 0.02),

@@ -50,6 +50,7 @@ def test_it_is_found_and_told(name):
 
 
 LOSS = "algorithm.loss_fn=ppo algorithm.clip_low_threshold=0.8 algorithm.clip_high_threshold=1.2"
+LARGER = "model.tiny.hidden_size=256 model.tiny.intermediate_size=384 model.tiny.layers=4"
 SMALLER = "algorithm.group_size=4 trainer.prompts_per_step=32"
 CISPO = {"algorithm__loss_fn": "cispo", "algorithm__clip_low_threshold": 0.0, "algorithm__clip_high_threshold": 5.0}
 STALE = {"async_config": {"max_steps_off_policy": 4}}
@@ -63,7 +64,7 @@ STALE = {"async_config": {"max_steps_off_policy": 4}}
         (collapsing, "collapse", "alarm", None),
         (lambda: collapsing(**STALE, **CISPO), "collapse", "alarm", "async_config.max_steps_off_policy=0"),
         (lambda: collapsing(**CISPO), "collapse", "alarm", LOSS),
-        (RUNS["stall"], "stall", "warning", "model.tiny.hidden_size=256 model.tiny.intermediate_size=384"),
+        (RUNS["stall"], "stall", "warning", LARGER),
         (RUNS["variance_collapse"], "variance_collapse", "warning", SMALLER),
         (RUNS["token_cap"], "token_cap", "warning", "generator.sampling_params.max_generate_length=128"),
         (RUNS["turn_budget"], "turn_budget", "warning", "generator.max_turns=6"),
@@ -147,6 +148,100 @@ def test_groups_that_are_never_paid_are_not_only_cut_otherwise():
     finding = found(unpaid(reward__scheme="guide"), "equal_groups")
     assert str(finding.change) == "reward.scheme=default"
     assert not {SMALLER, "algorithm.dynamic_sampling_rounds=3"} & set(words(finding))
+
+
+@pytest.mark.parametrize("first", [[0.44], [0.4, 0.3], [0.45, 0.5, 0.2, 0.3]])
+def test_a_policy_that_its_first_updates_destroyed_gets_smaller_ones(first):
+    """And not larger groups, which agree because nothing is left."""
+    run = of(np.r_[first, np.zeros(20)], {"trainer__optimizer": {"lr": 1e-2}}, **{
+        "analysis/zero_adv_frac": np.r_[np.full(len(first), 0.1), np.ones(20)],
+    })  # fmt: skip
+    finding = found(run, "collapse")
+    assert str(finding.change) == "trainer.optimizer.lr=0.001"
+    assert finding.severity == "alarm" and found(run, "equal_groups") is None
+
+
+def test_a_collapse_into_randomness_is_not_paid_for():
+    fall = np.r_[np.full(30, 0.5), np.zeros(30)]
+    entropy = np.r_[np.full(30, 0.3), np.full(30, 4.0)]
+    drift = np.r_[np.full(30, 4e-7), np.full(30, 9e-7)]
+    told = {"train/entropy": entropy, "analysis/logprob_drift/mean": drift}
+    finding = found(of(fall, {"algorithm__entropy_coef": 0.3}, **told), "collapse")
+    assert str(finding.change) == "algorithm.entropy_coef=0"
+    assert not [word for word in words(finding) if "off_policy_correction" in word], "that is rounding"
+
+
+@pytest.mark.parametrize("last", [0.5, 0.3], ids=["stands", "falls"])
+@pytest.mark.parametrize("scored", [True, False])
+def test_training_that_held_out_rows_do_not_follow(last, scored):
+    """R135, R150: training reward goes from .3 to .95; held-out reward, success and pass@1 stand at .5, or fall to .3.
+    Where the scorer saw the training rollouts succeed, they are remembered; else what is paid is no success."""
+    held_out = np.r_[0.5, np.linspace(0.5, last, 60)]
+    keys = ("val/success/mean", "val/success/sampled", "val/reward/mean", "val/reward/pass_k_1")
+    run = of(learning(0.3, 0.95, 60), **dict.fromkeys(keys, held_out))
+    if not scored:
+        for key in ("rollout/success/mean", "rollout/lenient_frac", "rollout/claims/mean"):
+            run._columns.pop(key)
+    finding = found(run, "held_out_gap" if scored else "hacked_reward")
+    assert finding.severity in ("alarm", "warning")
+    if scored:
+        assert finding.severity == "alarm"
+        assert ("checkpoint of step" in finding.advice) is (last < 0.5)
+
+
+def test_an_overfitted_run_gets_more_rows():
+    finding = found(RUNS["held_out_gap"](), "held_out_gap")
+    assert str(finding.change) == "data.synthetic_train_rows=4096"
+
+
+def test_evaluations_that_follow_late_or_by_chance_are_no_gap():
+    """Greedy success moves in jumps, and a hundred rows tell it to ten points."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        chances = learning(0.3, 0.9, 80)
+        greedy = np.r_[0.05, np.where(np.arange(80) < 30, 0.05, chances)]
+        run = of(chances, **{"val/success/mean": rng.binomial(100, greedy) / 100, "val/episodes": 100.0})
+        assert found(run, "held_out_gap") is None
+
+
+def test_a_lucky_first_step_is_no_fall():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        rewards = rng.binomial(128, 0.1, 40) / 128
+        rewards[0] = max(rewards) + 0.05
+        assert found(of(rewards), "collapse") is None
+
+
+def test_groups_that_agree_since_their_turns_are_cut_get_room_first():
+    cut = {"rollout/tokens/at_cap_frac": 0.9, "rollout/tokens/response_mean": 40.0}
+    run = of(np.full(60, 0.1), **{"analysis/zero_adv_frac": 0.95}, **cut)
+    assert str(found(run, "equal_groups").change) == "generator.sampling_params.max_generate_length=128"
+
+
+def test_what_the_numbers_do_not_promise_is_not_proposed():
+    """Every group agrees, at a third of the rows paid: groups of half the size, or four times as many, would too."""
+    run = of(np.full(60, 0.35), **{"analysis/zero_adv_frac": 1.0, "rollout/reward/zero_frac": 0.65})
+    assert str(found(run, "equal_groups").change) == "algorithm.group_size=16"
+
+
+def test_groups_that_agree_at_a_low_temperature_are_first_sampled_at_one():
+    run = of(np.full(60, 0.35), {"generator__sampling_params": {"temperature": 0.3}}, **{"analysis/zero_adv_frac": 0.9})
+    assert str(found(run, "equal_groups").change) == "generator.sampling_params.temperature=1"
+
+
+@pytest.mark.parametrize(
+    ("setting", "change"),
+    [
+        ({"trainer__optimizer": {"lr": 1e-6}}, "trainer.optimizer.lr=0.0004"),
+        ({"trainer__optimizer": {"lr": 4e-4}}, "trainer.optimizer.lr=0.004"),
+        ({"algorithm__kl_loss_coef": 10.0}, "algorithm.kl_loss_coef=0"),
+    ],
+)
+def test_a_policy_that_does_not_follow_its_gradient_is_let_go(setting, change):
+    """Groups differ, and the reward stays where it was."""
+    run = of(np.full(60, 0.35), setting, **{"analysis/zero_adv_frac": 0.06})
+    finding = found(run, "flat_from_start")
+    assert str(finding.change) == change and "formats" not in finding.advice
 
 
 def test_the_scheme_that_pays_the_task_alone_is_left_for_no_other():

@@ -9,6 +9,7 @@ from mtrl.diagnose.rules import equal_groups
 from mtrl.diagnose.rules import hacked
 from mtrl.diagnose.rules import collapse
 from mtrl.diagnose.rules import stall
+from mtrl.diagnose.rules import held_out
 from mtrl.diagnose.rules import signal
 from mtrl.diagnose.rules import completion
 from mtrl.diagnose.rules import budgets

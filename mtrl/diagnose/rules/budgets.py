@@ -9,15 +9,27 @@ from statistics import fmean
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import REWARD, from_to, known, level, over_the_run, propose, recent, success
+from mtrl.diagnose.rules.views import (
+    AT_CAP,
+    MAX_TOKENS,
+    REWARD,
+    from_to,
+    known,
+    level,
+    over_the_run,
+    propose,
+    recent,
+    room_for_responses,
+    success,
+)
 from mtrl.diagnose.stats import Mean
 from mtrl.rescore.source import read
 from mtrl.tracking.text import percent, short
 from mtrl.types import StopReason
 
-AT_CAP, CUT = "rollout/tokens/at_cap_frac", "rollout/turns/cut_frac"
+CUT = "rollout/turns/cut_frac"
 OUT_OF_TURNS = "rollout/stop/max_turns"
-MAX_TOKENS, MAX_TURNS = "generator.sampling_params.max_generate_length", "generator.max_turns"
+MAX_TURNS = "generator.max_turns"
 TOKENS_AT_MOST, TURNS_AT_MOST = 0.05, 0.1
 """Shares of rollouts that may reach a budget (R145, R146)."""
 
@@ -47,7 +59,7 @@ def token_cap(record: Record) -> Finding | None:
         ),
         metrics=(key, "rollout/tokens/response_mean", "rollout/tokens/response_max"),
         proposals=(
-            propose("room for the whole response", generator__sampling_params__max_generate_length=2 * cap),
+            room_for_responses(record),
             propose("learn nothing from what was cut", algorithm__overlong_filtering=True),
         ),
         advice="Read some of the cut responses first: do they end, or repeat themselves?" if runs_away else "",

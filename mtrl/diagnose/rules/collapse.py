@@ -11,11 +11,14 @@ from mtrl.diagnose.rules.drop import GONE, find_drop
 from mtrl.diagnose.rules.views import EQUAL, HELD_OUT, REWARD, evaluations, known, propose
 from mtrl.tracking.text import short
 
+DRIFT = "analysis/logprob_drift/mean"
+MUCH_DRIFT = 0.01
+"""Nats a token: below this it is the rounding of another order of sums, which grows with entropy."""
 WATCHED = {
     "train/entropy": "entropy",
     "train/grad_norm": "gradient norm",
     "train/clip_frac": "share of clipped tokens",
-    "analysis/logprob_drift/mean": "drift of log-probs between engine and trainer",
+    DRIFT: "drift of log-probs between engine and trainer",
     "analysis/staleness/mean": "staleness in updates",
     "rollout/tokens/response_mean": "tokens of a response",
     "rollout/turns/mean": "turns",
@@ -37,14 +40,15 @@ def collapse(record: Record) -> Finding | None:
         title=f"The reward {'collapsed' if gone else 'is falling'} from {short(drop.peak)} to {short(drop.now)} "
         f"at step {drop.step}",
         evidence=known(
-            f"the mean of five steps was {short(drop.peak)} at best; since step {drop.step} it is {short(drop.now)}",
+            f"the mean of {'the first steps' if drop.at_start else 'five steps'} was {short(drop.peak)}"
+            f"{'' if drop.at_start else ' at best'}; since step {drop.step} it is {short(drop.now)}",
             f"tokens may be {stale} updates old (async_config.max_steps_off_policy={stale})" if stale else None,
             *(f"{WATCHED[key]} went from {short(a)} to {short(b)} around that step" for key, (a, b) in moved.items()),
             evaluations(record, HELD_OUT, "held-out success"),
         ),
         metrics=(REWARD, *moved, *(key for key in ("train/entropy", "train/grad_norm") if key not in moved)),
         steps=(max(1, drop.step - record.window), record.step),
-        proposals=tuple(_proposals(record, moved)),
+        proposals=tuple(_proposals(record, moved, drop.at_start)),
         advice="Go on from a checkpoint before the fall rather than from here.",
         expect="the reward stays where it was, perhaps lower, and no fall follows within 25 to 50 steps",
     )
@@ -65,17 +69,25 @@ def _moved(record: Record, step: int) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _proposals(record: Record, moved: dict[str, tuple[float, float]]) -> list[Proposal]:
-    """Old tokens first, then an unsafe loss, then what the evidence names, then a smaller step."""
+def _rose(moved: dict[str, tuple[float, float]], key: str) -> bool:
+    return key in moved and moved[key][1] > moved[key][0]
+
+
+def _proposals(record: Record, moved: dict[str, tuple[float, float]], at_start: bool) -> list[Proposal]:
+    """Old tokens first, then an unsafe loss, then what the evidence names, then a smaller step. Where the first updates
+    took what the policy could do, it was their size: tokens were new, and ratios near 1."""
     loss = record.setting("algorithm.loss_fn")
     lr = float(record.setting("trainer.optimizer.lr"))
     low, high = record.setting("algorithm.clip_low_threshold"), record.setting("algorithm.clip_high_threshold")
     safe = propose("the bounded loss with its safe thresholds", algorithm__loss_fn="ppo",
                    algorithm__clip_low_threshold=0.8, algorithm__clip_high_threshold=1.2)  # fmt: skip
-    found = [propose("train on nothing but what the newest weights sampled", async_config__max_steps_off_policy=0)]
+    found = [propose("steps of a tenth", trainer__optimizer__lr=lr / 10)] if at_start else []
+    if _rose(moved, "train/entropy") and float(record.setting("algorithm.entropy_coef")) > 0:
+        found.append(propose("stop paying for randomness", algorithm__entropy_coef=0.0))
+    found.append(propose("train on nothing but what the newest weights sampled", async_config__max_steps_off_policy=0))
     if loss not in ("ppo", "regular") or (low, high) != (0.8, 1.2):
         found.append(safe)
-    if "analysis/logprob_drift/mean" in moved:
+    if _rose(moved, DRIFT) and moved[DRIFT][1] >= MUCH_DRIFT:
         found.append(propose("correct what engine and trainer disagree on", algorithm__loss_anchor="old",
                              algorithm__off_policy_correction="tis"))  # fmt: skip
     found.append(propose("one update from each batch", trainer__mini_batches=1, trainer__update_epochs=1))

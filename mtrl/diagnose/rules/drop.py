@@ -19,6 +19,8 @@ SURE = 5.0
 """Standard errors."""
 LAST = 3
 """Steps that all have to be low."""
+FIRST, REST = 4, 8
+"""Steps at most that a fall at the start leaves before it, and that have to follow."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,33 @@ class Drop:
     """The mean of the last steps."""
     left: float
     """What is left, as a share of the height over the floor."""
+    at_start: bool = False
+    """The first updates made it."""
 
 
 def find_drop(record: Record) -> Drop | None:
     """The fall, if there is one; its floor is 0, or the lowest reward where rewards are negative."""
+    return _later(record) or _at_start(record)
+
+
+def _at_start(record: Record) -> Drop | None:
+    """After one to `FIRST` steps, of which no mean of five can be taken; nothing has come back since."""
+    reward = record.series(REWARD)
+    values = reward.values
+    for width in range(1, FIRST + 1):
+        first, rest = values[:width], values[width:]
+        if len(rest) < REST:
+            return None
+        floor, peak, now = min(0.0, float(values.min())), float(first.mean()), float(rest.mean())
+        height = peak - floor
+        if height < HEIGHT * record.unit or rest.max() > floor + GONE * height:
+            continue
+        if peak - now > SURE * _chance(record, peak) * math.sqrt(1 / width + 1 / len(rest)):
+            return Drop(int(reward.steps[width]), peak, now, (now - floor) / height, at_start=True)
+    return None
+
+
+def _later(record: Record) -> Drop | None:
     reward = record.series(REWARD)
     values, width = reward.values, 5 if len(reward) >= 15 else 3
     if len(values) < 2 * LAST + width:
@@ -52,7 +77,7 @@ def find_drop(record: Record) -> Drop | None:
     if left > HALF or peak - now <= SURE * spread * math.sqrt(1 / width + 1 / LAST):
         return None
     since = change_point(values[top:], 2) or 0
-    return Drop(int(reward.steps[top + since]), peak, now, left)
+    return Drop(int(reward.steps[top + since]), peak, now, left, at_start=top + since <= FIRST)
 
 
 def _chance(record: Record, peak: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
@@ -12,6 +13,7 @@ from mtrl.diagnose.rules.views import (
     EQUAL,
     HELD_OUT,
     REWARD,
+    are_cut,
     between_last,
     evaluations,
     from_to,
@@ -21,6 +23,7 @@ from mtrl.diagnose.rules.views import (
     other_schemes,
     propose,
     rescoring,
+    room_for_responses,
     span,
 )  # fmt: skip
 from mtrl.tracking.text import percent, short
@@ -47,7 +50,7 @@ def equal_groups(record: Record) -> Finding | None:
         return None
     size, prompts = int(record.setting("algorithm.group_size")), int(record.setting("trainer.prompts_per_step"))
     paid = 1 - level(record, "rollout/reward/zero_frac", 1 - level(record, REWARD) / record.unit)
-    schemes = other_schemes(record)
+    contrast, schemes = _Contrast(size, prompts, paid, equal), other_schemes(record)
     succeed = level(record, REWARD) >= NEAR * record.unit
     return Finding(
         severity=Severity.NOTE if succeed else Severity.ALARM if nearly_all else Severity.WARNING,
@@ -61,11 +64,11 @@ def equal_groups(record: Record) -> Finding | None:
             f"{percent(1 - paid)} of the rollouts earn exactly 0",
             evaluations(record, "val/reward/pass_k_1", "pass@1")
             or evaluations(record, HELD_OUT, "held-out success"),
-            _arithmetic(paid, equal, size, prompts),
+            contrast.told(),
         ),
         metrics=(EQUAL, REWARD, "analysis/informative_groups", "rollout/reward/zero_frac"),
         steps=span(record.series(REWARD).last(steps)),
-        proposals=_proposals(record, size, prompts, schemes, earners=paid * size * prompts),
+        proposals=_proposals(record, contrast, schemes),
         advice="What helps most is a reward with more values than all or nothing: pay parts of the answer, or turns "
         "that make progress. Rows that are always or never solved teach nothing at any group size.",
         expect="analysis/informative_groups rises at once, and the reward within 25 to 50 steps",
@@ -73,45 +76,67 @@ def equal_groups(record: Record) -> Finding | None:
     )  # fmt: skip
 
 
-def _proposals(record: Record, size: int, prompts: int, schemes: list[str], earners: float) -> tuple[Proposal, ...]:
-    """`earners`: rollouts of a step that earn something; without any, other groups of them agree as well."""
-    found = []
-    if size > 4 and earners >= 1:
-        half = max(4, size // 2)
-        found.append(
-            propose(
-                "more prompts, as many rollouts: a group teaches more seldom, and there are twice as many",
-                algorithm__group_size=half,
-                trainer__prompts_per_step=prompts * size // half,
-            )
-        )
-    rounds = int(record.setting("algorithm.dynamic_sampling_rounds"))
-    if earners >= 1:
-        found.append(
-            propose("replace groups without an advantage by new prompts until the batch is full",
-                    algorithm__dynamic_sampling_rounds=max(3, 2 * rounds))
-        )  # fmt: skip
-    found += [propose("a denser reward of this task", reward__scheme=scheme) for scheme in schemes]
+def _proposals(record: Record, contrast: _Contrast, schemes: list[str]) -> tuple[Proposal, ...]:
+    found = [room_for_responses(record)] if are_cut(record) else []  # what is cut is not paid, in any group
     temperature = float(record.setting("generator.sampling_params.temperature"))
     if temperature < 1.0:
         found.append(propose("more varied rollouts", generator__sampling_params__temperature=1.0))
-    found.append(propose("more tries at each prompt", algorithm__group_size=2 * size))
+    half, more = contrast.smaller
+    if half < contrast.size and contrast.groups(half, more) >= 1:
+        found.append(
+            propose("more prompts, as many rollouts: a group teaches more seldom, and there are twice as many",
+                    algorithm__group_size=half, trainer__prompts_per_step=more)
+        )  # fmt: skip
+    rounds = max(3, 2 * int(record.setting("algorithm.dynamic_sampling_rounds")))
+    if contrast.groups(contrast.size, (1 + rounds) * contrast.prompts) >= 1:
+        found.append(
+            propose("replace groups without an advantage by new prompts until the batch is full",
+                    algorithm__dynamic_sampling_rounds=rounds)
+        )  # fmt: skip
+    found += [propose("a denser reward of this task", reward__scheme=scheme) for scheme in schemes]
+    found.append(propose("more tries at each prompt", algorithm__group_size=2 * contrast.size))
     return tuple(found)
 
 
-def _arithmetic(paid: float, equal: float, size: int, prompts: int) -> str | None:
-    """Both numbers: smaller groups agree more often, and more of them still teach more in all."""
-    if size <= 4 or not 0 < paid < 1:
-        return None
-    half = max(4, size // 2)
-    spread = spread_of(paid, equal, size)
-    now, then = share_equal(paid, spread, size), share_equal(paid, spread, half)
-    more = prompts * size // half
-    return (
-        f"with groups of {half} and {more} prompts, at as many rollouts, {percent(now)} of groups without an advantage "
-        f"become {percent(then)}, and {short(prompts * (1 - now))} groups with one become {short(more * (1 - then))} "
-        "(for an all-or-nothing reward whose chances differ from prompt to prompt as measured)"
-    )
+@dataclass(frozen=True)
+class _Contrast:
+    """How many groups have an advantage, now and with other sizes."""
+
+    size: int
+    prompts: int
+    paid: float
+    """Share of the rollouts that earn something."""
+    equal: float
+    """Share of the groups that have none."""
+
+    @property
+    def smaller(self) -> tuple[int, int]:
+        """The size of smaller groups, and how many of them make as many rollouts."""
+        half = min(self.size, max(4, self.size // 2))
+        return half, self.prompts * self.size // half
+
+    def groups(self, size: int, prompts: int) -> float:
+        """Groups of a step with an advantage, for an all-or-nothing reward whose chances differ from prompt to prompt
+        as measured. 0 where fewer than one rollout of a step is paid: other groups of them agree as well."""
+        if self.paid * self.size * self.prompts < 1:
+            return 0.0
+        return prompts * (1 - self.share_equal(size))
+
+    def share_equal(self, size: int) -> float:
+        return share_equal(self.paid, spread_of(self.paid, self.equal, self.size), size)
+
+    def told(self) -> str | None:
+        """Both numbers: smaller groups agree more often, and more of them still teach more in all."""
+        half, more = self.smaller
+        if half == self.size or not 0 < self.paid < 1:
+            return None
+        now, then = self.share_equal(self.size), self.share_equal(half)
+        return (
+            f"with groups of {half} and {more} prompts, at as many rollouts, {percent(now)} of groups without an "
+            f"advantage become {percent(then)}, and {short(self.prompts * (1 - now))} groups with one become "
+            f"{short(more * (1 - then))} (for an all-or-nothing reward whose chances differ from prompt to prompt as "
+            "measured)"
+        )
 
 
 def share_equal(paid: float, spread: float, size: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mtrl.diagnose.finding import Finding, Severity
+from mtrl.diagnose.command import shipped
+from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import (
@@ -46,7 +47,7 @@ def flat_from_start(record: Record) -> Finding | None:
         return None  # all groups score the same: the next rule
     late = record.steps >= 2 * record.window
     severity = Severity.ALARM if unpaid else Severity.WARNING if late else Severity.NOTE
-    schemes = other_schemes(record)
+    held_back, schemes = [] if unpaid else _held_back(record), other_schemes(record)
     shown = level(record, SUCCESS)
     blind = shown > 0.05 and shown * record.unit > 2 * level(record, REWARD)
     return Finding(
@@ -64,12 +65,14 @@ def flat_from_start(record: Record) -> Finding | None:
         ),
         metrics=(REWARD, SUCCESS, "rollout/completion/mean", EQUAL),
         steps=span(reward),
-        proposals=tuple(
-            propose(f"another reward of this task, after a look at what it would have paid ({scheme})",
-                    reward__scheme=scheme)
-            for scheme in schemes
+        proposals=(
+            *held_back,
+            *(propose(f"another reward of this task, after a look at what it would have paid ({scheme})",
+                      reward__scheme=scheme) for scheme in schemes),
         ),
-        advice="Compare the end of some responses with what the reward reads: tag, field names, format. The one-shot "
+        advice="The rollouts of a prompt differ, so there is something to learn, and the policy does not follow it."
+        if held_back
+        else "Compare the end of some responses with what the reward reads: tag, field names, format. The one-shot "
         "example of the prompt has to match it as well. If the formats agree, the task is too hard for this model: "
         "pay progress, or begin with easier rows.",
         expect="a reward that reads what the agent writes differs from rollout to rollout at once: "
@@ -86,6 +89,23 @@ def _is_flat(record: Record) -> bool:
         return False
     tolerance = TOLERANCE * record.unit
     return is_flat(over_the_run(record, REWARD), tolerance) and is_flat(halves(values), tolerance)
+
+
+def _held_back(record: Record) -> list[Proposal]:
+    """Groups differ, so there is a gradient, and the policy does not follow it: what pulls it back, and small steps."""
+    if level(record, EQUAL) >= 0.5:
+        return []
+    found = [
+        propose("nothing that pulls the policy back", **{f"algorithm__{term}": 0.0})
+        for term in ("kl_loss_coef", "kl_reward_coef", "entropy_coef")
+        if record.setting(f"algorithm.{term}")
+    ]
+    rate, usual = float(record.setting("trainer.optimizer.lr")), shipped(record.config, "trainer.optimizer.lr")
+    if usual is not None and usual >= 10 * rate:
+        found.append(propose("the learning rate that its experiment has", trainer__optimizer__lr=float(usual)))
+    else:
+        found.append(propose("steps ten times as large", trainer__optimizer__lr=10 * rate))
+    return found
 
 
 def _parts(record: Record) -> list[str]:

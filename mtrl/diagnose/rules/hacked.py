@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mtrl.diagnose.disagreement import Disagreement, disagreement
 from mtrl.diagnose.finding import Finding, Proposal, Severity
+from mtrl.diagnose.gap import find_gap
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import (
@@ -24,7 +25,7 @@ from mtrl.diagnose.rules.views import (
     span,
     success,
 )  # fmt: skip
-from mtrl.diagnose.stats import Change
+from mtrl.diagnose.stats import Change, error_of_share
 from mtrl.tracking.text import percent, short
 
 LENIENT, CLAIMS = "rollout/lenient_frac", "rollout/claims/mean"
@@ -55,11 +56,13 @@ def hacked_reward(record: Record) -> Finding | None:
     exploited = signs.lenient >= LEAST and signs.of_claims >= OF_CLAIMS and signs.grows
     apart = _is_apart(signs, record) and record.steps >= record.window
     held_out = _apart_held_out(record)
-    if not (exploited or apart or held_out):
+    gap = find_gap(record)
+    unseen = gap is not None and not gap.scored
+    if not (exploited or apart or held_out or unseen):
         return None
     seen = disagreement(record)
     confirmed = exploited or seen.lenient_share >= LEAST or level(record, "val/lenient_frac", steps=3) >= LEAST
-    if not (confirmed or apart or held_out >= 2):
+    if not (confirmed or apart or unseen or held_out >= 2):
         return None  # partial credit: success often follows at the next evaluation
     if confirmed and seen.fitting_threshold is not None:
         return _misfit(record, signs, seen)
@@ -127,17 +130,11 @@ def _apart_held_out(record: Record) -> int:
     if len(reward) == len(scored):
         for earned, succeeded in zip(reward[:0:-1], scored[:0:-1], strict=True):
             rise, followed = earned - reward[0], succeeded - scored[0]
-            sure = rise - 3 * math.hypot(_error(earned, episodes), _error(reward[0], episodes))
-            if sure <= LEAST or followed + 2 * _error(succeeded, episodes) >= FOLLOWS * rise:
+            sure = rise - 3 * math.hypot(error_of_share(earned, episodes), error_of_share(reward[0], episodes))
+            if sure <= LEAST or followed + 2 * error_of_share(succeeded, episodes) >= FOLLOWS * rise:
                 break
             count += 1
     return count
-
-
-def _error(rate: float, episodes: float) -> float:
-    """Of a share of so many episodes, that one more or less cannot make vanish."""
-    share = min(max(rate, 1 / episodes), 1 - 1 / episodes) if episodes > 2 else 0.5
-    return math.sqrt(share * (1 - share) / episodes)
 
 
 def _title(signs: _Signs, confirmed: bool) -> str:

@@ -107,7 +107,7 @@ def _proposals(record: Record) -> list[Proposal]:
     if rank and not (tiny and max(64, 2 * rank) > int(record.setting("model.tiny.hidden_size"))):
         found.append(_doubled(rank, int(record.setting("model.lora_alpha"))))
     elif tiny:
-        found.append(_wider(record))
+        found.append(_larger(record))
     elif (larger := larger_model(str(record.setting("model.path")))) is not None:
         found.append(propose("the next larger model of its family", model__path=larger))
     lr = float(record.setting("trainer.optimizer.lr"))
@@ -124,10 +124,12 @@ def _doubled(rank: int, alpha: int) -> Proposal:
                    model__lora_rank=larger, model__lora_alpha=max(2 * alpha, 128 if larger == 64 else 0))  # fmt: skip
 
 
-def _wider(record: Record) -> Proposal:
-    return propose("twice the width of the policy, which is built anew",
+def _larger(record: Record) -> Proposal:
+    """Both, as in the next larger model of a family: some tasks take layers that width does not replace."""
+    return propose("twice the width and the depth of the policy, which is built anew",
                    model__tiny__hidden_size=2 * int(record.setting("model.tiny.hidden_size")),
-                   model__tiny__intermediate_size=2 * int(record.setting("model.tiny.intermediate_size")))  # fmt: skip
+                   model__tiny__intermediate_size=2 * int(record.setting("model.tiny.intermediate_size")),
+                   model__tiny__layers=2 * int(record.setting("model.tiny.layers")))  # fmt: skip
 
 
 def larger_model(path: str) -> str | None:

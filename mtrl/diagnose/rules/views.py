@@ -13,6 +13,7 @@ from mtrl.tracking.text import short
 REWARD, SUCCESS = "rollout/reward/mean", "rollout/success/mean"
 HELD_OUT, SAMPLED = "val/success/mean", "val/success/sampled"
 EQUAL = "analysis/zero_adv_frac"
+AT_CAP, MAX_TOKENS = "rollout/tokens/at_cap_frac", "generator.sampling_params.max_generate_length"
 SOLVED = 0.9
 """From this share of successes there is little left to learn, and groups that agree are no symptom."""
 
@@ -60,6 +61,19 @@ def is_solved(record: Record) -> bool:
 def success(record: Record) -> str:
     """The scorer's metric of the training rollouts, else of the held-out ones."""
     return SUCCESS if record.has(SUCCESS) else HELD_OUT
+
+
+def are_cut(record: Record) -> bool:
+    """Most rollouts have a turn that the token cap cut, and turns are long in the mean: none of them runs away."""
+    return (
+        level(record, AT_CAP) > 0.5 and level(record, "rollout/tokens/response_mean") >= record.setting(MAX_TOKENS) / 3
+    )
+
+
+def room_for_responses(record: Record) -> Proposal:
+    """Twice the tokens of a turn."""
+    cap = 2 * int(record.setting(MAX_TOKENS))
+    return propose("room for the whole response", generator__sampling_params__max_generate_length=cap)
 
 
 def lr_share(record: Record) -> float:

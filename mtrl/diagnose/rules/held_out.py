@@ -1,0 +1,73 @@
+"""Training rows are learnt, and held-out rows are not: the policy remembers rows, or they are of another kind."""
+
+from __future__ import annotations
+
+from mtrl.diagnose.command import shipped
+from mtrl.diagnose.finding import Finding, Proposal, Severity
+from mtrl.diagnose.gap import Gap, find_gap
+from mtrl.diagnose.record import Record
+from mtrl.diagnose.registry import rule
+from mtrl.diagnose.rules.views import HELD_OUT, SUCCESS, evaluations, from_to, known, level, propose
+from mtrl.tracking.text import percent, short
+
+WIDE = 0.3
+"""Share of the rollouts: a gap that is an alarm."""
+OFTEN = 3.0
+"""Epochs after which rows count as repeated."""
+
+
+@rule("R135", "R155", windows=1.0)
+def held_out_gap(record: Record) -> Finding | None:
+    """Success on training rows rises, and on held-out rows it stands still or falls."""
+    gap = find_gap(record)
+    if gap is None or not gap.scored:
+        return None  # what was only paid, and never scored, may be no success: hacked_reward
+    wide = gap.trained.after - gap.held_out >= WIDE
+    epochs = level(record, "train/epoch", steps=3)
+    return Finding(
+        severity=Severity.ALARM if wide or gap.falls else Severity.WARNING,
+        title=f"Training rows are solved in {percent(gap.trained.after)} of the rollouts, held-out rows in "
+        f"{percent(gap.held_out)}",
+        evidence=known(
+            from_to("success on training rows, by the scorer,", gap.trained),
+            evaluations(record, HELD_OUT, "held-out success"),
+            f"held-out success was best at step {gap.best_step} ({short(gap.best)})" if gap.falls else None,
+            f"every training row was drawn {short(epochs)} times" if epochs >= OFTEN else None,
+        ),
+        metrics=(SUCCESS, HELD_OUT, "train/epoch"),
+        proposals=tuple(_proposals(record, gap, epochs)),
+        advice=_advice(gap, epochs),
+        expect="held-out success rises with success on training rows, within 50 steps",
+        look=(f"python -m mtrl.view {record.path or 'RUN'}",),
+    )
+
+
+def _proposals(record: Record, gap: Gap, epochs: float) -> list[Proposal]:
+    found = []
+    if epochs >= OFTEN and record.setting("data.max_train_rows") is not None:
+        found.append(propose("all rows that there are", data__max_train_rows="null"))
+    if epochs >= OFTEN and record.setting("data.path") is None:
+        rows = int(record.setting("data.synthetic_train_rows"))
+        usual = int(shipped(record.config, "data.synthetic_train_rows") or 0)
+        found.append(
+            propose("more rows, each of them drawn less often", data__synthetic_train_rows=max(usual, 8 * rows))
+        )
+    if gap.falls and gap.best_step > 0:
+        found.append(propose("an end where held-out success was best", trainer__max_steps=gap.best_step))
+    if not (record.setting("algorithm.kl_loss_coef") or record.setting("algorithm.kl_reward_coef")):
+        found.append(propose("a pull back to the first policy", algorithm__kl_loss_coef=0.01))
+    return found
+
+
+def _advice(gap: Gap, epochs: float) -> str:
+    why = (
+        "More rows help most: a policy remembers what it sees often."
+        if epochs >= OFTEN
+        else "The rows are hardly repeated, so held-out rows are of another kind: compare some of both that are solved."
+    )
+    best = (
+        f" Use the checkpoint of step {gap.best_step}, or the one nearest to it, rather than the last."
+        if gap.falls
+        else ""
+    )
+    return f"{why}{best} With diagnosis.live=stop such a run ends by itself."
