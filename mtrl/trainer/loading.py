@@ -79,6 +79,11 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
             **_given(config, path),
         )
     except (OSError, ValueError) as error:
+        if "attn_implementation" in str(error):  # an argument of Transformers, which no command has
+            raise UserError(
+                f"{key}={path} has no attention by model.attn_implementation={config.model.attn_implementation}; set "
+                "model.attn_implementation=eager"
+            ) from error
         raise _cannot_load(key, path, error, otherwise) from error
     return model.eval()
 
