@@ -15,6 +15,7 @@ from typing import Any
 
 from mtrl.environments.family import Splits
 from mtrl.errors import UserError, missing_extra
+from mtrl.hub import is_out_of_reach
 from mtrl.types import Message, Row
 
 log = logging.getLogger(__name__)
@@ -279,6 +280,8 @@ def _read_hub(path: str, split: str) -> list[dict[str, Any]]:
         raise missing_extra("datasets", "data") from error
     name, _, config = path.partition(":")
     try:
+        if is_out_of_reach(name):
+            datasets.config.HF_HUB_OFFLINE = True  # the library has no argument for it, and goes to its cache at once
         splits = datasets.load_dataset(name, config or None)
     except Exception as error:  # the library raises anything from OSError to its own types, offline or not
         reason = (str(error).strip() or "no message").splitlines()[0][:200]

@@ -150,11 +150,15 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from mtrl.hub import is_out_of_reach
     from mtrl.trainer.loading import pick_device
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
+        local = is_out_of_reach(args.model)
+        tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=local)
+        model = AutoModelForCausalLM.from_pretrained(
+            args.model, dtype=getattr(torch, args.dtype), local_files_only=local
+        )
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(

@@ -59,9 +59,11 @@ class Evaluation:
             TooManyFailedError, UserError: see `Match.play`.
             BudgetSpentError: there is no report; what was played is in the store.
         """
+        run = RunDir(self.folder)
         with (
-            keep_books(RunDir(self.folder).spending),
-            closing(start_followers(self.config, RunDir(self.folder), self.console.warning)) as followers,
+            run.under_way(),
+            keep_books(run.spending),
+            closing(start_followers(self.config, run, self.console.warning)) as followers,
         ):
             self.console.banner(self._facts(), "mtrl evaluation")
             paths = self._evaluate()

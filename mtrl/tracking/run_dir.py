@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,7 @@ class RunDir:
     tokenizer/       turns token ids into text     trackers/      what has arrived at the trackers, where there are any
     trace_step_N.json.gz, .txt   one step in detail (trainer.profile_step)
     launch.txt       which launch of torchrun it belongs to
+    status.txt       running, finished or stopped; a run that was killed leaves it at running
     spending/        what was asked of endpoints so far, and what it cost
     engine/          what the engine's servers said, where it has some
     """
@@ -97,6 +100,10 @@ class RunDir:
         return self.path / "summary.json"
 
     @property
+    def status(self) -> Path:
+        return self.path / "status.txt"
+
+    @property
     def preflight(self) -> Path:
         return self.path / "preflight.json"
 
@@ -143,6 +150,18 @@ class RunDir:
         except OSError as error:
             raise UserError(f"run_dir={self.path} cannot be made ({error.strerror}); name another folder") from error
         return self
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Say in status.txt that the run goes on, and in the end whether it finished or stopped."""
+        replace_text(self.status, "running\n")
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):  # a full disk may be why it stopped
+                replace_text(self.status, "stopped\n")
+            raise
+        replace_text(self.status, "finished\n")
 
     def write_config(self, config: Config | Any) -> None:
         """The configuration with every interpolation resolved, so that it can be run again anywhere."""

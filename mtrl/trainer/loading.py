@@ -9,6 +9,7 @@ import torch
 
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
+from mtrl.hub import is_out_of_reach
 from mtrl.models.attention import products_are_faster, use_own_attention
 from mtrl.models.packing import prepare_packing
 
@@ -26,7 +27,7 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
 
     place = pick_device(device or config.model.device)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, **_given(config, path))
     except (OSError, ValueError) as error:
         raise _cannot_load(key, path, error) from error
     return _load_module(config, path, key, getattr(torch, config.model.dtype)).to(place), tokenizer
@@ -57,10 +58,10 @@ def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any,
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    trust = config.model.trust_remote_code
+    given = _given(config, path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust), tokenizer
+        tokenizer = AutoTokenizer.from_pretrained(path, **given)
+        return AutoConfig.from_pretrained(path, **given), tokenizer
     except (OSError, ValueError) as error:
         raise _cannot_load(key, path, error) from error
 
@@ -75,16 +76,31 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
             path,
             dtype=dtype,
             attn_implementation=config.model.attn_implementation,
-            trust_remote_code=config.model.trust_remote_code,
+            **_given(config, path),
         )
     except (OSError, ValueError) as error:
+        if "attn_implementation" in str(error):  # an argument of Transformers, which no command has
+            raise UserError(
+                f"{key}={path} has no attention by model.attn_implementation={config.model.attn_implementation}; set "
+                "model.attn_implementation=eager"
+            ) from error
         raise _cannot_load(key, path, error, otherwise) from error
     return model.eval()
 
 
+def _given(config: Config, path: str) -> dict[str, bool]:
+    """What every loader is told."""
+    return {"trust_remote_code": config.model.trust_remote_code, "local_files_only": is_out_of_reach(path)}
+
+
 def _cannot_load(key: str, path: str, error: Exception, otherwise: str = "") -> UserError:
     missing = path.count("/") > 1 and not Path(path).exists()  # a name of the Hub has one slash at most
-    why = "there is no such folder" if missing else str(error).strip().splitlines()[0]
+    if missing:
+        why = "there is no such folder"
+    elif is_out_of_reach(path):
+        why = "the Hub does not answer, and this machine has no copy"
+    else:
+        why = str(error).strip().splitlines()[0]
     return UserError(f"{key}={path} cannot be loaded ({why}); give a folder or a Hub name of a causal LM{otherwise}")
 
 

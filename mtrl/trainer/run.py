@@ -94,11 +94,9 @@ def _lead(config: Config, run: RunDir, console: Console, world: World, on_evalua
         console.banner({**facts(config, parts), **followers.urls()})
         trainer = Trainer(config, parts, run, console, followers.poke, on_evaluation)
         try:
-            summary, signal = _finish(config, run, console, trainer)
+            summary = _finish(config, run, console, trainer)
         finally:
             parts.crew.dismiss()
-    if signal:
-        raise Interrupted(signal)
     console.finish(summary, {**shown_paths(run), **followers.urls()}, {**hints(config, run), **followers.hints()})
     return summary
 
@@ -109,26 +107,32 @@ def shown(bar: Work, step: int, success: float | None) -> None:
     bar.advance()
 
 
-def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> tuple[dict[str, Any], str | None]:
-    """Train from the beginning or the checkpoint until it is over or a signal comes; the summary, and the signal."""
+def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict[str, Any]:
+    """Train from the beginning or the checkpoint until it is over; the summary.
+
+    Raises:
+        Interrupted: a signal came, and the run is saved.
+    """
     if (path := checkpoint_to_resume(config, run)) is not None:
         trainer.resume(read_checkpoint(path))
         console.note(f"resumed from {path} at step {trainer.progress.step}")
     run.write_config(config)  # not before: a checkpoint that is refused leaves the run as it was
-    try:
-        with settled():
-            signal = asyncio.run(trainer.run())
-    except PrunedError:
-        summarise(trainer, config, run)
-        raise
-    if signal:
-        console.note(f"{signal}: saved at step {trainer.progress.step}; go on with: {resume_command(config)}")
-        return summarise(trainer, config, run), signal
-    trainer.learners.export(run.export)
-    summary = summarise(trainer, config, run)
-    if config.tracker.plots:
-        draw_curves(trainer.metrics.read(), run.curves, title(config))
-    return summary, None
+    with run.under_way():
+        try:
+            with settled():
+                signal = asyncio.run(trainer.run())
+        except PrunedError:
+            summarise(trainer, config, run)
+            raise
+        if signal:
+            console.note(f"{signal}: saved at step {trainer.progress.step}; go on with: {resume_command(config)}")
+            summarise(trainer, config, run)
+            raise Interrupted(signal)
+        trainer.learners.export(run.export)
+        summary = summarise(trainer, config, run)
+        if config.tracker.plots:
+            draw_curves(trainer.metrics.read(), run.curves, title(config))
+    return summary
 
 
 def checkpoint_to_resume(config: Config, run: RunDir) -> Path | None:

@@ -28,6 +28,8 @@ MOST_RUNS = 200
 MOST_FOLDERS = 20_000
 LARGEST_SUMMARY = 2**20
 """Bytes."""
+LONGEST_STATUS = 100
+"""Bytes."""
 SILENCE = 120.0
 """Seconds without a word after which a run counts as stopped; or ten steps, if those take longer."""
 REPORT = "report.json"
@@ -128,17 +130,26 @@ class Run:
 
     @property
     def status(self) -> str:
-        """running | finished | stopped | empty"""
-        if (modified(self.path / REPORT) or -1) >= (modified(self.dir.metrics) or 0):
-            return "finished"
+        """running | finished | stopped | empty: what status.txt says, but for a run that was killed, which is silent.
+        A folder of another program has no such file: it is finished if it has the last thing that one writes."""
         summary, step, updated = self.read_summary()[0], self.step, self.updated
-        if step is None and summary is None and not self.trajectories.files:
-            return "running" if self._spoke_lately(updated) else "empty"
-        done = summary.get("steps") if summary is not None else None
-        summed_up = summary is not None and (modified(self.dir.summary) or 0) >= (modified(self.dir.metrics) or 0)
-        if summed_up and isinstance(done, int) and done >= (self.max_steps or 0):
+        said = self._said_of_itself()
+        if said in ("finished", "stopped"):
+            return said
+        if said is None and (self.path / REPORT).exists():
             return "finished"
-        return "running" if not summed_up and self._spoke_lately(updated) else "stopped"
+        done = summary.get("steps") if summary is not None else None
+        if said is None and isinstance(done, int) and done >= max(self.max_steps or 0, step or 0):
+            return "finished"
+        if self._spoke_lately(updated):
+            return "running"
+        return "empty" if step is None and summary is None and not self.trajectories.files else "stopped"
+
+    def _said_of_itself(self) -> str | None:
+        try:
+            return read(self.dir.status, self.path, LONGEST_STATUS).decode(errors="replace").strip()
+        except (OSError, Foreign):
+            return None
 
     def _spoke_lately(self, updated: float | None) -> bool:
         rows = self.metrics.rows

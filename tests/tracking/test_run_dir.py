@@ -118,3 +118,14 @@ def test_versions_import_nothing():
     code += "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules); print(v['mtrl'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == versions()["mtrl"]
+
+
+def test_it_says_how_it_ended(tmp_path):
+    run = RunDir(tmp_path)
+    with run.under_way():
+        assert run.status.read_text() == "running\n"
+    assert run.status.read_text() == "finished\n"
+    for end in (KeyboardInterrupt, ValueError):
+        with pytest.raises(end), run.under_way():
+            raise end
+        assert run.status.read_text() == "stopped\n"

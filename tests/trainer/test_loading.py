@@ -9,7 +9,7 @@ from mtrl.errors import UserError
 from mtrl.models.attention import OWN
 from mtrl.models.onednn import multiplies
 from mtrl.models.tiny import save
-from mtrl.trainer.loading import fit_attention, load_peer
+from mtrl.trainer.loading import fit_attention, load_model, load_peer
 from mtrl.trainer.models import reference_model
 
 HALF = OWN if multiplies(torch.bfloat16) else "sdpa"
@@ -76,3 +76,16 @@ def test_folders_that_cannot_be_a_reference(make_tiny_model, tiny_tokenizer, tmp
     save(other, tiny_tokenizer, tmp_path / "other")
     with pytest.raises(UserError, match=r"algorithm\.kl_reference=.*other has a vocabulary of 99 and the"):
         reference_model(config_of(*words), make_tiny_model())
+
+
+def test_a_model_without_the_attention_is_told_by_our_key(tiny_tokenizer, tmp_path):
+    """Gemma 2 caps its attention scores, which SDPA cannot."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": len(tiny_tokenizer)}
+    save(Gemma2ForCausalLM(Gemma2Config(**sizes, **heads)), tiny_tokenizer, tmp_path)
+    words = ["model=hf", f"model.path={tmp_path}"]
+    with pytest.raises(UserError, match="no attention by model.attn_implementation=sdpa; set model.attn_impl.*=eager"):
+        load_model(config_of(*words), str(tmp_path))
+    load_model(config_of(*words, "model.attn_implementation=eager"), str(tmp_path))

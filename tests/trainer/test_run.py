@@ -30,8 +30,16 @@ def undisturbed(tmp_path_factory):
 
 def test_the_run_directory_holds_what_the_contract_says(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
-    files = {"config.yaml", "metrics.jsonl", "preflight.json", "run.log", "summary.json", "timeline.jsonl"}
-    assert names - {"alarms.jsonl"} == {*files, "trajectories", "checkpoints", "export", "tokenizer"}
+    files = {
+        "config.yaml",
+        "metrics.jsonl",
+        "preflight.json",
+        "run.log",
+        "status.txt",
+        "summary.json",
+        "timeline.jsonl",
+    }
+    assert names - {"alarms.jsonl"} == {*files, "timeline.jsonl", "trajectories", "checkpoints", "export", "tokenizer"}
     summary = json.loads((undisturbed / "summary.json").read_text())
     moments = [f"{name}_{when}" for name in ("success", "success_sampled", "reward") for when in ("before", "after")]
     assert all(isinstance(summary[key], float) for key in moments)

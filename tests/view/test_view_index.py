@@ -273,17 +273,28 @@ def status_of(run, **ages):
 
 def test_the_status_of_a_run(tmp_path):
     run = make_run(tmp_path / "one", steps=2)
-    old = {"metrics": 5000, "train": 5000, "eval": 5000, "config": 5000}
+    old = {"metrics": 5000, "train": 5000, "eval": 5000, "config": 5000, "summary": 5000, "status": 5000}
+    (run / "status.txt").write_text("running\n")
     assert status_of(run) == "running"
     assert status_of(run, **old) == "stopped"  # killed
-    summary = run / "summary.json"
-    summary.write_text(json.dumps({"steps": 1}))
-    assert status_of(run, **old) == "stopped"  # Ctrl-C
-    summary.write_text(json.dumps({"steps": 2}))
-    assert status_of(run, **old) == "finished"
+    (run / "summary.json").write_text(json.dumps({"steps": 1}))
+    (run / "status.txt").write_text("stopped\n")
+    assert status_of(run) == "stopped"  # Ctrl-C, just now
+    (run / "summary.json").write_text(json.dumps({"steps": 2}))
+    (run / "status.txt").write_text("running\n")
     assert status_of(run, summary=5000, metrics=10) == "running"  # resumed
-    summary.write_text("{half")
+    (run / "summary.json").write_text("{half")
     assert Library([run]).runs[0].problems() == ["summary.json is not JSON"]
+
+
+def test_a_copy_of_a_finished_run_is_finished(tmp_path):
+    """A copy's files are all new, the summary older than the metrics or not."""
+    run = make_run(tmp_path / "one", steps=2)
+    (run / "summary.json").write_text(json.dumps({"steps": 2}))
+    for said in ("finished\n", None):  # a run of an earlier version did not say so
+        (run / "status.txt").write_text(said) if said else (run / "status.txt").unlink()
+        assert status_of(run, summary=2, metrics=0) == "finished"
+        assert status_of(run, summary=0, metrics=2) == "finished"
 
 
 def test_an_evaluation_that_has_its_report_is_finished(tmp_path):

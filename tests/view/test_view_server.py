@@ -213,7 +213,7 @@ def test_a_run_that_goes_on_is_seen_within_seconds(tmp_path):
         write_groups(path / "trajectories", "train", 2, [Group("g", {}, [make_trajectory("new")])])
         state = seen(lambda run: run["indexing"]["done"] == run["indexing"]["total"], "the file")["state"]
         assert client.get("/api/runs/one/trajectories?task=new").json()["total"] == 1
-        (path / "summary.json").write_text('{"steps": 1}')
+        (path / "status.txt").write_text("finished\n")
         seen(lambda run: run["status"] == "finished", "the end")
 
 

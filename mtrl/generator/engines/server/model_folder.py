@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from mtrl.errors import UserError
+from mtrl.hub import is_out_of_reach
 from mtrl.tracking.text import one_line
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
@@ -30,7 +31,13 @@ def model_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
+        return Path(
+            snapshot_download(
+                model,
+                allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"],
+                local_files_only=is_out_of_reach(model),
+            )
+        )
     except Exception as error:  # of many kinds
         raise UserError(f"model.path={model} is neither a folder nor a model of the Hub ({one_line(error)})") from error
 

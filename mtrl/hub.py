@@ -1,0 +1,29 @@
+"""Whether the Hub answers: asked once, before libraries ask it for one file after another and wait between."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+TIMEOUT = 10.0
+"""Seconds."""
+
+
+def is_out_of_reach(path: str) -> bool:
+    """Whether `path` is a name of the Hub, and the Hub does not answer: then only what is on this machine can be had,
+    and `transformers` and `datasets` are told so (`local_files_only`). They would try each file six times."""
+    return not Path(path).exists() and not _answers()
+
+
+@functools.cache
+def _answers() -> bool:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except Exception:  # of the HTTP library, whichever it is
+        return False
+    return True
