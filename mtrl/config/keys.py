@@ -10,7 +10,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
 
-from omegaconf import MISSING
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from mtrl.config.schema import Config
 
@@ -116,6 +119,18 @@ def find(path: str) -> Key | None:
         return key
     parent = find(path.rpartition(".")[0])
     return parent if parent is not None and parent.is_open else None
+
+
+def takes(path: str, value: str) -> bool:
+    """Whether a value, as it is typed on the command line, has the type of this key."""
+    tree = OmegaConf.structured(Config())
+    try:
+        typed_value = OverridesParser.create().parse_override(f"{path}={value}").value()
+        if path in all_keys():
+            OmegaConf.update(tree, path, typed_value)
+    except (HydraException, OmegaConfBaseException):
+        return False
+    return True
 
 
 def settings() -> list[str]:

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from mtrl.config.compose import compose
-from mtrl.config.dialects import FRAMEWORKS, RS_BOUNDS, SECTIONS, VALUES
+from mtrl.config.dialect_values import VALUES
+from mtrl.config.dialects import FRAMEWORKS, RS_BOUNDS, SECTIONS
 from mtrl.config.keys import find
 from mtrl.config.overrides import CONF, dashed
 from mtrl.errors import UserError
@@ -82,7 +83,7 @@ def test_hydra_itself_is_no_group():
         ("trainer.algorithm.eps_clip_low=0.2", "SkyRL's spelling; write algorithm.clip_low_threshold=0.8"),
         ("trainer.algorithm.eps_clip_high=0.28", "SkyRL's spelling; write algorithm.clip_high_threshold=1.28"),
         ("generator.n_samples_per_prompt=5", "SkyRL's spelling; write algorithm.group_size=5"),
-        ("environment.env_class=text2sql", "SkyRL's spelling; write environment.name=text_to_sql"),
+        ("environment.env_class=text2sql", "SkyRL's spelling; write experiment=text_to_sql"),
         (
             "trainer.fully_async.max_staleness_steps=4",
             "SkyRL's spelling; write async_config.max_steps_off_policy=4",
@@ -262,7 +263,7 @@ def test_the_tables_point_to_keys_that_exist_and_are_not_ours_already():
             for word in words:
                 key = word.partition("=")[0]
                 assert find(key) or key in ("experiment", "curves.png", "metrics.jsonl"), f"{name}: {theirs} -> {ours}"
-    assert all(find(key) for key in VALUES)
+    assert all(find(key) or key == "experiment" for key in VALUES)
     for path in SECTIONS:
         assert find(path) is None or path == "sampling_params", f"{path} is a section of ours"
 
@@ -270,8 +271,8 @@ def test_the_tables_point_to_keys_that_exist_and_are_not_ours_already():
 def test_the_values_that_differ_point_to_values_that_work():
     """Composed as a command would: the value, and what it needs with it."""
     for key, table in VALUES.items():
-        if key in ("resume", "generator.backend", "environment.name"):
-            continue  # a path, what may not be installed, and another task
+        if key == "resume" or key == "generator.backend":
+            continue  # needs a run, and what may not be installed
         for ours in table.values():
             first, *more = ours.split()
             needed = ["algorithm.max_sequence_length=64", "reward.components.turn_penalty=0.1", "algorithm.credit=null"]
