@@ -68,15 +68,17 @@ CONVERT: dict[str, Callable[[str], str]] = {
     "cispo_eps_clip_low": _one_minus,
     "cispo_eps_clip_high": _one_plus,
     "epsilon_high": _one_plus,
-    "adam_beta1": lambda value: f"[{value},0.95]",
-    "adam_beta2": lambda value: f"[0.9,{value}]",
+    "adam_beta1": lambda value: f"[{float(value):g},0.95]",
+    "adam_beta2": lambda value: f"[0.9,{float(value):g}]",
     "logger": _trackers,
     "report_to": _trackers,
     "train_data": _only,
     "train_files": _only,
     "vllm_server_base_url": _listed,
     "pass_k_values": _with_samples,
-    **dict.fromkeys(("eval_interval", "ckpt_interval", "save_freq", "test_freq"), _never_is_zero),
+    **dict.fromkeys(
+        ("eval_interval", "ckpt_interval", "save_freq", "test_freq", "save_steps", "eval_steps"), _never_is_zero
+    ),
 }
 """How a value changes with its key, by the last word of the foreign key."""
 

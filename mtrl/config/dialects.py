@@ -14,21 +14,25 @@ WHITENING = (
     "algorithm.advantage_method=reinforce_pp_baseline whitens over a step, and gae by algorithm.whiten_advantages"
 )
 BY_TOKENS = (
-    "micro-batches are always filled by tokens, not by a number of samples: set trainer.max_tokens_per_microbatch, about "
-    "that number times the tokens of a trajectory"
+    "micro-batches are always filled by tokens, not by a number of samples: set "
+    "trainer.max_tokens_per_microbatch, about that number times the tokens of a trajectory"
 )
 COMPLETIONS = (
-    "it counts completions: set trainer.prompts_per_step to per_device_train_batch_size x gradient_accumulation_steps x "
-    "devices / num_generations"
+    "it counts completions: set trainer.prompts_per_step to "
+    "per_device_train_batch_size x gradient_accumulation_steps x devices / num_generations"
 )
 MINI_BATCHES = "set trainer.mini_batches to steps_per_generation / gradient_accumulation_steps"
-CONTEXT = "generator.max_context_length limits the whole conversation: set it to the tokens of prompt and replies together"
+CONTEXT = (
+    "generator.max_context_length limits the whole conversation: set it to the tokens of prompt and replies together"
+)
 TASK = (
     "set environment.target=package.module.Class for an environment in Python, or generator.agent.url=http://HOST:PORT "
     "for an agent that runs already"
 )
 FILES = "set data.path, a folder with train and test files"
-REWARD = "set reward.components={package.module.function:1.0,environment:0}, where environment:0 leaves out its own reward"
+REWARD = (
+    "set reward.components={package.module.function:1.0,environment:0}, where environment:0 leaves out its own reward"
+)
 RESUME = "set resume: none, latest, or the path of a run or a checkpoint"
 EVALUATION_BATCH = "all evaluation.rows are played at once, as far as generator.max_num_seqs allows"
 OUTPUT = "set run_dir, a folder of this machine"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mtrl
+from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.config import keys
 from mtrl.config.choices import CHOICES, WITH_TORCH
 from mtrl.config.dialect_values import CONVERT, NEEDS, VALUES, WHEN_FALSE
@@ -44,6 +45,8 @@ class Found:
             return None
         if not keys.takes(self.ours, first) or first not in (_words(self.ours) or (first,)):
             return None
+        if first == "null" and self.ours in NEEDS:
+            return None
         return " ".join([f"{self.ours}={first}", *more, *([NEEDS[self.ours]] if self.ours in NEEDS else [])])
 
 
@@ -51,6 +54,8 @@ def _words(key: str) -> tuple[str, ...] | None:
     """The words that a key takes, if it takes one of a few."""
     if key == "experiment":
         return tuple(sorted(file.stem for file in EXPERIMENTS.glob("*.yaml")))
+    if registry := next((known for known in (ESTIMATORS, REDUCTIONS) if known.key == key), None):
+        return tuple(registry.names())
     return CHOICES.get(key) or WITH_TORCH.get(key)
 
 

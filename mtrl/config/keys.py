@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mtrl.config.bounds import broken_bound
 from mtrl.config.schema import Config
 
 IDLE = (
@@ -122,15 +123,19 @@ def find(path: str) -> Key | None:
 
 
 def takes(path: str, value: str) -> bool:
-    """Whether a value, as it is typed on the command line, has the type of this key."""
+    """Whether a value, as it is typed on the command line, has the type of this key and lies within its bounds."""
     tree = OmegaConf.structured(Config())
     try:
         typed_value = OverridesParser.create().parse_override(f"{path}={value}").value()
         if path in all_keys():
+            for section in [key for key in all_keys().values() if path.startswith(f"{key.path}.")]:
+                if OmegaConf.select(tree, section.path) is None:  # null by default
+                    OmegaConf.update(tree, section.path, section.type(), merge=False)
             OmegaConf.update(tree, path, typed_value)
     except (HydraException, OmegaConfBaseException):
         return False
-    return True
+    is_number = isinstance(typed_value, int | float)
+    return not is_number or broken_bound(path, typed_value) is None
 
 
 def settings() -> list[str]:

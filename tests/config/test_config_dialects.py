@@ -3,18 +3,24 @@
 import shlex
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
 from omegaconf import OmegaConf
 
 from mtrl.config import foreign
-from mtrl.config.compose import compose, merge
+from mtrl.config.compose import compose
 from mtrl.config.dialect_values import VALUES
 from mtrl.config.dialects import FRAMEWORKS
 from mtrl.config.keys import find
-from mtrl.config.overrides import normalise
 from mtrl.errors import UserError
 
-SAMPLES = ("true", "false", "null", "-1", "0", "1", "4", "0.2", "0.95", "[0.9,0.99]", "[1,4]", "some/name", "zero3")
-"""What people give to keys, whatever the key is."""
+SAMPLES = {
+    int: ("4", "0", "-1"),
+    float: ("0.2", "1.0", "true"),
+    bool: ("true", "false"),
+    str: ("some/name", "null", "zero3"),
+}
+"""What people give to keys of a type, and what does not fit it."""
 ENTRIES = [(name, theirs) for name, table in FRAMEWORKS.items() for theirs in table]
 
 
@@ -25,18 +31,43 @@ def proposal(theirs: str, value: str, framework: str | None = None) -> list[str]
     return shlex.split(said) if said else []
 
 
-@pytest.mark.parametrize(("framework", "theirs"), ENTRIES, ids=lambda word: word)
-def test_whatever_is_proposed_merges(framework, theirs):
-    """Every key of the tables, with every value that its key translates and with what does not fit it."""
-    ours = FRAMEWORKS[framework][theirs]
-    for value in (*VALUES.get(ours, {}), *SAMPLES):
-        if proposed := proposal(theirs, value, framework):
-            cfg = merge(normalise(proposed))
-            for override in proposed:
-                key, _, said = override.partition("=")
-                if find(key) and "$" not in said:
-                    given = OmegaConf.create({"value": said if said.startswith("[") else None})
-                    assert OmegaConf.select(cfg, key) is not None or said == "null" or given.value
+def proposals() -> dict[str, str]:
+    """Every proposal for every key of the tables with every value that people give it -> what they typed."""
+    found = {}
+    for name, theirs in ENTRIES:
+        ours = FRAMEWORKS[name][theirs].partition("=")[0]
+        known = find(ours) if " " not in ours else None
+        values = (*VALUES.get(ours, {}), *SAMPLES.get(known and known.type, (*SAMPLES[str], "[0.9,0.99]", "true")))
+        for value in values:
+            said = foreign.Found(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
+            if said:
+                found.setdefault(said, f"{theirs}={value}")
+    return found
+
+
+NOT_HERE = (
+    *("does not exist", "there is no run in", "in a virtual environment of its own"),
+    *("nothing to compare", "has only environment with a weight"),
+    "leaves no room for a prompt",
+)
+"""Refusals of what is right by itself: a file, run or engine that this machine lacks, and two that need another key."""
+
+
+def test_whatever_is_proposed_composes_and_holds_what_it_says():
+    """Every key of the tables with every value that people give it, all checks of a run passed."""
+    proposed = proposals()
+    assert len(proposed) > 150
+    for said, typed in proposed.items():
+        try:
+            cfg = compose(shlex.split(said))
+        except UserError as error:
+            assert any(words in str(error) for words in NOT_HERE), f"{typed} -> {said}: {error}"
+            continue
+        for override in OverridesParser.create().parse_overrides(shlex.split(said)):
+            known, value = find(override.key_or_group), override.value()
+            if known and not known.is_section and "${" not in said:
+                held = OmegaConf.select(cfg, known.path)
+                assert held == (value.text if isinstance(value, QuotedString) else value), f"{typed} -> {said}: {held}"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +95,11 @@ def test_whatever_is_proposed_merges(framework, theirs):
         ("data.train_max_samples", "-1", ["data.max_train_rows=null"]),
         ("torch_dtype", "auto", []),
         ("model_name_or_path", "Qwen/Qwen3-0.6B", ["model.path=Qwen/Qwen3-0.6B", "model=hf"]),
-        ("val_metrics_config.pass_k_values", "[1,4]", ["evaluation.pass_k_values=[1,4]", "evaluation.samples_per_row=4"]),
+        (
+            "val_metrics_config.pass_k_values",
+            "[1,4]",
+            ["evaluation.pass_k_values=[1,4]", "evaluation.samples_per_row=4"],
+        ),
         ("environment.env_class", "text2sql", ["experiment=text_to_sql"]),
         ("environment.env_class", "my_own", []),
     ],

@@ -171,7 +171,8 @@ def test_hydra_itself_is_no_group():
         ),
         (
             "actor_rollout_ref.actor.use_dynamic_bsz=true",
-            "verl's spelling; micro-batches are always filled by tokens: set trainer.max_tokens_per_microbatch",
+            "verl's spelling; micro-batches are always filled by tokens, not by a number of samples: set "
+            "trainer.max_tokens_per_microbatch, about that number times the tokens of a trajectory",
         ),
         ("critic.optim.lr=1e-5", "verl's spelling; write algorithm.critic.optimizer.lr=1e-5"),
         ("trainer.critic_warmup=10", "verl's spelling; write algorithm.critic.warmup_steps=10"),
@@ -182,7 +183,11 @@ def test_hydra_itself_is_no_group():
         ("num_generations=8", "TRL's spelling; write algorithm.group_size=8"),
         ("max_completion_length=512", "TRL's spelling; write generator.sampling_params.max_generate_length=512"),
         ("beta=0.04", "TRL's spelling; write algorithm.kl_loss_coef=0.04"),
-        ("loss_type=dr_grpo", "TRL's spelling; write algorithm.loss_reduction=seq_mean_token_sum_norm"),
+        (
+            "loss_type=dr_grpo",
+            "TRL's spelling; write algorithm.loss_reduction=seq_mean_token_sum_norm "
+            "algorithm.max_sequence_length='${generator.sampling_params.max_generate_length}'",
+        ),
         ("loss_type=cispo", "TRL's spelling; write algorithm.loss_reduction=token_mean algorithm.loss_fn=cispo"),
         ("scale_rewards=none", "TRL's spelling; write algorithm.norm_by_std=false"),
         ("importance_sampling_level=sequence", "TRL's spelling; write algorithm.loss_fn=gspo"),
@@ -226,7 +231,8 @@ def test_verls_rejection_bounds_are_told_with_the_ratio_that_they_bound():
 )
 def test_the_managed_services_hyperparameters_lead_to_keys(word):
     """Bare, as its page lists them: each is answered with one key."""
-    assert re.search(r"(did you mean|write) (\w+\.)+\w+=7", sentence(f"{word}=7"))
+    fits = {"clip_low_threshold": "0.8", "pass_k_values": "[1,4]"}.get(word, "7")
+    assert re.search(rf"(did you mean|write) (\w+\.)+\w+={re.escape(fits)}", sentence(f"{word}={fits}"))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +268,8 @@ def test_the_tables_point_to_keys_that_exist_and_are_not_ours_already():
             words = [w.rstrip(",:;") for w in ours.split() if "." in w and w[0].isalpha()] if " " in ours else [ours]
             for word in words:
                 key = word.partition("=")[0]
-                assert find(key) or key in ("experiment", "curves.png", "metrics.jsonl"), f"{name}: {theirs} -> {ours}"
+                elsewhere = ("experiment", "curves.png", "metrics.jsonl", "mtrl.main", "package.module.Class")
+                assert find(key) or key in elsewhere, f"{name}: {theirs} -> {ours}"
     assert all(find(key) or key == "experiment" for key in VALUES)
     for path in SECTIONS:
         assert find(path) is None or path == "sampling_params", f"{path} is a section of ours"
