@@ -51,7 +51,7 @@ def check_config_name(name: str | None) -> None:
 
 
 def _has_header(file: Path) -> bool:
-    """Whether the first line with words is a header: Hydra reads none below another comment. An empty file needs none."""
+    """Whether the first line with words is a header: Hydra reads none below a comment. An empty file needs none."""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     first = next((line for line in lines if line.strip()), "")
     return not first or first.lstrip().removeprefix("#").split()[:1] == ["@package"]

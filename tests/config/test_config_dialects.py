@@ -18,7 +18,9 @@ SAMPLES = {
     int: ("4", "0", "-1"),
     float: ("0.2", "1.0", "true"),
     bool: ("true", "false"),
-    str: ("some/name", "null", "zero3"),
+    str: ("some/name", "null"),
+    list[str]: ("[a,b]", "a"),
+    list[int]: ("[1,4]", "4"),
 }
 """What people give to keys of a type, and what does not fit it."""
 ENTRIES = [(name, theirs) for name, table in FRAMEWORKS.items() for theirs in table]
@@ -37,7 +39,7 @@ def proposals() -> dict[str, str]:
     for name, theirs in ENTRIES:
         ours = FRAMEWORKS[name][theirs].partition("=")[0]
         known = find(ours) if " " not in ours else None
-        values = (*VALUES.get(ours, {}), *SAMPLES.get(known and known.type, (*SAMPLES[str], "[0.9,0.99]", "true")))
+        values = (*VALUES.get(ours, {}), *SAMPLES.get(known and known.type, (*SAMPLES[str], "[0.9,0.99]", "0.9", "true")))
         for value in values:
             said = foreign.Found(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
             if said:
