@@ -39,7 +39,10 @@ def proposals() -> dict[str, str]:
     for name, theirs in ENTRIES:
         ours = FRAMEWORKS[name][theirs].partition("=")[0]
         known = find(ours) if " " not in ours else None
-        values = (*VALUES.get(ours, {}), *SAMPLES.get(known and known.type, (*SAMPLES[str], "[0.9,0.99]", "0.9", "true")))
+        values = (
+            *VALUES.get(ours, {}),
+            *SAMPLES.get(known and known.type, (*SAMPLES[str], "[0.9,0.99]", "0.9", "true")),
+        )
         for value in values:
             said = foreign.Found(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
             if said:
