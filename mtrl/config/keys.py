@@ -134,8 +134,7 @@ def takes(path: str, value: str) -> bool:
             OmegaConf.update(tree, path, typed_value)
     except (HydraException, OmegaConfBaseException):
         return False
-    is_number = isinstance(typed_value, int | float)
-    return not is_number or broken_bound(path, typed_value) is None
+    return not isinstance(typed_value, int | float) or broken_bound(path, typed_value) is None
 
 
 def settings() -> list[str]:
