@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 
 from mtrl.config.checks import check
 from mtrl.config.compose import CONF, VERSION_BASE, merge
+from mtrl.config.config_dir import check_config_dir, check_config_name
 from mtrl.config.engine_checks import check_sampling
 from mtrl.config.help import help_text
 from mtrl.config.hints import training_hints
@@ -87,7 +88,7 @@ def lead(argv: Sequence[str]) -> None:
     start = hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(job)
     args = _parse(sys.argv[1:])
     if args.help:
-        print(help_text(args.overrides, args.config_dir, args.config_name or "config", args.resolve))
+        print(help_text(args.overrides, args.config_dir, args.resolve))
     elif args.multirun and _runs(args):
         from mtrl.sweep.run import run_sweep
 
@@ -114,6 +115,9 @@ def prepare(argv: Sequence[str]) -> list[str]:
     args = _parse(argv)
     if args.shell_completion:
         return list(argv)
+    check_config_name(args.config_name)
+    if args.config_dir:
+        check_config_dir(Path(args.config_dir))
     flags = [word for word in argv if word not in args.overrides]
     overrides = normalise(args.overrides, args.config_dir)
     if names_sweep(overrides) and _runs(args) and not args.multirun:
@@ -123,7 +127,7 @@ def prepare(argv: Sequence[str]) -> list[str]:
         raise UserError("-m starts many runs, and torchrun's ranks share one; start torchrun once per run")
     if _runs(args) and not args.experimental_rerun:
         if args.multirun:
-            overrides = typed_out(overrides, args.config_dir, args.config_name or "config")
+            overrides = typed_out(overrides, args.config_dir)
         run_dir = check_jobs(overrides, args)
         overrides = [*(o for o in overrides if not o.startswith("run_dir=")), quoted("run_dir", run_dir)]
     return [*flags, *overrides]
@@ -149,7 +153,7 @@ def _runs(args: Any) -> bool:
 def check_jobs(overrides: list[str], args: Any) -> str:
     """Compose and check every job of the command; return the folder of the run or sweep."""
     jobs = _jobs(overrides) if args.multirun else [overrides]
-    configs = [merge(words, args.config_dir, args.config_name or "config") for words in jobs]
+    configs = [merge(words, args.config_dir) for words in jobs]
     first, is_named = configs[0], not has_default_run_dir(configs[0])
     if args.multirun and first.resume == "latest" and not is_named:
         raise UserError("resume=latest does not say which sweep goes on; add run_dir=FOLDER of the sweep")

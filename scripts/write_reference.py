@@ -18,7 +18,8 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from mtrl.config import keys
-from mtrl.config.dialects import FRAMEWORKS, VALUES
+from mtrl.config.dialect_values import VALUES
+from mtrl.config.dialects import FRAMEWORKS
 from mtrl.config.keys import Key
 from mtrl.config.schema import Config
 

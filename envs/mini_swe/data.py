@@ -37,14 +37,15 @@ def load(
         data: the `data` section of the config.
         seed: of the generated repositories.
         backend: where commands will run: rows that cannot run there are refused.
-        functions: of a generated repository. One is a line in a single file; more are a package.
+        functions: of a generated repository. One is a line in a single file; more are a package. Rows of a file bring
+            their own, so that an experiment that sets this for generated rows takes `data.path` too.
         full_prompt: generated rows with instructions and observations for a real language model.
         config: the environment's own keys.
 
     Raises:
         UserError: a row lacks a column, or does not fit the backend.
     """
-    _refuse_idle_settings(data.path, backend, functions, full_prompt, config)
+    _refuse_idle_settings(backend, config)
     if data.path is not None:
         splits = load_splits(data, partial(_loaded_row, backend=backend, path=str(data.path)))
         return _timed(splits, **config)
@@ -58,12 +59,8 @@ def load(
     return _timed(cap(_generated(data, seed, functions, full_prompt), data), **config)
 
 
-def _refuse_idle_settings(path: Any, backend: str, functions: int, full_prompt: bool, config: dict[str, Any]) -> None:
-    generated = {"functions": functions != 1, "full_prompt": bool(full_prompt)}
+def _refuse_idle_settings(backend: str, config: dict[str, Any]) -> None:
     contained = {name: name in config for name in ("container_memory", "container_processes")}
-    for name, is_set in generated.items():
-        if is_set and path is not None:
-            raise UserError(f"environment.config.{name} is for generated rows, and data.path={path}; leave it out")
     for name, is_set in contained.items():
         if is_set and backend == "sandbox":
             raise UserError(f"environment.config.{name} is for containers, and the backend is sandbox; leave it out")

@@ -25,6 +25,7 @@ from mtrl.algorithms.registry import (
 from mtrl.config import keys
 from mtrl.config.agent_checks import check_agent
 from mtrl.config.algorithm_checks import check_algorithm
+from mtrl.config.bounds import OPTIMIZERS, check_bounds
 from mtrl.config.choices import CHOICES, WITH_TORCH
 from mtrl.config.engine_checks import check_engines
 from mtrl.config.hints import hints
@@ -82,126 +83,6 @@ def _function(registry: Registry, value: str) -> None:
         load_function(value, registry.key)
     elif value not in registry:
         raise unknown_choice(registry.key, value, registry.names(), ", or package.module.function")
-
-
-OPTIMIZERS = ("trainer.optimizer", "algorithm.critic.optimizer")
-SERVERS = ("generator.vllm", "generator.sglang")
-
-AT_LEAST = {
-    0: (
-        "trainer.max_steps",
-        *(f"{optimizer}.{key}" for optimizer in OPTIMIZERS for key in ("warmup_steps", "weight_decay", "min_lr_ratio")),
-        "trainer.checkpoint.every_steps",
-        "trainer.save_trajectories_every",
-        "evaluation.every_steps",
-        "evaluation.sampled_rows",
-        "evaluation.keep_disagreements",
-        "evaluation.endpoint.retries",
-        "data.validation_rows",
-        "algorithm.gamma",
-        "algorithm.gae_lambda",
-        "algorithm.critic.warmup_steps",
-        "algorithm.clip_low_threshold",
-        "algorithm.kl_loss_coef",
-        "algorithm.kl_reward_coef",
-        "algorithm.correction_low",
-        "algorithm.dynamic_sampling_rounds",
-        "environment.retries",
-        "generator.agent.port",
-        "async_config.max_steps_off_policy",
-        "model.lora_rank",
-        *(f"{server}.{key}" for server in SERVERS for key in ("retries", "restarts", "canary_tolerance")),
-    ),
-    1: (
-        "trainer.prompts_per_step",
-        "trainer.mini_batches",
-        "trainer.update_epochs",
-        "trainer.max_tokens_per_microbatch",
-        "trainer.max_logits_per_chunk",
-        "trainer.profile_step",
-        "trainer.fsdp.replicas",
-        *(f"placement.{key}" for key in ("machines", "gpus", "ranks")),
-        "async_config.max_concurrent_groups",
-        "model.lora_alpha",
-        *(f"{server}.{key}" for server in SERVERS for key in ("replicas", "tensor_parallel_size")),
-        "trainer.threads",
-        "trainer.checkpoint.keep_last",
-        "trainer.max_steps_without_signal",
-        "evaluation.rows",
-        "evaluation.samples_per_row",
-        "evaluation.endpoint.max_concurrent",
-        "algorithm.group_size",
-        "algorithm.clip_high_threshold",
-        "algorithm.dual_clip",
-        "algorithm.max_sequence_length",
-        "algorithm.passk.k",
-        "algorithm.kl_horizon",
-        "generator.max_turns",
-        "generator.max_num_seqs",
-        *(f"generator.agent.{key}" for key in ("max_concurrent", "max_calls", "max_calls_at_once")),
-        "generator.max_context_length",
-        "generator.sampling_params.max_generate_length",
-        "generator.eval_sampling_params.max_generate_length",
-        "environment.max_workers",
-        "data.max_train_rows",
-        "data.max_test_rows",
-        "data.synthetic_train_rows",
-        "data.synthetic_test_rows",
-    ),
-    5: ("diagnosis.window",),
-}
-"""Smallest value -> the keys that it holds for; null is always allowed where the type allows it."""
-
-ABOVE_ZERO = (
-    "placement.gpu_memory",
-    *(f"{optimizer}.{key}" for optimizer in OPTIMIZERS for key in ("lr", "max_grad_norm")),
-    "generator.sampling_params.temperature",
-    "generator.sampling_params.top_p",
-    "environment.step_timeout",
-    "environment.episode_timeout",
-    "generator.agent.max_requests_per_second",
-    "evaluation.endpoint.timeout",
-    "trainer.fsdp.timeout",
-    *(f"{server}.{key}_timeout" for server in SERVERS for key in ("start", "request", "sync")),
-    "generator.gpu_memory_utilization",
-    "algorithm.is_cap",
-    "algorithm.critic.value_clip",
-    "algorithm.sapo.tau_positive",
-    "algorithm.sapo.tau_negative",
-    "algorithm.dppo.delta_low",
-    "algorithm.dppo.delta_high",
-    "algorithm.kl_target",
-    "algorithm.correction_high",
-)
-AT_MOST_ONE = (
-    "generator.sampling_params.top_p",
-    "generator.gpu_memory_utilization",
-    "algorithm.clip_low_threshold",
-    "algorithm.gamma",
-    "algorithm.gae_lambda",
-    *(f"{optimizer}.min_lr_ratio" for optimizer in OPTIMIZERS),
-    "environment.max_failed_share",
-)
-WHY = {
-    "evaluation.rows": "every evaluation plays them, greedily",
-    "generator.sampling_params.temperature": "greedy trajectories of one prompt are all the same and teach nothing",
-    "algorithm.clip_low_threshold": "it is a bound on the probability ratio, 0.8 for an epsilon of 0.2",
-    "algorithm.clip_high_threshold": "it is a bound on the probability ratio, 1.2 for an epsilon of 0.2",
-}
-
-
-def _ranges(cfg: DictConfig) -> None:
-    rules: list[tuple[Sequence[str], Callable[[float], bool], str]] = [
-        *((paths, lambda value, low=low: value >= low, f"at least {low}") for low, paths in AT_LEAST.items()),
-        (ABOVE_ZERO, lambda value: value > 0, "above 0"),
-        (AT_MOST_ONE, lambda value: value <= 1, "at most 1"),
-    ]
-    for paths, is_allowed, words in rules:
-        for path in paths:
-            value = OmegaConf.select(cfg, path)
-            if value is not None and not is_allowed(value):
-                why = f" ({WHY[path]})" if path in WHY else ""
-                raise UserError(f"{path}={value} must be {words}{why}")
 
 
 def _parent(cfg: DictConfig) -> None:
@@ -356,7 +237,7 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _no_missing,
     _plugins,
     _choices,
-    _ranges,
+    check_bounds,
     _parent,
     _model,
     _data,

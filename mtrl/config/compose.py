@@ -14,10 +14,10 @@ from yaml import YAMLError
 
 from mtrl.config import messages
 from mtrl.config.checks import check
+from mtrl.config.config_dir import PRIMARY, check_config_dir
 from mtrl.config.overrides import CONF, normalise
 from mtrl.config.runs import settle
 from mtrl.config.schema import Config
-from mtrl.errors import UserError
 
 VERSION_BASE = "1.3"
 
@@ -41,9 +41,9 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
     return cfg
 
 
-def merge(overrides: Sequence[str], config_dir: str | None = None, config_name: str = "config") -> DictConfig:
+def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Groups, experiment and (normalised) overrides in one tree; only keys and types are checked."""
-    cfg = merge_with_hydra(overrides, config_dir, config_name)
+    cfg = merge_with_hydra(overrides, config_dir)
     with open_dict(cfg):
         del cfg.hydra
     try:
@@ -53,14 +53,13 @@ def merge(overrides: Sequence[str], config_dir: str | None = None, config_name: 
     return cfg
 
 
-def merge_with_hydra(overrides: Sequence[str], config_dir: str | None, config_name: str) -> DictConfig:
+def merge_with_hydra(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """The same with Hydra's own configuration in it, unresolved."""
     if config_dir:
-        if not Path(config_dir).is_dir():
-            raise UserError(f"--config-dir {config_dir} does not exist; name a folder with config groups of your own")
+        check_config_dir(Path(config_dir))
         overrides = [*overrides, f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
     try:
         with hydra.initialize_config_dir(str(CONF), job_name="mtrl", version_base=VERSION_BASE):
-            return hydra.compose(config_name, overrides=list(overrides), return_hydra_config=True)
+            return hydra.compose(PRIMARY, overrides=list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise messages.explain(error) from error

@@ -1,12 +1,10 @@
-"""What other frameworks call our keys and values: the tables; `foreign.py` reads them.
+"""What other frameworks call our keys: the tables; `foreign.py` reads them. `dialect_values.py` has their values.
 
 A table entry is the foreign key -> our key, or our key with its value where theirs is a switch
 (`generator.backend=vllm`), or a sentence (it has a space) where there is no key of ours.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 TIS = "write algorithm.off_policy_correction=tis algorithm.loss_anchor=old, and its cap as algorithm.correction_high"
 KL_IN_REWARD = "set algorithm.kl_reward_coef, 0 is off"
@@ -15,7 +13,33 @@ DYNAMIC_SAMPLING = "set algorithm.dynamic_sampling_rounds, 0 is off"
 WHITENING = (
     "algorithm.advantage_method=reinforce_pp_baseline whitens over a step, and gae by algorithm.whiten_advantages"
 )
-BY_TOKENS = "micro-batches are always filled by tokens: set trainer.max_tokens_per_microbatch"
+BY_TOKENS = (
+    "micro-batches are always filled by tokens, not by a number of samples: set "
+    "trainer.max_tokens_per_microbatch, about that number times the tokens of a trajectory"
+)
+COMPLETIONS = (
+    "it counts completions: set trainer.prompts_per_step to "
+    "per_device_train_batch_size x gradient_accumulation_steps x devices / num_generations"
+)
+MINI_BATCHES = "set trainer.mini_batches to steps_per_generation / gradient_accumulation_steps"
+CONTEXT = (
+    "generator.max_context_length limits the whole conversation: set it to the tokens of prompt and replies together"
+)
+TASK = (
+    "set environment.target=package.module.Class for an environment in Python, or generator.agent.url=http://HOST:PORT "
+    "for an agent that runs already"
+)
+FILES = "set data.path, a folder with train and test files"
+REWARD = (
+    "set reward.components={package.module.function:1.0,environment:0}, where environment:0 leaves out its own reward"
+)
+RESUME = "set resume: none, latest, or the path of a run or a checkpoint"
+EVALUATION_BATCH = "all evaluation.rows are played at once, as far as generator.max_num_seqs allows"
+OUTPUT = "set run_dir, a folder of this machine"
+SHARDING = (
+    "models are sharded by FSDP2 over the ranks of torchrun --nproc-per-node N -m mtrl.main, as ZeRO-3 does; set "
+    "trainer.fsdp.reshard_after_forward=false for ZeRO-2 and trainer.fsdp.cpu_offload=true for its offload"
+)
 REPLICAS = "set generator.vllm.replicas or generator.sglang.replicas"
 PARALLEL = "set generator.vllm.tensor_parallel_size or generator.sglang.tensor_parallel_size"
 COLOCATE = "set generator.vllm.colocate=true or generator.sglang.colocate=true"
@@ -91,8 +115,8 @@ SKYRL = {
     "trainer.fully_async.max_staleness_steps": "async_config.max_steps_off_policy",
     "trainer.train_batch_size": "trainer.prompts_per_step",
     "trainer.policy_mini_batch_size": "set trainer.mini_batches, the number of updates per step",
-    "trainer.micro_train_batch_size_per_gpu": "trainer.max_tokens_per_microbatch",
-    "trainer.micro_forward_batch_size_per_gpu": "trainer.max_tokens_per_microbatch",
+    "trainer.micro_train_batch_size_per_gpu": BY_TOKENS,
+    "trainer.micro_forward_batch_size_per_gpu": BY_TOKENS,
     "trainer.use_sample_packing": "trainer.packing",
     "trainer.remove_microbatch_padding": "trainer.packing",
     "trainer.update_epochs_per_batch": "trainer.update_epochs",
@@ -101,7 +125,7 @@ SKYRL = {
     "trainer.seed": "seed",
     "trainer.bf16": "model.dtype=bfloat16",
     "trainer.flash_attn": "model.attn_implementation=flash_attention_2",
-    "trainer.resume_mode": "resume",
+    "trainer.resume_mode": RESUME,
     "trainer.resume_path": "resume",
     "trainer.ckpt_path": "run_dir",
     "trainer.export_path": "run_dir",
@@ -109,13 +133,13 @@ SKYRL = {
     "trainer.max_ckpts_to_keep": "trainer.checkpoint.keep_last",
     "trainer.eval_interval": "evaluation.every_steps",
     "trainer.eval_before_train": "evaluation.before_train",
-    "trainer.eval_batch_size": "evaluation.rows",
-    "trainer.max_prompt_length": "generator.max_context_length",
+    "trainer.eval_batch_size": EVALUATION_BATCH,
+    "trainer.max_prompt_length": CONTEXT,
     "trainer.project_name": "tracker.project",
     "trainer.run_name": "name",
     "trainer.logger": "tracker.report_to",
     "generator.n_samples_per_prompt": "algorithm.group_size",
-    "generator.max_input_length": "generator.max_context_length",
+    "generator.max_input_length": CONTEXT,
     "generator.apply_overlong_filtering": "algorithm.overlong_filtering",
     "generator.zero_reward_on_non_stop": "set reward.components.cut_short_penalty, 0 is off",
     "generator.model_dtype": "model.dtype",
@@ -136,12 +160,12 @@ SKYRL = {
     "generator.remote_inference_engine_urls": "set generator.vllm.urls or generator.sglang.urls",
     "generator.weight_sync_backend": WEIGHT_SYNC,
     "trainer.placement.colocate_all": COLOCATE,
-    "environment.env_class": "environment.name",
-    "environment.skyrl_gym": "environment.config",
+    "environment.env_class": "experiment",
+    "environment.skyrl_gym": "set environment.config, the keys of the task family",
     "environment.skyrl_gym.max_env_workers": "environment.max_workers",
     "environment.skyrl_gym.text2sql.db_path": "set environment.config, the keys of the task family",
     "data.train_data": "data.path",
-    "data.val_data": "set data.path, a folder with train and test files",
+    "data.val_data": FILES,
 }
 
 VERL = {
@@ -187,7 +211,7 @@ VERL = {
     "actor_rollout_ref.actor.entropy_coeff": "algorithm.entropy_coef",
     "actor_rollout_ref.actor.ppo_epochs": "trainer.update_epochs",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "set trainer.mini_batches, the number of updates per step",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "trainer.max_tokens_per_microbatch",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": BY_TOKENS,
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "trainer.max_tokens_per_microbatch",
     "actor_rollout_ref.actor.use_dynamic_bsz": BY_TOKENS,
     "actor_rollout_ref.rollout.name": "generator.backend",
@@ -210,7 +234,7 @@ VERL = {
     "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": "generator.max_turns",
     "actor_rollout_ref.rollout.multi_turn.max_user_turns": "generator.max_turns",
     "actor_rollout_ref.rollout.multi_turn.enable": "set generator.max_turns, 1 is single-turn",
-    "actor_rollout_ref.rollout.multi_turn.interaction_config_path": "environment.target",
+    "actor_rollout_ref.rollout.multi_turn.interaction_config_path": TASK,
     "critic.model.path": "algorithm.critic.path",
     "critic.optim.lr": "algorithm.critic.optimizer.lr",
     "critic.optim.weight_decay": "algorithm.critic.optimizer.weight_decay",
@@ -223,12 +247,12 @@ VERL = {
     "reward_model.overlong_buffer.penalty_factor": OVERLONG_PENALTY,
     "data.train_batch_size": "trainer.prompts_per_step",
     "data.train_files": "data.path",
-    "data.val_files": "set data.path, a folder with train and test files",
-    "data.max_prompt_length": "generator.max_context_length",
+    "data.val_files": FILES,
+    "data.max_prompt_length": CONTEXT,
     "data.max_response_length": "generator.sampling_params.max_generate_length",
     "data.train_max_samples": "data.max_train_rows",
     "data.val_max_samples": "data.max_test_rows",
-    "custom_reward_function.path": "set reward.components to {package.module.function: 1.0}",
+    "custom_reward_function.path": REWARD,
     "trainer.total_epochs": "set trainer.max_steps; a run is counted in steps",
     "trainer.total_training_steps": "trainer.max_steps",
     "trainer.save_freq": "trainer.checkpoint.every_steps",
@@ -236,14 +260,14 @@ VERL = {
     "trainer.val_before_train": "evaluation.before_train",
     "trainer.experiment_name": "name",
     "trainer.default_local_dir": "run_dir",
-    "trainer.resume_mode": "resume",
+    "trainer.resume_mode": RESUME,
     "trainer.max_actor_ckpt_to_keep": "trainer.checkpoint.keep_last",
 }
 
 TRL = {
     "num_generations": "algorithm.group_size",
     "max_completion_length": "generator.sampling_params.max_generate_length",
-    "max_prompt_length": "generator.max_context_length",
+    "max_prompt_length": CONTEXT,
     "max_model_length": "generator.max_context_length",
     "beta": "algorithm.kl_loss_coef",
     "use_bias_correction_kl": "algorithm.kl_estimator=k3_unbiased",
@@ -264,12 +288,12 @@ TRL = {
     "multi_objective_aggregation": "algorithm.advantage_method",
     "mask_truncated_completions": "algorithm.overlong_filtering",
     "scale_rewards": "algorithm.norm_by_std",
-    "reward_weights": "reward.components",
-    "reward_funcs": "reward.components",
+    "reward_weights": "set reward.components={NAME:WEIGHT} for each part of the reward",
+    "reward_funcs": REWARD,
     "num_iterations": "trainer.update_epochs",
-    "steps_per_generation": "trainer.mini_batches",
-    "gradient_accumulation_steps": "trainer.max_tokens_per_microbatch",
-    "per_device_train_batch_size": "trainer.prompts_per_step",
+    "steps_per_generation": MINI_BATCHES,
+    "gradient_accumulation_steps": BY_TOKENS,
+    "per_device_train_batch_size": COMPLETIONS,
     "learning_rate": "trainer.optimizer.lr",
     "lr_scheduler_type": "trainer.optimizer.schedule",
     "warmup_ratio": "set trainer.optimizer.warmup_steps, a number of steps",
@@ -303,8 +327,9 @@ TRL = {
     "vllm_importance_sampling_clip_max": "algorithm.correction_high",
     "max_tool_calling_iterations": "generator.max_turns",
     "max_env_steps": "generator.max_turns",
-    "environment_factory": "environment.target",
+    "environment_factory": TASK,
     "report_to": "tracker.report_to",
+    "deepspeed": SHARDING,
 }
 
 SAGEMAKER = {
@@ -313,7 +338,7 @@ SAGEMAKER = {
     "sampling_params.temperature": "generator.sampling_params.temperature",
     "sampling_params.sampling_top_p": "generator.sampling_params.top_p",
     "sampling_params.sampling_max_tokens": "generator.sampling_params.max_generate_length",
-    "val_sampling_params": "generator.eval_sampling_params",
+    "val_sampling_params": "set temperature, top_p and max_generate_length of generator.eval_sampling_params",
     "val_sampling_params.temperature": "generator.eval_sampling_params.temperature",
     "val_sampling_params.sampling_top_p": "generator.eval_sampling_params.top_p",
     "val_sampling_params.sampling_max_tokens": "generator.eval_sampling_params.max_generate_length",
@@ -321,14 +346,16 @@ SAGEMAKER = {
     "val_metrics_config.success_threshold": "evaluation.success_threshold",
     "eval_group_size": "evaluation.samples_per_row",
     "sampling_temperature": "generator.sampling_params.temperature",
+    "sampling_top_p": "generator.sampling_params.top_p",
+    "sampling_max_tokens": "generator.sampling_params.max_generate_length",
     "max_tokens": "generator.sampling_params.max_generate_length",
     "max_epochs": "set trainer.max_steps; a run is counted in steps",
     "val_every": "evaluation.every_steps",
-    "agent_env": "environment.target",
-    "agent_config": "environment.target",
+    "agent_env": TASK,
+    "agent_config": TASK,
     "training_dataset": "data.path",
-    "validation_dataset": "set data.path, a folder with train and test files",
-    "s3_output_path": "run_dir",
+    "validation_dataset": FILES,
+    "s3_output_path": OUTPUT,
     "mlflow_experiment_name": "tracker.project",
     "recipe": "experiment",
 }
@@ -376,88 +403,3 @@ SECTIONS = {
     "hyperparameters": "algorithm, generator and trainer",
 }
 """Whole sections, as YAML files have them -> where their keys live here."""
-
-
-def _one_minus(value: str) -> str:
-    return f"{1 - float(value):g}"
-
-
-def _one_plus(value: str) -> str:
-    return f"{1 + float(value):g}"
-
-
-CONVERT: dict[str, Callable[[str], str]] = {
-    # An epsilon around 1 there, a bound on the ratio here.
-    "eps_clip_low": _one_minus,
-    "eps_clip_high": _one_plus,
-    "clip_ratio_low": _one_minus,
-    "clip_ratio_high": _one_plus,
-    "cispo_eps_clip_low": _one_minus,
-    "cispo_eps_clip_high": _one_plus,
-    "epsilon_high": _one_plus,
-    "adam_beta1": lambda value: f"[{value},0.95]",
-    "adam_beta2": lambda value: f"[0.9,{value}]",
-}
-"""How a value changes with its key, by the last word of the foreign key."""
-
-VALUES = {
-    "algorithm.advantage_method": {
-        "reinforce++": "reinforce_pp",
-        "rloo_vectorized": "rloo",
-        "grpo_vectorized": "grpo",
-        "normalize_then_sum": "gdpo",
-        "sum_then_normalize": "grpo",
-    },
-    "algorithm.norm_by_std": {
-        "group": "true",
-        "none": "false",
-        "batch": "false algorithm.advantage_method=reinforce_pp_baseline",
-    },
-    "algorithm.loss_fn": {
-        "regular": "ppo",
-        "vanilla": "ppo",
-        "token": "ppo",
-        "sequence": "gspo",
-        "dual_clip": "ppo algorithm.dual_clip=3.0",
-        "reinforce": "importance_sampling",
-        "rollout_is": "importance_sampling",
-        "dppo_tv": "dppo",
-        "dppo_kl": "dppo algorithm.dppo.divergence=kl",
-    },
-    "algorithm.dppo.divergence": {"binary_tv": "tv", "binary_kl": "kl"},
-    "algorithm.off_policy_correction": {
-        "token": "tis algorithm.loss_anchor=old",
-        "sequence": "sequence_tis algorithm.loss_anchor=old",
-        "product": "mis",
-        "token_truncate": "tis algorithm.loss_anchor=old",
-        "token_mask": "icepop algorithm.loss_anchor=old",
-        "sequence_truncate": "sequence_tis algorithm.loss_anchor=old",
-        "sequence_mask": "mis",
-        "seq_sum_k1": "mis",
-        "seq_mean_k1": "geometric",
-        "null": "none",
-    },
-    "algorithm.loss_anchor": {"true": "rollout", "false": "old"},
-    "algorithm.loss_reduction": {
-        "token-mean": "token_mean",
-        "bnpo": "token_mean",
-        "dapo": "token_mean",
-        "grpo": "sequence_mean",
-        "seq-mean-token-mean": "sequence_mean",
-        "seq-mean-token-sum": "seq_mean_token_sum",
-        "seq-mean-token-sum-norm": "seq_mean_token_sum_norm",
-        "dr_grpo": "seq_mean_token_sum_norm",
-        "cispo": "token_mean algorithm.loss_fn=cispo",
-        "sapo": "sequence_mean algorithm.loss_fn=sapo",
-    },
-    "algorithm.kl_estimator": {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k3+": "k3_plus"},
-    "trainer.optimizer.schedule": {
-        "constant_with_warmup": "constant",
-        "linear_with_warmup": "linear",
-        "cosine_with_warmup": "cosine",
-    },
-    "generator.backend": {"hf": "local", "transformers": "local", "engine": "sglang"},
-    "resume": {"from_path": "PATH", "auto": "latest", "disable": "none"},
-    "environment.name": {"text2sql": "text_to_sql", "gsm8k_multi_turn": "gsm8k"},
-}
-"""Foreign values of our keys -> ours, perhaps with a second setting."""

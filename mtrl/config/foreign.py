@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+import mtrl
+from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.config import keys
-from mtrl.config.dialects import CONVERT, FRAMEWORKS, VALUES
+from mtrl.config.choices import CHOICES, WITH_TORCH
+from mtrl.config.dialect_values import CONVERT, NEEDS, VALUES, WHEN_FALSE
+from mtrl.config.dialects import FRAMEWORKS
+
+EXPERIMENTS = Path(mtrl.__file__).parent.parent / "conf" / "experiment"
 
 
 @dataclass(frozen=True)
@@ -20,16 +27,42 @@ class Found:
         """What to write here for `key=value`."""
         if " " in self.ours:
             return self.ours
-        if "=" in self.ours or value is None:
+        if value is None:
             return f"write {self.ours}"
-        return f"write {self.ours}={translate(self.ours, self._converted(value))}"
+        proposed = self.proposal(value)
+        return f"write {proposed}" if proposed else f"set {self.ours}, {_allowed(self.ours.partition('=')[0])}"
 
-    def _converted(self, value: str) -> str:
+    def proposal(self, value: str) -> str | None:
+        """The overrides that mean `key=value` here, as one types them in a shell; None where there are none."""
+        if " " in self.ours:
+            return None
+        if "=" in self.ours:
+            return {"true": self.ours, "false": WHEN_FALSE.get(self.ours)}.get(value.lower())
         convert = CONVERT.get(self.key.rpartition(".")[2])
         try:
-            return convert(value) if convert else value
+            first, *more = translate(self.ours, convert(value) if convert else value).split(" ")
         except ValueError:
-            return "..."
+            return None
+        if not keys.takes(self.ours, first) or first not in (_words(self.ours) or (first,)):
+            return None
+        if first == "null" and self.ours in NEEDS:
+            return None
+        return " ".join([f"{self.ours}={first}", *more, *([NEEDS[self.ours]] if self.ours in NEEDS else [])])
+
+
+def _words(key: str) -> tuple[str, ...] | None:
+    """The words that a key takes, if it takes one of a few."""
+    if key == "experiment":
+        return tuple(sorted(file.stem for file in EXPERIMENTS.glob("*.yaml")))
+    if registry := next((known for known in (ESTIMATORS, REDUCTIONS) if known.key == key), None):
+        return tuple(registry.names())
+    return CHOICES.get(key) or WITH_TORCH.get(key)
+
+
+def _allowed(key: str) -> str:
+    """What a key takes, in words."""
+    words, known = _words(key), keys.find(key)
+    return f"one of {', '.join(words)}" if words else known.expected() if known else "another value"
 
 
 def translate(key: str, value: str) -> str:

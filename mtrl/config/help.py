@@ -16,7 +16,7 @@ from mtrl.config.compose import merge_with_hydra
 from mtrl.config.messages import ELSEWHERE
 
 
-def help_text(overrides: Sequence[str], config_dir: str | None, config_name: str, resolve: bool = False) -> str:
+def help_text(overrides: Sequence[str], config_dir: str | None, resolve: bool = False) -> str:
     """For these (normalised) overrides.
 
     Args:
@@ -25,7 +25,7 @@ def help_text(overrides: Sequence[str], config_dir: str | None, config_name: str
     Raises:
         UserError: whatever is wrong with the overrides, in one sentence.
     """
-    cfg = merge_with_hydra(overrides, config_dir, config_name)
+    cfg = merge_with_hydra(overrides, config_dir)
     with open_dict(cfg):
         hydra = cfg.pop("hydra")
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]

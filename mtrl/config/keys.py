@@ -10,8 +10,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
 
-from omegaconf import MISSING
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from mtrl.config.bounds import broken_bound
 from mtrl.config.schema import Config
 
 IDLE = (
@@ -116,6 +120,21 @@ def find(path: str) -> Key | None:
         return key
     parent = find(path.rpartition(".")[0])
     return parent if parent is not None and parent.is_open else None
+
+
+def takes(path: str, value: str) -> bool:
+    """Whether a value, as it is typed on the command line, has the type of this key and lies within its bounds."""
+    tree = OmegaConf.structured(Config())
+    try:
+        typed_value = OverridesParser.create().parse_override(f"{path}={value}").value()
+        if path in all_keys():
+            for section in [key for key in all_keys().values() if path.startswith(f"{key.path}.")]:
+                if OmegaConf.select(tree, section.path) is None:  # null by default
+                    OmegaConf.update(tree, section.path, section.type(), merge=False)
+            OmegaConf.update(tree, path, typed_value)
+    except (HydraException, OmegaConfBaseException):
+        return False
+    return not isinstance(typed_value, int | float) or broken_bound(path, typed_value) is None
 
 
 def settings() -> list[str]:

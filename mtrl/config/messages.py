@@ -65,7 +65,8 @@ def unknown_key(path: str, value: str | None = None, where: str = "") -> UserErr
         return UserError(f"{start}; it looks like {found.framework}'s {found.key}: {found.advice(value)}")
     near = near or keys.nearest_key(path)
     if near:
-        return UserError(f"{start}; did you mean {near}{'' if value is None else f'={value}'}?")
+        fits = value is not None and keys.takes(near, value)
+        return UserError(f"{start}; did you mean {near}{f'={value}' if fits else ''}?")
     section = path.rpartition(".")[0]
     if section and (known := keys.children(section)):
         return UserError(f"{start}; {section} has {', '.join(known)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import threading
@@ -82,6 +83,38 @@ class TakesMessages(Protocol):
         """As `step`; `message` is the response parsed, with its `tool_calls` (see mtrl/environments/tool_calls.py)."""
 
 
+def _counts_turns(cls: type) -> bool:
+    """Whether a method of the class, or of a base below `BaseEnvironment`, sets `current_turn` after the start."""
+    own = [base for base in cls.__mro__ if base not in (BaseEnvironment, object)]
+    methods = [method for base in own for name, method in vars(base).items() if name not in ("__init__", "reset")]
+    return any(
+        instruction.opname == "STORE_ATTR" and instruction.argval == "current_turn"
+        for method in methods
+        if inspect.isfunction(method)
+        for instruction in dis.get_instructions(method)
+    )
+
+
+def _counting(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step` after `current_turn += 1`; where a subclass calls it by `super()`, only the subclass's counts."""
+
+    def count(self: BaseEnvironment) -> None:
+        if type(self).step in (counted, counted_async):
+            self.current_turn = getattr(self, "current_turn", 0) + 1
+
+    @functools.wraps(step)
+    def counted(self: BaseEnvironment, *args: Any, **keywords: Any) -> Any:
+        count(self)
+        return step(self, *args, **keywords)
+
+    @functools.wraps(step)
+    async def counted_async(self: BaseEnvironment, *args: Any, **keywords: Any) -> Any:
+        count(self)
+        return await step(self, *args, **keywords)
+
+    return counted_async if inspect.iscoroutinefunction(step) else counted
+
+
 class BaseEnvironment:
     """One episode. A new object is made for every trajectory, and `close` is always called.
 
@@ -104,11 +137,15 @@ class BaseEnvironment:
     """Names that `reward.scheme` may take; where there are several, `__init__` gets the chosen one as `reward`."""
 
     def __init_subclass__(cls, **keywords: Any):
-        """`reset(self)`, without the row, is right as well: the Multi-Turn Training Guide writes it so."""
+        """What the Multi-Turn Training Guide writes works as it stands: `reset(self)` without the row, and a `step`
+        that reads `current_turn` and leaves it to others to count."""
         super().__init_subclass__(**keywords)
         own = vars(cls).get("reset")
         if inspect.isfunction(own) and len(inspect.signature(own).parameters) == 1:
             cls.reset = functools.wraps(own)(lambda self, row=None: own(self))  # type: ignore[method-assign]
+        step = vars(cls).get("step")
+        if inspect.isfunction(step) and not _counts_turns(cls):
+            cls.step = _counting(step)  # type: ignore[method-assign]
 
     def __init__(self, max_turns: int = 5, **config: Any):
         self.max_turns = max_turns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from mtrl.preflight.context import Context, at_most, fingerprint
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
@@ -14,6 +15,9 @@ QUANTILE = 0.95
 """N: so many of gold's episodes need at most so many turns."""
 GENEROUS = 3
 """From so many times that on, turns are a waste: contexts get long and expensive."""
+NAMES = {"id", "split", "prompt"}
+"""Columns that say which row it is, and not which problem; the words of the prompt are compared by themselves."""
+Problem = Callable[[Row], tuple[str, str]]
 DUPLICATES = 0.05
 """Share of repeated training rows that is worth a warning."""
 
@@ -26,9 +30,10 @@ def splits(context: Context) -> Result:
             f"{len(train)} training rows, {len(test)} held out",
             "give both splits rows: data.train_split, data.test_split",
         )
-    held_ids, held = {str(row["id"]) for row in test}, {_problem(row) for row in test}
+    problem = _problem_by([*train, *test])
+    held_ids, held = {str(row["id"]) for row in test}, {problem(row) for row in test}
     shared_ids = [str(row["id"]) for row in train if str(row["id"]) in held_ids]
-    shared = [str(row["id"]) for row in train if _problem(row) in held]
+    shared = [str(row["id"]) for row in train if problem(row) in held]
     evidence = f"{len(train)} training rows, {len(test)} held out"
     if shared_ids or shared:
         kinds = {"id": shared_ids, "prompt and ground truth": shared}
@@ -38,16 +43,14 @@ def splits(context: Context) -> Result:
             "split by the problem, not by the row, and drop from the training rows what is held out",
             told,
         )
-    return _repeated(evidence, train, test)
+    return _repeated(evidence, train, test, problem)
 
 
-def _repeated(evidence: str, train: list[Row], test: list[Row]) -> Result:
+def _repeated(evidence: str, train: list[Row], test: list[Row], problem: Problem) -> Result:
     """Contradictory and repeated rows."""
     prompts = {text for row in train for text in [_prompt(row)]}
     shared = [str(row["id"]) for row in test if _prompt(row) in prompts]
-    twice = {
-        name: len(rows) - len({_problem(row) for row in rows}) for name, rows in (("train", train), ("test", test))
-    }
+    twice = {name: len(rows) - len({problem(row) for row in rows}) for name, rows in (("train", train), ("test", test))}
     if shared and len(prompts) == len(train):  # a prompt names its problem, and yet the same one has two truths
         return warned(
             f"{evidence}: {len(shared)} held-out prompts are training prompts with another ground truth "
@@ -114,5 +117,10 @@ def _prompt(row: Row) -> str:
     return " ".join(" ".join(str(m.get("content") or "") for m in row["prompt"]).casefold().split())
 
 
-def _problem(row: Row) -> tuple[str, str]:
-    return _prompt(row), fingerprint(row["ground_truth"])
+def _problem_by(rows: list[Row]) -> Problem:
+    """What tells one problem from another: prompt and ground truth, and where no row has a ground truth of its own the
+    other columns too (the seed of a game, the settings of an environment)."""
+    truths = {fingerprint(row["ground_truth"]) for row in rows}
+    if len(truths) > 1:
+        return lambda row: (_prompt(row), fingerprint(row["ground_truth"]))
+    return lambda row: (_prompt(row), fingerprint({name: row[name] for name in row.keys() - NAMES}))

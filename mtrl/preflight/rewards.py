@@ -25,7 +25,7 @@ PADDING = (0, 1_000, 20_000)
 
 def robust(context: Context) -> Result:
     """No response whatsoever breaks an episode."""
-    episodes = [*context.gold, *context.weak, *context.fuzz]
+    episodes = [*context.weak, *context.fuzz]  # gold that breaks is a matter of its row: the check gold tells it
     found = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE not in e.error]
     if found:
         return failed(
@@ -40,11 +40,11 @@ def gold(context: Context) -> Result:
     """The perfect player is paid in full and scores 1."""
     if context.family.gold is None or not context.gold:
         return skipped(str(context.needs_gold()))
-    score_low = [f"{_who(e)}: the scorer says {e.score:g}{_reason(e)}" for e in context.gold if not context.succeeds(e)]
-    paid_low = [
-        f"{_who(e)}: the reward is {e.own:g}" for e in context.gold if context.succeeds(e) and not context.claims(e)
-    ]
-    found, count = [*score_low, *paid_low], f"{len(context.gold)} of {len(context.rows)} rows"
+    played = [*context.gold, *context.gold_elsewhere]
+    score_low = [f"{_who(e)}: the scorer says {e.score:g}{_reason(e)}" for e in played if not context.succeeds(e)]
+    paid_low = [f"{_who(e)}: the reward is {e.own:g}" for e in played if context.succeeds(e) and not context.claims(e)]
+    found = [*score_low, *paid_low]
+    count = f"{len(played)} of {len(context.splits.train) + len(context.splits.test)} rows"
     if found:
         return failed(
             f"on {count}, gold fails on {len(found)}. {at_most(found, 2)}",

@@ -19,7 +19,7 @@ def names_sweep(overrides: Sequence[str]) -> bool:
     return any(word.startswith("sweep=") for word in overrides)
 
 
-def typed_out(overrides: Sequence[str], config_dir: str | None, config_name: str) -> list[str]:
+def typed_out(overrides: Sequence[str], config_dir: str | None) -> list[str]:
     """The overrides of a sweep with those of `hydra.sweeper.params` among them; a key that was typed has what was
     typed.
 
@@ -28,7 +28,7 @@ def typed_out(overrides: Sequence[str], config_dir: str | None, config_name: str
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     plain = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
-    cfg = merge_with_hydra(plain, config_dir, config_name)
+    cfg = merge_with_hydra(plain, config_dir)
     sweeper = cfg.hydra.sweeper
     if sweeper._target_ == TARGET:
         if find_spec("optuna") is None:

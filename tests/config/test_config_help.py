@@ -33,7 +33,7 @@ def test_groups_are_those_of_the_folders_and_no_others(folder):
 
 
 def test_groups_of_ones_own_and_the_keys_as_composed_are_shown(folder):
-    shown = help_text(["experiment=mine"], str(folder), "config")
+    shown = help_text(["experiment=mine"], str(folder))
     assert "\nexperiment: agent_" in shown and ", mine, " in shown and "\nmine/deeper: one\n" in shown
     keys = OmegaConf.create(shown.partition("Keys (section.key=value):")[2])
     assert keys.seed == 3 and keys.keys() == compose().keys()
@@ -41,10 +41,10 @@ def test_groups_of_ones_own_and_the_keys_as_composed_are_shown(folder):
 
 
 def test_interpolations_are_followed_where_that_is_asked_for():
-    assert "run_dir: outputs/${name}/" in help_text(["name=x"], None, "config")
-    assert "run_dir: outputs/x/" in help_text(["name=x"], None, "config", resolve=True)
+    assert "run_dir: outputs/${name}/" in help_text(["name=x"], None)
+    assert "run_dir: outputs/x/" in help_text(["name=x"], None, resolve=True)
 
 
 def test_what_is_wrong_is_one_sentence():
     with pytest.raises(UserError, match="must be an integer"):
-        help_text(["seed=x"], None, "config")
+        help_text(["seed=x"], None)

@@ -32,5 +32,5 @@ def test_what_is_shown_composes(line):
     if "joblib" in line or "submitit" in line or "slurm " in line or "optuna" in line:
         pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
     overrides = normalise(overrides_of(line))
-    typed = typed_out(overrides, None, "config")
+    typed = typed_out(overrides, None)
     assert names_sweep(overrides) == ("sweep=" in line) == ("hydra.sweeper.params=null" in typed)

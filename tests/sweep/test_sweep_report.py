@@ -141,4 +141,4 @@ def test_what_is_prepared_composes(path):
     assert told[0] == f"sweep={path.stem}"
     for words in told:
         overrides = normalise([word.strip("'") for word in words.split()])
-        assert names_sweep(overrides) and typed_out(overrides, None, "config")[-1] == "hydra.sweeper.params=null"
+        assert names_sweep(overrides) and typed_out(overrides, None)[-1] == "hydra.sweeper.params=null"

@@ -197,10 +197,13 @@ def write(folder, *rows):
     return DataConfig(path=str(folder))
 
 
-def test_settings_without_effect_are_refused(tmp_path):
-    for config in ({"functions": 2}, {"full_prompt": True}):
-        with pytest.raises(UserError, match="is for generated rows, and data.path"):
-            FAMILY.load(write(tmp_path, GOOD), 0, **config)
+def test_an_experiment_for_generated_rows_takes_rows_of_a_file(tmp_path):
+    """`experiment=mini_swe_hf` sets both keys itself."""
+    config = {"functions": 12, "full_prompt": True}
+    assert FAMILY.load(write(tmp_path, GOOD), 0, **config) == FAMILY.load(write(tmp_path, GOOD), 0)
+
+
+def test_settings_without_effect_are_refused():
     with pytest.raises(UserError, match="environment.config.container_memory is for containers"):
         FAMILY.load(DataConfig(), 0, container_memory="1g")
 

@@ -1,0 +1,153 @@
+"""What the values of other frameworks' keys are here: the tables; `foreign.py` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+WHEN_FALSE = {
+    "generator.backend=vllm": "generator.backend=local",
+    "model.dtype=bfloat16": "model.dtype=float32",
+    "model.attn_implementation=flash_attention_2": "model.attn_implementation=sdpa",
+    "algorithm.kl_estimator=k3_unbiased": "algorithm.kl_estimator=k3",
+}
+"""What a switch of another framework means here while it is on -> what it means while it is off."""
+
+NEEDS = {"model.path": "model=hf"}
+"""Keys that do nothing alone -> the setting that has them read."""
+
+
+def _items(value: str) -> list[str]:
+    """`[a,"b"]`, `a,b` or `a` as a list of texts."""
+    return [item.strip().strip("'\"") for item in value.strip().removeprefix("[").removesuffix("]").split(",") if item]
+
+
+def _listed(value: str) -> str:
+    return f"[{','.join(_items(value))}]"
+
+
+def _only(value: str) -> str:
+    """The item of a list of one."""
+    (item,) = _items(value)
+    return item
+
+
+def _trackers(value: str) -> str:
+    """Names of trackers; the console is on here without being named."""
+    if value == "all":
+        return "[mlflow,wandb,tensorboard]"
+    named = [name for name in _items(value) if name not in ("console", "none", "null")]
+    if not set(named) <= {"mlflow", "wandb", "tensorboard"}:
+        raise ValueError(value)
+    return f"[{','.join(named)}]"
+
+
+def _with_samples(value: str) -> str:
+    """pass@k needs as many samples of a row as its largest k."""
+    return f"{_listed(value)} evaluation.samples_per_row={max(map(int, _items(value)))}"
+
+
+def _never_is_zero(value: str) -> str:
+    """A negative interval switches it off there, 0 does here."""
+    return "0" if int(value) < 0 else value
+
+
+def _one_minus(value: str) -> str:
+    return f"{1 - float(value):g}"
+
+
+def _one_plus(value: str) -> str:
+    return f"{1 + float(value):g}"
+
+
+CONVERT: dict[str, Callable[[str], str]] = {
+    # An epsilon around 1 there, a bound on the ratio here.
+    "eps_clip_low": _one_minus,
+    "eps_clip_high": _one_plus,
+    "clip_ratio_low": _one_minus,
+    "clip_ratio_high": _one_plus,
+    "cispo_eps_clip_low": _one_minus,
+    "cispo_eps_clip_high": _one_plus,
+    "epsilon_high": _one_plus,
+    "adam_beta1": lambda value: f"[{float(value):g},0.95]",
+    "adam_beta2": lambda value: f"[0.9,{float(value):g}]",
+    "logger": _trackers,
+    "report_to": _trackers,
+    "train_data": _only,
+    "train_files": _only,
+    "vllm_server_base_url": _listed,
+    "pass_k_values": _with_samples,
+    **dict.fromkeys(
+        ("eval_interval", "ckpt_interval", "save_freq", "test_freq", "save_steps", "eval_steps"), _never_is_zero
+    ),
+}
+"""How a value changes with its key, by the last word of the foreign key."""
+
+LONGEST_TURN = "algorithm.max_sequence_length='${generator.sampling_params.max_generate_length}'"
+"""The constant by which Dr. GRPO's reduction divides: the limit of tokens that is sampled under."""
+
+VALUES = {
+    "algorithm.advantage_method": {
+        "reinforce++": "reinforce_pp",
+        "rloo_vectorized": "rloo",
+        "grpo_vectorized": "grpo",
+        "normalize_then_sum": "gdpo",
+        "sum_then_normalize": "grpo",
+    },
+    "algorithm.norm_by_std": {
+        "group": "true",
+        "none": "false",
+        "batch": "false algorithm.advantage_method=reinforce_pp_baseline",
+    },
+    "algorithm.loss_fn": {
+        "regular": "ppo",
+        "vanilla": "ppo",
+        "is": "importance_sampling",
+        "token": "ppo",
+        "sequence": "gspo",
+        "dual_clip": "ppo algorithm.dual_clip=3.0",
+        "reinforce": "importance_sampling",
+        "rollout_is": "importance_sampling",
+        "dppo_tv": "dppo",
+        "dppo_kl": "dppo algorithm.dppo.divergence=kl",
+    },
+    "algorithm.dppo.divergence": {"binary_tv": "tv", "binary_kl": "kl"},
+    "algorithm.off_policy_correction": {
+        "token": "tis algorithm.loss_anchor=old",
+        "sequence": "sequence_tis algorithm.loss_anchor=old",
+        "product": "mis",
+        "token_truncate": "tis algorithm.loss_anchor=old",
+        "token_mask": "icepop algorithm.loss_anchor=old",
+        "sequence_truncate": "sequence_tis algorithm.loss_anchor=old",
+        "sequence_mask": "mis",
+        "seq_sum_k1": "mis",
+        "seq_mean_k1": "geometric",
+        "null": "none",
+    },
+    "algorithm.loss_anchor": {"true": "rollout", "false": "old"},
+    "algorithm.loss_reduction": {
+        "token-mean": "token_mean",
+        "bnpo": "token_mean",
+        "dapo": "token_mean",
+        "grpo": "sequence_mean",
+        "seq-mean-token-mean": "sequence_mean",
+        "seq-mean-token-sum": "seq_mean_token_sum",
+        "seq-mean-token-sum-norm": f"seq_mean_token_sum_norm {LONGEST_TURN}",
+        "dr_grpo": f"seq_mean_token_sum_norm {LONGEST_TURN}",
+        "cispo": "token_mean algorithm.loss_fn=cispo",
+        "sapo": "sequence_mean algorithm.loss_fn=sapo",
+    },
+    "algorithm.kl_estimator": {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "k3+": "k3_plus"},
+    "trainer.optimizer.schedule": {
+        "constant_with_warmup": "constant",
+        "linear_with_warmup": "linear",
+        "cosine_with_warmup": "cosine",
+    },
+    "generator.backend": {"hf": "local", "transformers": "local", "engine": "sglang"},
+    "resume": {"true": "latest", "false": "none", "null": "none"},
+    "experiment": {"text2sql": "text_to_sql", "gsm8k_multi_turn": "gsm8k"},
+    "data.max_train_rows": {"-1": "null"},
+    "data.max_test_rows": {"-1": "null"},
+    "trainer.checkpoint.keep_last": {"-1": "1000000", "null": "1000000"},
+    "model.dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"},
+}
+"""Foreign values of our keys -> ours, perhaps with a second setting."""

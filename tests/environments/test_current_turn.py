@@ -1,0 +1,83 @@
+"""Who counts the turns: `step` where it does, else the base class."""
+
+import asyncio
+
+import pytest
+
+from mtrl.environments.base import BaseEnvironment
+
+
+class Pasted(BaseEnvironment):
+    """The Multi-Turn Training Guide's third pattern, word for word, with its two helpers."""
+
+    def calculate_progress(self, response, ground_truth):
+        return 0.4
+
+    def get_feedback(self, response):
+        return "go on"
+
+    def step(self, response, ground_truth):
+        progress = self.calculate_progress(response, ground_truth)
+        if progress >= 1.0:
+            return 1.0, None, True
+        if self.current_turn >= self.max_turns:
+            return progress, None, True  # Partial credit
+        return progress * 0.1, self.get_feedback(response), False
+
+
+class Counts(BaseEnvironment):
+    def step(self, response, ground_truth):
+        self._advance()
+        return 0.0, None, self.current_turn >= self.max_turns
+
+    def _advance(self):
+        self.current_turn += 1
+
+
+class Inherits(Pasted):
+    def step(self, response, ground_truth):
+        return super().step(response, ground_truth)
+
+
+class InheritsCounting(Counts):
+    def step(self, response, ground_truth):
+        return super().step(response, ground_truth)
+
+
+class Awaits(BaseEnvironment):
+    async def step(self, response, ground_truth):
+        return 0.0, None, self.current_turn >= self.max_turns
+
+
+class NoSuper(BaseEnvironment):
+    def __init__(self, max_turns=3):
+        self.max_turns = max_turns
+
+    def step(self, response, ground_truth):
+        return 0.0, None, self.current_turn >= self.max_turns
+
+
+def played(environment) -> list:
+    results = []
+    environment.reset()
+    while not results or not results[-1][2]:
+        value = environment.step("x", {})
+        results.append(asyncio.run(value) if asyncio.iscoroutine(value) else value)
+        assert len(results) < 10, "it never ends"
+    return results
+
+
+def test_the_guides_third_pattern_pays_partial_credit_at_the_last_turn():
+    first, second, last = played(Pasted(3))
+    assert first == second == (pytest.approx(0.04), "go on", False)
+    assert last == (0.4, None, True)
+
+
+@pytest.mark.parametrize("environment", [Pasted, Counts, Inherits, InheritsCounting, Awaits, NoSuper])
+def test_every_turn_is_counted_once(environment):
+    assert len(played(environment(max_turns=3))) == 3
+
+
+def test_an_episode_begins_at_no_turn():
+    environment = Pasted(3)
+    assert len(played(environment)) == len(played(environment)) == 3
