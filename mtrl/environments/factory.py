@@ -15,6 +15,7 @@ from mtrl.config.schema import Config
 from mtrl.datasets import cut_validation
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, Splits, get_family
+from mtrl.environments.process_guard import guarded
 from mtrl.errors import UserError, reason
 
 
@@ -119,7 +120,8 @@ def _in_time(call: Callable[[], Any], seconds: float) -> Any:
 
     def make() -> None:
         try:
-            results.put((call(), None))
+            with guarded():
+                results.put((call(), None))
         except BaseException as error:
             results.put((None, error))
 
