@@ -50,4 +50,4 @@ def _stop_unless_guarded(loop: asyncio.BaseEventLoop) -> None:
 
 
 os._exit = _exit_unless_guarded
-asyncio.BaseEventLoop.stop = _stop_unless_guarded  # type: ignore[method-assign]
+asyncio.BaseEventLoop.stop = _stop_unless_guarded  # type: ignore[method-assign, assignment]
