@@ -15,6 +15,7 @@ from yaml import YAMLError
 from mtrl.config import messages
 from mtrl.config.checks import check
 from mtrl.config.overrides import CONF, normalise
+from mtrl.config.plain_yaml import check_groups
 from mtrl.config.runs import settle
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
@@ -58,6 +59,7 @@ def merge_with_hydra(overrides: Sequence[str], config_dir: str | None, config_na
     if config_dir:
         if not Path(config_dir).is_dir():
             raise UserError(f"--config-dir {config_dir} does not exist; name a folder with config groups of your own")
+        check_groups(Path(config_dir))
         overrides = [*overrides, f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
     try:
         with hydra.initialize_config_dir(str(CONF), job_name="mtrl", version_base=VERSION_BASE):
