@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -94,14 +94,16 @@ class Gateway:
             "model": MODEL,
         }
 
-    def admit(self, key: str, make: Callable[[str], Session]) -> None:
+    def admit(self, key: str, make: Callable[[str], Session], used: Iterable[str] = ()) -> None:
         """Let whoever shows this key open trajectories, before the start: by `POST /trajectories`, or by the first call
         that names one.
 
         Args:
             make: opens the trajectory of a name.
+            used: names that no trajectory may have any more.
         """
         self.register.admin_key, self.register.admit = key, make
+        self.register.used.update(used)
 
     def close_session(self, session: Session) -> None:
         """End it: what is sampled for it is aborted, and later requests are told that it is over."""

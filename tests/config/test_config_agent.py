@@ -46,7 +46,7 @@ def warnings_of(*words):
         ([TARGET, "generator.agent.max_concurrent=0"], "generator.agent.max_concurrent=0 must be at least 1"),
         (
             ["generator.agent.command=[python]", "generator.agent.env={MY_API_KEY: abc}"],
-            "generator.agent.env.MY_API_KEY looks like a secret, and config.yaml, run.log and the console would show it",
+            "generator.agent.env.MY_API_KEY looks like a secret, and config.yaml, run.log and the console would show",
         ),
         (
             ["generator.agent.command=[python]", "generator.agent.env={STORE: 'postgres://me:abc@db/x'}"],
