@@ -11,6 +11,9 @@ from pathlib import Path
 
 LIBRARIES = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
 """Whatever lies outside of these is the user's own code."""
+LONGEST_LINE = 1_000
+LONGEST_ACCOUNT = 20_000
+"""Characters."""
 
 
 class UserError(ValueError):
@@ -62,6 +65,16 @@ def reason(error: BaseException) -> str:
         if file.is_absolute() and not any(library in file.parents for library in LIBRARIES):
             return f"{type(error).__name__} in {file.name}, line {frame.lineno}: {said}"
     return f"{type(error).__name__}: {said}"
+
+
+def account(error: BaseException) -> str:
+    """What a failed episode keeps of its error: the first line says it, then comes the traceback. At most
+    `LONGEST_ACCOUNT` characters, as the message may hold whatever an environment has put into it."""
+    first = next(iter(str(error).splitlines()), "")[:LONGEST_LINE]
+    text = f"{type(error).__name__}: {first}\n{''.join(traceback.format_exception(error))}"
+    if len(text) > LONGEST_ACCOUNT:
+        text = f"{text[:LONGEST_ACCOUNT]}\n[{len(text) - LONGEST_ACCOUNT} more characters were cut]"
+    return text.encode(errors="replace").decode()
 
 
 def missing_extra(package: str, extra: str) -> UserError:

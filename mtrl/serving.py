@@ -57,6 +57,8 @@ def serve(app: Any, bound: socket.socket, when_ready: Callable[[], None]) -> Non
     """Serve until SIGTERM or SIGINT; requests that are under way are answered first."""
     import uvicorn
 
+    from mtrl.http_protocol import PatientProtocol
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -64,7 +66,7 @@ def serve(app: Any, bound: socket.socket, when_ready: Callable[[], None]) -> Non
 
     # Named, because "auto" takes what happens to be installed.
     config = uvicorn.Config(
-        app, http="h11", loop="asyncio", ws="none", lifespan="off", log_level="warning", access_log=False,
+        app, http=PatientProtocol, loop="asyncio", ws="none", lifespan="off", log_level="warning", access_log=False,
         limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=10,
     )  # fmt: skip
     server = Server(config)

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -154,13 +155,17 @@ def test_who_gives_up_a_lesson_is_told(report):
 
 
 def test_mtrl_learns_its_lesson(tmp_path):
-    lesson = {"words": [*SMALL.split(), "--group-size", "8"], "lr": 0.02, "enough": 0.9, "most": 12}
-    (tmp_path / "lessons.json").write_text(json.dumps([lesson, lesson | {"enough": 0.01}]))
+    """By the mean of eight seeds: what one seed reaches depends on the processor (a rise of .19 or of .32)."""
+    words = [*SMALL.split(), "--group-size", "8"]
+    lessons = [{"words": [*words, "--seed", str(n)], "lr": 0.02, "enough": 0.9, "most": 12} for n in range(8)]
+    (tmp_path / "lessons.json").write_text(json.dumps([*lessons, lessons[0] | {"enough": 0.01}]))
     done = bench(tmp_path, "trl_learning.py", "lessons.json", "results.json")
     assert done.returncode == 0, done.stderr[-4000:]
-    whole, short = (told["rewards"] for told in json.loads((tmp_path / "results.json").read_text()))
-    assert 1 < len(whole) <= 12 and 0 < whole[0] < 0.4 and max(whole) > whole[0] + 0.2
-    assert short == whole[:1]
+    *whole, short = (told["rewards"] for told in json.loads((tmp_path / "results.json").read_text()))
+    assert all(1 < len(rewards) <= 12 and 0 < rewards[0] < 0.4 for rewards in whole)
+    # The mean rise is about .34 with a standard error of .036, so that .15 is five of them away.
+    assert fmean(rewards[-1] - rewards[0] for rewards in whole) > 0.15
+    assert short == whole[0][:1]
 
 
 def test_no_trl_is_one_sentence(tmp_path):

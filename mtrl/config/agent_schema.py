@@ -31,6 +31,8 @@ class AgentConfig:
     port: int = 0
     """Port of it; 0: a free one."""
     env: dict[str, str] = field(default_factory=dict)
-    """command: further environment variables of the program."""
+    """command: further environment variables of the program; they are in config.yaml, so no secrets."""
+    pass_env: list[str] = field(default_factory=list)
+    """command: names of environment variables of the trainer, such as keys, that the program gets as well."""
     api_key_env: str = "MTRL_AGENT_KEY"
     """url: environment variable with the token that the agent wants to be shown."""

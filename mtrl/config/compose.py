@@ -16,6 +16,7 @@ from mtrl.config import messages
 from mtrl.config.checks import check
 from mtrl.config.config_dir import PRIMARY, check_config_dir
 from mtrl.config.overrides import CONF, normalise
+from mtrl.config.plain_yaml import check_groups
 from mtrl.config.runs import settle
 from mtrl.config.schema import Config
 
@@ -57,6 +58,7 @@ def merge_with_hydra(overrides: Sequence[str], config_dir: str | None) -> DictCo
     """The same with Hydra's own configuration in it, unresolved."""
     if config_dir:
         check_config_dir(Path(config_dir))
+        check_groups(Path(config_dir))
         overrides = [*overrides, f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
     try:
         with hydra.initialize_config_dir(str(CONF), job_name="mtrl", version_base=VERSION_BASE):

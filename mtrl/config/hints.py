@@ -96,7 +96,11 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         lambda c: not plays_agent(c),
         "the environment playing; name a program by generator.agent.target, command or url",
     ),
-    (("generator.agent.env",), lambda c: c.generator.agent.command is None, "generator.agent.command=null"),
+    (
+        ("generator.agent.env", "generator.agent.pass_env"),
+        lambda c: c.generator.agent.command is None,
+        "generator.agent.command=null",
+    ),
     (("generator.agent.api_key_env",), lambda c: c.generator.agent.url is None, "generator.agent.url=null"),
     (("reward.scheme",), plays_agent, "a program, which reports the reward itself"),
     (

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.config.plain_yaml import load_config
 from mtrl.config.schema import Config
 from mtrl.distributed import launch
 from mtrl.errors import UserError
@@ -118,7 +119,7 @@ def _refuse_other_task(cfg: DictConfig, run_dir: Path) -> None:
     """A run goes on with the task and the kind of model that it began with."""
     if not (run_dir / "config.yaml").exists():
         return
-    began = OmegaConf.load(run_dir / "config.yaml")
+    began = load_config(run_dir / "config.yaml")
     for path in ("environment.name", "environment.target", "model.name"):
         was, now = OmegaConf.select(began, path), OmegaConf.select(cfg, path)
         if was != now:
@@ -132,7 +133,7 @@ def _refuse_other_adapters(cfg: DictConfig, owner: Path) -> None:
     """The weights of a checkpoint say nothing of `lora_alpha`: another one would make another model of them, unseen."""
     if not (owner / "config.yaml").exists():
         return
-    began = OmegaConf.load(owner / "config.yaml")
+    began = load_config(owner / "config.yaml")
     keys = ["model.lora_rank", "model.lora_alpha"] if cfg.model.lora_rank else ["model.lora_rank"]
     for key in keys:
         was, now = OmegaConf.select(began, key), OmegaConf.select(cfg, key)

@@ -8,12 +8,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from mtrl.config.compose import merge
 from mtrl.config.overrides import CONF, normalise
-from mtrl.errors import UserError
+from mtrl.config.plain_yaml import load_config
 from mtrl.tracking.run_dir import RunDir
 
 THEIRS = ("run_dir", "resume", "preflight")
@@ -26,12 +24,8 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read as one.
     """
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as YAML ({type(error).__name__}); give another run") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} is no configuration of a run; give another run")
+    tree = OmegaConf.to_container(load_config(path))
+    assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
 
 

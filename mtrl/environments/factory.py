@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +15,8 @@ from mtrl.config.schema import Config
 from mtrl.datasets import cut_validation
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, Splits, get_family
-from mtrl.errors import UserError
+from mtrl.environments.process_guard import guarded
+from mtrl.errors import UserError, reason
 
 
 @dataclass(frozen=True)
@@ -78,17 +81,55 @@ def check_loader(config: Config, family: Family) -> None:
 
 
 def try_out(make_environment: Callable[[], BaseEnvironment], config: Config, family: Family) -> None:
-    """Make one environment and close it.
+    """Make one environment and close it, each within `environment.step_timeout`.
 
     Raises:
-        UserError: its arguments do not fit.
+        UserError: its arguments do not fit, or one of the two fails or hangs.
     """
+    environment = _tried(make_environment, "making an environment", config, family)
+    _tried(partial(close_now, environment), "closing an environment", config, family)
+
+
+def _tried(call: Callable[[], Any], what: str, config: Config, family: Family) -> Any:
+    seconds = config.environment.step_timeout
     try:
-        environment = make_environment()
+        return _in_time(call, seconds)
+    except queue.Empty:
+        raise UserError(
+            f"{what} of {family.name} took longer than environment.step_timeout={seconds:g} s; "
+            "mend the environment, or raise it"
+        ) from None
+    except UserError:
+        raise
     except TypeError as error:
         values = dict(config.environment.config)
-        raise UserError(f"environment.config={values} does not fit {family.name}: {error}") from error
-    close_now(environment)
+        raise UserError(f"environment.config={values} does not fit {family.name}: {reason(error)}") from error
+    except BaseException as error:  # also an environment's SystemExit, which would end the run with its own status
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(f"{what} of {family.name} failed: {reason(error)}; mend the environment") from error
+
+
+def _in_time(call: Callable[[], Any], seconds: float) -> Any:
+    """The result of a call on a daemon thread, so that one that hangs holds up neither the start nor the exit.
+
+    Raises:
+        queue.Empty: there is none within `seconds`.
+    """
+    results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def make() -> None:
+        try:
+            with guarded():
+                results.put((call(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=make, daemon=True, name="mtrl-try-out").start()
+    value, error = results.get(timeout=seconds)
+    if error is not None:
+        raise error
+    return value
 
 
 def close_now(environment: BaseEnvironment) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Generator
 from functools import partial
 from typing import Any
 
+from mtrl.environments.process_guard import guarded
+
 
 class Leash:
     """Awaits a coroutine, and can let it go.
@@ -29,7 +31,8 @@ class Leash:
         step = partial(self._coroutine.send, None)
         while True:
             try:
-                waiting_for = step()
+                with guarded():
+                    waiting_for = step()
             except StopIteration as end:
                 return end.value
             except SystemExit as error:

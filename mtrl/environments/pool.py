@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from mtrl.environments.leash import Leash
+from mtrl.environments.process_guard import guarded
 
 
 class CallTimeoutError(TimeoutError):
@@ -136,7 +137,8 @@ class _Call:
         self._tell(self.started, None, None)
         value, error = None, None
         try:
-            value = self.function(*self.args)
+            with guarded():
+                value = self.function(*self.args)
         except BaseException as caught:  # an environment's SystemExit must not end a worker silently
             error = caught
         if self._end([] if error else [value]):

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     task = load_task(config)
     rows, told = rows_of(config, task.splits)
     warnings += [*told, *without_effect(config, sources, words.overrides)]
-    folder = output_of(config)
+    folder = output_of(config).absolute()  # an environment may change the working directory
     with Lock(folder), RunLog(RunDir(folder).log) as log:
         console = Console(mirror=log.line)
         log.show_warnings(console.show_warning)

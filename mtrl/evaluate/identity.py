@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.keys import typed
+from mtrl.config.plain_yaml import load_config
 from mtrl.errors import UserError
 from mtrl.evaluate.settings import OF_A_RUN, READ
 from mtrl.evaluate.sources import MODELS
@@ -78,7 +79,7 @@ def fingerprint(path: str) -> str | None:
 
 
 def _refuse_changes(folder: Path, cfg: DictConfig) -> None:
-    was = _flat(OmegaConf.to_container(OmegaConf.load(RunDir(folder).config), resolve=True))
+    was = _flat(OmegaConf.to_container(load_config(RunDir(folder).config), resolve=True))
     now = _flat(OmegaConf.to_container(cfg, resolve=True))
     for key in sorted(was.keys() | now.keys()):
         if _counts(key) and was.get(key) != now.get(key):

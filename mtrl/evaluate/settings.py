@@ -231,13 +231,14 @@ def trained_elsewhere(config: Config, sources: Sequence[Source]) -> list[str]:
     """Warnings about models of runs of another task."""
     from omegaconf import OmegaConf
 
+    from mtrl.config.plain_yaml import load_config
     from mtrl.tracking.run_dir import RunDir
 
     warnings = []
     here = config.environment.target or config.environment.name
     for source in sources:
         if source.run is not None:
-            cfg = OmegaConf.load(RunDir(source.run).config)
+            cfg = load_config(RunDir(source.run).config)
             there = OmegaConf.select(cfg, "environment.target") or OmegaConf.select(cfg, "environment.name")
             if there != here:
                 warnings.append(

@@ -180,7 +180,7 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
     Raises:
         UserError: the engine is lost.
     """
-    from mtrl.gateway.desk import Desk
+    from mtrl.gateway.desk import Desk, names_in
     from mtrl.gateway.server import Gateway
     from mtrl.gateway.session import SessionLimits
     from mtrl.generator.conversation import Codec
@@ -196,7 +196,7 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
     sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
     file = file_of(out)
     desk = Desk(gateway, sampling, config.seed, file, settings.seconds, lambda line: print(line, flush=True))
-    gateway.admit(key, desk.open)
+    gateway.admit(key, desk.open, names_in(file))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, desk.over.set)

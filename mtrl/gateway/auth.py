@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mtrl.gateway.errors import RequestError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 200
 NOT_FOUND = "trajectory_not_found"
+TOKEN_BEGINS = "sk-mtrl-"
 REMEMBERED = 10_000
 """So many trajectories that are over are told from ones that never were."""
 SECONDS_OF_BURST = 2.0
@@ -26,7 +27,7 @@ SECONDS_OF_BURST = 2.0
 
 def new_token() -> str:
     """192 random bits. The beginning is there for whoever finds it in a log."""
-    return f"sk-mtrl-{secrets.token_urlsafe(24)}"
+    return f"{TOKEN_BEGINS}{secrets.token_urlsafe(24)}"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Register:
     """Who shows it may name any trajectory."""
     admit: Callable[[str], Session] | None = None
     """Makes the session of a new name, for the admin."""
+    used: set[str] = field(default_factory=set)
+    """Names that were given before and are given no more; where the admin names trajectories, each that is over."""
 
     def __post_init__(self) -> None:
         self._by_token: dict[bytes, Seat] = {}
@@ -88,7 +91,7 @@ class Register:
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a trajectory, or was."""
-        return name in self._by_name or name in self._over.values()
+        return name in self._by_name or name in self.used
 
     def add(self, session: Session) -> None:
         """
@@ -106,6 +109,8 @@ class Register:
             return
         del self._by_name[session.name]
         self._over[digest] = session.name
+        if self.admit is not None:
+            self.used.add(session.name)
         while len(self._over) > REMEMBERED:
             self._over.popitem(last=False)
 
@@ -165,7 +170,8 @@ class Register:
         return seat
 
     def _stranger(self, credentials: Credentials) -> RequestError:
-        if credentials.segment is not None and credentials.segment not in self._by_name:
+        # By its form alone, so that nobody without a key learns which names there are.
+        if credentials.segment is not None and credentials.segment.startswith(TOKEN_BEGINS):
             return RequestError(404, "there is no trajectory of this URL", NOT_FOUND)
         if credentials.bearer is None:
             return RequestError(401, "there is no API key; show that of the trajectory", "invalid_api_key")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mtrl.errors import UserError
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import Session
 from mtrl.generator.engines.base import EngineLostError, SamplingParams
@@ -95,6 +97,25 @@ class Desk:
         self.written += 1
         reward = f", reward {trajectory.reward:g}" if session.rewards is not None else ", without a reward"
         self.note(f"{session.name}: {stop}, {len(trajectory.turns)} turns{reward}")
+
+
+def names_in(out: Path) -> set[str]:
+    """Of the trajectories that are written there; a line that was cut has none.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    names: set[str] = set()
+    try:
+        with out.open("rb") as file:
+            for line in file:
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
+                    names.add(str(json.loads(line)["task_id"]))
+    except FileNotFoundError:
+        return names
+    except OSError as error:
+        raise UserError(f"{out} cannot be read ({error.strerror}); name another folder by gateway.out") from error
+    return names
 
 
 def _stop_of(session: Session) -> StopReason:

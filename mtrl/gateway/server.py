@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mtrl.gateway.app import App
 from mtrl.gateway.auth import Register, new_token
 from mtrl.gateway.session import Session, SessionLimits
 from mtrl.generator.conversation import Codec
 from mtrl.generator.engines.base import Engine, SamplingParams
+from mtrl.http_protocol import PatientProtocol
 from mtrl.serving import address_of, bind
 
 MODEL = "mtrl"
@@ -26,16 +24,9 @@ MOST_CONNECTIONS = 8_192
 """Further ones are answered with 503, which clients take as a reason to come again."""
 SPARE_FILES = 512
 """File descriptors that are left to the rest of the process."""
-SECONDS_TO_ASK = 30.0
-"""For the line and the headers of a request, from the first byte or from the connection on."""
 KEEP_ALIVE = 75
 """Seconds for which an idle connection is kept: longer than the clients that programs use keep theirs, so that none is
 lost to a server that closes it at this very moment."""
-SECONDS_TO_TAKE = 60.0
-"""For a client to read on, once an answer of its own stands in its way."""
-READ_AT_ONCE = 16 << 10
-"""Bytes. With asyncio's 256 KiB, a body in chunks of one byte keeps the parser at work for a second at a time, and
-everybody else waits for it."""
 SECONDS_TO_START = 30.0
 SECONDS_TO_CLOSE = 5.0
 
@@ -103,14 +94,16 @@ class Gateway:
             "model": MODEL,
         }
 
-    def admit(self, key: str, make: Callable[[str], Session]) -> None:
+    def admit(self, key: str, make: Callable[[str], Session], used: Iterable[str] = ()) -> None:
         """Let whoever shows this key open trajectories, before the start: by `POST /trajectories`, or by the first call
         that names one.
 
         Args:
             make: opens the trajectory of a name.
+            used: names that no trajectory may have any more.
         """
         self.register.admin_key, self.register.admit = key, make
+        self.register.used.update(used)
 
     def close_session(self, session: Session) -> None:
         """End it: what is sampled for it is aborted, and later requests are told that it is over."""
@@ -161,7 +154,7 @@ class Gateway:
     def _config(self) -> uvicorn.Config:
         app = App(self.register, self.codec, MODEL, self.max_body, self.introduce)
         return uvicorn.Config(
-            app, http=_Protocol, loop="asyncio", ws="none", lifespan="off", log_config=None, log_level="critical",
+            app, http=PatientProtocol, loop="asyncio", ws="none", lifespan="off", log_config=None, log_level="critical",
             access_log=False, server_header=False, proxy_headers=False, limit_concurrency=_room(),
             timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=1, h11_max_incomplete_event_size=64 << 10,
         )  # fmt: skip
@@ -193,54 +186,6 @@ class _Server(uvicorn.Server):
             own.close()
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
-
-
-class _Protocol(H11Protocol):
-    """Ends connections whose clients never get to the end of their headers, or never read what they are sent: uvicorn
-    waits for both without a limit."""
-
-    _patience: asyncio.TimerHandle | None = None
-    _stalled: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        transport.max_size = READ_AT_ONCE
-        self._patience = self.loop.call_later(SECONDS_TO_ASK, transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_asking = self.cycle is None or self.cycle.response_complete
-        if not is_asking:
-            self._stop_waiting()
-        elif self._patience is None and not self.transport.is_closing():
-            self._patience = self.loop.call_later(SECONDS_TO_ASK, self.transport.abort)
-
-    def send_400_response(self, msg: str) -> None:
-        """Garbage may also come behind an answer, and h11 knows no second one."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stalled = self.loop.call_later(SECONDS_TO_TAKE, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        if self._stalled is not None:
-            self._stalled.cancel()
-        super().connection_lost(exc)
-
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
 
 
 def _room() -> int:

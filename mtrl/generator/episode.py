@@ -9,7 +9,6 @@ import json
 import logging
 import numbers
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,8 +17,10 @@ from typing import Any, Generic, TypeVar
 
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.errors import account
 from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, EngineLostError, SamplingParams
+from mtrl.generator.observation_size import bounded
 from mtrl.generator.occupancy import Occupancy
 from mtrl.types import FAILED, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
@@ -237,9 +238,7 @@ def _fail(trajectory: Trajectory, error: Exception) -> None:
         trajectory.stop_reason = StopReason.TIMEOUT
     elif isinstance(error, ResponseParseError):
         trajectory.stop_reason = StopReason.PARSE_ERROR
-    first_line = next(iter(str(error).splitlines()), "")
-    text = f"{type(error).__name__}: {first_line}\n{''.join(traceback.format_exception(error))}"
-    trajectory.error = text.encode(errors="replace").decode()
+    trajectory.error = account(error)
 
 
 def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
@@ -299,10 +298,11 @@ def finite(value: Any, what: str) -> float:
 
 
 def as_messages(observation: Any) -> list[Message]:
-    """Text becomes a user message; a message a list of one; None an empty list. They are copies, and plain JSON.
+    """Text becomes a user message; a message a list of one; None an empty list. They are copies, and plain JSON;
+    texts are cut as `bounded` says.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is none of these, or too large.
     """
     if observation is None:
         return []
@@ -317,4 +317,4 @@ def as_messages(observation: Any) -> list[Message]:
         if not isinstance(message, dict) or "role" not in message or "content" not in message:
             raise TypeError(f"an observation holds {message!r:.200}; messages are dicts with role and content")
     # Halves of surrogate pairs, which no file and no tokenizer takes, become question marks.
-    return json.loads(json.dumps(messages, ensure_ascii=False).encode(errors="replace"))
+    return json.loads(json.dumps(bounded(list(messages)), ensure_ascii=False).encode(errors="replace"))

@@ -13,6 +13,7 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.family import Family
+from mtrl.environments.process_guard import guarded
 from mtrl.errors import UserError, reason
 from mtrl.generator.episode import as_messages, as_step_result
 from mtrl.types import Message, Row
@@ -31,14 +32,16 @@ def demonstrations(
     Raises:
         UserError: the environment failed, or one episode took longer than `timeout` seconds.
     """
-    played: queue.Queue[list[Message] | Exception] = queue.Queue(maxsize=64)
+    played: queue.Queue[list[Message] | BaseException] = queue.Queue(maxsize=64)
     over = threading.Event()
 
     def play() -> None:
         for index in range(count):
             try:
-                played.put(demonstrate(family, make_environment, rows[index % len(rows)], rng))
-            except Exception as error:
+                with guarded():
+                    messages = demonstrate(family, make_environment, rows[index % len(rows)], rng)
+                played.put(messages)
+            except BaseException as error:  # a SystemExit would end the thread without a word
                 played.put(error)
                 return
             if over.is_set():
@@ -54,7 +57,7 @@ def demonstrations(
             played.get_nowait()
 
 
-def _next(played: queue.Queue[list[Message] | Exception], row: Row, timeout: float) -> list[Message]:
+def _next(played: queue.Queue[list[Message] | BaseException], row: Row, timeout: float) -> list[Message]:
     where = f"the warm start's demonstration of row {row.get('id')}"
     try:
         episode = played.get(timeout=timeout)
@@ -64,7 +67,7 @@ def _next(played: queue.Queue[list[Message] | Exception], row: Row, timeout: flo
         ) from None
     if isinstance(episode, UserError):
         raise episode
-    if isinstance(episode, Exception):
+    if isinstance(episode, BaseException):
         raise UserError(f"{where} failed: {reason(episode)}") from episode
     return episode
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.factory import close_now
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.environments.tool_calls import message_calls, parse_calls
+from mtrl.errors import account
 from mtrl.generator.episode import add_payments, as_messages, as_step_result
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
@@ -180,6 +180,4 @@ def fail(trajectory: Trajectory, error: Exception) -> None:
     late = isinstance(error, CallTimeoutError)
     trajectory.stop_reason = StopReason.TIMEOUT if late else StopReason.ENV_ERROR
     trajectory.trainable = False
-    first = next(iter(str(error).splitlines()), "")
-    text = f"{type(error).__name__}: {first}\n{''.join(traceback.format_exception(error))}"
-    trajectory.error = text.encode(errors="replace").decode()
+    trajectory.error = account(error)

@@ -50,7 +50,8 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
         UserError: the run cannot go on, and why; also where the disk is full.
     """
     config: Config = OmegaConf.to_object(cfg)
-    run = RunDir(config.run_dir).create(resume=config.resume != "none")
+    # Absolute, as an environment may change the working directory of the process at any time.
+    run = RunDir(Path(config.run_dir).absolute()).create(resume=config.resume != "none")
     with RunLock(run), RunLog(run.log) as log, keep_books(run.spending):
         if config.resume == "none" or not run.config.exists():
             run.write_config(cfg)

@@ -8,13 +8,10 @@ from typing import Any
 
 import yaml
 
+from mtrl.config.plain_yaml import LARGEST, check_size
 from mtrl.tracking.run_dir import RunDir
 from mtrl.view.kept import Foreign, read
 
-LARGEST = 2**20
-"""Bytes."""
-DEEPEST = 50
-"""Levels. The parser in C recurses, and far down it takes the whole process with it."""
 MOST_KEYS = 5000
 LARGEST_NUMBER = 2**53
 """JavaScript rounds larger ones, so they go as text."""
@@ -44,28 +41,11 @@ def tree_of(text: bytes) -> Any:
     """What a YAML file holds.
 
     Raises:
-        ValueError: it is nested too deep, or has aliases: a few lines of them are gigabytes, and no run writes any.
+        ValueError: it is too large once it is read; see `check_size`.
         yaml.YAMLError: it is no YAML, or holds other than plain values.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"it has an alias, *{event.anchor}; write the value out")
-        if depth > DEEPEST:
-            raise ValueError(f"it has more than {DEEPEST} levels")
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _is_long_number(event.value):
-            raise ValueError(f"it has a number of {len(event.value)} digits")
-    return yaml.load(text, Loader=loader)
-
-
-def _is_long_number(text: str) -> bool:
-    """Digits and what stands between them (base 60, of YAML 1.1), so many that reading them takes seconds."""
-    return len(text) > 1000 and text[:1000].translate(_DIGITS) == ""
-
-
-_DIGITS = str.maketrans("", "", "+-0123456789abcdefABCDEFxo_:.")
+    check_size(text)
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def leaves(tree: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -44,13 +44,25 @@ def warnings_of(*words):
         (["generator.agent.url=http://a:b"], "generator.agent.url=http://a:b is no address of an agent"),
         ([TARGET, "generator.agent.host=0.0.0.0"], "generator.agent.host=0.0.0.0 is no address that a program can ask"),
         ([TARGET, "generator.agent.max_concurrent=0"], "generator.agent.max_concurrent=0 must be at least 1"),
+        (
+            ["generator.agent.command=[python]", "generator.agent.env={MY_API_KEY: abc}"],
+            "generator.agent.env.MY_API_KEY looks like a secret, and config.yaml, run.log and the console would show",
+        ),
+        (
+            ["generator.agent.command=[python]", "generator.agent.env={STORE: 'postgres://me:abc@db/x'}"],
+            "write generator.agent.pass_env=[STORE]",
+        ),
+        (
+            ["generator.agent.command=[python]", "generator.agent.pass_env=[NOT_THERE_AT_ALL]"],
+            "generator.agent.pass_env=[NOT_THERE_AT_ALL] is no environment variable here; export NOT_THERE_AT_ALL",
+        ),
         ([TARGET, "generator.agent.max_calls=0"], "generator.agent.max_calls=0 must be at least 1"),
     ],
 )
 def test_what_cannot_be_played_is_refused(words, told):
     with pytest.raises(UserError) as error:
         warnings_of(*words)
-    assert told in str(error.value)
+    assert told in str(error.value) and "abc" not in str(error.value)
 
 
 def test_an_agent_changes_nothing_else():

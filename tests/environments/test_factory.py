@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import time
 
 import pytest
 from omegaconf import OmegaConf
@@ -11,7 +12,7 @@ from mtrl.config.checks import check
 from mtrl.config.compose import compose, merge
 from mtrl.config.overrides import normalise
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.factory import environment_factory, load_task
+from mtrl.environments.factory import environment_factory, load_task, try_out
 from mtrl.environments.family import Family, Splits
 from mtrl.errors import UserError
 
@@ -103,6 +104,51 @@ def test_one_environment_is_tried_and_closed():
     closed = Strict.closed
     load_task(OmegaConf.to_object(cfg))
     assert Strict.closed == closed + 1
+
+
+class Sleeps(BaseEnvironment):
+    def __init__(self, max_turns=5):
+        super().__init__(max_turns)
+        time.sleep(60)
+
+
+class SleepsAtTheEnd(BaseEnvironment):
+    def close(self):
+        time.sleep(60)
+
+
+class SleepsAtTheEndAsync(BaseEnvironment):
+    async def close(self):
+        time.sleep(60)
+
+
+class Breaks(BaseEnvironment):
+    def close(self):
+        raise OSError("the lock is gone")
+
+
+class Leaves(BaseEnvironment):
+    def __init__(self, max_turns=5):
+        raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (Sleeps, "making an environment of .* took longer than environment.step_timeout=0.2 s; mend the environment"),
+        (SleepsAtTheEnd, "closing an environment of .* took longer than environment.step_timeout=0.2 s"),
+        (SleepsAtTheEndAsync, "closing an environment of .* took longer than environment.step_timeout=0.2 s"),
+        (Breaks, "closing an environment of .* failed: OSError in test_factory.py, line .*: the lock is gone"),
+        (Leaves, "making an environment of .* failed: SystemExit"),
+    ],
+)
+def test_one_that_hangs_or_fails_at_the_start_is_told(environment, said):
+    config = config_of("environment.step_timeout=0.2")
+    family = Family("own", environment, None, None)
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=said):
+        try_out(environment, config, family)
+    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import gc
 import json
 import weakref
 from dataclasses import replace
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -77,8 +78,18 @@ class TestNaming:
         assert live.ask("POST", CHAT, BODY, session.name, [(header, session.name)])[0] == 401
         assert live.ask("POST", f"/trajectories/{session.name}{CHAT}".replace(" ", "%20"), BODY)[0] == 401
 
+    @pytest.mark.parametrize("bearer", [None, "wrong"])
+    @pytest.mark.parametrize(("method", "route"), [("POST", CHAT), ("POST", "/update-reward"), ("GET", "/v1/models")])
+    def test_nobody_without_a_key_learns_which_names_there_are(self, live, session, bearer, method, route):
+        def told(name):
+            path, named = f"/trajectories/{quote(name, safe='')}{route}", [("X-Mtrl-Trajectory-Id", name)]
+            answers = [live.ask(method, path, BODY, bearer), live.ask(method, route, BODY, bearer, named)]
+            return [(status, body) for status, _, body in answers]
+
+        assert told(session.name) == told("nobody")
+
     def test_a_url_of_nothing(self, live):
-        status, _, body = live.ask("POST", f"/trajectories/nobody{CHAT}", BODY)
+        status, _, body = live.ask("POST", f"/trajectories/sk-mtrl-nobody{CHAT}", BODY)
         assert (status, body["error"]["code"]) == (404, "trajectory_not_found")
 
     def test_two_trajectories_in_one_request(self, live, session, other):

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_gateway import HELLO, HeldEngine, Live, read_until, received, request_bytes
 
-from mtrl.gateway import exchange, server
+from mtrl import http_protocol
+from mtrl.gateway import exchange
 
 BODY = {"model": "m", "messages": HELLO}
 MANY = 120
@@ -54,7 +55,7 @@ class TestBodies:
             assert read_until(connection, b"healthy").startswith(b"HTTP/1.1 200")
 
     def test_one_without_an_end(self, live, session, monkeypatch):
-        monkeypatch.setattr(server, "SECONDS_TO_ASK", 0.2)
+        monkeypatch.setattr(http_protocol, "SECONDS_TO_ASK", 0.2)
         head = f"POST /trajectories/{session.token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
         chunk = b"10000\r\n" + b"[" * 0x10000 + b"\r\n"
         with live.connect() as connection, pytest.raises((ConnectionResetError, BrokenPipeError)):
@@ -82,7 +83,7 @@ class TestBodies:
         assert live.turns(session) == []
 
     def test_headers_that_never_end(self, live, monkeypatch):
-        monkeypatch.setattr(server, "SECONDS_TO_ASK", 0.2)
+        monkeypatch.setattr(http_protocol, "SECONDS_TO_ASK", 0.2)
         for beginning in (b"", b"POST /v1/chat/compl", b"GET /health HTTP/1.1\r\nx: y\r\n"):
             with live.connect() as connection:
                 connection.sendall(beginning)
@@ -111,20 +112,20 @@ class TestBodies:
 
     def test_chunks_of_one_byte_are_read_a_few_at_a_time(self, live, session, monkeypatch):
         """The parser takes long over each, and others wait for it meanwhile."""
-        sizes, real = [], server._Protocol.data_received
+        sizes, real = [], http_protocol.PatientProtocol.data_received
 
         def data_received(self, data):
             sizes.append(len(data))
             real(self, data)
 
-        monkeypatch.setattr(server._Protocol, "data_received", data_received)
+        monkeypatch.setattr(http_protocol.PatientProtocol, "data_received", data_received)
         head = f"POST /trajectories/{session.token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
         chunks = b"1\r\n[\r\n" * 20_000
         with live.connect() as connection:
             connection.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n")
             assert read_until(connection, b"not JSON").startswith(b"HTTP/1.1 400")
         assert sum(sizes) > len(chunks)
-        assert max(sizes) <= server.READ_AT_ONCE
+        assert max(sizes) <= http_protocol.READ_AT_ONCE
 
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(

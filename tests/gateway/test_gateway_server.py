@@ -17,7 +17,7 @@ from mtrl.config.program import run_program
 from mtrl.errors import UserError
 from mtrl.gateway import desk as desk_module
 from mtrl.gateway.__main__ import KEY_VARIABLE, Settings, admin_key, file_of, main, out_of
-from mtrl.gateway.desk import Desk
+from mtrl.gateway.desk import Desk, names_in
 from mtrl.gateway.server import Gateway
 from mtrl.generator.engines.base import EngineLostError, SamplingParams
 from mtrl.generator.engines.scripted import ScriptedEngine
@@ -206,6 +206,29 @@ class TestDesk:
         assert (status, body["error"]["message"]) == (409, "there is a trajectory mine already, or was; name another")
         live.run(desk.close())
         assert [trajectory.reward for trajectory in read_trajectories(desk.out)] == [0.5]
+
+    def test_a_name_that_the_file_holds_is_used_after_a_restart_as_well(self, desk, tiny_codec):
+        live, naming = desk.live, [("X-Mtrl-Trajectory-Id", "mine")]
+        assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 200
+        live.run(desk.close())
+        with desk.out.open("a") as file:
+            file.write('{"task_id": "cut')
+        later = Live(tiny_codec)
+        again = Desk(later.gateway, desk.sampling, 3, desk.out, seconds=20, note=print)
+        later.gateway.admit(KEY, again.open, names_in(desk.out))
+        with later:
+            assert later.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 410
+            assert later.ask("POST", "/trajectories", {"id": "mine"}, KEY)[0] == 409
+            assert later.ask("POST", "/trajectories", {"id": "another"}, KEY)[0] == 200
+            later.run(again.close())
+        assert names_in(desk.out) == {"mine"} and names_in(desk.out.parent / "none") == set()
+
+    def test_a_name_stays_used_when_its_token_is_forgotten(self, desk, monkeypatch):
+        monkeypatch.setattr("mtrl.gateway.auth.REMEMBERED", 1)
+        for name in ("one", "two"):
+            session = desk.gateway.open(name, desk.sampling)
+            desk.gateway.close_session(session)
+        assert desk.live.ask("POST", "/trajectories", {"id": "one"}, KEY)[0] == 409
 
     def test_a_report_makes_no_trajectory(self, desk):
         for route in ("/update-reward", "/complete-rollout"):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from runs import ROOT, finish, rows_of, start, weights_of
@@ -262,6 +263,7 @@ def test_the_loop_runs_on_the_real_rows(tmp_path):
 
 BAD_ENVIRONMENT = """
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Splits
@@ -284,6 +286,7 @@ BAD_STEPS = {
     "raises": ("raise RuntimeError('the tool broke')", "the tool broke"),
     "hangs": ("time.sleep(600)", "environment.step_timeout=1.0"),
     "nonsense": ("return 'no'", "Bad.step returned 'no'; it must return (reward, observation, done) or a StepResult"),
+    "exits": ("import os; os._exit(0)", "os._exit(0) in an environment"),
     "nan": ("return float('nan'), None, True", "Bad.step returned the reward nan; it must be a finite number"),
 }
 
@@ -308,6 +311,19 @@ def test_an_environment_that_misbehaves_ends_in_one_sentence(tmp_path, fault, mo
     assert message in sentence and "Traceback" not in output
     assert ("environment.max_failed_share=0.5" if moment == "rollouts" else "demonstration of row 0") in sentence
     assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_a_relative_folder_of_the_run_outlives_a_change_of_the_working_directory(tmp_path):
+    body = (
+        "import os, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); return 0.0, None, True"
+    )
+    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, said="hello"))
+    words = ["environment.target=bad_environment.Bad", "name=bad", "environment.config={}", "reward=default"]
+    words += ["model.warm_start.check_every=2", "trainer.max_steps=2"]
+    code = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})"
+    finish(start(Path("run"), *words, code=code))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
+    assert len(rows_of(tmp_path / "run")) >= 2
 
 
 def test_an_unreadable_checkpoint_is_one_sentence_and_the_run_stays_as_it_was(undisturbed, tmp_path):

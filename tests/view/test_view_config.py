@@ -10,6 +10,12 @@ from mtrl.view.runs import Library
 WIDE = "[" + ", ".join(["*a"] * 9) + "]"
 
 
+def bomb():
+    """Nine to the power of nine values in nine lines."""
+    lines = [f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 9)}]" for n in range(1, 10)]
+    return "\n".join(["k0: &k0 x", *lines])
+
+
 def read(folder, text):
     (folder / "config.yaml").write_text(text)
     return read_config(folder)
@@ -26,9 +32,11 @@ def test_any_config_is_read(tmp_path, text):
     [
         ("[" * 500_000, "more than 50 levels"),  # the parser in C would end the process
         ("{a: " * 100_000, "more than 50 levels"),
-        ("a: &a {x: 1}\n" + "".join(f"b{n}: &a {{<<: {WIDE}}}\n" for n in range(20)), "has an alias, *a"),
-        (f"a: &a {'y' * 500_000}\nb: [{'*a, ' * 100_000}]\n", "has an alias, *a"),
-        ("a: &a [*a]", "has an alias, *a"),
+        ("a: &a {x: 1}\n" + "".join(f"b{n}: &a {{<<: {WIDE}}}\n" for n in range(20)), "*a holds itself"),
+        ("a: &a [x]\n" + "".join(f"b{n}: &a {WIDE}\n" for n in range(20)), "*a holds itself"),
+        (bomb(), "more than 4,194,304 characters, with its aliases written out"),
+        (f"a: &a {'y' * 500_000}\nb: [{'*a, ' * 100_000}]\n", "its aliases written out"),
+        ("a: &a [*a]", "*a holds itself"),
         ("a: " + ":".join(["1"] * 400_000), "a number of 799999 digits"),
         ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         (f"a: {'x' * 2**20}", "config.yaml is larger than 1 MiB"),

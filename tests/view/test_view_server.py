@@ -307,6 +307,24 @@ def test_an_open_address_needs_the_token_and_takes_any_name(made_run):
         process.communicate(timeout=120)
 
 
+def test_half_sent_requests_keep_nobody_out(made_run):
+    process = start(made_run, "--no-browser", MTRL_VIEW_TOKEN=TOKEN)
+    held = []
+    try:
+        address = ("127.0.0.1", int(process.stdout.readline().rpartition(":")[2].partition("/")[0]))
+        for _ in range(600):
+            held.append(socket.create_connection(address, timeout=30))
+            held[-1].sendall(b"GET /api/runs HTTP/1.1\r\nHost: 127")
+        url = f"http://127.0.0.1:{address[1]}/api/runs"
+        answers = [httpx.get(url, headers={"Authorization": f"Bearer {TOKEN}"}).status_code for _ in range(3)]
+        assert answers == [200, 200, 200]
+    finally:
+        for connection in held:
+            connection.close()
+        process.terminate()
+        process.communicate(timeout=120)
+
+
 def test_a_port_that_is_taken_is_one_sentence(made_run):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,7 +22,7 @@ from mtrl.config.agent_checks import program_path
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.generator.agents.output import Output
 from mtrl.generator.agents.runner import AgentError, Assignment, Outcome, as_outcome
-from mtrl.generator.engines.server.environment import scrubbed, secrets_of
+from mtrl.generator.engines.server.environment import agent_environment, secrets_of
 from mtrl.generator.engines.server.kept_process import KILLING, KeptProcess
 from mtrl.generator.engines.server.words import last_words
 
@@ -40,17 +40,18 @@ class ProgramRunner:
 
     plays_on = False
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], max_concurrent: int):
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], max_concurrent: int, passed: Sequence[str] = ()):
         """
         Args:
             command: program and arguments. What names a file here is made an absolute path, for the program starts in
                 a folder of its own.
-            env: on top of the trainer's environment, which it gets without secrets.
+            env: on top of what it gets of the trainer's environment (`PASSED_ON`).
+            passed: names of further variables of it.
         """
         self.command = [command[0], *(_absolute(word) for word in command[1:])]
         if os.sep in command[0]:
             self.command[0] = str(Path(command[0]).absolute())
-        self.name, self.env = Path(command[0]).name, dict(env)
+        self.name, self.env, self.passed = Path(command[0]).name, dict(env), tuple(passed)
         self._ending = EnvironmentPool(max_concurrent)
 
     async def run(self, assignment: Assignment) -> Outcome | None:
@@ -66,7 +67,9 @@ class ProgramRunner:
             code = await process.wait()
             await output.complete(LAST_READING)
             if code:
-                said = _redacted(output.text, environment)
+                said = _redacted(
+                    output.text, [*secrets_of(environment), *filter(None, map(os.environ.get, self.passed))]
+                )
                 raise AgentError(f"{self.name} {process.end()}: {last_words(said)}\nIts last words:\n{said}")
             return as_outcome(_read(result), f"{self.name}, in MTRL_RESULT,")
         finally:
@@ -80,8 +83,9 @@ class ProgramRunner:
     def _environment(self, assignment: Assignment, folder: Path) -> dict[str, str]:
         host = urlsplit(assignment.base_url).hostname or ""
         return {
-            **scrubbed(straight=(host,)),
+            **agent_environment(straight=(host,)),
             "PATH": program_path(),
+            **{name: os.environ[name] for name in self.passed},
             **self.env,
             "OPENAI_BASE_URL": assignment.base_url,
             "OPENAI_API_KEY": assignment.api_key,
@@ -96,8 +100,8 @@ def _absolute(word: str) -> str:
     return str(Path(word).absolute()) if Path(word).is_file() else word
 
 
-def _redacted(text: str, environment: Mapping[str, str]) -> str:
-    for secret in secrets_of(environment):
+def _redacted(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
         text = text.replace(secret, "***")
     return text
 

@@ -18,6 +18,6 @@ def make_runner(agent: AgentConfig) -> Runner:
     if agent.target is not None:
         return CallableRunner(load_function(agent.target, "generator.agent.target"), agent.max_concurrent)
     if agent.command is not None:
-        return ProgramRunner(agent.command, agent.env, agent.max_concurrent)
+        return ProgramRunner(agent.command, agent.env, agent.max_concurrent, agent.pass_env)
     assert agent.url is not None, "generator.agent names no program"
     return RemoteRunner(agent.url, agent.api_key_env)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import yaml
 
 from mtrl.config.keys import flat
+from mtrl.config.plain_yaml import check_size
 from mtrl.evaluation.agreement import Thresholds
 from mtrl.tracking.followers.items import (
     Artifact,
@@ -100,8 +101,9 @@ class Folder:
         if content is None:
             return None
         try:
+            check_size(content)
             return Settings(self.run.config.name, digest(content), flat(yaml.safe_load(content)))
-        except (yaml.YAMLError, AttributeError, RecursionError):
+        except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
             return Unreadable(self.run.config.name, digest(content), "it is no YAML mapping")
 
     def _new_rows(self) -> list[Item]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 
 from mtrl.config.keys import flat
 from mtrl.config.messages import unknown_choice
+from mtrl.config.plain_yaml import check_size
 from mtrl.errors import UserError, missing_extra
 from mtrl.evaluation.agreement import Thresholds
 from mtrl.tracking.followers.backend import Backend, Identity, Place
@@ -138,8 +140,10 @@ def mlflow_url(config: Config, run: RunDir) -> str:
 def stored_config(run: RunDir) -> dict[str, Any]:
     """config.yaml of a run, perhaps an older one; empty where there is none."""
     try:
-        stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        text = run.config.read_text(encoding="utf-8")
+        check_size(text)
+        stored = yaml.safe_load(text)
+    except (OSError, yaml.YAMLError, ValueError):
         return {}
     return stored if isinstance(stored, dict) else {}
 
@@ -175,8 +179,8 @@ def _identity(run: RunDir, stored: dict[str, Any], is_live: bool) -> Identity:
 
 def _summary(run: RunDir) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(run.summary.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        found = json.loads(run.summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

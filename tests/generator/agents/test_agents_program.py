@@ -27,9 +27,9 @@ def folders(tmp_path, monkeypatch):
     return folder
 
 
-def play(tmp_path, body, row=ROW, env=None, seconds=30, command=None):
+def play(tmp_path, body, row=ROW, env=None, seconds=30, command=None, passed=()):
     async def one():
-        runner = ProgramRunner(command or [sys.executable, script(tmp_path, body)], env or {}, 2)
+        runner = ProgramRunner(command or [sys.executable, script(tmp_path, body)], env or {}, 2, passed)
         try:
             async with asyncio.timeout(seconds):
                 return await runner.run(assignment(row))
@@ -115,6 +115,31 @@ def test_the_token_is_in_no_message(tmp_path):
     with pytest.raises(AgentError) as error:
         play(tmp_path, "raise ValueError(os.environ['OPENAI_API_KEY'], os.environ['OPENAI_BASE_URL'])")
     assert "***" in str(error.value) and "secret-token" not in str(error.value)
+
+
+SECRETS = (
+    *("PGPASSWORD", "MYSQL_PWD", "DATABASE_URL", "GH_PAT", "OPENAI_APIKEY", "SECRET_KEY_BASE", "DOCKER_AUTH_CONFIG"),
+    *("AWS_PROFILE", "SSH_AUTH_SOCK", "KUBECONFIG", "VAULT_ADDR", "SOMETHING_OF_OURS"),
+)
+
+
+def test_nothing_is_passed_on_that_is_not_on_the_list(tmp_path, monkeypatch):
+    for name in SECRETS:
+        monkeypatch.setenv(name, "only-the-trainers")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:only-the-trainers@proxy:3128")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    body = 'Path(row["out"]).write_text(json.dumps(dict(os.environ)))'
+    play(tmp_path, body, {**ROW, "out": str(tmp_path / "out.json")}, passed=("GH_PAT",))
+    told = read_json(tmp_path / "out.json")
+    assert {name for name, value in told.items() if "only-the-trainers" in value} == {"GH_PAT"}
+    assert told["LC_ALL"] == "C.UTF-8" and told["HOME"] == os.environ["HOME"]
+
+
+def test_what_is_passed_on_is_in_no_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOMETHING_OF_OURS", "only-the-trainers")
+    with pytest.raises(AgentError) as error:
+        play(tmp_path, "raise ValueError(dict(os.environ))", passed=("SOMETHING_OF_OURS",))
+    assert "SOMETHING_OF_OURS" in str(error.value) and "only-the-trainers" not in str(error.value)
 
 
 def test_nor_is_what_the_run_gives_it_in_secret(tmp_path):

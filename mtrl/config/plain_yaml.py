@@ -1,0 +1,106 @@
+"""YAML of others, read only where it stays small: a few lines of aliases are gigabytes once they are written out."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mtrl.errors import UserError
+
+LARGEST = 2**20
+"""Bytes of a file."""
+DEEPEST = 50
+"""Levels. The parser in C recurses, and far down it takes the whole process with it."""
+MOST_WRITTEN_OUT = 2**22
+"""Characters of all values with the aliases written out; the configuration of a run has a few thousand."""
+COST = 16
+"""Characters that a value counts at least."""
+_NUMBER = re.compile(r"[-+0-9a-fA-FxXo_:.]{1000}")
+"""The beginning of a number (also of base 60, of YAML 1.1) that is so long that reading it takes seconds."""
+
+
+class TooLargeError(ValueError):
+    """The YAML is small and its values are not; the message says what of them."""
+
+
+def check_size(text: bytes | str) -> None:
+    """
+    Raises:
+        TooLargeError: values or levels are too many, with all aliases written out, one holds itself, or a number has
+            too many digits.
+        yaml.YAMLError: it is no YAML.
+    """
+    anchors: dict[str, int] = {}
+    opened: list[tuple[str | None, int]] = []
+    """Of each collection that is open: its anchor, and the characters before it."""
+    count = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for anchor, _ in opened):
+                raise TooLargeError(f"*{event.anchor} holds itself")
+            count += anchors.get(event.anchor, COST)
+        elif isinstance(event, yaml.ScalarEvent):
+            count += COST + len(event.value)
+            if event.anchor:
+                anchors[event.anchor] = COST + len(event.value)
+            if event.implicit[0] and _NUMBER.match(event.value):
+                raise TooLargeError(f"it has a number of {len(event.value)} digits")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, count))
+            count += COST
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor:
+                anchors[anchor] = count - before
+        if len(opened) > DEEPEST:
+            raise TooLargeError(f"it has more than {DEEPEST} levels")
+        if count > MOST_WRITTEN_OUT:
+            raise TooLargeError(f"it has more than {MOST_WRITTEN_OUT:,} characters, with its aliases written out")
+
+
+def load_config(path: Path) -> DictConfig:
+    """A config.yaml, which somebody else may have written.
+
+    Raises:
+        UserError: it is no YAML mapping, or too large.
+    """
+    try:
+        text = _text(path)
+        check_size(text)
+        tree: Any = OmegaConf.load(StringIO(text))
+    except TooLargeError as error:
+        raise UserError(f"{path} is not read: {error}; give another run") from None
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as YAML ({type(error).__name__}); give another run") from error
+    if not isinstance(tree, DictConfig):
+        raise UserError(f"{path} is no configuration of a run; give another run")
+    return tree
+
+
+def check_groups(folder: Path) -> None:
+    """The config groups of a folder that Hydra is to read; what is no YAML is left to it, which names the line.
+
+    Raises:
+        UserError: a file is too large.
+    """
+    for file in sorted(each for pattern in ("*.yaml", "*/*.yaml", "*/*/*.yaml") for each in folder.glob(pattern)):
+        try:
+            check_size(_text(file))
+        except TooLargeError as error:
+            raise UserError(f"--config-dir {folder}: {file} is not read: {error}; write less, or remove it") from None
+        except (yaml.YAMLError, OSError, UnicodeDecodeError):
+            continue
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise TooLargeError(f"it has more than {LARGEST:,} bytes")
+    return content.decode("utf-8")

@@ -1,0 +1,79 @@
+"""HTTP/1.1 as the servers of mtrl speak it: uvicorn's protocol, with limits for clients that stall."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+SECONDS_TO_ASK = 30.0
+"""For the line and the headers of a request, from the first byte or from the connection on."""
+SECONDS_TO_TAKE = 60.0
+"""For a client to read on, once an answer of its own stands in its way."""
+READ_AT_ONCE = 16 << 10
+"""Bytes. With asyncio's 256 KiB, a body in chunks of one byte keeps the parser at work for a second at a time, and
+everybody else waits for it."""
+
+
+class PatientProtocol(H11Protocol):
+    """Ends connections whose clients never get to the end of their headers, or never read what they are sent: uvicorn
+    waits for both without a limit. Those that have not asked yet hold at most half of the connections that the server
+    may have: beyond that, the one that has waited longest ends, so that half-sent requests keep nobody out."""
+
+    _patience: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.max_size = READ_AT_ONCE
+        self._patience = self.loop.call_later(SECONDS_TO_ASK, transport.abort)
+        self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_asking = self.cycle is None or self.cycle.response_complete
+        if not is_asking:
+            self._stop_waiting()
+        elif self._patience is None and not self.transport.is_closing():
+            self._patience = self.loop.call_later(SECONDS_TO_ASK, self.transport.abort)
+            self._make_room()
+
+    def send_400_response(self, msg: str) -> None:
+        """Garbage may also come behind an answer, and h11 knows no second one."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(SECONDS_TO_TAKE, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        if self._stalled is not None:
+            self._stalled.cancel()
+        super().connection_lost(exc)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _make_room(self) -> None:
+        most = max(1, (self.config.limit_concurrency or sys.maxsize) // 2)
+        if len(self.connections) <= most:
+            return
+        waiting = [each for each in self.connections if isinstance(each, PatientProtocol) and each._patience]
+        if len(waiting) > most:
+            oldest = min(waiting, key=lambda each: each._patience.when() if each._patience else 0.0)
+            oldest._stop_waiting()
+            oldest.transport.abort()

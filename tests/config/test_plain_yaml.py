@@ -1,0 +1,72 @@
+"""YAML of others: a few lines of aliases are gigabytes once they are written out."""
+
+import time
+
+import pytest
+
+from mtrl.config.compose import merge
+from mtrl.config.plain_yaml import load_config
+from mtrl.config.stored import of_run
+from mtrl.diagnose.record import Record
+from mtrl.errors import UserError
+from mtrl.figures.runs import read_settings
+from mtrl.tracking.followers.start import stored_config
+from mtrl.tracking.run_dir import RunDir
+
+
+def bomb():
+    """Nine to the power of nine values in ten lines."""
+    lines = [f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 9)}]" for n in range(1, 10)]
+    return "\n".join(["k0: &k0 x", *lines])
+
+
+@pytest.fixture
+def received(tmp_path):
+    """The folder of a run that somebody has sent."""
+    (tmp_path / "config.yaml").write_text(bomb())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda run: load_config(run / "config.yaml"),
+        lambda run: of_run(run, []),
+        lambda run: Record.load(run),
+        lambda run: read_settings(run / "config.yaml"),
+    ],
+    ids=["load_config", "of_run", "diagnose", "figures"],
+)
+def test_a_run_that_was_received_stops_nobody(received, read):
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"config.yaml is not read: it has more than 4,194,304 characters, with its"):
+        read(received)
+    assert time.monotonic() - begun < 5
+
+
+def test_nor_does_a_tracker_read_it(received):
+    assert stored_config(RunDir(received)) == {}
+
+
+def test_an_experiment_of_ones_own_that_is_too_large_is_named(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{bomb()}\n")
+    with pytest.raises(UserError, match=r"--config-dir .*mine.yaml is not read: it has more than"):
+        merge(["experiment=mine"], str(tmp_path))
+
+
+def test_aliases_that_stay_small_are_read(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nname: &name mine\nobjective: *name\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    assert merge(["experiment=mine"], str(tmp_path)).name == "mine"
+    (tmp_path / "config.yaml").write_text("a: &a [1, 2]\nb: *a\nlr: 1e-3\n")
+    assert load_config(tmp_path / "config.yaml") == {"a": [1, 2], "b": [1, 2], "lr": 0.001}
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "\x00"])
+def test_what_is_no_mapping_is_one_sentence(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match="give another run"):
+        load_config(tmp_path / "config.yaml")
