@@ -72,6 +72,10 @@ def successes(groups: Iterable[Group], threshold: float) -> list[list[float]]:
     return [[float(succeeded(t, threshold)) for t in group.trajectories] for group in groups]
 
 
+LENGTH_LIMITS = frozenset({StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})
+"""Ends of episodes that a length limit brought about."""
+
+
 def at_cap(turn: Turn) -> bool:
     """Whether it stopped at the limit of tokens per turn. One without a token did not: its context was full."""
     return turn.finish == FinishReason.LENGTH and sampled_tokens(turn) != 0
@@ -80,6 +84,11 @@ def at_cap(turn: Turn) -> bool:
 def is_cut(trajectory: Trajectory) -> bool:
     """Whether any of its turns stopped at the limit of tokens per turn."""
     return any(map(at_cap, trajectory.turns))
+
+
+def is_overlong(trajectory: Trajectory) -> bool:
+    """Whether a length limit cut it: any of its turns, however it ended, or the episode."""
+    return trajectory.stop_reason in LENGTH_LIMITS or is_cut(trajectory)
 
 
 def sampled_tokens(turn: Turn) -> int | None:

@@ -15,14 +15,12 @@ from mtrl.config.schema import Config
 from mtrl.environments.family import Family
 from mtrl.errors import RunEndedError
 from mtrl.evaluation.heldout import score_group
+from mtrl.evaluation.measures import is_overlong
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.occupancy import Occupancy
 from mtrl.generator.rollouts import RolloutReport, Rollouts
 from mtrl.rewards.compose import RewardComposer
-from mtrl.types import Group, Row, StopReason, group_from_dict
-
-OVERLONG = frozenset({StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})
-"""Ends of episodes that a length limit cut."""
+from mtrl.types import Group, Row, group_from_dict
 
 
 class NoSignalError(RunEndedError):
@@ -147,7 +145,7 @@ class Producer(ABC):
         with self.paying:
             await self._score(group)
         for trajectory in group.trajectories:
-            if self.config.algorithm.overlong_filtering and trajectory.stop_reason in OVERLONG:
+            if self.config.algorithm.overlong_filtering and is_overlong(trajectory):
                 trajectory.trainable = False
 
     def _teaches(self, group: Group) -> bool:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ill_runs import RUNS, collapsing, hacked, hopeless, of, unpaid
+from ill_runs import FLAT, RUNS, collapsing, hacked, hopeless, of, unpaid
 from made_up_runs import configured, learning, record, rows
 
 from mtrl.diagnose.finding import Finding, Severity
@@ -47,6 +47,13 @@ def test_it_is_found_and_told(name):
     assert finding.title and not finding.title.endswith(".") and finding.metrics and finding.expect
     assert finding.proposals or finding.advice, "it says what to do"
     assert Finding.from_dict(finding.to_dict()) == finding
+
+
+def test_turns_cut_in_episodes_that_the_environment_ended_are_a_silent_truncation():
+    key = "rollout/tokens/at_cap_frac"
+    run = of(FLAT, **{key: np.ones(60), "rollout/stop/turn_token_limit": 0.0, "rollout/stop/context_limit": 0.0})
+    finding = found(run, "silent_truncation")
+    assert finding is not None and finding.title.startswith("100.0%") and key in finding.metrics
 
 
 LOSS = "algorithm.loss_fn=ppo algorithm.clip_low_threshold=0.8 algorithm.clip_high_threshold=1.2"

@@ -14,7 +14,7 @@ from mtrl.generator.rollouts import RolloutReport
 from mtrl.rewards.compose import RewardComposer
 from mtrl.trainer.experience import Collector, NoSignalError
 from mtrl.trainer.samples import group_samples
-from mtrl.types import Group, StopReason
+from mtrl.types import FinishReason, Group, StopReason
 
 FAMILY = SimpleNamespace(score=lambda trajectory, row: 1.0)
 
@@ -109,6 +109,21 @@ def test_the_bound_ends_in_one_sentence():
         r"step needs trainer\.prompts_per_step=4 \(the mean reward is 0\.950\)",
     ):
         collect(lambda n: n == 2, dynamic_sampling_rounds=2)
+
+
+def test_a_trajectory_with_a_cut_turn_is_overlong_however_it_ended():
+    found, played = collector(lambda n: True, overlong_filtering=True)
+    make = played.group
+
+    def cut(group_id, row, size):
+        group = make(group_id, row, size)
+        for trajectory in group.trajectories:
+            trajectory.stop_reason = StopReason.DONE
+            trajectory.turns[0].finish = FinishReason.LENGTH
+        return group
+
+    played.group = cut
+    assert asyncio.run(found.collect(0)).metrics()["analysis/untrained_frac"] == 1.0
 
 
 def test_overlong_trajectories_are_not_trained_on_but_count_in_the_baseline():

@@ -23,6 +23,7 @@ from mtrl.diagnose.rules.views import (
     success,
 )
 from mtrl.diagnose.stats import Mean
+from mtrl.evaluation.measures import is_overlong
 from mtrl.rescore.source import read
 from mtrl.tracking.text import percent, short
 from mtrl.types import StopReason
@@ -95,17 +96,19 @@ def turn_budget(record: Record) -> Finding | None:
 @rule("R144", windows=1.0)
 def silent_truncation(record: Record) -> Finding | None:
     """Episodes that a length limit cut are trained on, without the reward of finishing."""
+    # a turn may be cut in an episode that ends otherwise, so neither of the two shares holds the other
     ends = [f"rollout/stop/{reason}" for reason in ("turn_token_limit", "context_limit")]
     shares = [found for end in ends if (found := recent(record, end)) is not None]
-    total = Mean(sum(s.value for s in shares), math.hypot(*(s.error for s in shares)), 0) if shares else None
+    ended = Mean(sum(s.value for s in shares), math.hypot(*(s.error for s in shares)), 0) if shares else None
+    total = max((s for s in (ended, recent(record, AT_CAP)) if s is not None), key=lambda s: s.value, default=None)
     if not _above(total, TOKENS_AT_MOST) or record.setting("algorithm.overlong_filtering"):
         return None
     assert total is not None
     return Finding(
         severity=Severity.WARNING,
         title=f"{percent(total.value)} of the episodes are cut by a length limit and trained on as if they had ended",
-        evidence=known(*(f"{end} is {percent(level(record, end))}" for end in ends), _paid(record)),
-        metrics=(*ends, REWARD),
+        evidence=known(*(f"{end} is {percent(level(record, end))}" for end in (*ends, AT_CAP)), _paid(record)),
+        metrics=(*ends, AT_CAP, REWARD),
         proposals=(
             propose("learn nothing from what was cut", algorithm__overlong_filtering=True),
             propose("room for the whole response",
@@ -123,8 +126,8 @@ def _paid(record: Record) -> str | None:
 
 def _paid_in(file: Path) -> str | None:
     stored = [line.trajectory for line in read(file) if line.trajectory is not None]
-    cut = [t.reward for t in stored if t.stop_reason in (StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT)]
-    whole = [t.reward for t in stored if t.stop_reason == StopReason.DONE]
+    cut = [t.reward for t in stored if is_overlong(t)]
+    whole = [t.reward for t in stored if t.stop_reason == StopReason.DONE and not is_overlong(t)]
     if not cut or not whole:
         return None
     earned = f"{len(cut)} cut episodes earn {short(fmean(cut))}, {len(whole)} whole ones {short(fmean(whole))}"
