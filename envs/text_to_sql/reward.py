@@ -72,8 +72,8 @@ def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResul
 def same_result(answer: SqlResult, gold: SqlResult, ordered: bool) -> bool:
     """Same columns in number and place, same rows with their duplicates, and in the same order if the gold query sorts.
 
-    An answer must read a table that gold reads; `reads_content` asks for more. Two empty results are the same only if both
-    queries read the same tables: any false condition gives an empty result.
+    An answer must read a table that gold reads; `reads_content` asks for more. Two empty results are the same
+    only if both queries read the same tables: any false condition gives an empty result.
     """
     if answer.error or answer.truncated or len(answer.columns) != len(gold.columns):
         return False
