@@ -1,4 +1,4 @@
-"""SQLite's functions of date and time on a clock that stands still: the same query gives the same result at any time."""
+"""SQLite's functions of date and time on a clock that stands still: a query gives the same result at any time."""
 
 from __future__ import annotations
 
