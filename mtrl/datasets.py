@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,26 @@ def load_splits(
         [convert(raw, split, index) for index, raw in enumerate(read_rows(path, name))]
         for split, name in (("train", data.train_split), ("test", data.test_split))
     )
+    _tell_unread(path, (data.train_split, data.test_split))
     return cap(_disjoint(Splits(train, test), path), data)
+
+
+def _tell_unread(path: str, asked: tuple[str, str]) -> None:
+    """Warn of rows of one file whose `split` is neither of the two that are read."""
+    file = Path(path).expanduser()
+    rows = read_file(file) if file.is_file() else []
+    if not all("split" in row for row in rows):
+        return
+    counts = Counter(str(row["split"]) for row in rows)
+    read = {next((name for name in split_names(split) if name in counts), split) for split in asked}
+    if unread := {name: count for name, count in counts.items() if name not in read}:
+        log.warning(
+            "data.path=%s: %s are not read, for data.train_split=%s and data.test_split=%s; name another split there, "
+            "or correct the column split",
+            path,
+            ", ".join(f"{count} rows of split {name!r}" for name, count in sorted(unread.items())),
+            *asked,
+        )
 
 
 def cap(splits: Splits, data: Any) -> Splits:

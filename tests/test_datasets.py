@@ -256,3 +256,15 @@ def test_ids_that_occur_twice_in_a_split(tmp_path):
 def test_no_path():
     with pytest.raises(UserError, match=r"data\.path=null, and this environment has no synthetic data"):
         load_rows(DataConfig())
+
+
+def test_rows_of_a_third_split_are_told(tmp_path, caplog):
+    names = ["train"] * 12 + ["dev"] * 3 + ["test"] * (len(ROWS) - 15)
+    write_jsonl(path := tmp_path / "all.jsonl", [{**row, "split": n} for row, n in zip(ROWS, names, strict=True)])
+    data = DataConfig(path=str(path))
+    load_rows(data)
+    assert "3 rows of split 'dev' are not read" in caplog.text
+    caplog.clear()
+    data.test_split = "dev"
+    load_rows(data)
+    assert f"{len(ROWS) - 15} rows of split 'test' are not read" in caplog.text

@@ -8,10 +8,13 @@ first. The proportions below set that starting point.
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from envs.text_to_sql.problem import MEASURES, NAMES, SPELLINGS, Problem
 from mtrl.environments.family import Recital
+from mtrl.sandbox.sql import SqlSandbox
 from mtrl.types import Row
 
 GUESS_SHARE = 0.57
@@ -21,6 +24,8 @@ HALF_SHARE = 0.04
 SLIP_SHARE = 0.06
 """Share of those that saw everything and still misspell the value or take the wrong column."""
 GUESSED_TABLE = "data"
+MOST_CONSTANT_ROWS = 20
+"""Rows of a result that is tried as a constant."""
 
 SHOW_TABLES = "<sql>select name from sqlite_master</sql>"
 
@@ -31,7 +36,7 @@ def demonstrate(row: Row, rng: random.Random) -> Recital:
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     if "problem" in row:
         return Recital(_weak_moves(Problem(**row["problem"]), rng))
-    right, wrong = gold(row), decoys(row)[-1]
+    right, wrong = gold(row), _mistaken(row)[-1]
     if rng.random() < GUESS_SHARE:
         return Recital([wrong])
     return Recital([*right[:-1], wrong if rng.random() < SLIP_SHARE else right[-1]])
@@ -44,7 +49,12 @@ def gold(row: Row) -> list[str]:
 
 
 def decoys(row: Row) -> list[str]:
-    """Well-formed solutions that are wrong: one thing of the right query mistaken, or its result changed."""
+    """Well-formed solutions that are wrong: its result as a constant, one thing of the right query mistaken, or its
+    result changed."""
+    return [*map(_considered, _constant(row["ground_truth"])), *_mistaken(row)]
+
+
+def _mistaken(row: Row) -> list[str]:
     if "problem" in row:
         problem = Problem(**row["problem"])
         others = [replace(problem, spelling=spelling) for spelling in SPELLINGS if spelling != problem.spelling]
@@ -53,6 +63,28 @@ def decoys(row: Row) -> list[str]:
         return [_considered(other.sql) for other in (*others, _guessed(problem, GUESSED_TABLE))]
     right = f"({row['ground_truth']['sql'].rstrip().rstrip(';')}\n)"  # it may end with a comment
     return [_considered(f"select * from {right} limit 0"), _considered(f"select count(*) || ' rows' from {right}")]
+
+
+def _constant(truth: dict[str, Any]) -> list[str]:
+    """A query that reads a table of gold and gives gold's first rows as literals; none where gold reads no table."""
+    source = SqlSandbox.from_script(truth["script"]) if "script" in truth else SqlSandbox.from_path(truth["db"])
+    with closing(source) as sandbox:
+        result = sandbox.run(truth["sql"], rows=MOST_CONSTANT_ROWS)
+    if result.error or result.truncated or not result.tables:
+        return []
+    table = min(result.tables).replace('"', '""')
+    if not result.rows:
+        return [f'select {", ".join("1" for _ in result.columns)} from "{table}" limit 0']
+    values = ", ".join(f"({', '.join(map(_literal, row))})" for row in result.rows)
+    return [f'select * from (values {values}) where exists (select 1 from "{table}")']
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    return repr(value) if isinstance(value, int | float) else "'" + value.replace("'", "''") + "'"
 
 
 def _weak_moves(problem: Problem, rng: random.Random) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from mtrl.errors import UserError
+from mtrl.sandbox.alterations import alterations
 from mtrl.sandbox.sql import SqlResult, SqlSandbox
 
 SCHEMES = ("default", "skyrl")
@@ -16,6 +18,8 @@ MOST_MALFORMED = 5
 """Malformed turns that cost something; an episode is never paid less than -0.5."""
 
 _LITERALS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
+_NUMBERS = re.compile(r"\b\d+(?:\.\d+)?\b")
 _OTHER_TAGS = re.compile(r"</?(?:think|sql|observation)>")
 
 
@@ -38,14 +42,38 @@ def judge(sandbox: SqlSandbox, query: str, gold_sql: str) -> Verdict:
         reason = gold.error or "its result is too large to compare"
         raise UserError(f"ground_truth.sql={gold_sql[:80]!r} cannot be run ({reason}); correct the row or leave it out")
     answer = sandbox.run(query)
-    return Verdict(executed=answer.error is None, correct=same_result(answer, gold, is_ordered(gold_sql)))
+    correct = same_result(answer, gold, is_ordered(gold_sql)) and reads_content(sandbox, query, gold_sql, gold)
+    return Verdict(executed=answer.error is None, correct=correct)
+
+
+def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResult) -> bool:
+    """Whether a right result follows the content of the database, and is no constant that happens to be right.
+
+    Databases with altered content on which gold gives new rows are asked until the query gives the same as gold on one.
+    Rows of nothing but 0 and NULL, which any query of no rows gives, count only where gold gives no others. Where gold
+    never gives new rows nothing can be told, and the result counts.
+    """
+    known, telling, followed = set(gold.rows), set(), set()
+    literals = sorted({quoted[1:-1] for quoted in _QUOTED.findall(gold_sql)} | set(_NUMBERS.findall(gold_sql)))
+    for altered in alterations(sandbox, gold.tables, literals):
+        with closing(altered):
+            wanted = altered.run(gold_sql)
+            if wanted.error or wanted.truncated or set(wanted.rows) <= known:
+                continue
+            blank = not any(value for row in wanted.rows for value in row)
+            telling.add(blank)
+            if same_result(altered.run(query), wanted, ordered=False):
+                followed.add(blank)
+        if False in followed:
+            return True
+    return not telling or (False not in telling and True in followed)
 
 
 def same_result(answer: SqlResult, gold: SqlResult, ordered: bool) -> bool:
     """Same columns in number and place, same rows with their duplicates, and in the same order if the gold query sorts.
 
-    An answer must read a table that gold reads, so no constant is right. Two empty results are the same only if both
-    queries read the same tables: any false condition gives an empty result.
+    An answer must read a table that gold reads; `reads_content` asks for more. Two empty results are the same
+    only if both queries read the same tables: any false condition gives an empty result.
     """
     if answer.error or answer.truncated or len(answer.columns) != len(gold.columns):
         return False

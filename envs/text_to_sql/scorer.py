@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
+from mtrl.sandbox.alterations import alterations
 from mtrl.sandbox.sql import Limits, SqlResult, SqlSandbox
 from mtrl.types import Row, Trajectory
 
@@ -20,7 +21,9 @@ def score(trajectory: Trajectory, row: Row) -> float:
         return 0.0
     truth = row["ground_truth"]
     with closing(_fresh_database(truth)) as database:
-        return float(_equal(database.run(query), database.run(truth["sql"]), _sorts(truth["sql"])))
+        gold = database.run(truth["sql"])
+        equal = _equal(database.run(query), gold, _sorts(truth["sql"]))
+        return float(equal and not _is_constant(database, query, truth["sql"], gold))
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
@@ -75,6 +78,37 @@ def _sorts(sql: str) -> bool:
         return any(statement is not None and statement.args.get("order") is not None for statement in statements)
     except sqlglot.errors.SqlglotError:
         return "order by" in " ".join(sql.lower().split())
+
+
+def _is_constant(database: SqlSandbox, query: str, sql: str, gold: SqlResult) -> bool:
+    """Whether the query never follows gold to other rows when the content changes; rows without any value other than
+    0 are looked at where gold has no others."""
+    agrees: dict[str, list[bool]] = {"values": [], "zeros": []}
+    for other in alterations(database, gold.tables, _literals(sql)):
+        with closing(other):
+            expected = other.run(sql)
+            if expected.error is not None or expected.truncated or all(row in gold.rows for row in expected.rows):
+                continue
+            kind = "zeros" if all(value in (None, 0, "", b"") for row in expected.rows for value in row) else "values"
+            agrees[kind].append(_equal(other.run(query), expected, ordered=False))
+        if any(agrees["values"]):
+            return False
+    evidence = agrees["values"] or agrees["zeros"]
+    return bool(evidence) and not any(evidence)
+
+
+def _literals(sql: str) -> list[str]:
+    """Texts and numbers that a query names; SQLite takes a quoted name that no column has for a text."""
+    import sqlglot
+    from sqlglot import expressions
+
+    try:
+        tree = sqlglot.parse_one(sql, read="sqlite")
+    except sqlglot.errors.SqlglotError:
+        return []
+    texts = {literal.this for literal in tree.find_all(expressions.Literal)}
+    names = {name.this for name in tree.find_all(expressions.Identifier) if name.args.get("quoted")}
+    return sorted(texts | names)
 
 
 def _equal(answer: SqlResult, gold: SqlResult, ordered: bool) -> bool:

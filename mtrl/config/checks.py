@@ -62,6 +62,16 @@ def _no_missing(cfg: DictConfig) -> None:
         raise UserError(f"{path} has no value, and {cfg.name} needs one; write {path}=...")
 
 
+def _local_folders(cfg: DictConfig) -> None:
+    for path in ("run_dir", "evaluation.output"):
+        value = OmegaConf.select(cfg, path)
+        if value is not None and re.match(r"\w{2,}:/", str(value)):  # as a path, `run_dir` has lost one slash
+            raise UserError(
+                f"{path}={value} is an address, and results are written to folders of this machine; name a folder, and "
+                "copy it when the command has ended"
+            )
+
+
 def _plugins(cfg: DictConfig) -> None:
     import_plugins(cfg.plugins)
 
@@ -235,6 +245,7 @@ def _reward(cfg: DictConfig) -> None:
 _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _backend,
     _no_missing,
+    _local_folders,
     _plugins,
     _choices,
     check_bounds,

@@ -27,6 +27,8 @@ NOBODY = 65534
 _INSIDE = "1000"
 """Who they are to themselves."""
 _PYTHON = "/opt/python"
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Folders that are in the mount namespace as well, where most of the programs are run."""
 _START_SECONDS = 60
 _PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "mount": "mount", "bash": "bash"}
 _ENVIRONMENT = {
@@ -77,14 +79,20 @@ def find_programs() -> dict[str, str]:
     """
     if not sys.platform.startswith("linux"):
         raise UserError(f"the process sandbox needs Linux namespaces, which {sys.platform} lacks; use Linux, or a VM")
-    paths = {name: shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin") for name in _PACKAGES}
+    paths = {name: shutil.which(name, path=_SYSTEM_PATH) for name in _PACKAGES}
     if missing := [name for name, path in paths.items() if path is None]:
         packages = " ".join(sorted({_PACKAGES[name] for name in missing}))
         raise UserError(
             f"the process sandbox needs {', '.join(missing)}, and commands never run without it; install it with: "
-            f"apt-get install {packages} (or the same package of your system)"
+            f"apt-get install {packages} (or the same package of your system){_elsewhere(missing)}"
         )
     return {name: path for name, path in paths.items() if path}
+
+
+def _elsewhere(missing: list[str]) -> str:
+    """The programs among `missing` that are on the PATH, but where the sandbox does not see them."""
+    found = [path for name in missing if (path := shutil.which(name, path=os.environ.get("PATH", "")))]
+    return f"; {', '.join(found)} cannot be taken, for the sandbox sees programs of the system only" if found else ""
 
 
 class Namespace:

@@ -2,10 +2,11 @@
 
 What a query may cost is counted in SQLite's own instructions, so the verdict on a slow query is the same on a loaded
 machine as on an idle one; wall time is only a backstop. Memory is bounded by the length limit on every value, by the
-bounds on the result, and by SQLite's own spilling: sorts and temporary tables move to an unnamed file after about 2 MB.
+bounds on the result, and by `PRAGMA hard_heap_limit`. Nothing is written to disk: sorts and temporary tables stay in
+memory, for SQLite has no limit on what it spills, and a sort of long values wrote gigabytes within seconds.
 
 What a query takes while it is compiled is not counted, and a kilobyte of nested `with` compiles to gigabytes. Only
-`PRAGMA hard_heap_limit` stops that, for all sandboxes of the process together. So a query that runs out of memory soon
+that heap limit stops it, for all sandboxes of the process together. So a query that runs out of memory soon
 is tried again, for that may be another's fault, and files are copied into memory only while there is room for queries.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mtrl.errors import UserError
+from mtrl.sandbox.clock import freeze
 from mtrl.sandbox.printf import FormatError, bounded_printf
 
 COPY_LIMIT = 8 * 2**20
@@ -37,7 +39,16 @@ COPIES_LIMIT = 2**28
 _OPERATIONS_PER_CHECK = 50
 """Few, for one instruction can be slow: `instr` of two long texts takes a tenth of a second."""
 _READABLE_PRAGMAS = frozenset(
-    ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list")
+    (
+        "table_info",
+        "table_xinfo",
+        "table_list",
+        "index_list",
+        "index_info",
+        "index_xinfo",
+        "foreign_key_list",
+        "data_version",
+    )  # FTS5 asks for it before every search; nothing else writes here, so it never changes
 )
 _UNREPEATABLE = frozenset(("random", "randomblob"))
 _REFUSED_FUNCTIONS = _UNREPEATABLE | {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
@@ -153,13 +164,14 @@ class SqlSandbox:
     def _harden(self) -> None:
         connection = self._connection
         connection.text_factory = _text
-        connection.execute("pragma temp_store = file")
+        connection.execute("pragma temp_store = memory")
         connection.execute("pragma query_only = on")
         connection.execute(f"pragma hard_heap_limit = {HEAP_LIMIT}")
         with suppress(sqlite3.Error):  # tables may be wider than results; a broken schema is told to the first query
             connection.execute("select 1 from sqlite_master limit 0")
         for name in ("printf", "format"):
             connection.create_function(name, -1, self._printf, deterministic=True)
+        freeze(connection)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self.limits.value_bytes)
         for category, value in _ENGINE_LIMITS.items():
             connection.setlimit(category, value)

@@ -29,6 +29,14 @@ def test_sglang_without_conversations_says_what_the_guide_promises():
 
 
 REFUSED = [
+    *(
+        (
+            [f"{key}=s3://bucket/folder"],
+            f"{key}={seen} is an address, and results are written to folders of this machine; name a "
+            "folder, and copy it when the command has ended",
+        )
+        for key, seen in (("run_dir", "s3:/bucket/folder"), ("evaluation.output", "s3://bucket/folder"))
+    ),
     (
         ["generator.backend=vlm"],
         "generator.backend=vlm is not known; did you mean vllm? Choose one of local, vllm, sglang",

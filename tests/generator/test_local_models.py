@@ -14,6 +14,7 @@ from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.generator.engines.local.half import HalfRunner
 from mtrl.generator.engines.local.runner import HfRunner
 from mtrl.models import onednn
+from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.tiny import save
 from mtrl.trainer.policy import Policy
 
@@ -103,6 +104,19 @@ def test_logprobs_are_those_of_a_full_forward(pristine, model, play, contexts):
     check_logprobs(pristine, PROMPTS, played, contexts, 1.3)
     assert max(len(context) for context, _ in contexts(PROMPTS, played)) > 30
     assert engine.stats.cached_tokens > engine.stats.prompt_tokens / 2, "or it was not the cache that was tested"
+
+
+def test_models_that_recompute_activations_are_sampled(name, play):
+    recomputing = build(name)
+    checkpoint_gradients(recomputing)
+    training = {module for module in recomputing.modules() if module.training}
+    sampling = SamplingParams(max_generate_length=9, temperature=1.0)
+    played, plain = (
+        play(LocalEngine(model, None, max_context_length=128), PROMPTS, sampling=sampling)
+        for model in (recomputing, build(name))
+    )
+    assert played == plain
+    assert {module for module in recomputing.modules() if module.training} == training
 
 
 def test_fused_and_not_sample_the_same(name, model, play):

@@ -73,7 +73,7 @@ def test_weak_players_are_scored_as_they_are_rewarded(splits, reward_of, traject
         ("select max(fee) from goods", "select 40", 0),
         ("select max(fee) from goods", "selec max(fee) from goods", 0),
         ("select max(fee) from goods", "drop table goods", 0),
-        ("select fee from goods where hue = 'PINK'", "select qty from goods where 0", 1),
+        ("select fee from goods where hue = 'PINK'", "select qty from goods where 0", 0),
         ("select fee from goods where hue = 'PINK'", "select qty, fee from goods where 0", 0),
         ("select fee from goods where hue = 'PINK'", "select 1 where 0", 0),
         ("select fee from goods where hue = 'PINK'", "select name from sqlite_master where 0", 0),
@@ -138,3 +138,43 @@ def test_what_surrounds_a_solution_is_read_alike(before, after, make_row, play, 
     row = make_row()
     response = f"{before}<solution>{row['ground_truth']['sql']}</solution>{after}"
     assert play(row, [response])[0].components["correct"] == score(trajectory_of([response]), row)
+
+
+SINGERS = (
+    "create table singer(id integer primary key, name text unique, country text, age integer);"
+    "insert into singer values (1,'Ann','FR',20),(2,'Bo','FR',31),(3,'Cy','US',44),(4,'Di','US',52),(5,'Ed','NL',23),"
+    "(6,'Flo','NL',35);"
+)
+
+
+@pytest.mark.parametrize(
+    ("gold", "query", "right"),
+    [
+        ("select count(*) from singer", "select 6 from singer limit 1", 0),
+        ("select count(*) from singer", "select max(6) from singer", 0),
+        ("select count(*) from singer where country = 'FR'", "select 2 from singer where country = 'FR' limit 1", 0),
+        ("select name from singer where age = 44", "select 'Cy' from singer where age = 44", 0),
+        ("select name from singer where age > 40", "select * from (values ('Cy'), ('Di')) where exists (select 1 from "
+         "singer)", 0),
+        ("select name from singer where age > 90", "select name from singer limit 0", 0),
+        ("select name from singer where country = 'DE'", "select name from singer where 1 = 0", 0),
+        ("select count(*) from singer", "select count(distinct name) from singer", 1),
+        ("select count(*) from singer", "select max(rowid) from singer", 1),
+        ("select name from singer where age = 44", "select name from singer where id = 3", 1),
+        ("select count(*) from singer where country = 'DE'", "select sum(country = 'DE') from singer", 1),
+        ("select name from singer where age > 90", "select name from singer where not age <= 90", 1),
+        ("select name from singer where country = 'DE'", "select s.name from singer s where s.country like 'DE'", 1),
+    ],
+)  # fmt: skip
+def test_a_result_that_does_not_follow_the_content_is_no_answer(both, gold, query, right):
+    row = {"id": "r", "prompt": [], "ground_truth": {"sql": gold, "script": SINGERS}}
+    assert both(row, gold) == 1
+    assert both(row, query) == right
+
+
+def test_the_decoys_hold_the_result_as_a_constant(both):
+    row = {"id": "r", "prompt": [], "ground_truth": {"sql": "select count(*) from singer", "script": SINGERS}}
+    decoy = FAMILY.decoys(row)[0]
+    query = decoy.partition("<solution>")[2].partition("</solution>")[0]
+    assert query == 'select * from (values (6)) where exists (select 1 from "singer")'
+    assert both(row, query) == 0

@@ -124,10 +124,10 @@ class HfRunner:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode for a while: under gradient checkpointing, layers in training mode ignore the cache."""
-    if not model.training:
-        yield
-        return
+    """Evaluation mode for a while: under gradient checkpointing, layers in training mode ignore the cache.
+
+    Each module is looked at, for gradient checkpointing sets layers to training and leaves `model.training` False.
+    """
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
