@@ -189,7 +189,7 @@ def test_other_commands_are_of_a_kind_that_exists(words, snippets):
     program = Path(words[0]).name
     if program == "make":
         subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
-    elif program == "python" and words[1] == "-m" and words[2].startswith("mtrl."):
+    elif program == "python" and words[1] == "-m" and words[2].startswith(("mtrl.", "experiments.")):
         module = ROOT / words[2].replace(".", "/")
         assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
         OTHER_OVERRIDES.get(words[2], lambda rest: None)(words[3:])

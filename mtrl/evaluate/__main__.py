@@ -48,6 +48,7 @@ from mtrl.generator.engines.purse import BudgetSpentError
 from mtrl.tracking.console import Console
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_log import RunLog
+from mtrl.tracking.text import from_here
 from mtrl.types import Row
 
 BEFORE_ANYTHING = {LOCK, "run.log", f".{MODELS}.part"}
@@ -84,7 +85,7 @@ def evaluate(
 
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     config.async_config.max_steps_off_policy = 0  # nothing learns meanwhile, so turns can wait for each other
-    again = f"go on with: the same command and evaluation.output={folder}"
+    again = f"go on with: the same command and evaluation.output={from_here(folder)}"
     try:
         sources = [located(source, config, task, console) for source in sources]
         if begin(folder, cfg, sources):

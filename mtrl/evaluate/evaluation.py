@@ -28,6 +28,7 @@ from mtrl.tracking.console import Console
 from mtrl.tracking.files import replace_text, to_strict_json
 from mtrl.tracking.followers import start_followers
 from mtrl.tracking.run_dir import RunDir
+from mtrl.tracking.text import from_here
 from mtrl.types import Row
 
 
@@ -68,7 +69,7 @@ class Evaluation:
             self.console.banner(self._facts(), "mtrl evaluation")
             paths = self._evaluate()
         for where in [*paths, *followers.urls().values()]:
-            self.console.note(str(where))
+            self.console.note(str(from_here(where) if isinstance(where, Path) else where))
 
     def _evaluate(self) -> list[Path]:
         """Play, write and show; returns where the report and the trajectories are."""
@@ -143,7 +144,7 @@ class Evaluation:
                 cause = (failed[0].error or failed[0].stop_reason).partition("\n")[0]
                 self.console.warning(
                     f"{model.label}: {episodes} left out of the rates; the same command "
-                    f"with evaluation.output={self.folder} plays them again (the first cause: {cause})"
+                    f"with evaluation.output={from_here(self.folder)} plays them again (the first cause: {cause})"
                 )
 
     def _facts(self) -> dict[str, str]:
@@ -158,7 +159,7 @@ class Evaluation:
         }
         for number, source in enumerate(self.sources):
             facts["model" if number == 0 else f"against {number}"] = described(source)
-        return {**facts, "output": str(self.folder)}
+        return {**facts, "output": str(from_here(self.folder))}
 
 
 def described(source: Source) -> str:

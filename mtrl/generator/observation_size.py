@@ -13,36 +13,46 @@ COST = 16
 
 
 def bounded(messages: list[Message]) -> list[Message]:
-    """The messages, their texts cut so that all together have at most `LARGEST` characters; a cut text says so.
+    """The messages, as many as have at most `LARGEST` characters all together; what is cut says so.
+
+    How many there are may be up to the model, whose one turn can make thousands of calls: those beyond are left out.
 
     Raises:
-        TypeError: what is not `content` in text is larger than that, or nested without an end.
+        TypeError: what is not `content` in text is larger than that in a single message, or nested without an end.
     """
     left = LARGEST
-    for message in messages:
-        left = _left(left, {key: value for key, value in message.items() if not _is_text(key, value)})
     kept: list[Message] = []
-    for message in messages:
-        if _is_text("content", content := message["content"]) and len(content) > left:
-            message = {**message, "content": f"{content[:left]}\n[{len(content) - left} more characters were cut]"}
-            left = 0
-        elif _is_text("content", content):
-            left -= len(content)
+    for number, message in enumerate(messages):
+        size = _size({key: value for key, value in message.items() if not _is_text(key, value)})
+        if size > left:
+            return [*kept[:-1], _noted(kept[-1], f"{len(messages) - number} more messages were cut")] if kept else []
+        left -= size
+        if _is_text("content", content := message["content"]):
+            if len(content) > left:
+                message = _noted(
+                    {**message, "content": content[:left]}, f"{len(content) - left} more characters were cut"
+                )
+            left = max(0, left - len(content))
         kept.append(message)
     return kept
+
+
+def _noted(message: Message, note: str) -> Message:
+    content = message["content"]
+    return {**message, "content": f"{content}\n[{note}]"} if _is_text("content", content) else message
 
 
 def _is_text(key: Any, value: Any) -> bool:
     return key == "content" and isinstance(value, str)
 
 
-def _left(left: int, value: Any) -> int:
-    """What is left of so many characters after a JSON value; the walk ends where nothing is."""
-    waiting = [value]
+def _size(value: Any) -> int:
+    """The characters of a JSON value, at least `COST` for each value in it."""
+    size, waiting = 0, [value]
     while waiting:
         value = waiting.pop()
-        left -= len(value) + COST if isinstance(value, str | dict | list | tuple) else COST
-        if left < 0:
+        size += len(value) + COST if isinstance(value, str | dict | list | tuple) else COST
+        if size > LARGEST:
             raise TypeError(
                 f"the observation is larger than {LARGEST:,} characters in what is no text; return less of it"
             )
@@ -50,4 +60,4 @@ def _left(left: int, value: Any) -> int:
             waiting += [*value.keys(), *value.values()]
         elif isinstance(value, list | tuple):
             waiting += value
-    return left
+    return size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from html import escape
+from pathlib import Path
 from typing import Any
 
 MISSING = "–"
@@ -80,3 +81,12 @@ def duration(seconds: float) -> str:
     if whole_seconds < 60:
         return f"{whole_seconds}s"
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def from_here(path: Path) -> Path:
+    """A path as a command that is typed here names it: relative where it lies below the working directory."""
+    try:
+        here = Path.cwd()
+    except OSError:  # an environment may have changed to a folder that is gone
+        return path
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -31,6 +31,7 @@ from mtrl.tracking.progress import Work
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_lock import RunLock
 from mtrl.tracking.run_log import RunLog
+from mtrl.tracking.text import from_here
 from mtrl.trainer.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def _lead(config: Config, run: RunDir, console: Console, world: World, on_evalua
             summary = _finish(config, run, console, trainer)
         finally:
             parts.crew.dismiss()
-    console.finish(summary, {**shown_paths(run), **followers.urls()}, {**hints(config, run), **followers.hints()})
+    shown_run = RunDir(from_here(run.path))
+    links = {**shown_paths(shown_run), **followers.urls()}
+    console.finish(summary, links, {**hints(config, shown_run), **followers.hints()})
     return summary
 
 

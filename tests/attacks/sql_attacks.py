@@ -36,7 +36,7 @@ PRAGMAS = (
     "threads=8", "busy_timeout=99999", "case_sensitive_like=on", "reverse_unordered_selects=on",
     "recursive_triggers=on", "analysis_limit=9", "defer_foreign_keys=on", "ignore_check_constraints=on",
     "legacy_alter_table=on", "synchronous=0", "secure_delete=on", "automatic_index=off", "cell_size_check=off",
-    "checkpoint_fullfsync=1", "data_version", "freelist_count", "max_page_count=1", "page_count", "auto_vacuum=full",
+    "checkpoint_fullfsync=1", "freelist_count", "max_page_count=1", "page_count", "auto_vacuum=full",
     "stats", "lock_status", "filename",
 )  # fmt: skip
 PRAGMA_FORMS = ("pragma {{pragma}}", "PRAGMA main.{{pragma}}", "/**/pragma/*x*/{{pragma}};--")

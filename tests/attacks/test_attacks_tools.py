@@ -91,7 +91,8 @@ def test_turns(family, outside):
             assert all(len(message["content"]) <= LONGEST for message in told)
             assert {message["name"] for message in told} <= {*environment.toolbox, "unknown"}
             json.dumps(told, ensure_ascii=False).encode()
-            assert result.metrics["tool_calls"] == len(told)
+            beyond = int(result.metrics["tool_calls"]) - len(told)
+            assert not beyond or told[-1]["content"].endswith(f"[{beyond} more messages were cut]")
             calls = sum(value for name, value in result.metrics.items() if name.endswith("/calls"))
             assert calls <= environment.max_tool_calls
             assert taken.seconds < 8 * TIMEOUT + MARGIN_SECONDS and taken.bytes < 256 * MEGABYTE

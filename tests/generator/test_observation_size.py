@@ -18,8 +18,16 @@ def test_a_text_that_is_too_large_is_cut_and_says_so():
 
 def test_all_messages_together_have_the_limit():
     messages = as_messages([{"role": "user", "content": "x" * 400_000} for _ in range(5)])
-    assert len(messages) == 5 and sum(len(m["content"]) for m in messages) < LARGEST + 1000
-    assert messages[0]["content"] == "x" * 400_000
+    assert len(messages) == 3 and sum(len(m["content"]) for m in messages) < LARGEST + 1000
+    assert messages[0]["content"] == "x" * 400_000 and messages[2]["content"].endswith("[2 more messages were cut]")
+
+
+def test_more_messages_than_fit_are_the_models_doing_and_fail_nothing():
+    """One turn of a policy may hold tens of thousands of calls, each answered by a message."""
+    calls = [{"role": "tool", "content": "no such tool", "tool_call_id": f"call_{n}"} for n in range(30_000)]
+    messages = as_messages(calls)
+    assert messages[:-1] == calls[: len(messages) - 1] and 1_000 < len(messages) < 30_000
+    assert messages[-1]["content"] == f"no such tool\n[{30_000 - len(messages)} more messages were cut]"
 
 
 def endless():

@@ -145,6 +145,7 @@ def finish_run(path):
     """The summary of a run that is over."""
     summary = {"success_before": 0.0, "success_after": 0.6, "reward_after": 0.5, "steps": 3, "seconds": 12.0, "seed": 0}
     (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    (path / "status.txt").write_text("finished\n", encoding="utf-8")
     return path
 
 
