@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mtrl.algorithms.registry import load_function
 from mtrl.errors import UserError
 from mtrl.rewards.shaping import SHAPINGS
-from mtrl.types import Row, Trajectory
+from mtrl.types import LARGEST_REWARD, Row, Trajectory
 
 ENVIRONMENT = "environment"
 """The component that is what `step` returned as the reward. Environments may not use the name for another part."""
@@ -94,14 +94,14 @@ def finite(value: Any, where: str) -> float:
     """The value as a plain float; `where` opens the sentence of the error.
 
     Raises:
-        UserError: it is not a number, or not a finite one.
+        UserError: it is not a number, not a finite one, or not below `LARGEST_REWARD`.
     """
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"{where} is {value!r}; a reward must be a finite number")
+    if not abs(number) < LARGEST_REWARD:
+        raise UserError(f"{where} is {value!r}; a reward must be a finite number below {LARGEST_REWARD:g}")
     return number
 
 
