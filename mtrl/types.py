@@ -28,6 +28,10 @@ Row = dict[str, Any]
 """One task of a data set. `id` (str), `prompt` (list of messages) and `ground_truth` (dict) are always there after
 loading; whatever else the data holds stays beside them and reaches the environment."""
 
+LARGEST_REWARD = 1e12
+"""Rewards are smaller in magnitude. Training computes in float32, which holds the sum of the squares of a batch of
+them; every way by which a reward comes in refuses a larger one."""
+
 
 class StopReason(StrEnum):
     """Why an episode ended."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from mtrl.gateway.requests import ChatRequest, CompletionRequest, Wishes
 from mtrl.generator.conversation import Codec
 from mtrl.generator.engines.base import Engine, EngineLostError, Generation, SamplingParams
 from mtrl.generator.rollouts import all_or_none
-from mtrl.types import FinishReason, StopReason, Turn
+from mtrl.types import LARGEST_REWARD, FinishReason, StopReason, Turn
 
 log = logging.getLogger(__name__)
 
@@ -256,13 +255,13 @@ class Session:
         The latest report counts.
 
         Raises:
-            RequestError: 400 a value is not finite, or their number is wrong; 410 the trajectory is over.
+            RequestError: 400 a value is not finite or too large, or their number is wrong; 410 the trajectory is over.
         """
         self._check_open()
         values = [float(v) for v in ([rewards] if isinstance(rewards, int | float) else rewards)]
         calls = self._in_order()
-        if not all(map(math.isfinite, values)):
-            raise RequestError(400, "rewards must be finite numbers", param="rewards")
+        if not all(abs(value) < LARGEST_REWARD for value in values):
+            raise RequestError(400, f"rewards must be finite numbers below {LARGEST_REWARD:g}", param="rewards")
         if len(values) not in (1, len(calls)):
             message = (
                 f"there are {len(values)} rewards for {len(calls)} calls of the model; report one, or one for each"

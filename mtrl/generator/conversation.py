@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mtrl.environments.tool_calls import TextCall, message_calls
+from mtrl.generator.control_tokens import ControlTokens
 from mtrl.generator.engines.base import Generation
 from mtrl.types import Message, Turn
 
@@ -66,6 +67,7 @@ class Codec:
 
     def __post_init__(self) -> None:
         self.stop_token_ids = tuple(self.renderer.get_stop_token_ids())
+        self.control = ControlTokens(self.tokenizer)
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -75,7 +77,8 @@ class Codec:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """The whole context of the assistant's next turn after `messages`."""
+        """The whole context of the assistant's next turn after `messages`, in which no text is a control token."""
+        messages = self.control.apart_in(messages)
         return list(self.renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
 
     def extend(
@@ -90,6 +93,7 @@ class Codec:
 
         None where the renderer cannot say what `messages` add: then everything is rendered anew.
         """
+        messages = self.control.apart_in(messages)
         bridged = self.renderer.bridge_to_next_turn(prompt_ids, action_ids, messages, tools=tools)
         return None if bridged is None else list(getattr(bridged, "token_ids", bridged))
 
@@ -192,7 +196,7 @@ class SingleMessageConversation(Conversation):
 
     def _extend(self, messages: list[Message]) -> list[int]:
         text = "".join(str(message.get("content") or "") for message in messages)
-        return self.prompt_ids + self.turns[-1].action_ids + self.codec.encode(text)
+        return self.prompt_ids + self.turns[-1].action_ids + self.codec.encode(self.codec.control.apart(text))
 
     def add_observation(self, messages: list[Message]) -> None:
         self._drop_stop(self.turns[-1])

@@ -22,14 +22,14 @@ from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, EngineLostError, SamplingParams
 from mtrl.generator.observation_size import bounded
 from mtrl.generator.occupancy import Occupancy
-from mtrl.types import FAILED, FinishReason, Message, Row, StopReason, Trajectory, Turn
+from mtrl.types import FAILED, LARGEST_REWARD, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
 log = logging.getLogger(__name__)
 
 Seat = TypeVar("Seat")
 
-LARGEST = 1e100
-"""Magnitude of rewards and metrics."""
+LARGEST_METRIC = 1e100
+"""Magnitude; means and squares of metrics are float64."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
         done=_truth(value.done, f"{name} returned done"),
         truncated=_truth(value.truncated, f"{name} returned truncated"),
         components={key: finite(v, f"{name} returned components[{key!r}] =") for key, v in components.items()},
-        metrics={key: finite(v, f"{name} returned metrics[{key!r}] =") for key, v in metrics.items()},
+        metrics={key: finite(v, f"{name} returned metrics[{key!r}] =", LARGEST_METRIC) for key, v in metrics.items()},
     )
 
 
@@ -285,15 +285,15 @@ def _truth(value: Any, what: str) -> bool:
     return bool(truth)
 
 
-def finite(value: Any, what: str) -> float:
+def finite(value: Any, what: str, below: float = LARGEST_REWARD) -> float:
     """A plain float.
 
     Raises:
-        TypeError: `what` is no finite number, or one whose sums or squares are none.
+        TypeError: `what` is no finite number, or its magnitude is not below the limit.
     """
     number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, numbers.Real) or not abs(number) < LARGEST:
-        raise TypeError(f"{what} {value!r}; it must be a finite number below {LARGEST:g}")
+    if not isinstance(number, numbers.Real) or not abs(number) < below:
+        raise TypeError(f"{what} {value!r}; it must be a finite number below {below:g}")
     return float(number)
 
 

@@ -26,6 +26,10 @@ class PlainTokenizer:
             raise AttributeError(name)
         return getattr(self._tokenizer, name)
 
+    def __len__(self) -> int:
+        """Ids of the vocabulary, those that were added among them; Python looks for it past `__getattr__`."""
+        return len(self._tokenizer)
+
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
         """As the tokenizer's own."""
         if add_special_tokens or options or self._pads():

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from mtrl.algorithms.registry import load_function
 from mtrl.errors import UserError
 from mtrl.rewards.shaping import SHAPINGS
-from mtrl.types import Row, Trajectory
+from mtrl.rewards.user_function import Ask, as_function, check_call
+from mtrl.types import LARGEST_REWARD, Row, Trajectory
 
 ENVIRONMENT = "environment"
 """The component that is what `step` returned as the reward. Environments may not use the name for another part."""
@@ -51,13 +52,13 @@ def parse_component(name: str, spec: Any) -> Component:
     target = parameters.pop("target", name if "." in name else None)
     if target is not None:
         function = load_function(target, key)
-        _check_parameters(function, ([], {}), parameters, key)
+        ask = as_function(function, parameters, key)
         if (check := getattr(function, _CHECK, None)) is not None:
             check(**parameters)
-        return Component(name, weight, partial(_ask, partial(function, **parameters), key))
+        return Component(name, weight, partial(_ask, ask, key))
     if name in SHAPINGS:
         function = SHAPINGS.find(name).function
-        _check_parameters(function, (None, {}), parameters, key)
+        check_call(function, (None, {}), parameters, key)
         return Component(name, weight, partial(function, **parameters))
     if parameters:
         raise UserError(
@@ -94,14 +95,14 @@ def finite(value: Any, where: str) -> float:
     """The value as a plain float; `where` opens the sentence of the error.
 
     Raises:
-        UserError: it is not a number, or not a finite one.
+        UserError: it is not a number, not a finite one, or not below `LARGEST_REWARD`.
     """
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"{where} is {value!r}; a reward must be a finite number")
+    if not abs(number) < LARGEST_REWARD:
+        raise UserError(f"{where} is {value!r}; a reward must be a finite number below {LARGEST_REWARD:g}")
     return number
 
 
@@ -109,8 +110,8 @@ def _reported(name: str, trajectory: Trajectory, row: Row) -> list[Any]:
     return [turn.components.get(name, 0.0) for turn in trajectory.turns]
 
 
-async def _ask(function: Callable[..., Any], key: str, trajectory: Trajectory, row: Row) -> list[Any]:
-    """Pay what `function(messages, row) -> reward | (reward, metrics)` returns at the last turn; keep the metrics."""
+async def _ask(function: Ask, key: str, trajectory: Trajectory, row: Row) -> list[Any]:
+    """What a user's reward pays on each turn: a single number is paid at the last. Its metrics are kept."""
     try:
         result = function(trajectory.messages, row)
         if inspect.isawaitable(result):
@@ -118,22 +119,21 @@ async def _ask(function: Callable[..., Any], key: str, trajectory: Trajectory, r
     except Exception as error:
         error.add_note(f"in {key}, on trajectory {trajectory.index} of group {trajectory.group_id}")
         raise
-    reward, metrics = result if isinstance(result, tuple) else (result, None)
+    has_metrics = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | None)
+    reward, metrics = result if has_metrics else (result, None)
     trajectory.metrics |= metrics or {}
-    return at_last(reward, len(trajectory.turns))
+    values = reward.tolist() if hasattr(reward, "tolist") else reward  # numpy's and torch's
+    if not isinstance(values, list | tuple):
+        return at_last(values, len(trajectory.turns))
+    if len(values) != len(trajectory.turns):
+        raise UserError(
+            f"{key} gave {len(values)} rewards for {len(trajectory.turns)} turns (trajectory {trajectory.index} of "
+            f"group {trajectory.group_id}); return one number, or one for each turn"
+        )
+    return list(values)
 
 
 def _weight(value: Any, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f"{key}={value!r} is not a weight; write a finite number, or {{weight: 1.0, ...}}")
     return float(value)
-
-
-def _check_parameters(
-    function: Callable[..., Any], positional: tuple[Any, ...], parameters: dict[str, Any], key: str
-) -> None:
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*positional, **parameters)
-    except TypeError as error:
-        raise UserError(f"{key} does not fit its function, which takes {signature}: {error}") from error

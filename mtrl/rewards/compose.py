@@ -87,6 +87,7 @@ class RewardComposer:
             parts[ENVIRONMENT] = environment
         if self.level == "trajectory":
             paid = at_last(math.fsum(paid), len(turns))
+        paid = [finite(value, f"the sum of reward.components of {_named(trajectory)}") for value in paid]
         for n, turn in enumerate(turns):
             turn.reward = paid[n]
             turn.components |= {name: values[n] for name, values in parts.items()}
@@ -99,5 +100,9 @@ async def _values(component: Component, trajectory: Trajectory, row: Row) -> lis
         values = await values
     if len(values) != len(trajectory.turns):
         raise ValueError(f"reward {component.name}: {len(values)} values for {len(trajectory.turns)} turns")
-    where = f"trajectory {trajectory.index} of group {trajectory.group_id} (task {trajectory.task_id})"
-    return [finite(value, f"reward {component.name} of {where}, turn {n},") for n, value in enumerate(values)]
+    where = f"reward {component.name} of {_named(trajectory)}"
+    return [finite(value, f"{where}, turn {n},") for n, value in enumerate(values)]
+
+
+def _named(trajectory: Trajectory) -> str:
+    return f"trajectory {trajectory.index} of group {trajectory.group_id} (task {trajectory.task_id})"

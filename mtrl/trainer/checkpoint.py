@@ -9,10 +9,11 @@ The folder of one::
         tensors.json                          where each tensor is: file, offsets and sizes of its chunks
         model.safetensors, optimizer.…        one process; names are those of the modules
         model-rank0.safetensors, …            several: what each rank wrote
+        SHA256SUMS                            a checksum of every other file
 
 Many ranks write into the same folder, so it must be on a file system that they share. The leader alone makes it,
 renames it and drops old ones. Tensors are the business of `checkpoint_tensors`, writing while training goes on that
-of `checkpoint_saver`.
+of `checkpoint_saver`, checksums that of `checksums`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from mtrl.errors import UserError
+from mtrl.trainer.checksums import add_checksums, checksums, damage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAME = re.compile(r"step_(\d+)")
 PARTIAL = ".partial-"
+DAMAGED = "damaged-"
 STATE, GROUPS, RNG, INDEX = "state.json", "groups.jsonl", "rng.safetensors", "tensors.json"
 
 
@@ -94,6 +97,7 @@ class Checkpoints:
             if groups:
                 write_file(partial / GROUPS, b"".join(json.dumps(group).encode() + b"\n" for group in groups))
             write_file(partial / STATE, json.dumps(state, indent=2).encode())
+            add_checksums(partial, checksums(partial, [RNG, *([GROUPS] if groups else []), STATE]))
             sync_folder(partial)
             self._remove(target)
             os.replace(partial, target)
@@ -108,8 +112,29 @@ class Checkpoints:
         """The whole checkpoint of the highest step, if there is one."""
         return max(self.all(), key=_step, default=None)
 
+    def read_newest(self) -> tuple[Checkpoint, dict[Path, str]]:
+        """The newest checkpoint whose files are as they were written, and what is wrong with each newer one.
+
+        Raises:
+            UserError: none is intact.
+        """
+        broken: dict[Path, str] = {}
+        for path in reversed(self.all()):
+            try:
+                return _read(path), broken
+            except DamagedError as error:
+                broken[path] = str(error)
+        told = "; ".join(f"{path.name}: {reason}" for path, reason in broken.items())
+        raise UserError(f"no checkpoint in {self.folder} is intact ({told}); start a new run with resume=none")
+
+    def set_aside(self, path: Path) -> Path:
+        """Rename a damaged checkpoint, so that it does not take the place of one that the run is to keep."""
+        place = path.with_name(f"{DAMAGED}{path.name}")
+        shutil.rmtree(place, ignore_errors=True)
+        return path.rename(place)
+
     def best(self) -> Path | None:
-        """The checkpoint of the best score; of equals the latest."""
+        """The checkpoint of the best score; of equals the latest. One whose score cannot be read is passed over."""
         scored = [(score, _step(path), path) for path in self.all() if (score := _score(path)) is not None]
         return max(scored)[2] if scored else None
 
@@ -146,19 +171,38 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UserError: a file is missing or damaged, or an older version wrote it.
     """
+    try:
+        return _read(path)
+    except DamagedError as error:
+        raise unreadable(path, str(error)) from error
+
+
+class DamagedError(Exception):
+    """A checkpoint whose files are not as they were written, and which."""
+
+
+def _read(path: Path) -> Checkpoint:
     from safetensors.torch import load
 
     refuse_older(path)
+    if reason := damage(path):
+        raise DamagedError(reason)
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         lines = (path / GROUPS).read_text(encoding="utf-8").splitlines() if (path / GROUPS).exists() else []
         groups = [json.loads(line) for line in lines]
         rng = load((path / RNG).read_bytes())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise UserError(
-            f"checkpoint {path} cannot be read ({error}); give another one: resume=PATH, or resume=latest"
-        ) from error
+        raise DamagedError(str(error)) from error
     return Checkpoint(path, state, groups, rng)
+
+
+def unreadable(path: Path, reason: str) -> UserError:
+    """What to tell of a checkpoint that cannot be read, with the newest other one of its folder that can."""
+    others = [other for other in reversed(Checkpoints(path.parent).all()) if other != path]
+    intact = next((other for other in others if damage(other) is None), None)
+    advice = f"give another one: resume={intact}" if intact else f"no other one in {path.parent} is intact"
+    return UserError(f"checkpoint {path} cannot be read ({reason}); {advice}")
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -227,5 +271,10 @@ def _step(path: Path) -> int:
 
 
 def _score(path: Path) -> float | None:
-    state: Mapping[str, Any] = json.loads((path / STATE).read_text())
-    return state.get("score")
+    """What its state says; None where that is damaged: an old checkpoint must not end the run that looks at it."""
+    try:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    score = state.get("score") if isinstance(state, dict) else None
+    return score if isinstance(score, int | float) else None

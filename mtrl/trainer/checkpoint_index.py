@@ -13,8 +13,7 @@ import torch
 from torch.distributed.checkpoint import Metadata, SavePlan
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
-from mtrl.errors import UserError
-from mtrl.trainer.checkpoint import INDEX, refuse_older, write_file
+from mtrl.trainer.checkpoint import INDEX, refuse_older, unreadable, write_file
 
 
 @dataclass
@@ -142,7 +141,3 @@ def read_index(folder: Path) -> Index:
 def metadata_of(index: Index) -> Metadata:
     """As PyTorch's planners read it."""
     return Metadata({name: stored.metadata() for name, stored in index.items()})
-
-
-def unreadable(folder: Path, reason: str) -> UserError:
-    return UserError(f"checkpoint {folder} cannot be read ({reason}); give another one")

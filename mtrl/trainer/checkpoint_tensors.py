@@ -27,7 +27,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner,
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from mtrl.errors import UserError
-from mtrl.trainer.checkpoint import not_written, sync_folder
+from mtrl.trainer.checkpoint import INDEX, not_written, sync_folder, unreadable
 from mtrl.trainer.checkpoint_index import (
     Index,
     file_of,
@@ -35,9 +35,9 @@ from mtrl.trainer.checkpoint_index import (
     key_of,
     metadata_of,
     read_index,
-    unreadable,
     write_index,
 )
+from mtrl.trainer.checksums import add_checksums, checksums, damage
 
 T = TypeVar("T")
 
@@ -87,11 +87,13 @@ def write_shards(shards: Shards, folder: Path, group: dist.ProcessGroup | None =
     plans = ranks.gather(shards.plan)
     index, shares = deal(plans) if plans else ({}, None)
     share = ranks.scatter(shares)
-    failures = ranks.gather(_failure(_write_share, shards, share, folder, ranks))
+    written: dict[str, str] = {}
+    outcomes = ranks.gather((_failure(_write_share, shards, share, folder, ranks, written), written))
     verdict = None
-    if failures:
-        told = (f"rank {rank}: {text}" if ranks.size > 1 else text for rank, text in enumerate(failures) if text)
-        verdict = next(told, None) or _failure(_write_index, index, folder)
+    if outcomes:
+        told = (f"rank {rank}: {text}" if ranks.size > 1 else text for rank, (text, _) in enumerate(outcomes) if text)
+        sums = {name: digest for _, share_sums in outcomes for name, digest in share_sums.items()}
+        verdict = next(told, None) or _failure(_write_index, index, sums, folder)
     if verdict := ranks.scatter([verdict] * ranks.size):
         if ranks.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -121,9 +123,12 @@ def read_tensors(folder: Path, part: str) -> dict[str, Tensor]:
     """All tensors of one part, whole and on the CPU, by their names without the part. For a single process.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or one of the files is not as it was written.
     """
     index = {name: stored for name, stored in read_index(folder).items() if name.partition(".")[0] == part}
+    files = {chunk.file for stored in index.values() for chunk in stored.chunks}
+    if reason := damage(folder, [INDEX, *files]):
+        raise unreadable(folder, reason)
     into = {name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype)) for name, stored in index.items()}
     load_tensors(into, folder)
     return {key_of(name): tensor for name, tensor in into.items()}
@@ -131,6 +136,8 @@ def read_tensors(folder: Path, part: str) -> dict[str, Tensor]:
 
 def load_tensors(into: Mapping[str, Tensor], folder: Path) -> None:
     """Fill tensors in place from a checkpoint of any number of ranks; each rank reads what it holds, on its own.
+
+    Checksums are not compared here: a run that resumes has read the checkpoint by `read_checkpoint`, which does.
 
     Args:
         into: all tensors of some parts of the checkpoint; its other parts are left alone. Values are cast where the
@@ -188,7 +195,10 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + more
 
 
-def _write_share(shards: Shards, share: Sequence[MetadataIndex], folder: Path, ranks: _Ranks) -> None:
+def _write_share(
+    shards: Shards, share: Sequence[MetadataIndex], folder: Path, ranks: _Ranks, sums: dict[str, str]
+) -> None:
+    """Write the files of this rank, and their checksums into `sums`."""
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "the folder is not there; all ranks need a file system that they share")
     files: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -196,6 +206,7 @@ def _write_share(shards: Shards, share: Sequence[MetadataIndex], folder: Path, r
         files[file_of(place.fqn, ranks.rank, ranks.size)][key_of(place.fqn)] = shards.tensors[place]
     for name, tensors in files.items():
         _write_tensors(folder / name, tensors)
+    sums.update(checksums(folder, files))
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -205,8 +216,9 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         os.fsync(file.fileno())
 
 
-def _write_index(index: Index, folder: Path) -> None:
+def _write_index(index: Index, sums: Mapping[str, str], folder: Path) -> None:
     write_index(index, folder)
+    add_checksums(folder, {**sums, **checksums(folder, [INDEX])})
     sync_folder(folder)
 
 

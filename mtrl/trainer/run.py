@@ -32,7 +32,7 @@ from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.run_lock import RunLock
 from mtrl.tracking.run_log import RunLog
 from mtrl.tracking.text import from_here
-from mtrl.trainer.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
+from mtrl.trainer.checkpoint import Checkpoint, Checkpoints, find_checkpoint, read_checkpoint
 
 if TYPE_CHECKING:
     from mtrl.distributed.world import World
@@ -118,8 +118,9 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         Interrupted: a signal came, and the run is saved.
     """
     if (path := checkpoint_to_resume(config, run)) is not None:
-        trainer.resume(read_checkpoint(path))
-        console.note(f"resumed from {path} at step {trainer.progress.step}")
+        checkpoint = intact_checkpoint(path, config, run, console.warning)
+        trainer.resume(checkpoint)
+        console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")
     run.write_config(config)  # not before: a checkpoint that is refused leaves the run as it was
     with run.under_way():
         try:
@@ -144,6 +145,23 @@ def checkpoint_to_resume(config: Config, run: RunDir) -> Path | None:
     if config.resume == "none":
         return None
     return Checkpoints(run.checkpoints).latest() if config.resume == "latest" else find_checkpoint(Path(config.resume))
+
+
+def intact_checkpoint(path: Path, config: Config, run: RunDir, warn: Callable[[str], None]) -> Checkpoint:
+    """What `checkpoint_to_resume` found; where the command names no checkpoint, the newest intact one of the folder.
+
+    Raises:
+        UserError: the checkpoint of the command is damaged, or no checkpoint is intact.
+    """
+    if config.resume != "latest" and Path(config.resume) == path:
+        return read_checkpoint(path)
+    checkpoints = Checkpoints(path.parent)
+    checkpoint, broken = checkpoints.read_newest()
+    for newer, reason in broken.items():
+        warn(f"checkpoint {newer} is passed over ({reason}); the newest intact one is {checkpoint.path}")
+        if path.parent == run.checkpoints:  # another run's folder is only read
+            checkpoints.set_aside(newer)
+    return checkpoint
 
 
 def summarise(trainer: Any, config: Config, run: RunDir) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mtrl.generator.conversation import Codec, Conversation
 from mtrl.generator.engines.base import EngineLostError, SamplingParams
 from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.models.plain_tokenizer import PlainTokenizer, plain
 from mtrl.models.renderer import make_renderer
 from mtrl.trainer.samples import trajectory_samples
 from mtrl.types import FinishReason, StopReason, Trajectory
@@ -285,12 +286,17 @@ def test_after_its_end_nothing_is_answered(tiny_codec):
     assert len(session.turns()) == 1 and engine.open_ids == [], "what it had is kept"
 
 
-def test_token_ids_beyond_the_vocabulary(tiny_codec):
+@pytest.mark.parametrize("of_a_run", [False, True], ids=["Hugging Face's", "a run's"])
+def test_token_ids_beyond_the_vocabulary(tiny_codec, of_a_run):
     async def play(session, engine):
         error = await refused(session.complete(text([5, 10**9])))
         assert (error.status, error.param) == (400, "prompt") and session.stop is None
+        (call,) = await session.complete(text([5, 7]))
+        assert call.prompt_ids == [5, 7]
 
-    played(play, tiny_codec)
+    tokenizer = plain(tiny_codec.tokenizer) if of_a_run else tiny_codec.tokenizer
+    assert isinstance(tokenizer, PlainTokenizer) is of_a_run
+    played(play, Codec(tokenizer, tiny_codec.renderer))
 
 
 # -- rewards and the end ----------------------------------------------------------------------------------------------
@@ -309,7 +315,7 @@ def test_rewards(tiny_codec):
         session.pay([0.5])
         session.pay(0.25)
         assert trajectory_of(session).rewards == [0.0, 0.0, 0.0, 0.25], "the latest counts"
-        for wrong in ([1.0, 2.0], [], float("nan"), [0.0, 0.0, 0.0, float("inf")]):
+        for wrong in ([1.0, 2.0], [], float("nan"), 1e308, -1e12, [0.0, 0.0, 0.0, float("inf")]):
             with pytest.raises(RequestError) as caught:
                 session.pay(wrong)
             assert caught.value.status == 400 and session.rewards == [0.25]

@@ -395,6 +395,8 @@ def test_an_error_with_half_characters_can_be_written(make_loop, play_episode, s
         (("1", "x", True), "Env.step returned the reward '1'; it must be a finite number"),
         ((float("nan"), "x", True), "Env.step returned the reward nan; it must be a finite number"),
         ((float("inf"), "x", True), "Env.step returned the reward inf; it must be a finite number"),
+        ((1e50, "x", True), r"Env.step returned the reward 1e\+50; it must be a finite number below 1e\+12"),
+        (StepResult(1.0, components={"part": -1e12}), r"components\['part'\] = -1000000000000.0; it must be a finite"),
         ((1.0, "x", None), "Env.step returned done=None; it must be True or False"),
         (StepResult(1.0, done=True, truncated="no"), "Env.step returned truncated='no'; it must be True or False"),
         ((1.0, True, "x"), "Env.step returned done='x'; it must be True or False"),

@@ -59,7 +59,7 @@ def test_renderers_do_not_ask_it_for_offsets(tokenizer):
 def test_all_else_is_the_tokenizers_own(tokenizer, tiny_tokenizer):
     one = plain(tokenizer)
     assert one.eos_token_id == tokenizer.eos_token_id and one.chat_template == tokenizer.chat_template
-    assert one.decode(5) == tokenizer.decode(5)
+    assert one.decode(5) == tokenizer.decode(5) and len(one) == len(tokenizer)
     assert one.encode("a b", add_special_tokens=False, truncation=True, max_length=1) == tokenizer.encode("a b")[:1]
     assert type(make_renderer(plain(tiny_tokenizer))) is TinyRenderer
 

@@ -160,12 +160,19 @@ def test_an_error_of_a_users_function_says_where():
 # ---- wrong input
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, None, "1.0", [1.0], "x"])
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e50, -1e12, None, "1.0", [1.0], "x"])
 @pytest.mark.parametrize("components", [{"environment": 1.0}, {"environment": 0.5, "turn_penalty": 0.1}])
 def test_a_reward_that_is_not_a_finite_number(reward, components):
     group = a_group([a_turn(1.0)], [a_turn(0.0), a_turn(reward)])
     with pytest.raises(UserError, match=r"environment of trajectory 1 of group g7 \(task 7\), turn 1, is .* finite"):
         composed(group, **components)
+
+
+@pytest.mark.parametrize("level", ["turn", "trajectory"])
+def test_weights_do_not_make_a_reward_too_large(level):
+    group = a_group([a_turn(9e11)])
+    with pytest.raises(UserError, match="the sum of reward.components of trajectory 0 .* is 9e\\+20; a reward must be"):
+        composed(group, level=level, environment=1e9)
 
 
 def test_parts_that_are_not_finite_numbers():

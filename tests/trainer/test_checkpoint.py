@@ -77,7 +77,7 @@ def test_a_half_written_checkpoint_is_never_picked_up(tmp_path):
 def test_an_unreadable_checkpoint_is_one_sentence(tmp_path, damage):
     path = save(Checkpoints(tmp_path), 1)
     damage(path)
-    with pytest.raises(UserError, match="checkpoint .*step_000001 cannot be read .*give another one: resume=PATH"):
+    with pytest.raises(UserError, match="checkpoint .*step_000001 cannot be read .*no other one in .* is intact"):
         read_checkpoint(path)
 
 

@@ -158,7 +158,7 @@ def _save_on_ranks(folder):
 
 def test_the_leader_commits_when_every_rank_has_written(tmp_path):
     (found, total), (nothing, _) = on_ranks(2, tmp_path, _save_on_ranks, tmp_path)
-    assert found == ["model-rank0.safetensors", "model-rank1.safetensors", "tensors.json"] and not nothing
+    assert found == ["SHA256SUMS", "model-rank0.safetensors", "model-rank1.safetensors", "tensors.json"] and not nothing
     assert total == 2.0
 
 

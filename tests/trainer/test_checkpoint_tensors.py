@@ -77,7 +77,7 @@ def test_one_process_reads_what_it_wrote(tmp_path_factory, data):
 def test_the_files_of_one_process_are_readable_by_anyone(tmp_path):
     path = written(tmp_path, whole())
     assert {file.name for file in path.iterdir()} == {
-        "tensors.json", "model.safetensors", "optimizer.safetensors", "critic.safetensors",
+        "tensors.json", "model.safetensors", "optimizer.safetensors", "critic.safetensors", "SHA256SUMS",
     }  # fmt: skip
     model = safetensors.torch.load_file(path / "model.safetensors")
     assert same(model, {n.removeprefix("model."): t for n, t in whole().items() if n.startswith("model.")})
@@ -163,7 +163,7 @@ def _overlapping(stored):
 def test_damage_is_one_sentence(tmp_path, damage):
     path = written(tmp_path, whole())
     damage(path)
-    with pytest.raises(UserError, match=f"checkpoint {path} cannot be read .*; give another one"):
+    with pytest.raises(UserError, match=f"checkpoint {path} cannot be read .*; no other one in .* is intact"):
         load_tensors(zeros(), path)
 
 
@@ -255,7 +255,7 @@ def test_a_file_of_one_rank_that_is_lost_is_missed(layouts, tmp_path):
     path = tmp_path / "c"
     shutil.copytree(layouts / "1x4", path)
     (path / "model-rank1.safetensors").unlink()
-    with pytest.raises(UserError, match=r"cannot be read \(model-rank1.safetensors: .*; give another one"):
+    with pytest.raises(UserError, match=r"cannot be read \(model-rank1.safetensors: .*; no other one"):
         load_tensors(zeros(), path)
 
 

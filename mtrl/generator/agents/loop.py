@@ -14,7 +14,7 @@ from mtrl.gateway.session import Session
 from mtrl.generator.agents.runner import AgentError, Assignment, Outcome, Runner
 from mtrl.generator.agents.slots import Slots
 from mtrl.generator.engines.base import Engine, EngineLostError, Generation, SamplingParams
-from mtrl.generator.episode import Episodes, Limits, ResponseParseError, finite
+from mtrl.generator.episode import Episodes, Limits, ResponseParseError
 from mtrl.generator.occupancy import Occupancy
 from mtrl.types import Row, StopReason, Trajectory
 
@@ -78,8 +78,6 @@ class AgentLoop(Episodes[Session]):
             if outcome is not None:
                 _pay(session, outcome)
                 trajectory.metrics |= outcome.metrics
-            for reward in session.rewards or ():  # reported over HTTP
-                finite(reward, "the program reported the reward")
             problem = _unsaid(session, outcome)
         except EngineLostError:
             raise

@@ -207,10 +207,23 @@ def test_a_report_of_more_than_numbers_can_sum(play):
     def reports(row, client):
         client.chat(row["prompt"])
         root = client.base_url.removesuffix("/v1")
-        httpx.post(f"{root}/update-reward", json={"rewards": [1e300]}, trust_env=False)
+        answer = httpx.post(f"{root}/update-reward", json={"rewards": [1e300]}, trust_env=False)
+        assert answer.status_code == 400
 
     trajectory = play(reports)
     assert trajectory.stop_reason == StopReason.ENV_ERROR and not trajectory.trainable
+
+
+def test_a_report_of_an_agent_that_was_refused_before_is_not_taken_either(play):
+    def reports(row, client):
+        with pytest.raises(Exception, match="429"):
+            for _ in range(50):
+                client.chat(row["prompt"])
+        root = client.base_url.removesuffix("/v1")
+        answer = httpx.post(f"{root}/update-reward", json={"rewards": [1e308]}, trust_env=False)
+        assert answer.status_code == 400
+
+    assert play(reports).reward == 0.0
 
 
 def test_a_program_that_reports_its_failure(play):

@@ -1,0 +1,77 @@
+"""A reward that a user wrote, in the forms in which people write one, as a function of messages and row.
+
+- `reward(messages, row)`, or `reward(messages, ground_truth)`, told apart by the name of the second parameter;
+- `reward(messages)`;
+- a class with a field `ground_truth`, of which each episode gets an instance that is called with the messages.
+
+Each may be async, and returns a number, or one for each turn, alone or in a tuple with a dict of metrics.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mtrl.errors import UserError
+from mtrl.types import Message, Row
+
+TRUTH = "ground_truth"
+Ask = Callable[[list[Message], Row], Any]
+
+
+def as_function(target: Callable[..., Any], parameters: Mapping[str, Any], key: str) -> Ask:
+    """`target` with its parameters bound.
+
+    Args:
+        key: of the configuration, for the error.
+
+    Raises:
+        UserError: it takes neither messages and a row nor messages alone, or not these parameters.
+    """
+    if inspect.isclass(target):
+        return _as_instances(target, parameters, key)
+    names = list(inspect.signature(target).parameters)
+    if len(names) > 1 and names[1] == TRUTH and TRUTH not in parameters:
+        check_call(target, ([], {}), parameters, key)
+        return lambda messages, row: target(messages, row[TRUTH], **parameters)
+    if not _takes(target, ([], {}), parameters) and _takes(target, ([],), parameters):
+        return lambda messages, row: target(messages, **parameters)
+    check_call(target, ([], {}), parameters, key)
+    return lambda messages, row: target(messages, row, **parameters)
+
+
+def check_call(function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any], key: str) -> None:
+    """
+    Raises:
+        UserError: the function does not take these arguments.
+    """
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*positional, **given)
+    except TypeError as error:
+        raise UserError(f"{key} does not fit its function, which takes {signature}: {error}") from error
+
+
+def _takes(function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(*positional, **given)
+    except TypeError:
+        return False
+    return True
+
+
+def _as_instances(cls: type, parameters: Mapping[str, Any], key: str) -> Ask:
+    """An instance for each episode, with its ground truth, whether the constructor takes it or not."""
+    constructed = TRUTH in inspect.signature(cls).parameters
+    check_call(cls, (), {**parameters, TRUTH: {}} if constructed else parameters, key)
+    check_call(cls.__call__, (None, []), {}, key)
+
+    def ask(messages: list[Message], row: Row) -> Any:
+        if constructed:
+            return cls(**parameters, ground_truth=row[TRUTH])(messages)
+        reward = cls(**parameters)
+        reward.ground_truth = row[TRUTH]
+        return reward(messages)
+
+    return ask

@@ -1,0 +1,96 @@
+"""`SHA256SUMS` of a checkpoint: the SHA-256 of every other file in it, in the format that `sha256sum -c` reads.
+
+Every rank hashes the files that it wrote, and the leader collects the lines. A disk or a copy may change a bit of a
+file without an error, and a changed weight is a number like any other: only the checksum tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SUMS = "SHA256SUMS"
+READ = (".json", ".jsonl", ".safetensors")
+"""Suffixes of the files of a checkpoint; a file manager may have put others beside them."""
+MISSING = (
+    f"it has no {SUMS}: an older version of mtrl wrote it, or the file was lost; to trust the files as they are, run "
+    f"`sha256sum *.json* *.safetensors > {SUMS}` in it"
+)
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The checksums of files in a folder, by name. Hashing releases the interpreter lock, so files go side by side.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    names = list(names)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        return dict(zip(names, threads.map(lambda name: checksum(folder / name), names), strict=True))
+
+
+def add_checksums(folder: Path, sums: Mapping[str, str]) -> None:
+    """Append the checksums of files to those of the folder, down to the disk.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    with (folder / SUMS).open("a", encoding="utf-8") as file:
+        file.writelines(f"{digest}  {name}\n" for name, digest in sums.items())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
+    """What is wrong with the files of a checkpoint, in words; None where all are as they were written.
+
+    Args:
+        names: the files to look at; default: all of a checkpoint that are there, and all that should be.
+    """
+    try:
+        recorded = _recorded(folder)
+        if recorded is None:
+            return MISSING
+        present = {path.name for path in folder.iterdir() if path.suffix in READ and not path.name.startswith(".")}
+        looked_at = sorted(present | recorded.keys() if names is None else set(names))
+        if lost := [name for name in looked_at if name not in present]:
+            return f"{', '.join(lost)} is missing"
+        if unknown := [name for name in looked_at if name not in recorded]:
+            return f"{SUMS} has no checksum of {', '.join(unknown)}"
+        found = checksums(folder, looked_at)
+    except (OSError, ValueError) as error:
+        return str(error)
+    changed = [name for name in looked_at if found[name] != recorded[name]]
+    return f"{', '.join(changed)} is not as it was written, by its checksum in {SUMS}" if changed else None
+
+
+def _recorded(folder: Path) -> dict[str, str] | None:
+    """Checksums by name.
+
+    Raises:
+        ValueError: a line is no checksum and name.
+        OSError: the file cannot be read.
+    """
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{SUMS} is no text") from error
+    pairs = [line.partition("  ") for line in lines]
+    if bad := next((number for number, pair in enumerate(pairs, 1) if len(pair[0]) != 64 or not pair[2]), None):
+        raise ValueError(f"{SUMS}, line {bad}, is not a checksum and a name")
+    return {name: digest for digest, _, name in pairs}

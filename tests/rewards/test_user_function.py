@@ -1,0 +1,124 @@
+"""Rewards in the forms in which people write them, the article's among them."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from mtrl.config.schema import RewardConfig
+from mtrl.errors import UserError
+from mtrl.rewards.compose import RewardComposer
+from mtrl.types import FinishReason, Group, Trajectory, Turn
+
+THIS = "test_user_function"
+TRUTH = {"ready": "true", "response": "success"}
+
+
+def paid(name, turns=3, said='{"ready": "TRUE", "response": "none"}', **parameters):
+    """`(rewards, metrics)` of a trajectory whose last message is `said`."""
+    observation = [{"role": "user", "content": "Q"}]
+    message = {"role": "assistant", "content": said}
+    sampled = ([1], [2], [-0.1], [(0, 1)], FinishReason.STOP)
+    made = [Turn(*sampled, text=said, message=message, observation=observation) for _ in range(turns)]
+    trajectory = Trajectory("task", "g7", 0, made)
+    row = {"id": "task", "prompt": observation, "ground_truth": TRUTH}
+    spec = {"weight": 1.0, "target": f"{THIS}.{name}", **parameters}
+    RewardComposer(RewardConfig(components={"mine": spec})).apply(Group("g7", row, [trajectory]))
+    return trajectory.rewards, trajectory.metrics
+
+
+def last_assistant(history):
+    return next(message["content"] for message in reversed(history) if message["role"] == "assistant")
+
+
+class SOPBenchReward:
+    """The article's, word for word but for its parser."""
+
+    ground_truth: dict[str, str]
+    format_coef: float = 0.1
+
+    async def __call__(self, history):
+        fields = json.loads(last_assistant(history))
+        emitted = float(fields is not None)
+        if fields is None:
+            return self.format_coef * (emitted - 1), {"completion": 0.0, "field_acc": 0.0}
+        matched = sum(
+            1 for k, v in self.ground_truth.items() if str(fields.get(k)).strip().lower() == str(v).strip().lower()
+        )
+        field_acc = matched / len(self.ground_truth)
+        reward = field_acc + self.format_coef * (emitted - 1)
+        return reward, {"completion": emitted, "field_acc": field_acc}
+
+
+DataclassReward = dataclass(type("DataclassReward", (SOPBenchReward,), {"__annotations__": {"ground_truth": dict}}))
+
+
+@dataclass
+class PerTurn:
+    ground_truth: dict
+    scale: float = 1.0
+
+    def __call__(self, messages):
+        return [self.scale * len(self.ground_truth)] * 3
+
+
+async def of_messages(history):
+    return len(history), {"seen": 1.0}
+
+
+def per_turn(messages, row):
+    return [0.25, 0, 1], {"seen": 3.0}
+
+
+def as_array(messages, row):
+    return np.array([0.25, 0.0, 1.0])
+
+
+def of_truth(messages, ground_truth):
+    return float(ground_truth == TRUTH)
+
+
+def two_numbers(messages, row):
+    return 0.5, 0.25
+
+
+def takes_nothing():
+    return 0.0
+
+
+@pytest.mark.parametrize("name", ["SOPBenchReward", "DataclassReward"])
+def test_the_articles_class_has_the_rows_ground_truth(name):
+    assert paid(name) == ([0.0, 0.0, 0.5], {"completion": 1.0, "field_acc": 0.5})
+    assert paid(name, said="null") == ([0.0, 0.0, -0.1], {"completion": 0.0, "field_acc": 0.0})
+
+
+def test_a_class_takes_parameters_of_the_configuration():
+    assert paid("PerTurn", scale=0.5)[0] == [1.0, 1.0, 1.0]
+
+
+def test_a_callable_of_the_messages_alone():
+    assert paid("of_messages") == ([0.0, 0.0, 6.0], {"seen": 1.0})
+
+
+def test_the_second_parameter_may_be_the_ground_truth():
+    assert paid("of_truth")[0] == [0.0, 0.0, 1.0]
+
+
+def test_a_reward_for_each_turn_with_metrics_and_without():
+    assert paid("per_turn") == ([0.25, 0.0, 1.0], {"seen": 3.0})
+    assert paid("as_array")[0] == [0.25, 0.0, 1.0]
+    assert paid("two_numbers", turns=2)[0] == [0.5, 0.25]
+
+
+def test_another_number_of_rewards_than_turns_is_refused():
+    with pytest.raises(UserError, match="mine gave 3 rewards for 2 turns .*; return one number, or one for each turn"):
+        paid("per_turn", turns=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("takes_nothing", {}), ("per_turn", {"strict": 1}), ("PerTurn", {"strict": 1})]
+)
+def test_what_takes_something_else_is_refused_before_the_first_episode(name, parameters):
+    with pytest.raises(UserError, match="reward.components.mine does not fit its function, which takes"):
+        paid(name, **parameters)

@@ -1,0 +1,113 @@
+"""A bit that a disk or a copy changed is found, and the run goes on from what is intact."""
+
+import random
+import subprocess
+
+import pytest
+import torch
+
+from mtrl.config.compose import compose
+from mtrl.errors import UserError
+from mtrl.tracking.run_dir import RunDir
+from mtrl.trainer.checkpoint import Checkpoints, read_checkpoint
+from mtrl.trainer.checkpoint_tensors import read_tensors, save_tensors
+from mtrl.trainer.checksums import SUMS, damage
+from mtrl.trainer.run import intact_checkpoint
+
+FILES = ("groups.jsonl", "model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json", "tensors.json")
+
+
+def save(checkpoints, step, score=None):
+    partial = checkpoints.begin(step)
+    tensors = {name: torch.full((64,), float(step)) for name in ("model.w", "optimizer.m")}
+    save_tensors(tensors, partial)
+    rng = {"torch": torch.get_rng_state()}
+    return checkpoints.commit(partial, {"step": step, "score": score}, [{"group_id": "step1/0"}], rng)
+
+
+def flip(file, bit):
+    content = bytearray(file.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+def test_every_file_has_a_checksum_that_others_can_compare(tmp_path):
+    path = save(Checkpoints(tmp_path), 1)
+    assert {file.name for file in path.iterdir()} == {*FILES, SUMS} and damage(path) is None
+    done = subprocess.run(["sha256sum", "-c", SUMS], cwd=path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count(": OK") == len(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_found_by_the_name_of_its_file(tmp_path, name):
+    """Four bits of each of the six files, anywhere in them."""
+    path = save(Checkpoints(tmp_path), 1)
+    for bit in random.Random(name).sample(range(8 * (path / name).stat().st_size), 4):
+        flip(path / name, bit)
+        with pytest.raises(UserError, match=rf"cannot be read \({name} is not as it was written, by its checksum in"):
+            read_checkpoint(path)
+        flip(path / name, bit)
+    assert read_checkpoint(path).state["step"] == 1
+
+
+def test_a_flipped_bit_of_the_checksums_is_found(tmp_path):
+    path = save(Checkpoints(tmp_path), 1)
+    for bit in random.Random(0).sample(range(8 * (path / SUMS).stat().st_size), 50):
+        flip(path / SUMS, bit)
+        assert damage(path) is not None
+        flip(path / SUMS, bit)
+
+
+def test_weights_for_another_use_are_compared_as_well(tmp_path):
+    path = save(Checkpoints(tmp_path), 1)
+    flip(path / "model.safetensors", 8 * 120 + 3)
+    with pytest.raises(UserError, match="model.safetensors is not as it was written"):
+        read_tensors(path, "model")
+    assert torch.equal(read_tensors(path, "optimizer")["m"], torch.ones(64)), "which is intact"
+
+
+def test_the_newest_intact_one_is_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=3)
+    intact, _, newest = (save(checkpoints, step) for step in (1, 2, 3))
+    for step in (2, 3):
+        flip(tmp_path / f"step_{step:06d}" / "state.json", 9)
+    with pytest.raises(UserError, match=f"give another one: resume={intact}$"):
+        read_checkpoint(newest)
+
+
+def test_latest_is_the_newest_intact_one(tmp_path):
+    """And what is damaged goes aside, so that it takes no place of those that the run keeps."""
+    run = RunDir(tmp_path).create()
+    checkpoints, told = Checkpoints(run.checkpoints, keep_last=3), []
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+    flip(run.checkpoints / "step_000003" / "model.safetensors", 8 * 120)
+    flip(run.checkpoints / "step_000002" / "groups.jsonl", 5)
+    config = compose(["resume=latest", f"run_dir={tmp_path}"])
+    found = intact_checkpoint(checkpoints.latest(), config, run, told.append)
+    assert found.path.name == "step_000001" and len(told) == 2
+    assert "step_000003 is passed over (model.safetensors is not as it was written" in told[0]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        "damaged-step_000002", "damaged-step_000003", "step_000001",
+    ]  # fmt: skip
+
+
+def test_no_intact_one_is_one_sentence(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    flip(save(checkpoints, 1) / "state.json", 3)
+    (save(checkpoints, 2) / "rng.safetensors").unlink()
+    told = "step_000002: rng.safetensors is missing; step_000001: state.json is not as it was written"
+    with pytest.raises(UserError, match=told):
+        checkpoints.read_newest()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"score": "high"}', b"\xff", None])
+def test_a_damaged_old_checkpoint_does_not_end_a_healthy_run(tmp_path, content):
+    """Its score cannot be read, so it is not the best."""
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=True)
+    old = save(checkpoints, 1, 0.9) / "state.json"
+    old.unlink() if content is None else old.write_bytes(content)
+    for step in (2, 3, 4):
+        save(checkpoints, step, step / 10)
+    assert [path.name for path in checkpoints.all()] == ["step_000003", "step_000004"]
+    assert checkpoints.best().name == "step_000004"
