@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from mtrl.errors import UserError
-from mtrl.trainer.checksums import add_checksums, checksums, damage
+from mtrl.trainer.checksums import SUMS, add_checksums, checksums, damage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +119,9 @@ class Checkpoints:
             UserError: none is intact.
         """
         broken: dict[Path, str] = {}
-        for path in reversed(self.all()):
+        written = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name))
+        known = [path for path in written if (path / STATE).is_file() or (path / SUMS).is_file()]
+        for path in sorted(known, key=_step, reverse=True):
             try:
                 return _read(path), broken
             except DamagedError as error:
@@ -184,7 +186,8 @@ class DamagedError(Exception):
 def _read(path: Path) -> Checkpoint:
     from safetensors.torch import load
 
-    refuse_older(path)
+    if not (path / SUMS).exists():
+        refuse_older(path)
     if reason := damage(path):
         raise DamagedError(reason)
     try:

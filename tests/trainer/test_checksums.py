@@ -92,6 +92,15 @@ def test_latest_is_the_newest_intact_one(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", [*FILES, SUMS])
+def test_a_lost_file_is_told_and_the_one_before_is_taken(tmp_path, name):
+    checkpoints = Checkpoints(tmp_path, keep_last=2)
+    intact, newest = save(checkpoints, 1), save(checkpoints, 2)
+    (newest / name).unlink()
+    checkpoint, broken = checkpoints.read_newest()
+    assert checkpoint.path == intact and list(broken) == [newest] and name in broken[newest]
+
+
 def test_no_intact_one_is_one_sentence(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     flip(save(checkpoints, 1) / "state.json", 3)

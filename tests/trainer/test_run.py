@@ -331,8 +331,9 @@ def test_an_unreadable_checkpoint_is_one_sentence_and_the_run_stays_as_it_was(un
     shutil.copytree(undisturbed, run_dir)
     bad = run_dir / "checkpoints" / "step_000008"
     (bad / "model.safetensors").write_bytes(b"rubbish")
-    output = finish(start(run_dir, "resume=latest", "trainer.max_steps=9"), expected=2)
-    assert f"checkpoint {bad} cannot be read" in output.strip().splitlines()[-1]
+    output = finish(start(run_dir, f"resume={bad}", "trainer.max_steps=9"), expected=2)
+    last = output.strip().splitlines()[-1]
+    assert f"checkpoint {bad} cannot be read" in last and "give another one: resume=" in last
     assert (run_dir / "config.yaml").read_bytes() == (undisturbed / "config.yaml").read_bytes()
 
 
