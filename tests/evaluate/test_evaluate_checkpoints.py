@@ -11,6 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from mtrl.config.compose import compose
 from mtrl.trainer.checkpoint_tensors import read_tensors, save_tensors, tensor_names
+from mtrl.trainer.checksums import SUMS, add_checksums, checksums
 from tests.evaluate.conftest import TASK
 from tests.evaluate.outputs import trajectories_of
 from tests.trainer.shard_ranks import on_ranks
@@ -72,6 +73,9 @@ def test_a_checkpoint_that_does_not_fit_its_run_is_one_sentence(evaluate, run, t
     index = copy / "checkpoints" / "step_000002" / "tensors.json"
     entries = json.loads(index.read_text())
     index.write_text(json.dumps({name: entry for name, entry in entries.items() if "norm" not in name}))
+    names = [line.split("  ")[1] for line in (index.parent / SUMS).read_text().splitlines()]
+    (index.parent / SUMS).unlink()
+    add_checksums(index.parent, checksums(index.parent, names))
     done = evaluate(f"{copy}/checkpoints/latest", "evaluation.output=out")
     assert done.status == 2 and "\n" not in done.err
     assert f"evaluation.model={copy}/checkpoints/latest cannot be loaded (weights do not fit" in done.err
