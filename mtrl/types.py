@@ -127,6 +127,8 @@ class Trajectory:
     metrics: dict[str, float] = field(default_factory=dict)
     score: float | None = None
     """The scorer's verdict (1.0 is success), independent of the reward; `None` where it was not asked."""
+    answered: bool | None = None
+    """Whether the policy gave an answer that the task can read, right or wrong; `None` where the task cannot tell."""
     trainable: bool = True
     error: str | None = None
     """Traceback of what went wrong, if something did."""

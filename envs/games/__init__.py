@@ -3,7 +3,7 @@
 from envs.games.data import decoys, gold, load
 from envs.games.demonstrator import demonstrate
 from envs.games.environment import GamesEnv
-from envs.games.scorer import measure, score
+from envs.games.scorer import answered, measure, score
 from mtrl.environments.family import Family
 
 FAMILY = Family(
@@ -14,6 +14,7 @@ FAMILY = Family(
     demonstrate=demonstrate,
     gold=gold,
     decoys=decoys,
+    answered=answered,
     measure=measure,
     config_keys=("game", "places", "symbols", "size", "steps", "full_prompt"),
     tokens=("<move>", "</move>"),

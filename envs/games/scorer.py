@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mtrl.types import Row, Trajectory
+from mtrl.types import Row, StopReason, Trajectory
 
 _TAGS = re.compile(r"(</?move>)")
 _GUESS = re.compile(r"[0-9 ,\t\n]*")
@@ -18,6 +18,12 @@ def score(trajectory: Trajectory, row: Row) -> float:
     moves = [move for message in trajectory.messages if (move := _move(message)) is not None]
     truth = row["ground_truth"]
     return float(_breaks(moves, truth) if truth["game"] == "mastermind" else _arrives(moves, truth))
+
+
+def answered(trajectory: Trajectory, row: Row) -> bool:
+    """Whether the game was played to its end, and the last assistant message holds one move."""
+    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    return trajectory.stop_reason == StopReason.DONE and bool(said) and _move(said[-1]) is not None
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from envs.gsm8k.data import decoys, gold, load
 from envs.gsm8k.demonstrator import demonstrate
 from envs.gsm8k.environment import Gsm8kEnv
-from envs.gsm8k.scorer import measure, score
+from envs.gsm8k.scorer import answered, measure, score
 from mtrl.environments.family import Family
 
 FAMILY = Family(
@@ -14,6 +14,7 @@ FAMILY = Family(
     demonstrate=demonstrate,
     gold=gold,
     decoys=decoys,
+    answered=answered,
     measure=measure,
     config_keys=("calculator", "operations"),
     tokens=("<calc>", "</calc>", "####"),

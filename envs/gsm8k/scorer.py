@@ -16,9 +16,14 @@ def score(trajectory: Trajectory, row: Row) -> float:
     return float(answer is not None and answer == _decimal(str(row["ground_truth"]["answer"]).strip()))
 
 
+def answered(trajectory: Trajectory, row: Row) -> bool:
+    """Whether the last assistant message gives one answer that can be read, right or wrong."""
+    return _final_answer(_last_content(trajectory)) is not None
+
+
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """`format`: the last assistant message gives one answer that can be read, right or wrong."""
-    return {"format": float(_final_answer(_last_content(trajectory)) is not None)}
+    return {"format": float(answered(trajectory, row))}
 
 
 def _last_content(trajectory: Trajectory) -> object:

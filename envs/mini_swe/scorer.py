@@ -69,6 +69,13 @@ def score(trajectory: Trajectory, row: Row) -> float:
     return float(_passes(left, truth["calls"], for_calls))
 
 
+def answered(trajectory: Trajectory, row: Row) -> bool:
+    """Whether the last assistant message holds the command that submits, and the environment took it for one."""
+    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    command = _command(said[-1]) if said else None
+    return trajectory.stop_reason == StopReason.DONE and command is not None and SUBMISSION in command
+
+
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """`format`: share of the assistant's messages that hold one command; `asks_to_submit`: one of them says the word of
     a submission."""

@@ -4,7 +4,7 @@ from envs.search.data import load
 from envs.search.demonstrator import decoys, demonstrate, gold
 from envs.search.environment import SearchEnv
 from envs.search.retrievers import OPTIONS
-from envs.search.scorer import measure, score
+from envs.search.scorer import answered, measure, score
 from mtrl.environments.family import Family
 
 FAMILY = Family(
@@ -15,6 +15,7 @@ FAMILY = Family(
     demonstrate=demonstrate,
     gold=gold,
     decoys=decoys,
+    answered=answered,
     measure=measure,
     config_keys=("retriever", "url", "corpus", "topk", "observation_characters", "full_prompt", *OPTIONS),
     tokens=("<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>"),

@@ -17,6 +17,11 @@ def score(trajectory: Trajectory, row: Row) -> float:
     return float(answer is not None and _reduced(answer) in map(_reduced, row["ground_truth"]["target"]))
 
 
+def answered(trajectory: Trajectory, row: Row) -> bool:
+    """Whether the last assistant message gives one answer that can be read, right or wrong."""
+    return _answer(_last_content(trajectory)) is not None
+
+
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """`format`: the last assistant message gives one answer that can be read; `contains`: all words of an accepted
     answer stand in it in a row, whatever else does."""

@@ -4,7 +4,7 @@ from envs.sop.data import decoys, gold, load
 from envs.sop.demonstrator import demonstrate
 from envs.sop.domains import tokens
 from envs.sop.environment import SopEnv
-from envs.sop.scorer import measure, score
+from envs.sop.scorer import answered, measure, score
 from mtrl.environments.family import Family
 
 FAMILY = Family(
@@ -15,6 +15,7 @@ FAMILY = Family(
     demonstrate=demonstrate,
     gold=gold,
     decoys=decoys,
+    answered=answered,
     measure=measure,
     config_keys=("domain", "full_prompt", "format_coef", "tools_spec", "sop_bench"),
     tokens=tokens(),

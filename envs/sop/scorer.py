@@ -20,6 +20,11 @@ def score(trajectory: Trajectory, row: Row) -> float:
     return float(bool(wanted) and sorted((name, _folded(value)) for name, value in pairs) == sorted(wanted))
 
 
+def answered(trajectory: Trajectory, row: Row) -> bool:
+    """Whether the last assistant message holds an answer that can be read, right or wrong."""
+    return bool(_answer(trajectory))
+
+
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """`format`: the last message holds an answer that can be read; `field/<name>`: this field of it is right.
 
@@ -30,7 +35,7 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
         f"field/{name}": float(names.count(name) == 1 and (name, _folded(value)) in said)
         for name, value in row["ground_truth"].items()
     }
-    return {"format": float(bool(said)), **fields}
+    return {"format": float(answered(trajectory, row)), **fields}
 
 
 def _answer(trajectory: Trajectory) -> list[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from envs.text_to_sql.data import load
 from envs.text_to_sql.demonstrator import decoys, demonstrate, gold
 from envs.text_to_sql.environment import TextToSqlEnv
-from envs.text_to_sql.scorer import measure, score
+from envs.text_to_sql.scorer import answered, measure, score
 from mtrl.environments.family import Family
 
 FAMILY = Family(
@@ -14,6 +14,7 @@ FAMILY = Family(
     demonstrate=demonstrate,
     gold=gold,
     decoys=decoys,
+    answered=answered,
     measure=measure,
     config_keys=(
         "db_path",

@@ -26,6 +26,11 @@ def score(trajectory: Trajectory, row: Row) -> float:
         return float(equal and not _is_constant(database, query, truth["sql"], gold))
 
 
+def answered(trajectory: Trajectory, row: Row) -> bool:
+    """Whether the last assistant message submits one query, right or wrong."""
+    return _submitted(_last_content(trajectory)) is not None
+
+
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """`format`: the last assistant message submits one query; `executes`: it runs without an error; `shape`: it gives
     as many rows and columns as the gold query, whatever they hold."""

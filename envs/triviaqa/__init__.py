@@ -3,7 +3,7 @@
 from envs.triviaqa.data import load
 from envs.triviaqa.demonstrator import CALL, END_CALL, decoys, demonstrate, gold
 from envs.triviaqa.environment import TriviaQaEnv
-from envs.triviaqa.scorer import measure, score
+from envs.triviaqa.scorer import answered, measure, score
 from mtrl.environments.family import Family
 
 FAMILY = Family(
@@ -14,6 +14,7 @@ FAMILY = Family(
     demonstrate=demonstrate,
     gold=gold,
     decoys=decoys,
+    answered=answered,
     measure=measure,
     config_keys=("tools_file", "reward_file", "retriever", "corpus", "url", "observation_characters", "full_prompt"),
     tokens=(

@@ -21,6 +21,11 @@ def score(trajectory: Trajectory, row: Row) -> float:
     return float(bool(answer) and answer in accepted)
 
 
+def answered(trajectory: Trajectory, row: Row) -> bool:
+    """Whether the assistant's last message gives one answer that can be read, right or wrong."""
+    return bool(_last_answer(trajectory))
+
+
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """`format`: the last message gives one answer that can be read; `contains`: an accepted one occurs in it."""
     answer = _last_answer(trajectory)

@@ -27,6 +27,7 @@ def agent_family(
     score: Callable[[Trajectory, Row], float] = reward_is_success,
     load: Callable[..., Splits] = load_rows,
     measure: Callable[[Trajectory, Row], dict[str, float]] | None = None,
+    answered: Callable[[Trajectory, Row], bool] | None = None,
 ) -> Family:
     """A task family for programs; `environment.target=package.module.NAME` points to it.
 
@@ -35,6 +36,7 @@ def agent_family(
             1, which the program says of itself.
         load: `load(data, seed, **environment.config) -> Splits`; by default the rows of `data.path`.
         measure: what evaluations report beside the score, see `Family.measure`.
+        answered: whether an episode holds an answer that can be read, see `Family.answered`.
 
     Example::
 
@@ -43,7 +45,7 @@ def agent_family(
 
         FAMILY = agent_family("riddles", score)
     """
-    return Family(name=name, environment=ProgramTask, load=load, score=score, measure=measure)
+    return Family(name=name, environment=ProgramTask, load=load, score=score, measure=measure, answered=answered)
 
 
 FAMILY = agent_family("agent")

@@ -66,6 +66,10 @@ class Family:
     """The responses of a perfect player: fed through environment, reward and scorer they must score 1."""
     decoys: Callable[[Row], Sequence[str]] | None = None
     """Wrong final responses to a row that look right, for the pre-flight; without it, it takes other rows' answers."""
+    answered: Callable[[Trajectory, Row], bool] | None = None
+    """Whether the policy gave an answer that the task can read, right or wrong: what `completion` counts. Without it,
+    an episode counts that the environment ended after a turn that no limit cut. Like `score` it shares no parsing code
+    with the environment or its reward."""
     measure: Callable[[Trajectory, Row], dict[str, float]] | None = None
     """What evaluations report beside the score, each in [0, 1]: `format` (the answer has the form that was asked for),
     `field/<name>` (one field of the answer is right), or any other name. A key that does not fit a row is left out.
@@ -148,6 +152,7 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
         demonstrate=getattr(cls, "demonstrate", None),
         gold=getattr(cls, "gold", None),
         decoys=getattr(cls, "decoys", None),
+        answered=getattr(cls, "answered", None),
         measure=getattr(cls, "measure", None),
     )
 

@@ -130,6 +130,7 @@ class Evaluation:
             if whole["greedy"]:
                 prefix = "" if model is models[0] else f"{model.label}/"
                 metrics = val_metrics(whole, self.config.evaluation, self.task.family)
+                metrics["eval/reward"] = metrics["val/reward/mean"]  # the name that SageMaker's evaluator reports
                 metrics |= {f"endpoint/{name}": value for name, value in model.usage.items()}
                 metrics |= judge_metrics() if model is models[0] else {}
                 row = rows.setdefault(model.source.step, {"step": model.source.step})

@@ -183,7 +183,7 @@ class Match:
         score_group(self.family, group)
         for trajectory in group.trajectories:
             if trajectory.stop_reason in FAILED:
-                trajectory.score = None
+                trajectory.score = trajectory.answered = None
         return group
 
 

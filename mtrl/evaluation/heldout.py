@@ -14,9 +14,12 @@ from mtrl.types import Group, Row, Trajectory
 
 
 def score_group(family: Family, group: Group) -> None:
-    """Let the scorer judge every trajectory; one without a turn scores 0."""
+    """Let the scorer judge every trajectory, and the family say whether it holds an answer; one without a turn scores 0
+    and holds none."""
     for trajectory in group.trajectories:
         trajectory.score = float(family.score(trajectory, group.row)) if trajectory.turns else 0.0
+        if family.answered is not None:
+            trajectory.answered = bool(trajectory.turns) and bool(family.answered(trajectory, group.row))
 
 
 @dataclass
@@ -49,8 +52,8 @@ class HeldOut:
     async def run(self, step: int) -> EvaluationReport:
         """Greedy, then sampled where `sampled_rows` asks for it.
 
-        `val/success/*`, `val/reward/mean` and `val/turns/mean` are greedy; `val/success/sampled` and
-        `val/reward/pass_k_*` come from the sampled episodes (from the greedy ones, for k = 1, where there are none).
+        `val/success/*`, `val/reward/mean` and `val/turns/mean` are greedy; `val/success/sampled`, `val/*/pass_k_*` come
+        from the sampled episodes (pass@1 from the greedy ones where there are none).
         """
         config = self.config
         groups = {

@@ -68,8 +68,13 @@ def episodes_of(groups: Iterable[Group]) -> list[Episode]:
 
 
 def successes(groups: Iterable[Group], threshold: float) -> list[list[float]]:
-    """1.0 or 0.0 for every trajectory of every group."""
+    """1.0 or 0.0 for every trajectory of every group: whether its score reaches the threshold."""
     return [[float(succeeded(t, threshold)) for t in group.trajectories] for group in groups]
+
+
+def claims(groups: Iterable[Group], threshold: float) -> list[list[float]]:
+    """1.0 or 0.0 for every trajectory of every group: whether its reward reaches the threshold."""
+    return [[float(claimed(t, threshold)) for t in group.trajectories] for group in groups]
 
 
 LENGTH_LIMITS = frozenset({StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})
@@ -84,6 +89,19 @@ def at_cap(turn: Turn) -> bool:
 def is_cut(trajectory: Trajectory) -> bool:
     """Whether any of its turns stopped at the limit of tokens per turn."""
     return any(map(at_cap, trajectory.turns))
+
+
+def is_completed(trajectory: Trajectory) -> bool:
+    """Whether it holds an answer that the task can read, right or wrong (`Family.answered`). Where the task cannot
+    tell: whether the environment ended it, after a turn that no limit cut."""
+    if trajectory.answered is not None:
+        return trajectory.answered
+    return trajectory.stop_reason == StopReason.DONE and not (trajectory.turns and at_cap(trajectory.turns[-1]))
+
+
+def is_out_of_turns(trajectory: Trajectory) -> bool:
+    """Whether its turns were used up without an answer."""
+    return trajectory.stop_reason == StopReason.MAX_TURNS and not is_completed(trajectory)
 
 
 def is_overlong(trajectory: Trajectory) -> bool:
@@ -155,9 +173,10 @@ def field_accuracies(values: Iterable[Mapping[str, float]]) -> list[float]:
 def val_metrics(groups: Mapping[str, list[Group]], config: EvaluationConfig, family: Family) -> dict[str, float]:
     """The row of metrics of one evaluation: `val/…`.
 
-    All are of the greedy episodes, except `val/success/sampled`, `val/reward/sampled` and `val/reward/pass_k_*`, which
-    are of the sampled ones (of the greedy ones, for k = 1, where there are none). Episodes that failed count as they
-    were scored: 0 where there is no turn.
+    All are of the greedy episodes, except `val/success/sampled`, `val/reward/sampled` and pass@k, which are of the
+    sampled ones (of the greedy ones, for k = 1, where there are none). `val/success/pass_k_K` counts samples whose
+    score reaches `evaluation.success_threshold`, `val/reward/pass_k_K` those whose reward reaches
+    `evaluation.claim_threshold`. Episodes that failed count as they were scored: 0 where there is no turn.
 
     Args:
         groups: by kind, `greedy` and perhaps `sampled`; scored and paid.
@@ -167,12 +186,14 @@ def val_metrics(groups: Mapping[str, list[Group]], config: EvaluationConfig, fam
     """
     greedy, sampled = groups["greedy"], groups.get("sampled", [])
     metrics = _outcomes(greedy, config) | _course(greedy) | _family_metrics(greedy, family)
-    repeated = successes(sampled or greedy, config.success_threshold)
+    thresholds, repeated = Thresholds.of(config), sampled or greedy
+    solved, paid = successes(repeated, thresholds.success), claims(repeated, thresholds.claim)
     if sampled:
-        metrics["val/success/sampled"] = success_rate(repeated, config.confidence).value
+        metrics["val/success/sampled"] = success_rate(solved, config.confidence).value
         metrics["val/reward/sampled"] = fmean(t.reward for group in sampled for t in group.trajectories)
     for k in config.pass_k_values if sampled else [1]:
-        metrics[f"val/reward/pass_k_{k}"] = fmean(pass_at_k_by_prompt(repeated, k))
+        metrics[f"val/success/pass_k_{k}"] = fmean(pass_at_k_by_prompt(solved, k))
+        metrics[f"val/reward/pass_k_{k}"] = fmean(pass_at_k_by_prompt(paid, k))
     return metrics
 
 
@@ -209,7 +230,7 @@ def _course(groups: Sequence[Group]) -> dict[str, float]:
         "val/turns/mean": fmean(len(t.turns) for t in trajectories),
         "val/turns/cut_frac": fmean(map(at_cap, turns)) if turns else 0.0,
         "val/tokens/at_cap_frac": fmean(map(is_cut, trajectories)),
-        "val/completion/mean": stops[StopReason.DONE] / len(trajectories),
+        "val/completion/mean": fmean(map(is_completed, trajectories)),
         **{f"val/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},
         **{f"val/components/{name}": value for name, value in mean_components(trajectories).items()},
     }

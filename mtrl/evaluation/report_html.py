@@ -73,7 +73,7 @@ def _headline(report: Report) -> str:
     result = next(iter(report.main.results.values()))
     if (accuracy := result.measures.field_accuracy) is not None:
         facts.append((percent(accuracy.value), f"field accuracy ({_ends(accuracy)})"))
-    facts.append((percent(result.completion.value), "completion: episodes that ended by themselves"))
+    facts.append((percent(result.completion.value), "completion: episodes with an answer that can be read"))
     for c in report.comparisons[:COMPARED]:
         low, high = points(c.difference.low), points(c.difference.high)
         facts.append(

@@ -44,8 +44,9 @@ def headline(report: Report) -> Table:
     head = ["model", "success", "completion", "mean reward", "reward says solved", "episodes", "failed"]
     level = f"{report.method['confidence']:.0%}"
     note = (
-        f"Success: the scorer gives at least {short(report.method['success_threshold'])}; completion: the environment "
-        f"ended the episode. In brackets the {level} interval, over rows. Failed episodes are in no rate."
+        f"Success: the scorer gives at least {short(report.method['success_threshold'])}; completion: the "
+        "episode holds an answer that the task can read, right or wrong. "
+        f"In brackets the {level} interval, over rows. Failed episodes are in no rate."
     )
     return Table(head, rows + _all_failed(report), note)
 
@@ -75,18 +76,26 @@ def comparison(report: Report) -> Table | None:
 
 
 def pass_at_k(report: Report) -> Table | None:
+    """By the scorer, and beside it by the reward; None where no model was sampled."""
     rows = [
         [
-            f"{name(model.label)}, k = {each.k}",
-            rate(each.rate),
-            _pass_difference(report, model, each.k, each.rows),
-            whole(each.rows),
+            f"{name(model.label)}, k = {scored.k}",
+            rate(scored.rate),
+            _pass_difference(report, model, scored.k, scored.rows),
+            rate(paid.rate),
+            whole(scored.rows),
         ]
         for model in report.models
-        for each in (model.results["sampled"].pass_at_k if "sampled" in model.results else [])
+        if (result := model.results.get("sampled")) is not None
+        for scored, paid in zip(result.pass_at_k, result.reward_pass_at_k, strict=True)
     ]
-    note = "The chance that at least one of k samples succeeds, estimated without bias (Chen et al. 2021, eq. 1)."
-    return Table(["model", "pass@k", f"{name(report.main.label)} is ahead by", "rows"], rows, note) if rows else None
+    note = (
+        "The chance that at least one of k samples succeeds, estimated without bias (Chen et al. 2021, eq. 1): by the "
+        f"scorer from {short(report.method['success_threshold'])} on, and by the reward from "
+        f"{short(report.method['claim_threshold'])} on."
+    )
+    ahead = f"{name(report.main.label)} is ahead by"
+    return Table(["model", "pass@k", ahead, "pass@k by the reward", "rows"], rows, note) if rows else None
 
 
 def agreement(report: Report) -> Table:

@@ -16,10 +16,13 @@ from mtrl.evaluation.measures import (
     Episode,
     Spread,
     at_cap,
+    claims,
     episode_tokens,
     episodes_of,
     field_accuracies,
+    is_completed,
     is_cut,
+    is_out_of_turns,
     known,
     mean_components,
     measured,
@@ -105,10 +108,12 @@ class Result:
     success_with_failures: float
     """Success if the failed episodes are counted as not solved."""
     pass_at_k: list[PassAtK]
-    """Of sampled episodes."""
+    """Of sampled episodes: the chance that the scorer calls one of k solved."""
+    reward_pass_at_k: list[PassAtK]
+    """Of sampled episodes: the chance that the reward of one of k reaches `evaluation.claim_threshold`."""
     reward: Spread
     completion: Rate
-    """Share of episodes that the environment ended."""
+    """Share of episodes with an answer that the task can read, right or wrong."""
     stops: dict[str, int]
     budgets: Budgets
     lengths: Lengths
@@ -133,17 +138,19 @@ def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, fami
     seen = episodes_of(judged)
     trajectories = [e.trajectory for e in seen]
     lost = [t for group in groups for t in group.trajectories if failed(t)]
-    solved = successes(judged, config.success_threshold)
-    level = config.confidence
+    thresholds, level = Thresholds.of(config), config.confidence
+    solved, paid = successes(judged, thresholds.success), claims(judged, thresholds.claim)
+    ks = config.pass_k_values if kind == "sampled" else []
     return Result(
         rows=len(judged),
         episodes=len(seen),
         failures=dict(Counter(str(t.stop_reason) for t in lost)),
         success=success_rate(solved, level),
         success_with_failures=sum(map(sum, solved)) / (len(seen) + len(lost)),
-        pass_at_k=pass_at_k_rates(solved, config.pass_k_values, level) if kind == "sampled" else [],
+        pass_at_k=pass_at_k_rates(solved, ks, level),
+        reward_pass_at_k=pass_at_k_rates(paid, ks, level),
         reward=_spread(t.reward for t in trajectories),
-        completion=_rate(judged, {id(t): float(t.stop_reason == StopReason.DONE) for t in trajectories}, level),
+        completion=_rate(judged, {id(t): float(is_completed(t)) for t in trajectories}, level),
         stops=dict(Counter(str(t.stop_reason) for t in trajectories).most_common()),
         budgets=_budgets(trajectories),
         lengths=_lengths(trajectories),
@@ -188,7 +195,7 @@ def _rate(groups: Sequence[Group], values: dict[int, float], level: float) -> Ra
 def _budgets(trajectories: Sequence[Trajectory]) -> Budgets:
     turns = [turn for t in trajectories for turn in t.turns]
     return Budgets(
-        out_of_turns=fmean(t.stop_reason == StopReason.MAX_TURNS for t in trajectories),
+        out_of_turns=fmean(map(is_out_of_turns, trajectories)),
         at_token_cap=fmean(map(is_cut, trajectories)),
         cut_turns=fmean(map(at_cap, turns)),
         out_of_context=fmean(t.stop_reason == StopReason.CONTEXT_LIMIT for t in trajectories),

@@ -65,8 +65,8 @@ def budgets(study: Study) -> Drawing:
     figure = compared(
         study,
         [
-            ("training: finished", "rollout/completion/mean", "share of episodes"),
-            ("held out: finished", "val/completion/mean", "share of episodes"),
+            ("training: answered", "rollout/completion/mean", "share of episodes"),
+            ("held out: answered", "val/completion/mean", "share of episodes"),
             ("training: a turn at the token limit", "rollout/tokens/at_cap_frac", "share of episodes"),
             ("training: out of turns", "rollout/stop/max_turns", "share of episodes"),
         ],

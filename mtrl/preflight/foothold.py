@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from mtrl.evaluation.measures import is_cut
+from mtrl.evaluation.measures import is_completed, is_cut
 from mtrl.preflight.agreement import compare
 from mtrl.preflight.context import EPSILON, Context
 from mtrl.preflight.optimum import compare as compare_with_unsolved
@@ -139,7 +139,7 @@ def token_cap(context: Context, baseline: Baseline) -> Result:
 def out_of_turns(context: Context, baseline: Baseline) -> Result:
     """Few episodes end because the turns do."""
     limits = (StopReason.MAX_TURNS, StopReason.TURN_TOKEN_LIMIT)
-    share = fmean(t.stop_reason in limits for t in baseline.trajectories)
+    share = fmean(t.stop_reason in limits and not is_completed(t) for t in baseline.trajectories)
     evidence = f"{share:.1%} of {len(baseline.trajectories)} episodes run out of turns without a final answer"
     if share >= OUT_OF_TURNS:
         more = math.ceil(1.5 * context.config.generator.max_turns)

@@ -152,4 +152,4 @@ def paid_again(before: Trajectory, played: Trajectory | None) -> Trajectory:
     turns = [replace(turn, components=dict(turn.components)) for turn in before.turns]
     for turn, now in zip(turns, played.turns if played else (), strict=False):
         turn.reward, turn.components, turn.metrics = now.reward, now.components, now.metrics
-    return replace(before, turns=turns, metrics=dict(before.metrics), score=None, error=None)
+    return replace(before, turns=turns, metrics=dict(before.metrics), score=None, answered=None, error=None)

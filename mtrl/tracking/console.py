@@ -72,7 +72,7 @@ class Console:
     def step(self, metrics: Mapping[str, Any]) -> None:
         """One line for one training step; pass@1 is the last evaluation's."""
         self._remember(metrics)
-        self._print(*self._table.lines({"val/reward/pass_k_1": self._pass_1, **metrics}, self._rich.width))
+        self._print(*self._table.lines({"val/success/pass_k_1": self._pass_1, **metrics}, self._rich.width))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """What the tracker calls: a line if the step trained; evaluations have their own."""
@@ -138,7 +138,7 @@ class Console:
     # -- how lines get out -------------------------------------------------------------------------------------------
 
     def _remember(self, metrics: Mapping[str, Any]) -> None:
-        self._pass_1 = metrics.get("val/reward/pass_k_1", self._pass_1)
+        self._pass_1 = metrics.get("val/success/pass_k_1", self._pass_1)
 
     def _print(self, *parts: RenderableType, soft_wrap: bool = False, level: int | None = logging.INFO) -> None:
         plain = self._plain(parts, soft_wrap)

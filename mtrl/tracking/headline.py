@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mtrl.tracking.text import decimal, percent, short, whole
 
-PASS_K = re.compile(r"val/reward/pass_k_(\d+)")
+PASS_K = re.compile(r"val/success/pass_k_(\d+)")
 
 
 def headline(metrics: Mapping[str, Any]) -> Group:

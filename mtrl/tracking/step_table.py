@@ -40,7 +40,7 @@ COLUMNS = (
     Column("step", "step", 6, whole, "bold"),
     Column("reward", "rollout/reward/mean", 9, decimal, "cyan"),
     Column("success", "rollout/success/mean", 9, percent, "green"),
-    Column("pass@1", "val/reward/pass_k_1", 9, percent, "bold green"),
+    Column("pass@1", "val/success/pass_k_1", 9, percent, "bold green"),
     Column("zero-adv", "analysis/zero_adv_groups", 10, short, "yellow"),
     Column("turns", "rollout/turns/mean", 8, decimal),
     Column("tok/s", "perf/tokens_per_second", 9, whole),

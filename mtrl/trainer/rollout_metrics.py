@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 
 from mtrl.evaluation.agreement import Thresholds
-from mtrl.evaluation.measures import agreement_metrics, at_cap, is_cut, mean_components, nearest_rank
+from mtrl.evaluation.measures import (
+    agreement_metrics,
+    at_cap,
+    is_completed,
+    is_cut,
+    is_out_of_turns,
+    mean_components,
+    nearest_rank,
+)
 from mtrl.generator.rollouts import RolloutReport
 from mtrl.types import BREAKS, Group, StopReason, Trajectory
 
@@ -20,7 +28,8 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
     `rollout/success/mean`         mean score
     `rollout/claims/mean`          share of trajectories that the reward calls solved
     `rollout/lenient_frac`         … that the reward calls solved and the scorer does not; `strict_frac` the reverse
-    `rollout/completion/mean`      share of episodes that the environment ended
+    `rollout/completion/mean`      share of episodes with an answer that the task can read, right or wrong
+    `rollout/out_of_turns/mean`    share of episodes whose turns were used up without such an answer
     `rollout/turns/cut_frac`       share of turns that the token limit of a turn cut
     `rollout/tokens/at_cap_frac`   share of episodes with such a turn
     `rollout/tokens/response_*`    sampled tokens of a turn; `trajectory_mean`: of an episode
@@ -52,7 +61,8 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
         "rollout/tokens/at_cap_frac": fmean(is_cut(t) for t in trajectories),
         "rollout/context/mean": fmean(context),
         "rollout/context/max": float(max(context)),
-        "rollout/completion/mean": stops[StopReason.DONE] / len(trajectories),
+        "rollout/completion/mean": fmean(map(is_completed, trajectories)),
+        "rollout/out_of_turns/mean": fmean(map(is_out_of_turns, trajectories)),
         "rollout/turns/cut_frac": fmean(map(at_cap, turns)),
         "rollout/reward/std": pstdev(t.reward for t in trajectories),
         "analysis/group_reward_std": group_reward_std(report.groups),

@@ -43,7 +43,7 @@ def hacked(**changes):
 def overfitted(**changes):
     """Sixteen training rows are learnt by heart, and held-out ones never."""
     return of(learning(0.3, 0.95, 60), {"data__synthetic_train_rows": 16, **changes}, **{
-        "val/success/mean": 0.3, "val/success/sampled": 0.3, "val/reward/mean": 0.3, "val/reward/pass_k_1": 0.3,
+        "val/success/mean": 0.3, "val/success/sampled": 0.3, "val/reward/mean": 0.3, "val/success/pass_k_1": 0.3,
         "train/epoch": np.arange(1.0, 61.0),
     })  # fmt: skip
 
@@ -52,7 +52,7 @@ def hopeless(**changes):
     """Not a single success."""
     return of(np.full(20, 0.0), changes, **{
         "rollout/success/mean": 0.0, "rollout/reward/mean": 0.0, "val/success/mean": 0.0, "val/success/sampled": 0.0,
-        "val/reward/pass_k_1": 0.0, "val/reward/mean": 0.0,
+        "val/success/pass_k_1": 0.0, "val/reward/mean": 0.0,
     })  # fmt: skip
 
 
@@ -80,12 +80,12 @@ RUNS = {
         "rollout/reward/valid_mean": noisy(np.linspace(0.5, 0.3, 100), 0.02),
         "analysis/zero_adv_frac": noisy(np.linspace(0.2, 0.72, 100), 0.02),
     }),
-    "stagnant_pass_k": lambda: of(np.full(100, 0.4), **{"analysis/zero_adv_frac": 0.65, "val/reward/pass_k_1": 0.4}),
+    "stagnant_pass_k": lambda: of(np.full(100, 0.4), **{"analysis/zero_adv_frac": 0.65, "val/success/pass_k_1": 0.4}),
     "many_zeros": lambda: of(np.full(60, 0.06), **{"analysis/zero_adv_frac": 0.6, "rollout/reward/zero_frac": 0.94}),
     "unfinished_success": lambda: of(np.full(60, 0.6), **{
-        "val/completion/mean": 0.62, "val/reward/pass_k_1": 0.6, "rollout/stop/max_turns": 0.35,
+        "val/completion/mean": 0.62, "val/success/pass_k_1": 0.6, "rollout/stop/max_turns": 0.35,
     }),
-    "finished_failure": lambda: of(np.full(60, 0.1), **{"val/completion/mean": 1.0, "val/reward/pass_k_1": 0.1}),
+    "finished_failure": lambda: of(np.full(60, 0.1), **{"val/completion/mean": 1.0, "val/success/pass_k_1": 0.1}),
     "reward_without_completion": lambda: of(np.full(60, 0.3), **{
         "rollout/reward/mean": noisy(np.linspace(0.3, 0.9, 60), 0.02),
         "rollout/success/mean": noisy(np.full(60, 0.3), 0.02),

@@ -77,7 +77,7 @@ def rows(seed, chances, every=20, **extra):
             "val/success/mean": seen,
             "val/success/sampled": rng.binomial(200, chance) / 200,
             "val/reward/mean": seen,
-            "val/reward/pass_k_1": rng.binomial(200, chance) / 200,
+            "val/success/pass_k_1": rng.binomial(200, chance) / 200,
             "val/completion/mean": 0.95,
             "val/episodes": 200.0,
         }

@@ -184,7 +184,7 @@ def test_training_that_held_out_rows_do_not_follow(last, scored):
     """R135, R150: training reward goes from .3 to .95; held-out reward, success and pass@1 stand at .5, or fall to .3.
     Where the scorer saw the training rollouts succeed, they are remembered; else what is paid is no success."""
     held_out = np.r_[0.5, np.linspace(0.5, last, 60)]
-    keys = ("val/success/mean", "val/success/sampled", "val/reward/mean", "val/reward/pass_k_1")
+    keys = ("val/success/mean", "val/success/sampled", "val/reward/mean", "val/success/pass_k_1")
     run = of(learning(0.3, 0.95, 60), **dict.fromkeys(keys, held_out))
     if not scored:
         for key in ("rollout/success/mean", "rollout/lenient_frac", "rollout/claims/mean"):

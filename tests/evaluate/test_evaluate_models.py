@@ -30,11 +30,15 @@ def test_a_run_beside_its_beginning(evaluate, run, tmp_path):
     assert (out / "tokenizer" / "tokenizer.json").exists()
     before, after = metrics_of(out)
     assert (before["step"], after["step"]) == (0, 2)
-    assert all(key.startswith("base/val/") for key in before if key != "step") and "base/val/success/mean" in before
+    assert (
+        all(key.startswith(("base/val/", "base/eval/reward")) for key in before if key != "step")
+        and "base/val/success/mean" in before
+    )
     own = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
     greedy = [key for key in own if key.startswith("val/") and "sampled" not in key and "pass_k" not in key]
     assert {key: after[key] for key in greedy} == {key: own[key] for key in greedy} and len(greedy) > 10
-    assert "val/reward/pass_k_3" in after and after["val/episodes"] == 12
+    assert {"val/reward/pass_k_3", "val/success/pass_k_3"} <= after.keys() and after["val/episodes"] == 12
+    assert after["eval/reward"] == after["val/reward/mean"]
     counts = {name: len(lines) for name, lines in trajectories_of(out).items()}
     labels = ("base", "small-step_2")
     assert counts == {f"{label}_{kind}.jsonl": n for label in labels for kind, n in (("greedy", 12), ("sampled", 18))}

@@ -1,5 +1,6 @@
 """The numbers of a run's evaluations: by hand, and the same as before they had a module of their own."""
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -8,11 +9,20 @@ from hypothesis import strategies as st
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.errors import UserError
-from mtrl.evaluation.agreement import Thresholds, Verdict
-from mtrl.evaluation.measures import Spread, field_accuracies, measured, nearest_rank, val_metrics
+from mtrl.evaluation.agreement import EPSILON, Thresholds, Verdict
+from mtrl.evaluation.heldout import score_group
+from mtrl.evaluation.measures import (
+    Spread,
+    field_accuracies,
+    is_completed,
+    is_out_of_turns,
+    measured,
+    nearest_rank,
+    val_metrics,
+)
 from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
 from mtrl.evaluation.statistics import success_rate
-from mtrl.types import StopReason
+from mtrl.types import FinishReason, StopReason
 from tests.evaluation.made import family_of, groups_of, played, scored
 
 EPISODES = [
@@ -33,6 +43,7 @@ def test_by_hand():
             "val/success/ci_low": success_rate([[1], [0], [1], [0]]).low,
             "val/success/ci_high": success_rate([[1], [0], [1], [0]]).high,
             "val/reward/mean": 2.6 / 4,
+            "val/success/pass_k_1": 0.5,
             "val/reward/pass_k_1": 0.5,
             "val/claims/mean": 0.5,
             "val/lenient_frac": 0.25,
@@ -65,11 +76,13 @@ def test_sampled_numbers_are_those_of_the_sampled_episodes(rows, threshold):
     sampled = groups_of([[played(score=s, reward=r) for s, r in row] for row in rows], "sampled")
     metrics = val_metrics({"greedy": greedy, "sampled": sampled}, config, family_of(None))
     solved = [[float(s >= threshold) for s, _ in row] for row in rows]
+    paid = [[float(r >= threshold - EPSILON) for _, r in row] for row in rows]
     assert metrics["val/success/mean"] == 1.0
     assert metrics["val/success/sampled"] == success_rate(solved).value
     assert metrics["val/reward/sampled"] == pytest.approx(fmean(r for row in rows for _, r in row))
     for k in (1, 2):
-        assert metrics[f"val/reward/pass_k_{k}"] == pytest.approx(fmean(pass_at_k_by_prompt(solved, k)))
+        assert metrics[f"val/success/pass_k_{k}"] == pytest.approx(fmean(pass_at_k_by_prompt(solved, k)))
+        assert metrics[f"val/reward/pass_k_{k}"] == pytest.approx(fmean(pass_at_k_by_prompt(paid, k)))
     assert "val/format" not in metrics
 
 
@@ -80,6 +93,36 @@ def test_the_claim_has_a_threshold_of_its_own():
     assert (high["val/claims/mean"], high["val/lenient_frac"], high["val/strict_frac"]) == (0.0, 0.0, 0.5)
     assert (low["val/claims/mean"], low["val/lenient_frac"], low["val/strict_frac"]) == (1.0, 0.5, 0.0)
     assert Thresholds.of(EvaluationConfig()).verdict(groups["greedy"][0].trajectories[0]) == Verdict.STRICT
+
+
+def test_pass_at_k_of_the_reward_is_that_of_the_reward():
+    """R111: a mean reward of 1 beside a score of 0 is a pass@1 of 1 by the reward, and of 0 by the scorer."""
+    groups = {"greedy": groups_of([played(score=0.0, reward=1.0)] * 3)}
+    metrics = val_metrics(groups, EvaluationConfig(), family_of())
+    assert (metrics["val/reward/mean"], metrics["val/reward/pass_k_1"], metrics["val/success/pass_k_1"]) == (1, 1, 0)
+    strict = val_metrics(groups, EvaluationConfig(claim_threshold=1.5), family_of())
+    assert (strict["val/reward/pass_k_1"], strict["val/success/pass_k_1"]) == (0, 0)
+
+
+def test_completion_is_an_answer_that_the_task_can_read():
+    """R106, R128: the environment ends each of these episodes but the third; the second holds no answer."""
+    episodes = [played("#### 5"), played("hm"), played("#### 6", stop=StopReason.MAX_TURNS)]
+    family = replace(family_of(), answered=lambda trajectory, row: "####" in trajectory.turns[-1].text)
+    groups = groups_of([*episodes, played("hm", stop=StopReason.MAX_TURNS)])
+    for group in groups:
+        score_group(family, group)
+    found = [t for group in groups for t in group.trajectories]
+    assert [is_completed(t) for t in found] == [True, False, True, False]
+    assert [is_out_of_turns(t) for t in found] == [False, False, False, True]
+    assert val_metrics({"greedy": groups}, EvaluationConfig(), family)["val/completion/mean"] == 0.5
+
+
+def test_completion_of_a_task_that_cannot_tell_is_an_end_without_a_cut():
+    """An episode that ends in a turn which the token limit cut is not completed; an earlier cut changes nothing."""
+    cut_last, cut_first = played(turns=2), played(turns=2)
+    cut_last.turns[-1].finish = cut_first.turns[0].finish = FinishReason.LENGTH
+    out_of_turns = played(stop=StopReason.MAX_TURNS)
+    assert [is_completed(t) for t in (played(), cut_last, cut_first, out_of_turns)] == [True, False, True, False]
 
 
 def test_too_few_samples_for_a_k_are_told():

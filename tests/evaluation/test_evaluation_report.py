@@ -113,7 +113,8 @@ def test_the_schema_does_not_change_unnoticed():
     }  # fmt: skip
     assert found["models"][0].keys() == {"label", "source", "usage", "greedy", "sampled", "failed_kinds"}
     assert found["models"][0]["greedy"].keys() == {
-        "rows", "episodes", "failures", "success", "success_with_failures", "pass_at_k", "reward", "completion",
+        "rows", "episodes", "failures", "success", "success_with_failures", "pass_at_k",
+        "reward_pass_at_k", "reward", "completion",
         "stops", "budgets", "lengths", "tools", "agreement", "components", "measures",
     }  # fmt: skip
     assert found["models"][0]["greedy"]["success"].keys() == {"value", "low", "high", "effective_samples"}
@@ -235,7 +236,7 @@ def test_a_difference_on_fewer_rows_says_so():
     report = report_of([rollouts_of("m", one, some), rollouts_of("old", two, scored([[0, 0]] * 3))])
     (line,) = [line for line in to_markdown(report).splitlines() if line.startswith("| old, k = 2")]
     cells = [cell.strip() for cell in line.split("|")]
-    assert cells[3].endswith(", 2 rows)") and cells[4] == "3"
+    assert cells[3].endswith(", 2 rows)") and cells[5] == "3"
     (line,) = [line for line in to_markdown(report).splitlines() if line.startswith("| old, k = 1")]
     assert "rows" not in line
 

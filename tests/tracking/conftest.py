@@ -40,7 +40,7 @@ def rows():
             "val/success/ci_low": success - 0.07,
             "val/success/ci_high": min(1.0, success + 0.06),
             "val/reward/mean": success - 0.05,
-            "val/reward/pass_k_1": success - 0.1,
+            "val/success/pass_k_1": success - 0.1,
         }
         return {"step": step, **(training if step else {}), **(held_out if step % 6 == 0 else {})}
 

@@ -180,9 +180,9 @@ def test_the_same_episode_is_shown_once(printed, episode):
 def test_pass_1_of_the_last_evaluation_stays(printed):
     def act(console):
         console.step({"step": 1})
-        console.evaluation({"val/reward/pass_k_1": 0.25})
+        console.evaluation({"val/success/pass_k_1": 0.25})
         console.step({"step": 2})
-        console.log(3, {"rollout/reward/mean": 1.0, "val/reward/pass_k_1": 0.5})
+        console.log(3, {"rollout/reward/mean": 1.0, "val/success/pass_k_1": 0.5})
 
     lines = [line.split() for line in printed(act).splitlines()]
     assert [line[3] for line in lines if line and line[0] in ("1", "2", "3")] == ["–", "25.0%", "50.0%"]

@@ -21,7 +21,7 @@ def test_one_call_reaches_every_backend(tmp_path, printed):
 
     def act(console):
         tracker = Tracker([log, console], console.warning)
-        tracker.log(0, {"val/success/mean": 0.4, "val/reward/pass_k_1": 0.3})
+        tracker.log(0, {"val/success/mean": 0.4, "val/success/pass_k_1": 0.3})
         tracker.log(1, {"rollout/reward/mean": 0.5})
         tracker.close()
 

@@ -59,7 +59,7 @@ def test_metrics_have_the_names_of_the_source_documents(undisturbed):
     names = set().union(*rows_of(undisturbed))
     rollout = {"reward/mean", "reward/zero_frac", "reward/valid_mean", "turns/mean", "tokens/response_max"}
     assert {f"rollout/{name}" for name in rollout} <= names
-    assert {"analysis/zero_adv_groups", "val/reward/mean", "val/reward/pass_k_1"} <= names
+    assert {"analysis/zero_adv_groups", "val/reward/mean", "val/reward/pass_k_1", "val/success/pass_k_1"} <= names
     assert {"rollout/completion/mean", "rollout/success/mean", "val/completion/mean", "val/success/mean"} <= names
 
 

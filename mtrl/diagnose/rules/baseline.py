@@ -53,7 +53,7 @@ def small_evaluation(record: Record) -> Finding | None:
 def zero_baseline(record: Record) -> Finding | None:
     """The policy never succeeds before training: there is nothing that a reward could strengthen."""
     first = record.series(SUCCESS).first(5).values
-    before = [record.series(key) for key in (HELD_OUT, SAMPLED, "val/reward/pass_k_1")]
+    before = [record.series(key) for key in (HELD_OUT, SAMPLED, "val/success/pass_k_1")]
     zero = [float(each.values[0]) for each in before if len(each) and each.steps[0] == 0]
     if len(first) < 5 or not zero or max(zero) > 0 or first.mean() > 1 / record.episodes:
         return None

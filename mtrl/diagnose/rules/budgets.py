@@ -29,7 +29,8 @@ from mtrl.tracking.text import percent, short
 from mtrl.types import StopReason
 
 CUT = "rollout/turns/cut_frac"
-OUT_OF_TURNS = "rollout/stop/max_turns"
+OUT_OF_TURNS, USED_UP = "rollout/out_of_turns/mean", "rollout/stop/max_turns"
+"""Share of the rollouts that use up their turns: without an answer, and in all."""
 MAX_TURNS = "generator.max_turns"
 TOKENS_AT_MOST, TURNS_AT_MOST = 0.05, 0.1
 """Shares of rollouts that may reach a budget (R145, R146)."""
@@ -72,7 +73,8 @@ def token_cap(record: Record) -> Finding | None:
 @rule("R146", "R140", windows=1.0)
 def turn_budget(record: Record) -> Finding | None:
     """More than 10 % of the rollouts use up their turns without a final answer."""
-    share, change = recent(record, OUT_OF_TURNS), over_the_run(record, OUT_OF_TURNS)
+    key = OUT_OF_TURNS if record.has(OUT_OF_TURNS) else USED_UP
+    share, change = recent(record, key), over_the_run(record, key)
     if share is None or change is None or not _above(share, TURNS_AT_MOST):
         return None
     learns = over_the_run(record, success(record))
@@ -86,10 +88,10 @@ def turn_budget(record: Record) -> Finding | None:
             "it mends by itself: the agent learns to finish, or to succeed" if mends else None,
             f"episodes have {short(level(record, 'rollout/turns/mean'))} turns in the mean",
         ),
-        metrics=(OUT_OF_TURNS, "rollout/turns/mean", "rollout/completion/mean"),
+        metrics=(key, "rollout/turns/mean", "rollout/completion/mean"),
         proposals=(propose("half as many turns again", generator__max_turns=math.ceil(1.5 * limit)),),
         advice="The rule of thumb is 1.5 times the turns that a person needs: count them with python -m mtrl.play.",
-        expect=f"{OUT_OF_TURNS} below 10 % at once",
+        expect=f"{key} below 10 % at once",
     )
 
 
@@ -138,14 +140,14 @@ def _paid_in(file: Path) -> str | None:
 def oversized_turns(record: Record) -> Finding | None:
     """Nobody comes near the turn budget."""
     used, limit = recent(record, "rollout/turns/p95"), int(record.setting(MAX_TURNS))
-    if used is None or limit < 6 or 2.5 * used.value > limit or level(record, OUT_OF_TURNS) > 0.01:
+    if used is None or limit < 6 or 2.5 * used.value > limit or level(record, USED_UP) > 0.01:
         return None
     fitting = max(2, math.ceil(1.5 * used.value))
     return Finding(
         severity=Severity.NOTE,
         title=f"95% of the episodes need at most {short(used.value)} of {limit} turns",
-        evidence=(f"no more than {percent(level(record, OUT_OF_TURNS))} of them reach {MAX_TURNS}={limit}",),
-        metrics=("rollout/turns/p95", "rollout/turns/mean", OUT_OF_TURNS),
+        evidence=(f"no more than {percent(level(record, USED_UP))} of them reach {MAX_TURNS}={limit}",),
+        metrics=("rollout/turns/p95", "rollout/turns/mean", USED_UP),
         proposals=(propose("1.5 times what is needed", generator__max_turns=fitting),),
         expect="the same success; an episode that gets lost ends sooner",
     )

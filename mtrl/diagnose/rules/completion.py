@@ -22,7 +22,7 @@ from mtrl.diagnose.rules.views import (
 )
 from mtrl.tracking.text import percent
 
-COMPLETION, PASS_1 = "val/completion/mean", "val/reward/pass_k_1"
+COMPLETION, PASS_1 = "val/completion/mean", "val/success/pass_k_1"
 
 
 @rule("R134", windows=1.0)

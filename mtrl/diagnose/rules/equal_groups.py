@@ -62,7 +62,7 @@ def equal_groups(record: Record) -> Finding | None:
             else None,
             f"about {short((1 - equal) * prompts)} of {prompts} groups of a step have an advantage; "
             f"{percent(1 - paid)} of the rollouts earn exactly 0",
-            evaluations(record, "val/reward/pass_k_1", "pass@1")
+            evaluations(record, "val/success/pass_k_1", "pass@1")
             or evaluations(record, HELD_OUT, "held-out success"),
             contrast.told(),
         ),

@@ -24,7 +24,7 @@ from mtrl.diagnose.rules.views import (
 from mtrl.diagnose.stats import compare, noise
 from mtrl.tracking.text import percent, short
 
-VALID, PASS_1, ZERO = "rollout/reward/valid_mean", "val/reward/pass_k_1", "rollout/reward/zero_frac"
+VALID, PASS_1, ZERO = "rollout/reward/valid_mean", "val/success/pass_k_1", "rollout/reward/zero_frac"
 HIGH = 0.6
 """Share of groups without an advantage."""
 
