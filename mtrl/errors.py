@@ -47,8 +47,8 @@ class Interrupted(SystemExit):
 
 
 class EndedAtOnce(KeyboardInterrupt):
-    """A signal ended the run before it could save, the second one as a rule. The text, where there is one, is a sentence
-    for the user; the exit status is 128 + the signal's number, as shells have it."""
+    """A signal, as a rule the second one, ended the run before it could save. Its text, where it has one, is a sentence
+    for the user; the exit status is 128 + the number of the signal, as shells have it."""
 
     def __init__(self, number: int, said: str = ""):
         super().__init__(said)
