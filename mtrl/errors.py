@@ -46,6 +46,15 @@ class Interrupted(SystemExit):
         self.signal = name
 
 
+class EndedAtOnce(KeyboardInterrupt):
+    """A signal, as a rule the second one, ended the run before it could save. Its text, where it has one, is a sentence
+    for the user; the exit status is 128 + the number of the signal, as shells have it."""
+
+    def __init__(self, number: int, said: str = ""):
+        super().__init__(said)
+        self.number = signal.Signals(number)
+
+
 class JobLost(SystemExit):
     """Another rank of the job is gone or has failed, so this one ends: one line on stderr, exit status 1."""
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 import hydra
@@ -32,14 +33,13 @@ from mtrl.config.messages import one_sentence, refuse
 from mtrl.config.overrides import dashed, normalise, quoted
 from mtrl.config.runs import claim, has_default_run_dir, is_marked, mark, settle
 from mtrl.distributed import launch
-from mtrl.errors import UserError, missing_extra
+from mtrl.errors import EndedAtOnce, UserError, missing_extra
 from mtrl.sweep.choices import names_sweep, typed_out
 from mtrl.sweep.job import job
 
 if TYPE_CHECKING:
     from mtrl.trainer.run import OnEvaluation
 
-AT_ONCE = "Ctrl-C: ended at once, without saving; resume=latest goes on from the last checkpoint, or begins anew"
 CHECKED_JOBS = 32
 """At most so many jobs of a sweep are checked before the first one starts; the others when their turn comes."""
 
@@ -73,10 +73,10 @@ def cli(argv: Sequence[str] | None = None) -> None:
                 follow(words)
             else:
                 lead(words)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as end:
             if not launch.is_follower():
-                print(AT_ONCE, file=sys.stderr)
-            raise SystemExit(130) from None
+                print(str(end) or "SIGINT: mtrl.main ended before it had a run to save", file=sys.stderr)
+            raise SystemExit(128 + (end.number if isinstance(end, EndedAtOnce) else SIGINT)) from None
 
 
 def lead(argv: Sequence[str]) -> None:

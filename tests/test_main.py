@@ -176,7 +176,7 @@ def test_a_follower_ends_without_a_traceback_after_control_c(jobs, followed, mon
     assert caught.value.code == 130 and capsys.readouterr() == ("", "")
 
 
-def test_control_c_before_the_first_step_says_that_nothing_was_saved(jobs, monkeypatch, capsys):
+def test_control_c_before_there_is_a_run_says_so(jobs, monkeypatch, capsys):
     def train(cfg):
         raise KeyboardInterrupt
 
@@ -184,7 +184,7 @@ def test_control_c_before_the_first_step_says_that_nothing_was_saved(jobs, monke
     with pytest.raises(SystemExit) as caught:
         main_module.cli([])
     assert caught.value.code == 130
-    assert "ended at once, without saving; resume=latest goes on" in capsys.readouterr().err
+    assert capsys.readouterr().err == "SIGINT: mtrl.main ended before it had a run to save\n"
 
 
 def test_a_missing_peft_is_said_before_a_folder_is_made(jobs, monkeypatch, capsys, tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,32 @@ from mtrl.errors import UserError
 from mtrl.tracking.files import replace_file, to_strict_json
 
 
+def unfinished(path: Path | str, line: int) -> str:
+    """The sentence about a last line (1-based) that has no end."""
+    return (
+        f"{path}:{line} has no end, so that this row is left out: its run was killed in mid-row, or is writing it now"
+    )
+
+
+def warn_on_stderr(sentence: str) -> None:
+    """What a program that has no screen of its own does with a warning."""
+    print(f"warning: {sentence}", file=sys.stderr)
+
+
 class MetricsLog:
     """Appends rows `{"step": n, …}` to a file and reads them back.
 
     A row is one write of one line, so rows are never interleaved, and what was written before a kill is there after
-    it. Only the last line can be half-written; it counts as absent and is cut off before the next row.
+    it. Only the last line can be half-written; it is told by `warn`, counts as absent and is cut off before the next
+    row.
     NaN and infinities are null, since JSON knows neither.
     """
 
     name = "metrics.jsonl"
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: str | Path, warn: Callable[[str], object] = warn_on_stderr):
+        """`warn` is called with one sentence where a row is left out."""
+        self.path, self.warn = Path(path), warn
         self._file: int | None = None
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -66,6 +81,8 @@ class MetricsLog:
         for number, line in enumerate(lines, 1):
             if line.endswith(b"\n"):
                 yield start, self._parse(line, number)
+            else:
+                self.warn(unfinished(self.path, number))
             start += len(line)
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from types import FrameType
 from typing import Any
 
 from mtrl.distributed.launch import is_launched
+from mtrl.errors import EndedAtOnce
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """What ends jobs politely: machines that are taken away, schedulers, Ctrl-C, and SLURM's `--signal=USR1@SECONDS`."""
 
 
 class Interrupt:
-    """Remembers that the run was asked to stop; a second signal stops at once::
+    """Remembers that the run was asked to stop; a second signal raises `EndedAtOnce`::
 
         with Interrupt() as interrupt:
             while not interrupt.requested: …
@@ -47,7 +48,7 @@ class Interrupt:
             self.requested = signal.Signals(number).name
             self.on_signal()
         elif not is_launched():
-            raise KeyboardInterrupt
+            raise EndedAtOnce(number)
 
 
 class Relay:

@@ -134,7 +134,7 @@ class Trainer:
         peak = None if parts.learner.has_critic else peak_flops(parts.policy.device, compute_dtype(config))
         self.throughput = Throughput(peak)
         self.timeline = Timeline(run.timeline)
-        self.metrics = MetricsLog(run.metrics)
+        self.metrics = MetricsLog(run.metrics, console.warning)
         self.tracker = Tracker([self.metrics], console.warning)
 
     async def run(self) -> str | None:
@@ -170,7 +170,10 @@ class Trainer:
         return interrupt.requested
 
     def _stop(self) -> None:
-        self.console.note("asked to stop: what has begun is finished or put away, and the run is saved")
+        self.console.note(
+            "asked to stop: the run finishes or puts away what it has begun, and saves then; a second signal ends it "
+            "at once, without saving"
+        )
         self.experience.stop()
 
     @contextmanager

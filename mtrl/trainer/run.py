@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import shlex
+import signal
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -19,7 +20,7 @@ from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
 from mtrl.distributed.launch import is_launched, number
 from mtrl.environments.factory import load_task
-from mtrl.errors import Interrupted, PrunedError, UserError
+from mtrl.errors import EndedAtOnce, Interrupted, PrunedError, UserError
 from mtrl.garbage import settled
 from mtrl.preflight.at_start import check_at_start
 from mtrl.rewards.judge import keep_books
@@ -49,6 +50,7 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
 
     Raises:
         UserError: the run cannot go on, and why; also where the disk is full.
+        EndedAtOnce: a second signal, or Ctrl-C before the first step, ended the run.
     """
     config: Config = OmegaConf.to_object(cfg)
     # Absolute, as an environment may change the working directory of the process at any time.
@@ -66,6 +68,8 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
                 again = resume_command(config)
                 raise UserError(f"there is no space left for {run}; free some, then go on with: {again}") from error
             raise
+        except KeyboardInterrupt as end:
+            raise ended_at_once(end, config, run) from end
 
 
 def _train(config: Config, run: RunDir, console: Console, on_evaluation: OnEvaluation) -> dict[str, Any]:
@@ -125,14 +129,14 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
     with run.under_way():
         try:
             with settled():
-                signal = asyncio.run(trainer.run())
+                stopped_by = asyncio.run(trainer.run())
         except PrunedError:
             summarise(trainer, config, run)
             raise
-        if signal:
-            console.note(f"{signal}: saved at step {trainer.progress.step}; go on with: {resume_command(config)}")
+        if stopped_by:
+            console.note(f"{stopped_by}: saved at step {trainer.progress.step}; go on with: {resume_command(config)}")
             summarise(trainer, config, run)
-            raise Interrupted(signal)
+            raise Interrupted(stopped_by)
         trainer.learners.export(run.export)
         summary = summarise(trainer, config, run)
         if config.tracker.plots:
@@ -235,6 +239,15 @@ def hints(config: Config, run: RunDir) -> dict[str, str]:
         "another task": f"python -m mtrl.main experiment={other}",
         "train on from here": command(config, f"run_dir={run.path}", "resume=latest", steps),
     }
+
+
+def ended_at_once(end: KeyboardInterrupt, config: Config, run: RunDir) -> EndedAtOnce:
+    """What a signal that was not waited for leaves, and how to go on from it."""
+    number = end.number if isinstance(end, EndedAtOnce) else signal.SIGINT
+    saved = Checkpoints(run.checkpoints).latest()
+    kept = f"what came after its checkpoint {saved.name} is not saved" if saved else "nothing of it is saved"
+    said = f"{signal.Signals(number).name}: the run ended at once, and {kept}; go on with: {resume_command(config)}"
+    return EndedAtOnce(number, said)
 
 
 def resume_command(config: Config) -> str:

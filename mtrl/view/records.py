@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from mtrl.tracking.metrics import unfinished
 from mtrl.view.kept import Foreign, state_of
 
 Record = dict[str, Any]
@@ -25,8 +26,8 @@ PROBLEMS_KEPT = 5
 class Records:
     """The objects of a JSONL file, in order.
 
-    A half-written last line counts when its end is there. Lines that are no object are told in `problems` and left
-    out. A run that is resumed cuts its files and goes on, and then all is read anew.
+    A half-written last line counts when its end is there; until then it is told in `problems`, as lines are that are no
+    object, and left out. A run that is resumed cuts its files and goes on, and then all is read anew.
     """
 
     def __init__(self, path: Path, accept: Callable[[Record], bool] = lambda record: True):
@@ -38,16 +39,19 @@ class Records:
         """Changes when the file does."""
         self._bad: list[int] = []
         self._foreign: list[str] = []
+        self._unfinished = False
+        """Whether the last line has no end."""
         self._offset = self._lines = self._tail = 0
         self._lock = threading.Lock()
 
     @property
     def problems(self) -> list[str]:
-        """One sentence if lines, or the whole file, were left out."""
+        """A sentence each about lines that cannot be read, a last line without an end, and a file that is left out."""
+        last = [unfinished(self.path.name, self._lines + 1)] if self._unfinished else []
         if not self._bad:
-            return self._foreign
+            return [*self._foreign, *last]
         shown = ", ".join(map(str, self._bad[:PROBLEMS_KEPT])) + (" …" if len(self._bad) > PROBLEMS_KEPT else "")
-        return [f"{self.path.name}: {len(self._bad)} lines cannot be read ({shown})"]
+        return [f"{self.path.name}: {len(self._bad)} lines cannot be read ({shown})", *last]
 
     def refresh(self) -> list[Record]:
         """Read what is new, and return all rows; a file that is not there has none."""
@@ -71,6 +75,7 @@ class Records:
             file.seek(self._offset)
             data = file.read()
         end = data.rfind(b"\n") + 1
+        self._unfinished = end < len(data)
         rows = list(self.rows)  # others may be reading the old ones
         for line in data[:end].splitlines():
             self._lines += 1
@@ -96,6 +101,7 @@ class Records:
     def _forget(self) -> None:
         self.rows, self._bad, self.state = [], [], ""
         self._offset = self._lines = self._tail = 0
+        self._unfinished = False
 
 
 def has_step(record: Record) -> bool:

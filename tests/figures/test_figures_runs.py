@@ -53,11 +53,12 @@ def test_rows_come_by_step_and_of_two_rows_of_a_step_the_last_counts(make_run):
     assert run.series("a") == {1: 5.0, 2: 3.0} and run.last_step == 2
 
 
-def test_a_half_written_row_is_not_there_yet(make_run):
+def test_a_half_written_row_is_not_there_yet(make_run, capsys):
     folder = make_run(rows=[{"step": 1, "a": 1.0}])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "a"')
     assert read_run(folder).series("a") == {1: 1.0}
+    assert "metrics.jsonl:2 has no end" in capsys.readouterr().err
 
 
 def test_null_nan_and_text_are_not_measured(make_run):

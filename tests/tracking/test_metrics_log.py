@@ -11,7 +11,7 @@ import time
 import pytest
 
 from mtrl.errors import UserError
-from mtrl.tracking.metrics import MetricsLog
+from mtrl.tracking.metrics import MetricsLog, unfinished
 
 
 @pytest.fixture
@@ -53,20 +53,25 @@ def test_every_row_is_strict_json(log):
     assert row == {"step": 5, "nan": None, "inf": None, "tensor": 7, "flag": True, "text": "é\ud800"}
 
 
-def test_half_written_line_is_absent_and_makes_way(log):
+def test_half_written_line_is_told_absent_and_makes_way(log, capsys):
     with log.path.open("ab") as file:
         file.write(b'{"step": 5, "rew')
     assert steps(log) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr().err.startswith(f"warning: {log.path}:6 has no end, so that this row is left out: ")
     resumed = MetricsLog(log.path)
     resumed.log(5, {})
     assert steps(resumed) == [0, 1, 2, 3, 4, 5]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_truncate_drops_later_rows_and_the_half_written_line(log):
     before = log.path.read_bytes().splitlines(keepends=True)
     with log.path.open("ab") as file:
         file.write(b'{"step": 5')
+    told = []
+    log.warn = told.append
     log.truncate(2)
+    assert told == [unfinished(log.path, 6)]
     assert log.path.read_bytes() == b"".join(before[:3])
     log.log(3, {"again": 1})
     assert log.read()[-1] == {"step": 3, "again": 1} and steps(log) == [0, 1, 2, 3]

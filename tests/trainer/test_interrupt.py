@@ -6,7 +6,7 @@ from queue import Queue
 
 import pytest
 
-from mtrl.errors import Interrupted
+from mtrl.errors import EndedAtOnce, Interrupted
 from mtrl.trainer.interrupt import SIGNALS, Interrupt, Relay
 
 
@@ -23,8 +23,9 @@ def test_the_first_signal_asks_and_the_second_stops(number):
         assert interrupt.requested is None
         signal.raise_signal(number)
         assert interrupt.requested == number.name
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(EndedAtOnce) as ended:
             signal.raise_signal(signal.SIGTERM)
+    assert ended.value.number == signal.SIGTERM
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 

@@ -161,6 +161,40 @@ def test_a_polite_signal_finishes_the_step_saves_and_tells_how_to_go_on(undistur
     assert weights_of(run_dir) == weights_of(undisturbed)
 
 
+SLOW = """
+import asyncio
+import mtrl.trainer.loop as loop
+step = loop.Trainer._step
+
+async def slow(self):
+    await asyncio.sleep(600 if self.progress.step == 3 else 0)
+    return await step(self)
+
+loop.Trainer._step = slow
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_the_run_at_once_and_tells_what_is_not_saved(tmp_path, number, status):
+    run_dir = tmp_path / "run"
+    process = start(run_dir, code=SLOW)
+    metrics, saved, log = run_dir / "metrics.jsonl", run_dir / "checkpoints" / "step_000002", run_dir / "run.log"
+    for is_there in (
+        lambda: saved.exists() and metrics.read_bytes().count(b"\n") == 4,
+        lambda: "asked to stop" in log.read_text(),
+    ):
+        while not is_there():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+    output = finish(process, expected=status)
+    said = (
+        f"{number.name}: the run ended at once, and what came after its checkpoint step_000002 is not saved; go on with"
+    )
+    assert said in output and "Traceback" not in output
+    assert (run_dir / "status.txt").read_text() == "stopped\n"
+
+
 LOST = """
 from mtrl.generator.engines.base import EngineLostError
 from mtrl.generator.engines.local.engine import LocalEngine

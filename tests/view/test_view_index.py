@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.errors import UserError
+from mtrl.tracking.metrics import unfinished
 from mtrl.tracking.trajectories import index_path, read_index, write_groups
 from mtrl.types import Group, to_json
 from mtrl.view import differences, store
@@ -339,6 +340,7 @@ def test_records_follow_a_file(tmp_path):
     assert (records.refresh(), records.state) == ([], "")
     path.write_text('{"step": 1}\n{"step": 2')
     assert records.refresh() == [{"step": 1}]
+    assert records.problems == [unfinished("metrics.jsonl", 2)]
     with path.open("a") as file:
         file.write('}\nnot json\n[]\n{"step": true}\n{"step": 3}\n')
     assert [row["step"] for row in records.refresh()] == [1, 2, 3]
