@@ -9,8 +9,6 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from mtrl.environments.process_guard import guarded, said
-
 LIBRARIES = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
 """Whatever lies outside of these is the user's own code."""
 LONGEST_LINE = 1_000
@@ -59,6 +57,8 @@ class JobLost(SystemExit):
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line, and where in the user's own code: `KeyError in vault.py, line 9: 'tag'`."""
+    from mtrl.environments.process_guard import said  # brings asyncio, which --help does without
+
     line = next(iter(said(error).splitlines()), "")
     if isinstance(error, ImportError | SyntaxError):
         return line  # it says the place itself
@@ -72,6 +72,8 @@ def reason(error: BaseException) -> str:
 def account(error: BaseException) -> str:
     """What a failed episode keeps of its error: the first line says it, then comes the traceback. At most
     `LONGEST_ACCOUNT` characters, as the message may hold whatever an environment has put into it."""
+    from mtrl.environments.process_guard import guarded, said
+
     first = next(iter(said(error).splitlines()), "")[:LONGEST_LINE]
     with guarded():  # it shows the error too
         trace = "".join(traceback.format_exception(error))

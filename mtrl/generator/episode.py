@@ -10,7 +10,7 @@ import logging
 import numbers
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -262,8 +262,8 @@ def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
         reward=finite(value.reward, f"{name} returned the reward"),
         done=_truth(value.done, f"{name} returned done"),
         truncated=_truth(value.truncated, f"{name} returned truncated"),
-        components=_named(value.components or {}, f"{name} returned components"),
-        metrics=_named(value.metrics or {}, f"{name} returned metrics", LARGEST_METRIC),
+        components=named(value.components or {}, f"{name} returned components"),
+        metrics=named(value.metrics or {}, f"{name} returned metrics", LARGEST_METRIC),
     )
 
 
@@ -282,7 +282,12 @@ def add_payments(turn: Turn, payments: Any, environment: BaseEnvironment) -> Non
         turn.reward += payment
 
 
-def _named(values: dict[str, Any], what: str, below: float = LARGEST_REWARD) -> dict[str, float]:
+def named(values: Mapping[str, Any], what: str, below: float = LARGEST_REWARD) -> dict[str, float]:
+    """Finite numbers by name.
+
+    Raises:
+        TypeError: one is none, or there are too many names, or too long ones.
+    """
     if len(values) > MOST_NAMES:
         raise TypeError(f"{what} with {len(values)} names; there may be {MOST_NAMES}")
     for name in values:
