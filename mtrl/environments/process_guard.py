@@ -79,4 +79,4 @@ def _start_as_guarded(thread: threading.Thread) -> None:
 
 os._exit = _exit_unless_guarded
 asyncio.BaseEventLoop.stop = _stop_unless_guarded  # type: ignore[method-assign, assignment]
-threading.Thread.start = _start_as_guarded  # type: ignore[method-assign]
+threading.Thread.start = _start_as_guarded  # type: ignore[method-assign, assignment]
