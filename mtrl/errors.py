@@ -66,21 +66,27 @@ class JobLost(SystemExit):
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line, and where in the user's own code: `KeyError in vault.py, line 9: 'tag'`."""
-    said = next(iter(str(error).splitlines()), "")
+    from mtrl.environments.process_guard import said  # brings asyncio, which --help does without
+
+    line = next(iter(said(error).splitlines()), "")
     if isinstance(error, ImportError | SyntaxError):
-        return said  # it says the place itself
+        return line  # it says the place itself
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_absolute() and not any(library in file.parents for library in LIBRARIES):
-            return f"{type(error).__name__} in {file.name}, line {frame.lineno}: {said}"
-    return f"{type(error).__name__}: {said}"
+            return f"{type(error).__name__} in {file.name}, line {frame.lineno}: {line}"
+    return f"{type(error).__name__}: {line}"
 
 
 def account(error: BaseException) -> str:
     """What a failed episode keeps of its error: the first line says it, then comes the traceback. At most
     `LONGEST_ACCOUNT` characters, as the message may hold whatever an environment has put into it."""
-    first = next(iter(str(error).splitlines()), "")[:LONGEST_LINE]
-    text = f"{type(error).__name__}: {first}\n{''.join(traceback.format_exception(error))}"
+    from mtrl.environments.process_guard import guarded, said
+
+    first = next(iter(said(error).splitlines()), "")[:LONGEST_LINE]
+    with guarded():  # it shows the error too
+        trace = "".join(traceback.format_exception(error))
+    text = f"{type(error).__name__}: {first}\n{trace}"
     if len(text) > LONGEST_ACCOUNT:
         text = f"{text[:LONGEST_ACCOUNT]}\n[{len(text) - LONGEST_ACCOUNT} more characters were cut]"
     return text.encode(errors="replace").decode()

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Generator
 from functools import partial
 from typing import Any
 
-from mtrl.environments.process_guard import guarded
+from mtrl.environments.process_guard import guarded, said
 
 
 class Leash:
@@ -36,7 +36,7 @@ class Leash:
             except StopIteration as end:
                 return end.value
             except SystemExit as error:
-                raise RuntimeError(repr(error)) from error
+                raise RuntimeError(said(error, repr)) from error
             try:
                 step = partial(self._coroutine.send, (yield waiting_for))
             except BaseException as error:

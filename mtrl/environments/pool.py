@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from mtrl.environments.leash import Leash
-from mtrl.environments.process_guard import guarded
+from mtrl.environments.process_guard import guarded, said
 
 
 class CallTimeoutError(TimeoutError):
@@ -145,7 +145,8 @@ class _Call:
             self._tell(self.result, value, error)
             return True
         if error is None and self.discard:
-            self.discard(value)
+            with guarded():
+                self.discard(value)
         return not self._replaced
 
     def _begin(self) -> bool:
@@ -190,6 +191,6 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
     elif isinstance(error, Exception) and not isinstance(error, StopIteration):  # which no future accepts
         future.set_exception(error)
     else:
-        wrapped = RuntimeError(repr(error))
+        wrapped = RuntimeError(said(error, repr))
         wrapped.__cause__ = error
         future.set_exception(wrapped)

@@ -1,53 +1,82 @@
-"""What code of an environment may not do to the process: end it, or stop the event loop that the run plays on.
+"""What code of an environment may not do to the process: end it, hold up its end, or stop the run's event loop.
 
 `os._exit` ends a process without an exception and with any status, 0 too, so that a run of which nothing is left would
-look like one that has succeeded. Within `guarded` it raises `SystemExit` instead, which fails the episode.
+look like one that has succeeded. Within `guarded` it raises `SystemExit` instead, which fails the episode. Threads,
+tasks and callbacks that are started there are guarded too, and such threads end with the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, NoReturn
 
-
-class _Guard(threading.local):
-    process: int | None = None
-    """Within `guarded`: the process, which a child that was forked there is not."""
-    loop: Any = None
-    """Within `guarded`: the event loop that runs on this thread."""
-
-
-_guard = _Guard()
+_guard: ContextVar[tuple[int | None, Any]] = ContextVar("_guard", default=(None, None))
+"""Within `guarded`: the process, which a child that was forked there is not; and the event loop of the thread."""
 _exit = os._exit
 _stop = asyncio.BaseEventLoop.stop
+_start = threading.Thread.start
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """On this thread, until it is left: `os._exit` raises SystemExit, `stop` of the running loop a RuntimeError."""
-    before = _guard.process, _guard.loop
-    _guard.process, _guard.loop = os.getpid(), asyncio._get_running_loop()
+    """Until it is left: `os._exit` raises SystemExit, `stop` of the running loop a RuntimeError, and the recursion
+    limit is put back."""
+    before, depth = _guard.get(), sys.getrecursionlimit()
+    _guard.set((os.getpid(), asyncio._get_running_loop()))
     try:
         yield
     finally:
-        _guard.process, _guard.loop = before
+        _guard.set(before)
+        if sys.getrecursionlimit() != depth:
+            sys.setrecursionlimit(depth)
+
+
+@contextmanager
+def failing_alone() -> Iterator[None]:
+    """`guarded`, for methods of an environment's values: a `SystemExit`, which asyncio would end the program with,
+    becomes a RuntimeError."""
+    try:
+        with guarded():
+            yield
+    except SystemExit as error:
+        raise RuntimeError(repr(error)) from error
+
+
+def said(error: BaseException, show: Callable[[BaseException], str] = str) -> str:
+    """`str(error)`, which is code of whoever wrote its class and may fail itself."""
+    try:
+        with guarded():
+            return show(error)
+    except BaseException as failure:
+        return f"{type(error).__name__}, which cannot be shown: its text raised {type(failure).__name__}"
 
 
 def _exit_unless_guarded(status: int) -> NoReturn:
-    if _guard.process == os.getpid():
+    if _guard.get()[0] == os.getpid():
         raise SystemExit(f"os._exit({status}) in an environment")
     _exit(status)
 
 
 def _stop_unless_guarded(loop: asyncio.BaseEventLoop) -> None:
-    if _guard.loop is loop:
+    if _guard.get()[1] is loop:
         raise RuntimeError("an environment may not stop the event loop that it is played on")
     _stop(loop)
 
 
+def _start_as_guarded(thread: threading.Thread) -> None:
+    if _guard.get()[0] == os.getpid():
+        thread.daemon = True
+        thread.run = partial(copy_context().run, thread.run)  # type: ignore[method-assign]
+    _start(thread)
+
+
 os._exit = _exit_unless_guarded
 asyncio.BaseEventLoop.stop = _stop_unless_guarded  # type: ignore[method-assign, assignment]
+threading.Thread.start = _start_as_guarded  # type: ignore[method-assign, assignment]

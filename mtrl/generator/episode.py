@@ -10,13 +10,14 @@ import logging
 import numbers
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.environments.process_guard import failing_alone
 from mtrl.errors import account
 from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, EngineLostError, SamplingParams
@@ -30,6 +31,8 @@ Seat = TypeVar("Seat")
 
 LARGEST_METRIC = 1e100
 """Magnitude; means and squares of metrics are float64."""
+MOST_NAMES, LONGEST_NAME = 1_000, 200
+"""Components, or metrics, of one turn, and characters of their names: each is a column of the run's files."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +166,13 @@ class EpisodeLoop(Episodes[str]):
             return True
         turn = _parsed(conversation, generation)
         sampled = time.perf_counter()
-        outcome = as_step_result(await self._step(environment, turn, row["ground_truth"]), environment)
+        returned = await self._step(environment, turn, row["ground_truth"])
+        with failing_alone():
+            outcome = as_step_result(returned, environment)
+            observation = as_messages(outcome.observation)
         turn.seconds_generate, turn.seconds_environment = sampled - start, time.perf_counter() - sampled
         turn.reward, turn.components = outcome.reward, outcome.components
         turn.metrics.update(outcome.metrics)
-        observation = as_messages(outcome.observation)
         last = turn_index + 1 == self.limits.max_turns
         if outcome.done:
             trajectory.stop_reason = StopReason.MAX_TURNS if outcome.truncated else StopReason.DONE
@@ -252,14 +257,13 @@ def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
         value = StepResult(*value)
     if not isinstance(value, StepResult):
         raise TypeError(f"{name} returned {value!r:.200}; it must return (reward, observation, done) or a StepResult")
-    components, metrics = value.components or {}, value.metrics or {}
     return replace(
         value,
         reward=finite(value.reward, f"{name} returned the reward"),
         done=_truth(value.done, f"{name} returned done"),
         truncated=_truth(value.truncated, f"{name} returned truncated"),
-        components={key: finite(v, f"{name} returned components[{key!r}] =") for key, v in components.items()},
-        metrics={key: finite(v, f"{name} returned metrics[{key!r}] =", LARGEST_METRIC) for key, v in metrics.items()},
+        components=named(value.components or {}, f"{name} returned components"),
+        metrics=named(value.metrics or {}, f"{name} returned metrics", LARGEST_METRIC),
     )
 
 
@@ -276,6 +280,20 @@ def add_payments(turn: Turn, payments: Any, environment: BaseEnvironment) -> Non
         payment = finite(value, f"{name} returned the payment {key!r} =")
         turn.components[key] = turn.components.get(key, 0.0) + payment
         turn.reward += payment
+
+
+def named(values: Mapping[str, Any], what: str, below: float = LARGEST_REWARD) -> dict[str, float]:
+    """Finite numbers by name.
+
+    Raises:
+        TypeError: one is none, or there are too many names, or too long ones.
+    """
+    if len(values) > MOST_NAMES:
+        raise TypeError(f"{what} with {len(values)} names; there may be {MOST_NAMES}")
+    for name in values:
+        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+            raise TypeError(f"{what} with the name {name!r:.100}; it must be text of at most {LONGEST_NAME} characters")
+    return {name: finite(value, f"{what}[{name!r}] =", below) for name, value in values.items()}
 
 
 def _truth(value: Any, what: str) -> bool:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sys
+import threading
 
 import pytest
 
@@ -61,3 +63,28 @@ def test_a_loop_of_its_own_may_be_stopped():
         return asyncio.run(asyncio.sleep(0, "done"))
 
     assert called(runs) == "done"
+
+
+def test_what_it_starts_is_guarded_too_and_its_threads_hold_up_no_exit():
+    said = []
+
+    def starts():
+        def ends():
+            try:
+                os._exit(0)
+            except SystemExit as error:
+                said.append(str(error))
+
+        thread = threading.Thread(target=ends)
+        thread.start()
+        thread.join()
+        return thread.daemon
+
+    assert called(starts) and said == ["os._exit(0) in an environment"]
+    assert not threading.Thread(target=print).daemon, "one that is started elsewhere is as it was"
+
+
+def test_the_recursion_limit_is_put_back():
+    before = sys.getrecursionlimit()
+    called(lambda: sys.setrecursionlimit(500))
+    assert sys.getrecursionlimit() == before

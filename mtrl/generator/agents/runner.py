@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mtrl.generator.episode import LARGEST_METRIC, finite
+from mtrl.generator.episode import LARGEST_METRIC, finite, named
 from mtrl.types import Row
 
 
@@ -78,10 +78,7 @@ def as_outcome(value: Any, what: str) -> Outcome | None:
         error = str(value.get("error") or value.get("message") or "the program says that it failed")
     if not isinstance(metrics, Mapping):
         raise TypeError(f"{what} returned the metrics {metrics!r:.200}; they must be numbers by name")
-    numbers = {
-        str(name): finite(number, f"{what} returned metrics[{name!r}] =", LARGEST_METRIC)
-        for name, number in metrics.items()
-    }
+    numbers = named(metrics, f"{what} returned metrics", LARGEST_METRIC)
     return Outcome(None if reward is None else _rewards(reward, what), numbers, error)
 
 

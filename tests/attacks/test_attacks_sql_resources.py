@@ -1,0 +1,75 @@
+"""Hostile queries straight to the sandbox: what each takes of time, memory and disk, and that it repeats."""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from attack_kit import MEGABYTE, measured
+from sql_resource_attacks import ATTACKS
+
+from mtrl.sandbox.sql import HEAP_LIMIT, Limits, SqlSandbox
+
+SCRIPT = """
+create table goods (fee integer, hue text);
+insert into goods values (12, 'RED'), (40, 'BLUE'), (25, 'RED'), (25, null);
+create view dear as select * from goods where fee > 20;
+"""
+LIMITS = Limits(operations=300_000, seconds=5.0)
+MARGIN_SECONDS = 30.0
+"""What a busy machine may add."""
+LARGEST = HEAP_LIMIT + 48 * MEGABYTE
+"""What SQLite may hold, and Python's own copies of a result."""
+
+
+@contextmanager
+def disk(folder):
+    """SQLite's temporary files go to this folder, which must stay empty; and nothing that is open may be a file that
+    was deleted, as SQLite's are from the moment they are made."""
+    before = _deleted()
+    yield
+    assert list(folder.iterdir()) == [] and _deleted() <= before
+
+
+def _deleted():
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(path))
+        except OSError:
+            continue
+    return {link for link in links if link.endswith("(deleted)")}
+
+
+def _written():
+    """Bytes that this process has sent to a disk."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("wchar")).split()[1])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_query_ends_takes_little_and_repeats(name, folder):
+    heard, query = [], ATTACKS[name]
+    for _ in range(2):
+        sandbox = SqlSandbox.from_script(SCRIPT, LIMITS)
+        written = _written()
+        with measured() as taken, disk(folder):
+            result = sandbox.run(query)
+        assert _written() - written < MEGABYTE / 10
+        assert taken.seconds < LIMITS.seconds + MARGIN_SECONDS and taken.bytes < LARGEST
+        heard.append((result, sandbox.run("select fee from goods order by fee").rows))
+        sandbox.close()
+    assert heard[0] == heard[1]
+    assert heard[0][1] == [(12,), (25,), (25,), (40,)], "the database is as it was"
+    assert result.error is None or 0 < len(result.error) <= 300
+
+
+def test_there_are_enough_queries():
+    assert len(set(ATTACKS.values())) == len(ATTACKS) >= 65
