@@ -51,8 +51,11 @@ def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResul
 
     Databases with altered content on which gold gives new rows are asked until the query gives the same as gold on one.
     Rows of nothing but 0 and NULL, which any query of no rows gives, count only where gold gives no others. Where gold
-    never gives new rows nothing can be told, and the result counts.
+    never gives new rows nothing can be told, and the result counts. The text of gold itself follows gold
+    everywhere, so no altered database is made for it.
     """
+    if query.strip() == gold_sql.strip():
+        return True
     known, telling, followed = set(gold.rows), set(), set()
     literals = sorted({quoted[1:-1] for quoted in _QUOTED.findall(gold_sql)} | set(_NUMBERS.findall(gold_sql)))
     for altered in alterations(sandbox, gold.tables, literals):

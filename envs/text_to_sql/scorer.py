@@ -87,7 +87,9 @@ def _sorts(sql: str) -> bool:
 
 def _is_constant(database: SqlSandbox, query: str, sql: str, gold: SqlResult) -> bool:
     """Whether the query never follows gold to other rows when the content changes; rows without any value other than
-    0 are looked at where gold has no others."""
+    0 are looked at where gold has no others. A query that is gold word for word needs no altered databases."""
+    if query == sql.strip():
+        return False
     agrees: dict[str, list[bool]] = {"values": [], "zeros": []}
     for other in alterations(database, gold.tables, _literals(sql)):
         with closing(other):

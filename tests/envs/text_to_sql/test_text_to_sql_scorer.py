@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import envs.text_to_sql.reward as reward_module
 import envs.text_to_sql.scorer as scorer_module
 from envs.text_to_sql import FAMILY
 from envs.text_to_sql.demonstrator import demonstrate
@@ -40,6 +41,19 @@ def test_gold_scores_one_on_500_rows(splits, play, trajectory_of):
         results = play(row, responses)
         assert sum(result.reward for result in results) == 1.0
         assert score(trajectory_of(responses), row) == 1.0
+
+
+def test_the_text_of_gold_needs_no_altered_database(splits, both, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("an altered database was made")
+
+    row = splits.train[0]
+    sql = row["ground_truth"]["sql"]
+    for module in (scorer_module, reward_module):
+        monkeypatch.setattr(module, "alterations", refuse)
+    assert both(row, sql) == 1.0
+    with pytest.raises(AssertionError):
+        both(row, f"select * from ({sql})")
 
 
 def test_weak_players_are_scored_as_they_are_rewarded(splits, reward_of, trajectory_of):
