@@ -17,7 +17,7 @@ from typing import Any
 from mtrl.environments.family import Splits
 from mtrl.errors import UserError, missing_extra
 from mtrl.hub import is_out_of_reach
-from mtrl.types import Message, Row
+from mtrl.types import ROLES, Message, Row
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +191,12 @@ def _messages(raw: dict[str, Any], row_id: str) -> list[Message]:
             f"row {row_id} of data.path has {column}={str(raw[column])[:60]!r}; write text, or a list of messages "
             "with role and content"
         )
+    for role in (message["role"] for message in prompt):
+        if role not in ROLES:
+            raise UserError(
+                f"row {row_id} of data.path has a message with role={role[:60]!r} in {column}; write one of "
+                f"{', '.join(ROLES)}"
+            )
     # Parquet fills keys that other messages have with None.
     return [
         {key: value for key, value in message.items() if value is not None or key == "content"} for message in prompt

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.errors import UserError
-from mtrl.types import Message
-
-ROLES = ("system", "user", "assistant", "tool")
+from mtrl.types import ROLES, Message
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

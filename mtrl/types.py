@@ -24,6 +24,9 @@ from typing import Any
 Message = dict[str, Any]
 """One chat message as OpenAI writes it: `{"role": "user", "content": "…"}`, perhaps with `tool_calls`."""
 
+ROLES = ("system", "user", "assistant", "tool")
+"""The roles that a message may have."""
+
 Row = dict[str, Any]
 """One task of a data set. `id` (str), `prompt` (list of messages) and `ground_truth` (dict) are always there after
 loading; whatever else the data holds stays beside them and reaches the environment."""

@@ -210,6 +210,10 @@ def test_columns(raw, prompt, ground_truth):
         ({"id": 5, "text": "a", "label": 1}, "row 5 of data.path has no prompt; .* and has id, text, label"),
         ({"prompt": 3}, "row train-0 of data.path has prompt='3'; write text, or a list of messages"),
         ({"prompt": [{"content": "a"}]}, "write text, or a list of messages"),
+        (
+            {"id": 5, "prompt": [{"role": "hacker", "content": "a"}]},
+            "row 5 of data.path has a message with role='hacker' in prompt; write one of system, user, assistant, tool",
+        ),
     ],
 )
 def test_rows_without_a_prompt(raw, message):

@@ -8,13 +8,12 @@ from mtrl.evaluation.disagreements import Disagreement
 from mtrl.evaluation.measures import at_cap, sampled_tokens
 from mtrl.tracking.episode_view import message_text
 from mtrl.tracking.text import cut, html_text, one_line, short, signed
-from mtrl.types import Message, Row, Trajectory, Turn
+from mtrl.types import ROLES, Message, Row, Trajectory, Turn
 
 MESSAGE_CHARACTERS, MESSAGE_LINES = 1600, 40
 OTHER_CHARACTERS = {"system": 400, "expected": 600}
 TURNS = 12
 """Shown of one conversation: the first and the last ones."""
-ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
 def conversation(disagreement: Disagreement) -> str:

@@ -23,7 +23,7 @@ from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, EngineLostError, SamplingParams
 from mtrl.generator.observation_size import bounded
 from mtrl.generator.occupancy import Occupancy
-from mtrl.types import FAILED, LARGEST_REWARD, FinishReason, Message, Row, StopReason, Trajectory, Turn
+from mtrl.types import FAILED, LARGEST_REWARD, ROLES, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
 log = logging.getLogger(__name__)
 
@@ -320,7 +320,7 @@ def as_messages(observation: Any) -> list[Message]:
     texts are cut as `bounded` says.
 
     Raises:
-        TypeError: it is none of these, or too large.
+        TypeError: it is none of these, too large, or has a role that does not exist.
     """
     if observation is None:
         return []
@@ -334,5 +334,9 @@ def as_messages(observation: Any) -> list[Message]:
     for message in messages:
         if not isinstance(message, dict) or "role" not in message or "content" not in message:
             raise TypeError(f"an observation holds {message!r:.200}; messages are dicts with role and content")
+        if message["role"] not in ROLES:
+            raise TypeError(
+                f"an observation has the role {message['role']!r:.100}; it must be one of {', '.join(ROLES)}"
+            )
     # Halves of surrogate pairs, which no file and no tokenizer takes, become question marks.
     return json.loads(json.dumps(bounded(list(messages)), ensure_ascii=False).encode(errors="replace"))

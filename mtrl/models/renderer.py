@@ -11,9 +11,8 @@ from renderers.configs import DefaultRendererConfig, config_from_name
 
 from mtrl.environments.tool_calls import describe_tools, parse_calls, text_of
 from mtrl.errors import UserError
-from mtrl.types import Message
+from mtrl.types import ROLES, Message
 
-ROLES = ("system", "user", "assistant", "tool")
 END = "<|end|>"
 TINY_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>"

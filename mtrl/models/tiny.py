@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from mtrl.config.model_schema import TinyConfig
-from mtrl.models.renderer import END, ROLES, TINY_TEMPLATE
-from mtrl.types import Message
+from mtrl.models.renderer import END, TINY_TEMPLATE
+from mtrl.types import ROLES, Message
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

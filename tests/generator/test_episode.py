@@ -409,6 +409,10 @@ def test_an_error_with_half_characters_can_be_written(make_loop, play_episode, s
         ((1.0, 5, False), "the observation is 5; it must be text, a message, a list of messages or None"),
         ((1.0, ["x"], False), "an observation holds 'x'; messages are dicts with role and content"),
         ((1.0, {"content": "x"}, False), "an observation holds .*; messages are dicts with role and content"),
+        (
+            (1.0, {"role": "hacker", "content": "x"}, False),
+            "an observation has the role 'hacker'; it must be one of system, user, assistant, tool",
+        ),
         ((1.0, {"role": "user", "content": {1, 2}}, False), "set is not JSON serializable"),
     ],
 )

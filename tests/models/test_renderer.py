@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.errors import UserError
-from mtrl.models.renderer import END, ROLES, TINY_TEMPLATE, TemplateRenderer, TinyRenderer, make_renderer
+from mtrl.models.renderer import END, TINY_TEMPLATE, TemplateRenderer, TinyRenderer, make_renderer
+from mtrl.types import ROLES
 
 contents = st.one_of(
     st.text(max_size=30),
