@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ class RunLog:
         self._logger = logging.getLogger("mtrl")
         self._level = self._logger.level
         self._logger.setLevel(min(self._logger.getEffectiveLevel(), logging.INFO))
-        self._file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        self._file = _File(path, encoding="utf-8", errors="backslashreplace")
         self._file.setFormatter(logging.Formatter("{asctime} {levelname:<7} {message}", "%Y-%m-%d %H:%M:%S", style="{"))
         self._handlers: list[logging.Handler] = []
         self._attach(self._file)
@@ -50,6 +51,17 @@ class RunLog:
     def _attach(self, handler: logging.Handler) -> None:
         self._handlers.append(handler)
         self._logger.addHandler(handler)
+
+
+class _File(logging.FileHandler):
+    """A line that cannot be written is left out: the run ends by the first row or checkpoint that cannot be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 class _Callback(logging.Handler):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import shlex
 import signal
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from mtrl.distributed.world import World
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 OnEvaluation = Callable[[int, dict[str, Any]], None]
 
 
@@ -49,27 +51,45 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
         on_evaluation: called with step and metrics after each evaluation; see `Trainer`.
 
     Raises:
-        UserError: the run cannot go on, and why; also where the disk is full.
+        UserError: the run cannot go on, and why; also where its folder cannot be written.
         EndedAtOnce: a second signal, or Ctrl-C before the first step, ended the run.
     """
     config: Config = OmegaConf.to_object(cfg)
     # Absolute, as an environment may change the working directory of the process at any time.
     run = RunDir(Path(config.run_dir).absolute()).create(resume=config.resume != "none")
-    with RunLock(run), RunLog(run.log) as log, keep_books(run.spending):
+    with _writable(run, config), RunLock(run), RunLog(run.log) as log, keep_books(run.spending):
         if config.resume == "none" or not run.config.exists():
             run.write_config(cfg)
         console = Console(mirror=log.line)
         log.show_warnings(console.show_warning)
         try:
             return _train(config, run, console, on_evaluation or (lambda step, row: None))
-        except Exception as error:
+        except Exception:
             logging.getLogger("mtrl").info("the run stopped", exc_info=True)
-            if isinstance(error, OSError) and error.errno in FULL:
-                again = resume_command(config)
-                raise UserError(f"there is no space left for {run}; free some, then go on with: {again}") from error
             raise
         except KeyboardInterrupt as end:
             raise ended_at_once(end, config, run) from end
+
+
+@contextmanager
+def _writable(run: RunDir, config: Config) -> Iterator[None]:
+    """A folder that cannot be written is told in a sentence, whichever of its files was the first.
+
+    Raises:
+        UserError: the disk is full, or the folder is read-only.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            again = resume_command(config)
+            raise UserError(f"there is no space left for {run}; free some, then go on with: {again}") from error
+        if error.errno in REFUSED and error.filename and run.path in Path(os.fsdecode(error.filename)).parents:
+            raise UserError(
+                f"run_dir={run} cannot be written ({error.strerror}: {Path(os.fsdecode(error.filename)).name}); "
+                "make it writable, or copy it and go on with the copy"
+            ) from error
+        raise
 
 
 def _train(config: Config, run: RunDir, console: Console, on_evaluation: OnEvaluation) -> dict[str, Any]:

@@ -1,12 +1,16 @@
-"""A disk that fills up in the middle of a run."""
+"""A folder of a run that cannot be written: a disk that fills up, and one that is read-only."""
 
 import errno
+import re
+import subprocess
+import sys
 
 import pytest
 
 from mtrl.config.compose import compose
 from mtrl.errors import UserError
 from mtrl.trainer import run as running
+from tests.trainer.runs import ROOT, SMALL
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -28,3 +32,47 @@ def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "_train", broken)
     with pytest.raises(OSError, match="broken"):
         running.train(compose(["experiment=gsm8k", f"run_dir={tmp_path / 'run'}"]))
+
+
+def in_a_mount(folder, mount, *words):
+    """A run in `folder`, over which bubblewrap mounts something; its status and the last line that it wrote."""
+    command = ["bwrap", "--dev-bind", "/", "/", *mount, str(folder), "--chdir", str(ROOT), sys.executable, "-m"]
+    done = subprocess.run(
+        [*command, "mtrl.main", *SMALL, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert "Traceback" not in done.stdout and "Logging error" not in done.stdout, done.stdout
+    return done.returncode, done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "sentence"),
+    [
+        (4096, "there is no space left for {run}; free some, then go on with: .* resume=latest"),
+        (
+            400_000,
+            "checkpoint {run}/checkpoints/step_000002 could not be written .*; free some space or name another .*",
+        ),
+    ],
+)
+def test_a_disk_that_is_full(tmp_path, size, sentence):
+    """A disk of one page, and one of pages for less than the first checkpoint."""
+    run = tmp_path / "run"
+    status, said = in_a_mount(tmp_path, ["--size", str(size), "--tmpfs"], f"run_dir={run}")
+    assert status == 2 and re.fullmatch(sentence.format(run=run), said), said
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_read_only(tmp_path):
+    words = [f"run_dir={tmp_path}", "resume=latest"]
+    for name in ("checkpoints", "trajectories"):
+        (tmp_path / name).mkdir()
+    assert in_a_mount(tmp_path, ["--ro-bind", str(tmp_path)], *words) == (
+        2,
+        f"run_dir={tmp_path} cannot be written (Read-only file system: run.log); make it writable, or copy it and go "
+        "on with the copy",
+    )
