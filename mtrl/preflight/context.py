@@ -33,6 +33,12 @@ REPEATED = 12
 """Episodes of gold and of the demonstrator that are repeated, beside the fuzz."""
 BASELINES = 100
 """Episodes of the demonstrator."""
+METHODS = {
+    "gold": "a method gold(row) that returns the responses of a perfect player",
+    "demonstrate": "a method demonstrate(row, rng) that returns a player who sometimes succeeds",
+    "decoys": "a method decoys(row) that returns wrong final responses",
+}
+"""What a task may have for the pre-flight, beside what it is trained with."""
 DECOYS = 3
 """Wrong answers that are tried per row."""
 SEARCHED_ROWS = 12
@@ -204,12 +210,17 @@ class Context:
     def needs_gold(self) -> str | None:
         """Why checks that start from a solved episode cannot run; None where they can."""
         if self.family.gold is None:
-            return f"the family {self.family.name} has no `gold`, a player that is always right"
+            return lacks(self.family, "gold")
         if not self.gold_responses:
             return f"`gold` of the family {self.family.name} knows no right answer to these rows"
         if not self.gold:
             return f"no gold episode ended within {self.seconds:g} s"
         return None if self.solved else "no gold answer is a success; see the check gold"
+
+
+def lacks(family: Family, method: str) -> str:
+    """Why a check cannot run that needs one of the `METHODS`, and how its line comes back."""
+    return f"{family.name} has no `{method}`; {METHODS[method]} brings this line back"
 
 
 def _known(player: Callable[[Row], T], rows: Iterable[Row]) -> Iterator[tuple[Row, T]]:

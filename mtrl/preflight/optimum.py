@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl.preflight.context import EPSILON, Context
+from mtrl.preflight.context import EPSILON, Context, lacks
 from mtrl.preflight.moves import IDLE, tool_moves
 from mtrl.preflight.play import Script, saying
 from mtrl.preflight.responses import nonsense
@@ -38,7 +38,9 @@ def local_optimum(context: Context) -> Result:
     """Play that never solves the task earns less than the demonstrator's successes."""
     episodes = [episode for episode in context.weak if not episode.error]
     if not episodes:
-        return skipped("there is no demonstrator whose successes could be counted; the policy's own are, with a model")
+        if context.family.demonstrate is None:
+            return skipped(lacks(context.family, "demonstrate"))
+        return skipped("no episode of the demonstrator ended without an error; see robust")
     wins = sum(context.succeeds(episode) for episode in episodes)
     return compare(context, wins / len(episodes), f"the demonstrator solves {wins} of {len(episodes)}")
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 
 from mtrl.errors import UserError
-from mtrl.preflight.context import EPSILON, Context, at_most
+from mtrl.preflight.context import EPSILON, Context, at_most, lacks
 from mtrl.preflight.moves import spam_moves
 from mtrl.preflight.play import Episode, Script, Stage, saying
 from mtrl.preflight.responses import parts
@@ -84,7 +84,7 @@ def reward_range(context: Context) -> Result:
 def spread(context: Context) -> Result:
     """Weak players are not all paid the same: there is something to learn from."""
     if context.family.demonstrate is None:
-        return skipped(f"the family {context.family.name} has no weak player; foothold looks at the policy itself")
+        return skipped(lacks(context.family, "demonstrate"))
     if not context.weak:
         return skipped("the weak player knows none of these rows; foothold looks at the policy itself")
     values = [e.paid for e in context.weak if not e.error]

@@ -116,7 +116,7 @@ def test_what_the_demonstrator_fails_with_is_one_of_the_kinds():
 
 def test_without_a_demonstrator_or_gold_it_is_left_out():
     result = local_optimum(broken("sound", demonstrate=None))
-    assert result.status == Status.SKIP and "there is no demonstrator" in result.evidence
+    assert result.status == Status.SKIP and "has no `demonstrate`; a method demonstrate(row, rng)" in result.evidence
     context = broken("form_beats_success", gold=None)
     for result in (local_optimum(context), policy_optimum(context, policy(1.0))):
-        assert result.status == Status.SKIP and "has no `gold`" in result.evidence
+        assert result.status == Status.SKIP and "has no `gold`; a method gold(row)" in result.evidence
