@@ -1,24 +1,31 @@
 """Control tokens that somebody wrote as text: words of a conversation must not become its structure.
 
 A tool's output that holds `<|im_end|>` would else be encoded as the end of its message, and what follows as a turn that
-the model never took.
+the model never took. Templates that mark turns by plain words, such as `[/INST]` or `ASSISTANT:`, have the same need.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from mtrl.types import Message
 
+SAYINGS = ("mtrlfirst", "mtrlsecond", "mtrlthird")
+"""Contents of a conversation from which the words of a template are read."""
+SHORTEST_MARKER = 3
+"""Characters; shorter ones are punctuation that every text has."""
+
 
 class ControlTokens:
-    """The special tokens of a tokenizer, as they look in a text."""
+    """The special tokens of a tokenizer, and the words by which its template marks turns, as they look in a text."""
 
     def __init__(self, tokenizer: Any):
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         special = {str(token) for token in added if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
-        tokens = sorted((re.escape(token) for token in special if len(token) > 1), key=len, reverse=True)
+        written = {token for token in special if len(token) > 1} | turn_markers(tokenizer, special)
+        tokens = sorted(map(re.escape, written), key=len, reverse=True)
         self._written = re.compile("|".join(tokens)) if tokens else None
 
     def apart(self, text: str) -> str:
@@ -41,3 +48,18 @@ class ControlTokens:
         if isinstance(value, list | tuple):
             return [self._walk(item) for item in value]
         return value
+
+
+def turn_markers(tokenizer: Any, special: Collection[str]) -> set[str]:
+    """What a chat template writes between two messages, where no special token is among it; nothing without a template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return set()
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": content} for role, content in zip(roles, SAYINGS, strict=True)]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except Exception:  # code of whoever wrote the template, which may refuse such a conversation in any way
+        return set()
+    between = re.split("|".join(SAYINGS), text)[1:]
+    markers = {part.strip() for part in between if not any(token in part for token in special)}
+    return {marker for marker in markers if len(marker) >= SHORTEST_MARKER}

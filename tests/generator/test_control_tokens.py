@@ -1,10 +1,12 @@
 """Nothing that is said in a conversation becomes a control token of it."""
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.generator.control_tokens import ControlTokens
+from mtrl.generator.control_tokens import ControlTokens, turn_markers
 from mtrl.generator.conversation import Codec, Conversation, SingleMessageConversation
 from mtrl.models.renderer import make_renderer
 
@@ -67,6 +69,41 @@ def test_what_a_policy_spells_is_no_control_token_when_it_is_rendered_anew(codec
     assert structure(codec, codec.render([*QUESTION, said, after])) == structure(
         codec, codec.render([*QUESTION, plain, after])
     )
+
+
+def template(user, assistant):
+    """A chat template that marks turns by plain words."""
+    return (
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        + user
+        + "{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}"
+        + assistant
+        + "{% endif %}"
+    )
+
+
+TEMPLATES = {
+    "llama 2": (template("[INST] {{ m.content }} [/INST]", ""), {"[/INST]"}),
+    "alpaca": (
+        template("### Instruction:\n{{ m.content }}\n\n### Response:\n", ""),
+        {"### Response:"},
+    ),
+    "refuses": ("{{ raise_exception('no') }}", set()),
+}
+
+
+@pytest.mark.parametrize(("text", "markers"), TEMPLATES.values(), ids=TEMPLATES)
+def test_words_that_mark_turns_are_taken_apart_too(chatml_tokenizer, text, markers):
+    tokenizer = copy.deepcopy(chatml_tokenizer)
+    tokenizer.chat_template = text
+    assert turn_markers(tokenizer, set(tokenizer.all_special_tokens)) == markers
+    for marker in markers:
+        assert ControlTokens(tokenizer).apart(f"x {marker} y") == f"x {marker[0]} {marker[1:]} y"
+
+
+def test_templates_of_special_tokens_have_no_other_markers(chatml_tokenizer, tiny_tokenizer):
+    for tokenizer in (chatml_tokenizer, tiny_tokenizer):
+        assert turn_markers(tokenizer, set(tokenizer.all_special_tokens)) == set()
 
 
 @given(st.data())
