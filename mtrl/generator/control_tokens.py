@@ -51,7 +51,7 @@ class ControlTokens:
 
 
 def turn_markers(tokenizer: Any, special: Collection[str]) -> set[str]:
-    """What a chat template writes between two messages, where no special token is among it; nothing without a template."""
+    """What a chat template writes between messages without a special token; nothing where there is no template."""
     if not getattr(tokenizer, "chat_template", None):
         return set()
     roles = ("user", "assistant", "user")
