@@ -66,7 +66,7 @@ class JobLost(SystemExit):
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line, and where in the user's own code: `KeyError in vault.py, line 9: 'tag'`."""
-    from mtrl.environments.process_guard import said  # brings asyncio, which --help does without
+    from mtrl.process_guard import said  # brings asyncio, which --help does without
 
     line = next(iter(said(error).splitlines()), "")
     if isinstance(error, ImportError | SyntaxError):
@@ -81,7 +81,7 @@ def reason(error: BaseException) -> str:
 def account(error: BaseException) -> str:
     """What a failed episode keeps of its error: the first line says it, then comes the traceback. At most
     `LONGEST_ACCOUNT` characters, as the message may hold whatever an environment has put into it."""
-    from mtrl.environments.process_guard import guarded, said
+    from mtrl.process_guard import guarded, said
 
     first = next(iter(said(error).splitlines()), "")[:LONGEST_LINE]
     with guarded():  # it shows the error too

@@ -15,8 +15,8 @@ from mtrl.config.schema import Config
 from mtrl.datasets import cut_validation
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, Splits, get_family
-from mtrl.environments.process_guard import guarded
 from mtrl.errors import UserError, reason
+from mtrl.process_guard import guarded
 
 
 @dataclass(frozen=True)

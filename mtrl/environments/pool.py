@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from mtrl.environments.leash import Leash
-from mtrl.environments.process_guard import guarded, said
+from mtrl.process_guard import guarded, said
 
 
 class CallTimeoutError(TimeoutError):

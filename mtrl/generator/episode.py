@@ -17,12 +17,12 @@ from typing import Any, Generic, TypeVar
 
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.environments.process_guard import failing_alone
 from mtrl.errors import account
 from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, EngineLostError, SamplingParams
 from mtrl.generator.observation_size import bounded
 from mtrl.generator.occupancy import Occupancy
+from mtrl.process_guard import failing_alone
 from mtrl.types import FAILED, LARGEST_REWARD, ROLES, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
 log = logging.getLogger(__name__)

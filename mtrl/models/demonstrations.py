@@ -13,9 +13,9 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.family import Family
-from mtrl.environments.process_guard import guarded
 from mtrl.errors import UserError, reason
 from mtrl.generator.episode import as_messages, as_step_result
+from mtrl.process_guard import guarded
 from mtrl.types import Message, Row
 
 

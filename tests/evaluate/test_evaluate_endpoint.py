@@ -58,7 +58,7 @@ def test_gold_behind_an_endpoint_beside_a_local_model(evaluate, run, gold, tmp_p
     (row,) = metrics_of(tmp_path / "out")
     assert (row["val/success/mean"], row["val/episodes"]) == (pytest.approx(4 / 6), 6)
     remote = {key for key in row if key.startswith("val/")}
-    local = {key.removeprefix("base/") for key in row if key.startswith("base/")}
+    local = {key.removeprefix("base/") for key in row if key.startswith("base/val/")}
     assert remote == local and remote, "the same keys, wherever the weights are"
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
     requests = len(server.requests)

@@ -4,17 +4,24 @@ import asyncio
 import random
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 from helpers import make_group
 
 from mtrl.config.schema import Config, RewardConfig
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.family import Family, Splits
 from mtrl.generator.rollouts import Rollouts
 from mtrl.rewards.compose import RewardComposer
 from mtrl.trainer.stream import Stream
 from mtrl.types import Group
 
-FAMILY = SimpleNamespace(score=lambda trajectory, row: 1.0)
+
+def family_of(score):
+    """A family without an environment: only its scorer is asked."""
+    return Family("streams", environment=BaseEnvironment, load=Splits, score=score)
+
+
+FAMILY = family_of(lambda trajectory, row: 1.0)
 
 
 class Played(Rollouts):

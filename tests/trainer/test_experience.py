@@ -2,10 +2,10 @@
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from helpers import make_group
+from streams import FAMILY
 
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.signal import is_informative
@@ -15,8 +15,6 @@ from mtrl.rewards.compose import RewardComposer
 from mtrl.trainer.experience import Collector, NoSignalError
 from mtrl.trainer.samples import group_samples
 from mtrl.types import FinishReason, Group, StopReason
-
-FAMILY = SimpleNamespace(score=lambda trajectory, row: 1.0)
 
 
 class Played:

@@ -4,10 +4,9 @@ import asyncio
 import threading
 from collections import Counter
 from itertools import count, pairwise
-from types import SimpleNamespace
 
 import pytest
-from streams import Gated, Played, Rows, ids, make, publish, rows_of, run, soon, train
+from streams import Gated, Played, Rows, family_of, ids, make, publish, rows_of, run, soon, train
 
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
@@ -183,7 +182,7 @@ def test_an_error_of_the_scorer_is_heard():
         raise UserError("the scorer is ill")
 
     with pytest.raises(UserError, match="the scorer is ill"):
-        run(train(make(family=SimpleNamespace(score=score)), 1))
+        run(train(make(family=family_of(score)), 1))
 
 
 def test_a_component_that_nothing_reports_is_heard():
@@ -361,7 +360,7 @@ def test_scoring_does_not_stop_the_episodes():
                 happened.set()
             await asyncio.sleep(0.01 * row["n"])
 
-    family = SimpleNamespace(score=lambda trajectory, row: float(happened.wait(10)))
+    family = family_of(lambda trajectory, row: float(happened.wait(10)))
     (experience,) = run(train(make(played=Knocking(), family=family, batch=2, max_concurrent_groups=4, lag=3), 1))
     assert all(t.score == 1.0 for group in experience.groups for t in group.trajectories)
 
@@ -375,7 +374,7 @@ def test_what_others_played_is_judged_in_the_same_thread():
         return 1.0
 
     async def evaluate_beside():
-        stream = make(family=SimpleNamespace(score=score), batch=2)
+        stream = make(family=family_of(score), batch=2)
         group = stream.rollouts.make("eval/0", {"n": 0}, 2, 0)
         await asyncio.gather(stream.collect(0), stream.judge(group))
         await stream.close()

@@ -4,10 +4,9 @@ import asyncio
 import random
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
-from streams import all_closed, ids, publish, run, soon
+from streams import all_closed, family_of, ids, publish, run, soon
 
 from mtrl.config.schema import Config, RewardConfig
 from mtrl.environments.base import BaseEnvironment
@@ -23,7 +22,7 @@ from mtrl.trainer.experience import Collector
 from mtrl.trainer.stream import Stream
 from mtrl.types import StopReason
 
-FAMILY = SimpleNamespace(score=lambda trajectory, row: float(len(trajectory.turns) > 1))
+FAMILY = family_of(lambda trajectory, row: float(len(trajectory.turns) > 1))
 
 
 class Slow(BaseEnvironment):
