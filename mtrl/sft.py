@@ -149,8 +149,9 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mtrl.hub import is_out_of_reach
-    from mtrl.trainer.loading import pick_device
+    from mtrl.trainer.loading import check_export, pick_device
 
+    check_export(args.model, "--model")
     try:
         local = is_out_of_reach(args.model)
         tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=local)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrl.errors import UserError
+from mtrl.tracking.checksums import SUMS, write_checksums
 from mtrl.tracking.files import plain, replace_text, to_strict_json
 from mtrl.tracking.provenance import git_state, versions
 
@@ -50,6 +52,7 @@ class RunDir:
     trace_step_N.json.gz, .txt   one step in detail (trainer.profile_step)
     launch.txt       which launch of torchrun it belongs to
     status.txt       running, finished or stopped; a run that was killed leaves it at running
+    SHA256SUMS       the checksums of a finished run's files; a checkpoint has its own
     spending/        what was asked of endpoints so far, and what it cost
     engine/          what the engine's servers said, where it has some
     """
@@ -104,6 +107,10 @@ class RunDir:
         return self.path / "status.txt"
 
     @property
+    def checksums(self) -> Path:
+        return self.path / SUMS
+
+    @property
     def preflight(self) -> Path:
         return self.path / "preflight.json"
 
@@ -153,8 +160,10 @@ class RunDir:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Say in status.txt that the run goes on, and in the end whether it finished or stopped."""
+        """Say in status.txt that the run goes on, and in the end whether it finished or stopped. The checksums
+        of an earlier end are removed."""
         replace_text(self.status, "running\n")
+        self.checksums.unlink(missing_ok=True)
         try:
             yield
         except BaseException:
@@ -162,6 +171,15 @@ class RunDir:
                 replace_text(self.status, "stopped\n")
             raise
         replace_text(self.status, "finished\n")
+
+    def write_checksums(self) -> None:
+        """Write the checksums of the run's files, once nothing writes them any more. Checkpoints have their own,
+        trackers may write theirs later, and a resume that is refused adds to run.log."""
+        folders = (self.trajectories, self.export, self.tokenizer, self.spending, self.engine)
+        files = chain(self.path.iterdir(), *(folder.rglob("*") for folder in folders))
+        others = (self.checksums, self.log)
+        ours = (file for file in files if file.is_file() and not file.name.startswith(".") and file not in others)
+        write_checksums(self.path, ours)
 
     def write_config(self, config: Config | Any) -> None:
         """The configuration with every interpolation resolved, so that it can be run again anywhere."""

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from mtrl.errors import UserError
-from mtrl.trainer.checksums import SUMS, add_checksums, checksums, damage
+from mtrl.tracking.checksums import SUMS, add_checksums, checksums, damage
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner,
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from mtrl.errors import UserError
+from mtrl.tracking.checksums import add_checksums, checksums, damage
 from mtrl.trainer.checkpoint import INDEX, not_written, sync_folder, unreadable
 from mtrl.trainer.checkpoint_index import (
     Index,
@@ -37,7 +38,6 @@ from mtrl.trainer.checkpoint_index import (
     read_index,
     write_index,
 )
-from mtrl.trainer.checksums import add_checksums, checksums, damage
 
 T = TypeVar("T")
 

@@ -12,6 +12,8 @@ from mtrl.errors import UserError
 from mtrl.hub import is_out_of_reach
 from mtrl.models.attention import products_are_faster, use_own_attention
 from mtrl.models.packing import prepare_packing
+from mtrl.tracking.checksums import changes
+from mtrl.tracking.run_dir import RunDir
 
 
 def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
@@ -25,6 +27,7 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
     """
     from transformers import AutoTokenizer
 
+    check_export(path, key)
     place = pick_device(device or config.model.device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **_given(config, path))
@@ -39,6 +42,7 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
     Raises:
         UserError: it cannot be had, or does not read the same tokens; `key` is the setting that named it.
     """
+    check_export(path, key)
     model = _load_module(config, path, key, policy.dtype, ", or null for the policy's own weights")
     own, wanted = (m.config.get_text_config().vocab_size for m in (model, policy))
     if own != wanted:
@@ -59,11 +63,26 @@ def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any,
     from transformers import AutoConfig, AutoTokenizer
 
     given = _given(config, path)
+    check_export(path, key)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **given)
         return AutoConfig.from_pretrained(path, **given), tokenizer
     except (OSError, ValueError) as error:
         raise _cannot_load(key, path, error) from error
+
+
+def check_export(path: str, key: str) -> None:
+    """Refuse the export of a run whose files have changed since: a changed weight is a number like any other.
+
+    Raises:
+        UserError: a file is missing or changed; `key` is the setting that named the export.
+    """
+    folder = Path(path)
+    if folder.name == RunDir(folder.parent).export.name and (changed := changes(folder.parent, f"{folder.name}/")):
+        raise UserError(
+            f"{key}={path} has changed since the end of its run ({changed}); give an intact copy or a checkpoint of "
+            f"the run, or remove {RunDir(folder.parent).checksums} to trust the files as they are"
+        )
 
 
 def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "") -> Any:

@@ -25,6 +25,7 @@ from mtrl.errors import EndedAtOnce, Interrupted, PrunedError, UserError
 from mtrl.garbage import settled
 from mtrl.preflight.at_start import check_at_start
 from mtrl.rewards.judge import keep_books
+from mtrl.tracking.checksums import changes
 from mtrl.tracking.console import Console
 from mtrl.tracking.facts import run_facts
 from mtrl.tracking.followers import start_followers
@@ -57,18 +58,21 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
     config: Config = OmegaConf.to_object(cfg)
     # Absolute, as an environment may change the working directory of the process at any time.
     run = RunDir(Path(config.run_dir).absolute()).create(resume=config.resume != "none")
-    with _writable(run, config), RunLock(run), RunLog(run.log) as log, keep_books(run.spending):
-        if config.resume == "none" or not run.config.exists():
-            run.write_config(cfg)
-        console = Console(mirror=log.line)
-        log.show_warnings(console.show_warning)
-        try:
-            return _train(config, run, console, on_evaluation or (lambda step, row: None))
-        except Exception:
-            logging.getLogger("mtrl").info("the run stopped", exc_info=True)
-            raise
-        except KeyboardInterrupt as end:
-            raise ended_at_once(end, config, run) from end
+    with _writable(run, config), RunLock(run):
+        with RunLog(run.log) as log, keep_books(run.spending):
+            if config.resume == "none" or not run.config.exists():
+                run.write_config(cfg)
+            console = Console(mirror=log.line)
+            log.show_warnings(console.show_warning)
+            try:
+                summary = _train(config, run, console, on_evaluation or (lambda step, row: None))
+            except Exception:
+                logging.getLogger("mtrl").info("the run stopped", exc_info=True)
+                raise
+            except KeyboardInterrupt as end:
+                raise ended_at_once(end, config, run) from end
+        run.write_checksums()
+    return summary
 
 
 @contextmanager
@@ -142,11 +146,13 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         Interrupted: a signal came, and the run is saved.
     """
     if (path := checkpoint_to_resume(config, run)) is not None:
+        if (changed := changes(run.path)) is not None:
+            console.warning(f"the folder that the run goes on in has changed since its end: {changed}")
         checkpoint = intact_checkpoint(path, config, run, console.warning)
         trainer.resume(checkpoint)
         console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")
-    run.write_config(config)  # not before: a checkpoint that is refused leaves the run as it was
-    with run.under_way():
+    with run.under_way():  # not before: a checkpoint that is refused leaves the run as it was
+        run.write_config(config)
         try:
             with settled():
                 stopped_by = asyncio.run(trainer.run())

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from mtrl.config.compose import compose
+from mtrl.tracking.checksums import SUMS, add_checksums, checksums
 from mtrl.trainer.checkpoint_tensors import read_tensors, save_tensors, tensor_names
-from mtrl.trainer.checksums import SUMS, add_checksums, checksums
 from tests.evaluate.conftest import TASK
 from tests.evaluate.outputs import trajectories_of
 from tests.trainer.shard_ranks import on_ranks

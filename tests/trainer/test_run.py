@@ -32,6 +32,7 @@ def undisturbed(tmp_path_factory):
 def test_the_run_directory_holds_what_the_contract_says(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
     files = {
+        "SHA256SUMS",
         "config.yaml",
         "metrics.jsonl",
         "preflight.json",

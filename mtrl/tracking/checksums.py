@@ -1,7 +1,8 @@
-"""`SHA256SUMS` of a checkpoint: the SHA-256 of every other file in it, in the format that `sha256sum -c` reads.
+"""`SHA256SUMS` of a checkpoint or a run: the SHA-256 of its files, in the format that `sha256sum -c` reads.
 
-Every rank hashes the files that it wrote, and the leader collects the lines. A disk or a copy may change a bit of a
-file without an error, and a changed weight is a number like any other: only the checksum tells.
+A disk or a copy may change a bit of a file without an error, and a changed weight is a number like any other: only the
+checksum tells. Of a checkpoint every rank hashes the files that it wrote, and the leader collects the lines; of a run
+its end hashes all that was written before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from mtrl.tracking.files import replace_text
 
 SUMS = "SHA256SUMS"
 READ = (".json", ".jsonl", ".safetensors")
@@ -49,7 +52,7 @@ def add_checksums(folder: Path, sums: Mapping[str, str]) -> None:
         OSError: they cannot be written.
     """
     with (folder / SUMS).open("a", encoding="utf-8") as file:
-        file.writelines(f"{digest}  {name}\n" for name, digest in sums.items())
+        file.writelines(_lines(sums))
         file.flush()
         os.fsync(file.fileno())
 
@@ -75,6 +78,39 @@ def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
         return str(error)
     changed = [name for name in looked_at if found[name] != recorded[name]]
     return f"{', '.join(changed)} is not as it was written, by its checksum in {SUMS}" if changed else None
+
+
+def write_checksums(folder: Path, files: Iterable[Path]) -> None:
+    """Write the checksums of files in a folder or below it, in place of those that it had.
+
+    Raises:
+        OSError: a file cannot be read, or the checksums cannot be written.
+    """
+    sums = checksums(folder, sorted(file.relative_to(folder).as_posix() for file in files))
+    replace_text(folder / SUMS, "".join(_lines(sums)))
+
+
+def changes(folder: Path, below: str = "") -> str | None:
+    """Which files of a run are not as its end left them, in words; None where all are, or where it has no checksums,
+    since it is not over or an older version of mtrl wrote it.
+
+    Args:
+        below: look only at the files whose names, relative to the folder, begin so.
+    """
+    try:
+        recorded = {name: digest for name, digest in (_recorded(folder) or {}).items() if name.startswith(below)}
+        lost = [name for name in recorded if not (folder / name).is_file()]
+        found = checksums(folder, recorded.keys() - set(lost))
+    except (OSError, ValueError) as error:
+        return str(error)
+    changed = sorted(name for name in found if found[name] != recorded[name])
+    told = [f"{', '.join(lost)}: missing"] if lost else []
+    told += [f"{', '.join(changed)}: not as it was written, by its checksum in {SUMS}"] if changed else []
+    return "; ".join(told) or None
+
+
+def _lines(sums: Mapping[str, str]) -> list[str]:
+    return [f"{digest}  {name}\n" for name, digest in sums.items()]
 
 
 def _recorded(folder: Path) -> dict[str, str] | None:

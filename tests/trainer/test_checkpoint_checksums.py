@@ -8,10 +8,10 @@ import torch
 
 from mtrl.config.compose import compose
 from mtrl.errors import UserError
+from mtrl.tracking.checksums import SUMS, damage
 from mtrl.tracking.run_dir import RunDir
 from mtrl.trainer.checkpoint import Checkpoints, read_checkpoint
 from mtrl.trainer.checkpoint_tensors import read_tensors, save_tensors
-from mtrl.trainer.checksums import SUMS, damage
 from mtrl.trainer.run import intact_checkpoint
 
 FILES = ("groups.jsonl", "model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json", "tensors.json")
