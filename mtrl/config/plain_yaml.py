@@ -24,6 +24,9 @@ COST = 16
 _NUMBER = re.compile(r"[-+0-9a-fA-FxXo_:.]{1000}")
 """The beginning of a number (also of base 60, of YAML 1.1) that is so long that reading it takes seconds."""
 
+_BEGINS = re.compile(r"(\\*)\$\{")
+"""The beginning of an interpolation, with the backslashes before it."""
+
 
 class TooLargeError(ValueError):
     """The YAML is small and its values are not; the message says what of them."""
@@ -64,8 +67,21 @@ def check_size(text: bytes | str) -> None:
             raise TooLargeError(f"it has more than {MOST_WRITTEN_OUT:,} characters, with its aliases written out")
 
 
+def literal(value: Any) -> Any:
+    """`value` with every `${` in its texts escaped, so that OmegaConf reads text where it would read an interpolation.
+
+    A run writes its configuration resolved. What looks like an interpolation in it is a text, or it was put there:
+    `${oc.env:API_KEY}` would read a secret of the reader, and a few lines that name each other would be gigabytes.
+    """
+    if isinstance(value, dict):
+        return {key: literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [literal(item) for item in value]
+    return _BEGINS.sub(r"\1\1\\${", value) if isinstance(value, str) else value
+
+
 def load_config(path: Path) -> DictConfig:
-    """A config.yaml, which somebody else may have written.
+    """A config.yaml, which somebody else may have written; it holds no interpolations.
 
     Raises:
         UserError: it is no YAML mapping, or too large.
@@ -80,7 +96,7 @@ def load_config(path: Path) -> DictConfig:
         raise UserError(f"{path} cannot be read as YAML ({type(error).__name__}); give another run") from error
     if not isinstance(tree, DictConfig):
         raise UserError(f"{path} is no configuration of a run; give another run")
-    return tree
+    return OmegaConf.create(literal(OmegaConf.to_container(tree)))
 
 
 def check_groups(folder: Path) -> None:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.compose import merge
 from mtrl.config.overrides import CONF, normalise
-from mtrl.config.plain_yaml import load_config
+from mtrl.config.plain_yaml import literal, load_config
 from mtrl.tracking.run_dir import RunDir
 
 THEIRS = ("run_dir", "resume", "preflight")
@@ -24,7 +24,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read as one.
     """
-    tree = OmegaConf.to_container(load_config(path))
+    tree = OmegaConf.to_container(load_config(path), resolve=True)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
 
@@ -47,10 +47,10 @@ def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS
     with TemporaryDirectory(prefix="mtrl-") as folder:
         experiment = Path(folder) / "experiment" / "of_the_run.yaml"
         experiment.parent.mkdir()
-        experiment.write_text(f"# @package _global_\n{OmegaConf.to_yaml(OmegaConf.create(stored))}", encoding="utf-8")
+        experiment.write_text(f"# @package _global_\n{OmegaConf.to_yaml(literal(stored))}", encoding="utf-8")
         cfg = merge(["experiment=of_the_run", *normalise(overrides)], folder)
     if components is not None and not any("reward" in override.partition("=")[0] for override in overrides):
-        cfg.reward.components = components  # the default group adds its own, which the run may have left out
+        cfg.reward.components = literal(components)  # the default group adds its own, which the run may have left out
     return cfg
 
 

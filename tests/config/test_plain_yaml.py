@@ -3,6 +3,8 @@
 import time
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
 from mtrl.config.compose import merge
 from mtrl.config.plain_yaml import load_config
@@ -42,6 +44,31 @@ def test_a_run_that_was_received_stops_nobody(received, read):
     begun = time.monotonic()
     with pytest.raises(UserError, match=r"config.yaml is not read: it has more than 4,194,304 characters, with its"):
         read(received)
+    assert time.monotonic() - begun < 5
+
+
+TEXTS = ["${oc.env:API_KEY}", "a ${x} b", "\\${x}", "\\\\${x} \\y", "$${x}", "{x: ${y}}", "c:\\new ${A} and $B"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_looks_like_an_interpolation_in_a_run_is_text(tmp_path, text, monkeypatch):
+    """A run that was received must not read the environment of who looks at it."""
+    monkeypatch.setenv("API_KEY", "a secret of the reader")
+    tree = {"name": text, "plugins": [], "environment": {"name": "gsm8k", "config": {"note": {"deep": [text]}}}}
+    tree["reward"] = {"components": {text: 1.0, "environment": 1.0}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert Record.load(tmp_path).setting("name") == read_settings(tmp_path / "config.yaml")["name"] == text
+    assert load_config(tmp_path / "config.yaml").name == text
+    cfg = of_run(tmp_path, [])
+    assert OmegaConf.to_container(cfg, resolve=True)["environment"]["config"]["note"] == {"deep": [text]}
+    assert cfg.name == text and set(cfg.reward.components) == {text, "environment"}
+
+
+def test_interpolations_that_name_each_other_take_no_memory(tmp_path):
+    lines = [f"k{n}: '{f'${{k{n - 1}}}' * 9}'" for n in range(1, 12)]
+    (tmp_path / "config.yaml").write_text("\n".join(["k0: xxxxxxxxx", *lines]))
+    begun = time.monotonic()
+    assert OmegaConf.to_container(load_config(tmp_path / "config.yaml"), resolve=True)["k11"] == "${k10}" * 9
     assert time.monotonic() - begun < 5
 
 
