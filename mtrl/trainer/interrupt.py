@@ -32,6 +32,8 @@ class Interrupt:
         self.requested: str | None = None
         """Name of the signal, once there was one."""
         self._previous: dict[int, Any] = {}
+        self._is_telling = False
+        self._second: int | None = None
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
@@ -46,9 +48,22 @@ class Interrupt:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.requested is None:
             self.requested = signal.Signals(number).name
-            self.on_signal()
-        elif not is_launched():
+            self._tell()
+        elif is_launched():
+            return
+        elif self._is_telling:  # an exception in the middle of a line would leave the console without its buffer
+            self._second = number
+        else:
             raise EndedAtOnce(number)
+
+    def _tell(self) -> None:
+        self._is_telling = True
+        try:
+            self.on_signal()
+        finally:
+            self._is_telling = False
+        if self._second is not None:
+            raise EndedAtOnce(self._second)
 
 
 class Relay:

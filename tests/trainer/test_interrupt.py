@@ -39,6 +39,19 @@ def test_the_first_signal_is_told(monkeypatch):
     assert told == ["SIGUSR1"]
 
 
+def test_a_second_signal_in_the_middle_of_a_line_waits_for_its_end():
+    lines = []
+
+    def tell():
+        lines.append("asked to")
+        signal.raise_signal(signal.SIGTERM)
+        lines[-1] += " stop"
+
+    with Interrupt(tell), pytest.raises(EndedAtOnce) as ended:
+        signal.raise_signal(signal.SIGINT)
+    assert lines == ["asked to stop"] and ended.value.number == signal.SIGTERM
+
+
 def test_under_torchrun_only_the_first_counts(monkeypatch):
     """It and the scheduler both send them, and a second one must not cost the checkpoint."""
     monkeypatch.setenv("RANK", "0")
