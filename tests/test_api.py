@@ -75,3 +75,67 @@ def test_what_is_wrong_is_its_last_words(tmp_path):
     trainer = MultiTurnRLTrainer(overrides={"trainer.max_stepz": 2}, run_dir=tmp_path / "run")
     with pytest.raises(UserError, match=r"mtrl.main .* ended with 2: .*trainer.max_steps"):
         trainer.train(lambda line: None)
+
+
+ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
+
+
+@pytest.mark.slow
+def test_the_articles_lines_run_here(tmp_path):
+    """Steps 6 and 7 of the article on SageMaker AI, but for a debug run, a local MLflow and folders of the test."""
+    mlflow = pytest.importorskip("mlflow")
+    server, overrides, lines = f"sqlite:///{tmp_path}/mlflow.db", {"debug": "fast"}, []
+    with pytest.warns(UserWarning, match=f"role={ROLE} has no effect"):
+        trainer = MultiTurnRLTrainer(
+            recipe="", role=ROLE, dataset="", mlflow_resource_arn=server, overrides=overrides, run_dir=tmp_path / "run"
+        )
+    with pytest.raises(UserError, match="has not begun; call train"):
+        trainer.get_mlflow_url()
+    trainer.train(lines.append)
+    evaluator = MultiTurnRLEvaluator(
+        model=trainer, dataset="", evaluate_base_model=True, s3_output_path=str(tmp_path / "report")
+    )
+    report = evaluator.evaluate(show=lines.append).wait()
+    assert [len(report["models"]), report] == [2, json.loads((tmp_path / "report" / "report.json").read_text())]
+    page, _, run_id = trainer.get_mlflow_url().rpartition("/runs/")
+    assert "/#/experiments/" in page
+    assert "val/reward/mean" in mlflow.MlflowClient(server).get_run(run_id).data.metrics
+
+
+def test_the_services_names_are_ours(tmp_path):
+    evaluator = MultiTurnRLEvaluator(
+        "a/b", recipe="gsm8k", agent_config="a.function", mlflow_resource_arn="arn:aws:sagemaker:x", output="o"
+    )
+    assert {"generator.agent.target=a.function", "tracker.report_to=[mlflow]"} < set(evaluator.command)
+    assert override("tracker.mlflow.uri", "arn:aws:sagemaker:x") in evaluator.command
+    assert MultiTurnRLTrainer(s3_output_path=tmp_path / "there").run.path == tmp_path / "there"
+    with pytest.warns(UserWarning, match=r"accept_eula=True has no effect: the command runs on this machine"):
+        MultiTurnRLEvaluator("a/b", accept_eula=True, output="o")
+
+
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        (
+            {"agent_config": "arn:aws:bedrock-agentcore:us-west-2:1:runtime/mine"},
+            "only a job on AWS can call; give",
+        ),
+        ({"s3_output_path": "s3://my-bucket/eval-output/base/"}, r"is an address, .*; give output=FOLDER, and copy it"),
+    ],
+)
+def test_what_only_aws_has_is_answered(service, said):
+    with pytest.raises(UserError, match=said):
+        MultiTurnRLEvaluator("a/b", **service)
+
+
+def test_no_argument_is_swallowed():
+    with pytest.raises(TypeError, match="rolle is no argument; those of SageMaker AI's SDK that are taken: agent"):
+        MultiTurnRLTrainer(rolle=ROLE, run_dir="r")
+
+
+def test_a_run_without_mlflow_says_how_it_gets_there(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("name: mine\nenvironment: {name: gsm8k}\n")
+    with pytest.raises(UserError, match="does not report to MLflow; give .*python -m mtrl.track .* --to mlflow"):
+        MultiTurnRLTrainer(run_dir=run).get_mlflow_url()

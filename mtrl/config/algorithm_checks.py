@@ -128,7 +128,7 @@ def _gdpo(cfg: DictConfig) -> None:
 
 def _critic(cfg: DictConfig) -> None:
     critic, steps = cfg.algorithm.critic, cfg.trainer.max_steps
-    if method_of(cfg).needs_critic and critic.warmup_steps >= max(steps, 1):
+    if cfg.trainer.epochs is None and method_of(cfg).needs_critic and critic.warmup_steps >= max(steps, 1):
         raise UserError(
             f"algorithm.critic.warmup_steps={critic.warmup_steps} leaves the policy nothing of "
             f"trainer.max_steps={steps}; lower the first or raise the second"

@@ -75,6 +75,7 @@ AT_LEAST = {
 """Smallest value -> the keys that it holds for; null is always allowed where the type allows it."""
 
 ABOVE_ZERO = (
+    "trainer.epochs",
     "placement.gpu_memory",
     *(f"{optimizer}.{key}" for optimizer in OPTIMIZERS for key in ("lr", "max_grad_norm")),
     "generator.sampling_params.temperature",

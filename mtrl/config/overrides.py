@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mtrl
 from mtrl.config import keys, messages
+from mtrl.config.epochs import check_length
 from mtrl.errors import UserError
 
 CONF = Path(mtrl.__file__).parent.parent / "conf"
@@ -21,10 +22,11 @@ def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[s
     """The overrides with the signs that Hydra wants: `+experiment=x` and `experiment=x` are the same.
 
     Raises:
-        UserError: a key that does not exist, or something that is no override at all.
+        UserError: a key that does not exist, something that is no override at all, or two lengths of the run.
     """
     groups = _groups(CONF) - {"hydra", *messages.ELSEWHERE} | (_groups(Path(config_dir)) if config_dir else set())
     plain = [_normalise(override, groups) for override in overrides]
+    check_length(plain)
     return [*_made(plain), *plain]
 
 

@@ -284,6 +284,9 @@ class TrainerConfig:
     """The loop."""
 
     max_steps: int = 100
+    epochs: float | None = None
+    """Passes over the training rows, in place of `max_steps`: as many steps as draw each row so often. What dynamic
+    sampling and failed groups draw besides is not counted. config.yaml of the run holds the steps."""
     prompts_per_step: int = 16
     mini_batches: int = 1
     """Optimiser updates per step of rollouts."""

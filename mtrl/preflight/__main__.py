@@ -18,6 +18,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from mtrl.config.compose import compose
+from mtrl.config.epochs import with_steps
 from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
@@ -60,6 +61,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def check(config: Config) -> Iterator[Result]:
     """The whole checklist, line by line as it comes; what needs the model comes last."""
     task = load_task(config)
+    config = with_steps(config, len(task.splits.train))
     settings = config.preflight
     patience = config.environment.step_timeout + 1.0  # so that a step that hangs is told by its own time limit
     context = Context(

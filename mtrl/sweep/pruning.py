@@ -28,6 +28,11 @@ def pruner_of(cfg: DictConfig) -> OnEvaluation | None:
     if hydra.sweeper._target_ != TARGET or hydra.sweeper.pruner is None:
         return None
     check_objective(cfg.objective)
+    if cfg.trainer.epochs is not None:
+        raise UserError(
+            f"trainer.epochs={cfg.trainer.epochs:g} cannot be pruned, for the sweep's pruner counts steps; set "
+            "trainer.max_steps"
+        )
     folder = Path(hydra.runtime.output_dir).parent
     return Pruner(folder, hydra.sweeper, hydra.job.num, MEASURED[cfg.objective], cfg.trainer.max_steps)
 

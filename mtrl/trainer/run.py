@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.config.epochs import with_steps
 from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
 from mtrl.distributed.launch import is_launched, number
@@ -103,7 +104,7 @@ def _train(config: Config, run: RunDir, console: Console, on_evaluation: OnEvalu
         return _lead(config, run, console, world, on_evaluation)
 
 
-def _lead(config: Config, run: RunDir, console: Console, world: World, on_evaluation: OnEvaluation) -> dict[str, Any]:
+def _lead(given: Config, run: RunDir, console: Console, world: World, on_evaluation: OnEvaluation) -> dict[str, Any]:
     """Train, with the other ranks where there are any.
 
     Raises:
@@ -112,7 +113,10 @@ def _lead(config: Config, run: RunDir, console: Console, world: World, on_evalua
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup import preparation, set_up
 
-    task = load_task(config)
+    task = load_task(given)
+    config = with_steps(given, len(task.splits.train))
+    if (epochs := given.trainer.epochs) is not None:
+        console.note(f"trainer.epochs={epochs:g}: {config.trainer.max_steps} steps, by {len(task.splits.train)} rows")
     if checkpoint_to_resume(config, run) is None:
         check_at_start(config, task, run.path, console.note, console.warning)
     if serves(config):
@@ -129,7 +133,7 @@ def _lead(config: Config, run: RunDir, console: Console, world: World, on_evalua
             parts.crew.dismiss()
     shown_run = RunDir(from_here(run.path))
     links = {**shown_paths(shown_run), **followers.urls()}
-    console.finish(summary, links, {**hints(config, shown_run), **followers.hints()})
+    console.finish(summary, links, {**hints(given, shown_run), **followers.hints()})
     return summary
 
 
@@ -258,12 +262,13 @@ def shown_paths(run: RunDir) -> dict[str, str]:
 def hints(config: Config, run: RunDir) -> dict[str, str]:
     """What to try next."""
     other = "text_to_sql" if config.name != "text_to_sql" else "gsm8k"
-    steps = f"trainer.max_steps={max(1, 2 * config.trainer.max_steps)}"
+    steps, epochs = max(1, 2 * config.trainer.max_steps), config.trainer.epochs
+    longer = f"trainer.max_steps={steps}" if epochs is None else f"trainer.epochs={2 * epochs:g}"
     return {
         "see what it did": f"python -m mtrl.view {run.path}",
         "what to change next": f"python -m mtrl.diagnose {run.path}",
         "another task": f"python -m mtrl.main experiment={other}",
-        "train on from here": command(config, f"run_dir={run.path}", "resume=latest", steps),
+        "train on from here": command(config, f"run_dir={run.path}", "resume=latest", longer),
     }
 
 

@@ -1,0 +1,47 @@
+"""A run as long as so many passes over its training rows."""
+
+import pytest
+
+from mtrl.config.compose import compose
+from mtrl.config.epochs import check_length, with_steps
+from mtrl.config.schema import Config
+from mtrl.errors import UserError
+
+
+def made(epochs, per_step=8, warmup=0):
+    config = Config()
+    config.trainer.epochs, config.trainer.prompts_per_step = epochs, per_step
+    config.algorithm.critic.warmup_steps = warmup
+    return config
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "steps"), [(1, 64, 8), (2, 64, 16), (0.5, 64, 4), (2, 7, 2), (1, 9, 2), (0.001, 64, 1)]
+)
+def test_it_is_the_fewest_steps_that_draw_each_row_so_often(epochs, rows, steps):
+    trainer = with_steps(made(epochs), rows).trainer
+    assert (trainer.max_steps, trainer.epochs) == (steps, None)
+    assert steps * 8 >= epochs * rows and (steps == 1 or (steps - 1) * 8 < epochs * rows)
+
+
+def test_without_epochs_the_steps_stay():
+    config = made(None)
+    assert with_steps(config, 64) is config
+
+
+def test_a_critic_that_warms_up_for_the_whole_run_is_refused():
+    with pytest.raises(UserError, match=r"warmup_steps=16 leaves the policy nothing of trainer.epochs=2, which is 16"):
+        with_steps(made(2, warmup=16), 64)
+    assert with_steps(made(2, warmup=15), 64).trainer.max_steps == 16
+
+
+def test_two_lengths_in_one_command_are_refused():
+    with pytest.raises(UserError, match=r"trainer.epochs=2 and trainer.max_steps=50 both say how long the run is"):
+        compose(["trainer.epochs=2", "trainer.max_steps=50"])
+    check_length(["++trainer.epochs=null", "trainer.max_steps=50"])
+    assert compose(["trainer.epochs=2", "experiment=gsm8k"]).trainer.epochs == 2, "whatever the experiment says"
+
+
+def test_no_pass_is_refused():
+    with pytest.raises(UserError, match=r"trainer.epochs=0.0 must be above 0"):
+        compose(["trainer.epochs=0"])
