@@ -4,7 +4,7 @@ from envs.mini_swe.data import load
 from envs.mini_swe.demonstrator import decoys, demonstrate, gold
 from envs.mini_swe.environment import MiniSweEnv
 from envs.mini_swe.prompts import SUBMIT
-from envs.mini_swe.scorer import answered, measure, score
+from envs.mini_swe.scorer import answered, explain, measure, score
 from mtrl.environments.family import Family
 
 FAMILY = Family(
@@ -16,6 +16,7 @@ FAMILY = Family(
     gold=gold,
     decoys=decoys,
     answered=answered,
+    explain=explain,
     measure=measure,
     config_keys=(
         "backend",

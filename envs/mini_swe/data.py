@@ -11,6 +11,7 @@ from itertools import count, islice
 from typing import Any
 
 from envs.mini_swe.bugs import Bug, is_held_out, pairs
+from envs.mini_swe.calls import Call, check_calls
 from envs.mini_swe.functions import EXPRESSIONS, FOLDER, NAMINGS, Function, make, place, results
 from envs.mini_swe.prompts import full_prompt as prompt_of
 from envs.mini_swe.swebench import is_swebench, swebench_row
@@ -67,8 +68,18 @@ def _refuse_idle_settings(backend: str, config: dict[str, Any]) -> None:
 
 
 def _timed(splits: Splits, command_seconds: float = 30, grading_seconds: float = 30, **_: Any) -> Splits:
-    """With the limits of an episode in each row: the scorer, which has nothing but the row, grants the same."""
+    """With the limits of an episode in each row: the scorer, which has nothing but the row, grants the same.
+
+    Raises:
+        UserError: a call may take longer than all of them.
+    """
     for row in (*splits.train, *splits.test):
+        limits = (Call.of(call).seconds or 0 for call in row["ground_truth"].get("calls", ()))
+        if (longest := max(limits, default=0)) > grading_seconds:
+            raise UserError(
+                f"row {row['id']} has a call with seconds={longest:g}, and environment.config.grading_seconds="
+                f"{grading_seconds:g} is less; raise it, and environment.step_timeout above it"
+            )
         row["ground_truth"]["seconds"] = [command_seconds, grading_seconds]
     return splits
 
@@ -173,7 +184,7 @@ def _loaded_row(raw: dict[str, Any], split: str, index: int, backend: str, path:
             "set it to sandbox"
         )
     files, calls = (_parsed(raw.get(name), row["ground_truth"].get(name)) for name in ("files", "calls"))
-    row["ground_truth"] = {"files": _checked_files(files, row["id"]), "calls": _checked_calls(calls, row["id"])}
+    row["ground_truth"] = {"files": _checked_files(files, row["id"]), "calls": check_calls(calls, row["id"])}
     if isinstance(raw.get("issue"), str) and "prompt" not in raw:
         row["prompt"] = prompt_of(raw["issue"])
     return row
@@ -199,14 +210,3 @@ def _checked_files(files: Any, row_id: str) -> dict[str, str]:
                 f"row {row_id} has files[{path!r}]; write paths inside the repository, such as src/module.py"
             )
     return files
-
-
-def _checked_calls(calls: Any, row_id: str) -> list[list[Any]]:
-    """Hidden calls, in the form `["module.function", [arguments], expected]`."""
-    if not isinstance(calls, list) or not calls:
-        raise UserError(f'row {row_id} has no hidden calls; add a column calls: [["module.function", [2, 3], 5], ...]')
-    for call in calls:
-        whole = isinstance(call, list) and len(call) == 3 and isinstance(call[0], str) and isinstance(call[1], list)
-        if not whole or "." not in call[0]:
-            raise UserError(f'row {row_id} has the call {call!r:.80}; write ["module.function", [arguments], expected]')
-    return calls

@@ -7,6 +7,7 @@ as long as the episode did.
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import lru_cache
 from typing import Any
@@ -41,13 +42,15 @@ def builtin(value):
     if kind not in (int, str, float, bool, type(None)):
         raise ValueError
     return value
-for function, arguments in calls:
+for function, arguments, most in calls:
     try:
         *module, name = function.split(".")
-        value = builtin(vars(importlib.import_module(".".join(module)))[name](*arguments))
-        out.write("value " + ascii(value) + chr(10))
-    except BaseException:
-        out.write("nothing" + chr(10))
+        value = vars(importlib.import_module(".".join(module)))[name](*arguments)
+        if most is not None:
+            value = [item for _, item in zip(range(most), value)]
+        out.write("value " + ascii(builtin(value)) + chr(10))
+    except BaseException as error:
+        out.write("nothing " + ascii(type(error).__name__) + chr(10))
 out.flush()
 os._exit(0)
 """
@@ -55,18 +58,23 @@ os._exit(0)
 
 def score(trajectory: Trajectory, row: Row) -> float:
     """1.0 if what was said repairs the row's repository."""
+    return float(explain(trajectory, row) is None)
+
+
+def explain(trajectory: Trajectory, row: Row) -> str | None:
+    """Why the trajectory is no success, in words; None where it is one."""
     truth = row["ground_truth"]
     if "image" in truth:
-        return float(_log_says_resolved(trajectory, truth))
+        return None if _log_says_resolved(trajectory, truth) else "by their log, the tests do not pass"
     files = tuple(sorted(truth["files"].items()))
     commands = tuple(filter(None, (_command(message) for message in trajectory.messages)))
     for_command, for_calls = truth.get("seconds", SECONDS)
     submitted, left = _replay(files, commands, for_command)
     if not submitted and trajectory.stop_reason != StopReason.MAX_TURNS:
-        return 0.0  # cut off before the last turn: nothing was handed in
+        return "nothing was submitted"  # cut off before the last turn
     if left is None or sorted(left) == [(path, text.encode()) for path, text in files]:
-        return 0.0  # nothing was changed, or nothing that counts
-    return float(_passes(left, truth["calls"], for_calls))
+        return "no source file was changed"
+    return _first_failure(left, truth["calls"], for_calls)
 
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
@@ -137,10 +145,46 @@ def _is_editable(path: str) -> bool:
     return named is not None and RUNS_UNASKED.fullmatch(named[1]) is None
 
 
-def _passes(files: tuple[tuple[str, bytes], ...], calls: list[Any], seconds: float) -> bool:
-    said = _drive(files, repr([(function, arguments) for function, arguments, _ in calls]), seconds)
-    wanted = [f"value {_ordered(expected)!a}" for _, _, expected in calls]
-    return bool(wanted) and said == tuple(wanted)
+def _first_failure(files: tuple[tuple[str, bytes], ...], calls: list[Any], seconds: float) -> str | None:
+    """The first call that does not give what it should, and what it gives; None where all do."""
+    together = [(call, {}) for call in calls if len(call) == 3]
+    together += [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" not in call[3]]
+    alone = [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" in call[3]]
+    for group, limit in [(together, seconds), *(([call], call[1]["seconds"]) for call in alone)]:
+        said = _drive(files, repr([(f, given, options.get("items")) for (f, given, _), options in group]), limit)
+        if len(said) != len(group):
+            return (
+                f"{group[0][0][0]}, first of {len(group)} hidden calls: they did not come to their end in {limit:g} s"
+            )
+        for ((function, given, wanted), options), line in zip(group, said, strict=True):
+            if not _gives(line, wanted, options.get("tolerance")):
+                call = f"{function}({', '.join(map(repr, given))})"
+                return f"{call:.200} gives {line.removeprefix('value '):.200}; {wanted!r:.200} is expected"
+    return None if calls else "the row has no hidden calls"
+
+
+def _gives(line: str, wanted: Any, tolerance: float | None) -> bool:
+    if line == f"value {_ordered(wanted)!a}":
+        return True
+    if tolerance is None or not line.startswith("value "):
+        return False
+    try:
+        return _close(ast.literal_eval(line[6:]), wanted, tolerance)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+
+
+def _close(value: Any, wanted: Any, tolerance: float) -> bool:
+    if type(wanted) is float:
+        slack = tolerance * abs(wanted) if abs(wanted) > 1 else tolerance
+        return type(value) in (float, int) and wanted - slack <= value <= wanted + slack
+    if type(value) is not type(wanted):
+        return False
+    if type(wanted) is list:
+        return len(value) == len(wanted) and all(_close(*both, tolerance) for both in zip(value, wanted, strict=True))
+    if type(wanted) is dict:
+        return sorted(value) == sorted(wanted) and all(_close(value[name], wanted[name], tolerance) for name in wanted)
+    return bool(value == wanted)
 
 
 def _ordered(value: Any) -> Any:

@@ -70,6 +70,8 @@ class Family:
     """Whether the policy gave an answer that the task can read, right or wrong: what `completion` counts. Without it,
     an episode counts that the environment ended after a turn that no limit cut. Like `score` it shares no parsing code
     with the environment or its reward."""
+    explain: Callable[[Trajectory, Row], str | None] | None = None
+    """Why the trajectory is no success by `score`, which the pre-flight says of gold that fails; None where it is."""
     measure: Callable[[Trajectory, Row], dict[str, float]] | None = None
     """What evaluations report beside the score, each in [0, 1]: `format` (the answer has the form that was asked for),
     `field/<name>` (one field of the answer is right), or any other name. A key that does not fit a row is left out.

@@ -41,7 +41,9 @@ def gold(context: Context) -> Result:
     if context.family.gold is None or not context.gold:
         return skipped(str(context.needs_gold()))
     played = [*context.gold, *context.gold_elsewhere]
-    score_low = [f"{_who(e)}: the scorer says {e.score:g}{_reason(e)}" for e in played if not context.succeeds(e)]
+    score_low = [
+        f"{_who(e)}: the scorer says {e.score:g}{_reason(context, e)}" for e in played if not context.succeeds(e)
+    ]
     paid_low = [f"{_who(e)}: the reward is {e.own:g}" for e in played if context.succeeds(e) and not context.claims(e)]
     found = [*score_low, *paid_low]
     count = f"{len(played)} of {len(context.splits.train) + len(context.splits.test)} rows"
@@ -188,5 +190,9 @@ def _who(episode: Episode) -> str:
     return f"row {episode.row['id']}, {episode.label}"
 
 
-def _reason(episode: Episode) -> str:
-    return f" ({episode.error})" if episode.error else f", stopped: {episode.trajectory.stop_reason}"
+def _reason(context: Context, episode: Episode) -> str:
+    if episode.error:
+        return f" ({episode.error})"
+    explain = context.family.explain
+    said = explain(episode.trajectory, episode.row) if explain is not None else None
+    return f" ({said})" if said else f", stopped: {episode.trajectory.stop_reason}"
