@@ -18,6 +18,7 @@ FAMILY = Family(
     answered=answered,
     explain=explain,
     measure=measure,
+    waits_for_processes=True,
     config_keys=(
         "backend",
         "command_seconds",

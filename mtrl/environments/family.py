@@ -78,6 +78,9 @@ class Family:
     Like `score` it shares no parsing code with the environment or its reward."""
     config_keys: tuple[str, ...] = ()
     """Keys that `environment.config` may hold."""
+    waits_for_processes: bool = False
+    """The environment and `score` spend their time waiting for processes of their own, a sandbox's for one, and may be
+    called in several threads at once: episodes are then scored side by side, and the pre-flight plays them so."""
     tokens: tuple[str, ...] = field(default=())
     """Tags such as `<sql>` that the tiny policy's tokenizer keeps whole."""
 

@@ -11,7 +11,7 @@ from mtrl.config.schema import Config, EvaluationConfig
 from mtrl.environments.family import Family
 from mtrl.evaluate.contenders import Contender, company_of
 from mtrl.evaluate.store import Store, group_name
-from mtrl.evaluation.heldout import score_group
+from mtrl.evaluation.heldout import score_groups
 from mtrl.evaluation.rollouts import ModelRollouts, Source
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.purse import Purse
@@ -180,7 +180,7 @@ class Match:
         sampling = kind.sampling(contender.sampling)
         group = await rollouts.group(group_name(kind.name, place), kind.rows[place], kind.samples, sampling)
         await self.composer.apply_async(group)
-        score_group(self.family, group)
+        await score_groups(self.family, [group])
         for trajectory in group.trajectories:
             if trajectory.stop_reason in FAILED:
                 trajectory.score = trajectory.answered = None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.environments.family import Family
@@ -13,13 +17,28 @@ from mtrl.generator.rollouts import Rollouts
 from mtrl.types import Group, Row, Trajectory
 
 
-def score_group(family: Family, group: Group) -> None:
+async def score_groups(family: Family, groups: Sequence[Group]) -> None:
     """Let the scorer judge every trajectory, and the family say whether it holds an answer; one without a turn scores 0
-    and holds none."""
-    for trajectory in group.trajectories:
-        trajectory.score = float(family.score(trajectory, group.row)) if trajectory.turns else 0.0
-        if family.answered is not None:
-            trajectory.answered = bool(trajectory.turns) and bool(family.answered(trajectory, group.row))
+    and holds none. A scorer that waits for processes is called on as many threads as there are cores."""
+    scored = [partial(_score, family, t, group.row) for group in groups for t in group.trajectories]
+    if family.waits_for_processes:
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(_threads(), score) for score in scored))
+    else:
+        for score in scored:
+            score()
+
+
+def _score(family: Family, trajectory: Trajectory, row: Row) -> None:
+    trajectory.score = float(family.score(trajectory, row)) if trajectory.turns else 0.0
+    if family.answered is not None:
+        trajectory.answered = bool(trajectory.turns) and bool(family.answered(trajectory, row))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """One pool for all: more threads than cores would let the processes of one exceed their time limits."""
+    return ThreadPoolExecutor(os.cpu_count(), "scorer")
 
 
 @dataclass
@@ -44,7 +63,7 @@ class HeldOut:
     family: Family
     rows: list[Row]
     rollouts: Rollouts
-    judge: Callable[[Group], Awaitable[None]]
+    judge: Callable[[Sequence[Group]], Awaitable[None]]
     """Pays and scores a group, in place."""
     sampling: SamplingParams
     """Of evaluations; greedy ones set temperature 0."""
@@ -73,6 +92,5 @@ class HeldOut:
 
     async def _play(self, key: str, rows: list[Row], samples: int, sampling: SamplingParams) -> list[Group]:
         report = await self.rollouts.collect(key, rows, samples, sampling)
-        for group in report.groups:
-            await self.judge(group)
+        await self.judge(report.groups)
         return report.groups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -77,6 +78,7 @@ class Context:
             self.seconds,
             self.patience,
             self.deadline,
+            workers=(os.cpu_count() or 1) if self.family.waits_for_processes else 1,
         )
 
     def stage_with(self, max_turns: int) -> Stage:

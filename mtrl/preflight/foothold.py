@@ -46,7 +46,7 @@ class Baseline:
 
 def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline:
     """About `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
-    from mtrl.evaluation.heldout import score_group
+    from mtrl.evaluation.heldout import score_groups
     from mtrl.generator.rollouts import Rollouts
     from mtrl.rewards.compose import RewardComposer
     from mtrl.trainer.servers import are_given
@@ -65,7 +65,7 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
         report = await player.collect("preflight", rows, size, parts.sampling)
         for group in report.groups:
             await composer.apply_async(group)
-            score_group(parts.family, group)
+        await score_groups(parts.family, report.groups)
         await parts.loop.close()
         await parts.engine.close()
         return report.groups

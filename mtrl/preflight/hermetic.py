@@ -32,7 +32,9 @@ def leaks(context: Context) -> Result:
     repeats, before = context.repeats, snapshot(context.family)
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]
     in_turn = [*reversed(scripts), *(script for script in scripts for _ in range(2))]
-    played = context.stage.play(in_turn) + context.stage.play(scripts, workers=1, at_once=len(scripts))
+    played = context.stage.play(in_turn, workers=1, at_once=1) + context.stage.play(
+        scripts, workers=1, at_once=len(scripts)
+    )
     found = repeats.deviations(played)
     state = changed(before, snapshot(context.family))
     names = f"; changed meanwhile: {at_most(state)}" if state else ""

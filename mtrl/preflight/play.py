@@ -135,14 +135,16 @@ class Stage:
     deadline: float = math.inf
     """Of the monotonic clock: the same for all calls together."""
     tally: Tally = field(default_factory=Tally)
+    workers: int = 1
+    """Threads, and episodes under way at a time, of a call that names neither."""
 
-    def play(self, scripts: Iterable[Script], workers: int = 1, at_once: int = 1) -> list[Episode]:
+    def play(self, scripts: Iterable[Script], workers: int | None = None, at_once: int | None = None) -> list[Episode]:
         """The episodes that ended in time, in the order of their scripts.
 
         `at_once` episodes are under way at a time, on `workers` threads: 1 and 1 plays one after another, 1 and many
         interleaves their turns, many and many plays them truly at once.
         """
-        return asyncio.run(self._play_all(list(scripts), workers, at_once))
+        return asyncio.run(self._play_all(list(scripts), workers or self.workers, at_once or self.workers))
 
     async def _play_all(self, scripts: list[Script], workers: int, at_once: int) -> list[Episode]:
         pool, gate = EnvironmentPool(workers), asyncio.Semaphore(at_once)

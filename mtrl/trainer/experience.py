@@ -14,7 +14,7 @@ from mtrl.algorithms.signal import is_informative
 from mtrl.config.schema import Config
 from mtrl.environments.family import Family
 from mtrl.errors import RunEndedError
-from mtrl.evaluation.heldout import score_group
+from mtrl.evaluation.heldout import score_groups
 from mtrl.evaluation.measures import is_overlong
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.occupancy import Occupancy
@@ -132,18 +132,19 @@ class Producer(ABC):
     def _wanted(self) -> int:
         return self.config.trainer.prompts_per_step
 
-    async def judge(self, group: Group) -> None:
-        """Rewards and scores, in place, of a group that is not trained; no two groups are judged at the same time."""
-        await self._score(group)
+    async def judge(self, groups: Sequence[Group]) -> None:
+        """Rewards and scores, in place, of groups that are not trained; nothing else is judged at the same time."""
+        await self._score(groups)
 
-    async def _score(self, group: Group) -> None:
-        await self.composer.apply_async(group)
-        score_group(self.family, group)
+    async def _score(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            await self.composer.apply_async(group)
+        await score_groups(self.family, groups)
 
     async def _pay(self, group: Group) -> None:
         """Rewards and scores, in place."""
         with self.paying:
-            await self._score(group)
+            await self._score([group])
         for trajectory in group.trajectories:
             if self.config.algorithm.overlong_filtering and is_overlong(trajectory):
                 trajectory.trainable = False

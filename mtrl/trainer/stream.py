@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -128,9 +128,10 @@ class Stream(Producer):
         self._stopped = True
         self._changed.set()
 
-    async def judge(self, group: Group) -> None:
-        """See `Producer.judge`. In the thread of the stream's own groups."""
-        await asyncio.get_running_loop().run_in_executor(self._desk, lambda: asyncio.run(self._score(group)))
+    async def judge(self, groups: Sequence[Group]) -> None:
+        """See `Producer.judge`. In the thread of the stream's own groups, which take their turns between these."""
+        for group in groups:
+            await asyncio.get_running_loop().run_in_executor(self._desk, self._score_alone, group)
 
     def state(self) -> list[dict[str, Any]]:
         """See `Producer.state`. Finished groups are kept with their versions, the others without trajectories; groups
@@ -236,6 +237,9 @@ class Stream(Producer):
         else:
             self.admission.set_aside(slot)
             self._tally.set_aside.append(group)
+
+    def _score_alone(self, group: Group) -> None:
+        asyncio.run(self._score([group]))
 
     def _judge(self, group: Group) -> bool:
         """Pay and score it, on a thread; whether it is trained."""

@@ -28,7 +28,7 @@ from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.environments.family import reward_is_success
 from mtrl.errors import UserError
-from mtrl.evaluation.heldout import score_group
+from mtrl.evaluation.heldout import score_groups
 from mtrl.generator.rollouts import Rollouts
 from mtrl.models import sft, tiny
 from mtrl.models.demonstrations import demonstrate, demonstrations
@@ -225,7 +225,7 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
         for group in report.groups:
             if composer is not None:
                 await composer.apply_async(group)
-            score_group(task.family, group)
+        await score_groups(task.family, report.groups)
         await player.loop.close()
         await player.engine.close()
         return report.groups

@@ -1,5 +1,9 @@
 """The numbers of a run's evaluations: by hand, and the same as before they had a module of their own."""
 
+import asyncio
+import os
+import threading
+import time
 from dataclasses import replace
 from statistics import fmean
 
@@ -10,7 +14,7 @@ from hypothesis import strategies as st
 from mtrl.config.schema import EvaluationConfig
 from mtrl.errors import UserError
 from mtrl.evaluation.agreement import EPSILON, Thresholds, Verdict
-from mtrl.evaluation.heldout import score_group
+from mtrl.evaluation.heldout import score_groups
 from mtrl.evaluation.measures import (
     Spread,
     field_accuracies,
@@ -110,7 +114,7 @@ def test_completion_is_an_answer_that_the_task_can_read():
     family = replace(family_of(), answered=lambda trajectory, row: "####" in trajectory.turns[-1].text)
     groups = groups_of([*episodes, played("hm", stop=StopReason.MAX_TURNS)])
     for group in groups:
-        score_group(family, group)
+        asyncio.run(score_groups(family, [group]))
     found = [t for group in groups for t in group.trajectories]
     assert [is_completed(t) for t in found] == [True, False, True, False]
     assert [is_out_of_turns(t) for t in found] == [False, False, False, True]
@@ -167,3 +171,22 @@ def test_nearest_rank_is_the_smallest_value_that_covers_the_share(values, share)
 def test_spread():
     assert Spread.of([]) is None
     assert Spread.of(range(1, 101)) == Spread(50.5, 50.0, 95.0, 100.0)
+
+
+def test_scores_are_the_same_side_by_side():
+    """A scorer that waits for processes is called on several threads; another one only here, one call at a time."""
+    here, threads = threading.current_thread(), []
+
+    def score(trajectory, row):
+        threads.append(threading.current_thread())
+        time.sleep(0.02)
+        return trajectory.reward
+
+    for waits in (False, True):
+        groups = groups_of([played(score=None, reward=float(number)) for number in range(8)])
+        family = replace(family_of(), score=score, waits_for_processes=waits)
+        threads.clear()
+        asyncio.run(score_groups(family, groups))
+        assert [t.score for group in groups for t in group.trajectories] == [float(number) for number in range(8)]
+        assert len(threads) == 8 and (here in threads) is not waits
+        assert len(set(threads)) == (min(8, os.cpu_count()) if waits else 1)

@@ -1,0 +1,68 @@
+"""Episodes of mini_swe and their scores, one after another against as many at a time as there are cores.
+
+    python benchmarks/sandboxes.py [--rows 48] [--repeats 3]
+
+Both ways are timed in turn, in one process, with empty caches of what was graded before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+from envs.mini_swe import grading, scorer
+from mtrl.config.schema import Config, DataConfig, EnvironmentConfig
+from mtrl.environments.factory import load_task
+from mtrl.evaluation.heldout import score_groups
+from mtrl.preflight.play import Script, Stage, saying
+from mtrl.rewards.compose import RewardComposer
+from mtrl.types import Group
+
+
+def main() -> None:
+    args = parse()
+    config = Config(
+        environment=EnvironmentConfig(name="mini_swe"),
+        data=DataConfig(synthetic_train_rows=args.rows, synthetic_test_rows=4),
+    )
+    task, cores = load_task(config), os.cpu_count() or 1
+    family = task.family
+    assert family.gold is not None
+    scripts = [Script(row, saying(family.gold(row)), "gold") for row in task.splits.train]
+    stage = Stage(task.make_environment, family.score, RewardComposer(config.reward), 3, 30.0, 600.0)
+    groups = [Group(str(e.row["id"]), e.row, [e.trajectory]) for e in stage.play(scripts)]
+    others = {True: replace(family, waits_for_processes=True), False: replace(family, waits_for_processes=False)}
+
+    print(f"{platform.machine()}, {cores} cores, {args.rows} rows, {args.repeats} times each, in turn; medians")
+    report("play and score", args.repeats, lambda side: stage.play(scripts, *([cores, cores] if side else [1, 1])))
+    report("score", args.repeats, lambda side: asyncio.run(score_groups(others[side], groups)))
+
+
+def report(what: str, repeats: int, work: Callable[[bool], object]) -> None:
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(repeats):
+        for side_by_side, taken in seconds.items():
+            for cached in (grading._run, scorer._replay, scorer._drive):
+                cached.cache_clear()
+            begun = time.perf_counter()
+            work(side_by_side)
+            taken.append(time.perf_counter() - begun)
+    alone, together = median(seconds[False]), median(seconds[True])
+    print(f"{what:>15}: one after another {alone:.2f} s, side by side {together:.2f} s, ratio {alone / together:.2f}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=48, help="training rows that gold plays")
+    parser.add_argument("--repeats", type=int, default=3, help="times that each way is timed")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
