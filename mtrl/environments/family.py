@@ -158,6 +158,8 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
         gold=getattr(cls, "gold", None),
         decoys=getattr(cls, "decoys", None),
         answered=getattr(cls, "answered", None),
+        explain=getattr(cls, "explain", None),
+        waits_for_processes=getattr(cls, "waits_for_processes", False),
         measure=getattr(cls, "measure", None),
     )
 

@@ -1,11 +1,12 @@
 """Finding a task family by its name or by where it is."""
 
 import re
+from dataclasses import fields
 
 import pytest
 
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import BUILT_IN, Family, get_family, register
+from mtrl.environments.family import BUILT_IN, Family, family_of_class, get_family, register
 from mtrl.errors import UserError
 from mtrl.types import FinishReason, Trajectory, Turn
 
@@ -40,6 +41,17 @@ def test_a_bare_class_becomes_a_family():
         return family.score(Trajectory("t", "g", 0, [turn, turn]), {})
 
     assert (score(0.5), score(0.4)) == (1.0, 0.0)
+
+
+OPTIONAL = ("demonstrate", "gold", "decoys", "answered", "explain", "measure", "waits_for_processes")
+
+
+def test_what_a_bare_class_brings_is_the_familys():
+    whole = type("Whole", (Own,), {name: object() for name in ("load", "score", *OPTIONAL)})
+    family = family_of_class(whole)
+    assert all(getattr(family, name) is getattr(whole, name) for name in ("load", "score", *OPTIONAL))
+    named = {field.name for field in fields(Family)} - {"name", "environment", "load", "score"}
+    assert named == {*OPTIONAL, "config_keys", "tokens"}, "a new field is read from a class too"
 
 
 @pytest.mark.parametrize(
