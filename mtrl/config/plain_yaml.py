@@ -21,6 +21,10 @@ MOST_WRITTEN_OUT = 2**22
 """Characters of all values with the aliases written out; the configuration of a run has a few thousand."""
 COST = 16
 """Characters that a value counts at least."""
+HEAD = '# The configuration of a run, with every value resolved; the line "..." is its end.'
+END = "..."
+"""YAML's own end of a document. A file that was cut between two values is YAML too, and lacks this line alone."""
+FIX = "restore the file from a copy of its run, or name another run"
 _NUMBER = re.compile(r"[-+0-9a-fA-FxXo_:.]{1000}")
 """The beginning of a number (also of base 60, of YAML 1.1) that is so long that reading it takes seconds."""
 
@@ -80,23 +84,46 @@ def literal(value: Any) -> Any:
     return _BEGINS.sub(r"\1\1\\${", value) if isinstance(value, str) else value
 
 
+def with_end(text: str) -> str:
+    """The YAML of a configuration as a config.yaml holds it, so that `is_cut` can tell whether all of it is there."""
+    return f"{HEAD}\n{text}{END}\n"
+
+
+def is_cut(text: str) -> bool:
+    """Whether the end of what `with_end` wrote is missing. Files of older versions and of others have no such mark."""
+    return text.startswith(HEAD) and not text.endswith(f"\n{END}\n")
+
+
 def load_config(path: Path) -> DictConfig:
     """A config.yaml, which somebody else may have written; it holds no interpolations.
 
     Raises:
-        UserError: it is no YAML mapping, or too large.
+        UserError: it is no YAML mapping, too large, empty, or cut.
     """
     try:
         text = _text(path)
         check_size(text)
         tree: Any = OmegaConf.load(StringIO(text))
     except TooLargeError as error:
-        raise UserError(f"{path} is not read: {error}; give another run") from None
+        raise UserError(f"{path} is not read: {error}; {FIX}") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as YAML ({type(error).__name__}); give another run") from error
-    if not isinstance(tree, DictConfig):
-        raise UserError(f"{path} is no configuration of a run; give another run")
+        raise UserError(f"{path} cannot be read as YAML ({type(error).__name__}); {FIX}") from error
+    if is_cut(text):
+        raise UserError(f'{path} is cut: its last line, "{END}", is missing{_and_a_key(tree)}; {FIX}')
+    if not isinstance(tree, DictConfig) or not tree:
+        raise UserError(f"{path} is no configuration of a run, for it holds no keys with values; {FIX}")
     return OmegaConf.create(literal(OmegaConf.to_container(tree)))
+
+
+def _and_a_key(tree: DictConfig) -> str:
+    """The first key of the schema that a configuration does not have."""
+    from mtrl.config.keys import flat
+    from mtrl.config.schema import Config
+
+    there: Any = OmegaConf.to_container(tree)
+    schema: Any = OmegaConf.to_container(OmegaConf.structured(Config))
+    missing = [key for key in flat(schema) if key not in flat(there)]
+    return f", and so are keys such as {missing[0]}" if missing else ""
 
 
 def check_groups(folder: Path) -> None:

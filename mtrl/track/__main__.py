@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in warnings:
         _warn(warning)
     try:
-        outcomes = follow(run, tracker, _warn) if args.follow else send(run, tracker)
+        outcomes = follow(run, tracker, _warn) if args.follow else send(run, tracker, _warn)
     except KeyboardInterrupt:
         return 130
     for line in lines(outcomes):

@@ -16,6 +16,7 @@ from mtrl.tracking.followers.follower import Follower
 from mtrl.tracking.followers.followers import Followers, said
 from mtrl.tracking.followers.receipts import BusyError, folder_of
 from mtrl.tracking.followers.start import follower_of, stored_config
+from mtrl.tracking.metrics import unfinished_row
 from mtrl.tracking.run_dir import RunDir
 
 FOLLOW_SECONDS = 2.0
@@ -43,9 +44,12 @@ class Outcome:
         return self.is_busy or not (self.left or self.problem)
 
 
-def send(run: RunDir, tracker: TrackerConfig) -> list[Outcome]:
-    """Send what is left, by every tracker of `report_to`."""
-    return [_each(name, run, tracker, lambda follower: _send_rest(follower, run)) for name in tracker.report_to]
+def send(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[Outcome]:
+    """Send what is left, by every tracker of `report_to`; `warn` is told of a last row that has no end."""
+    outcomes = [_each(name, run, tracker, lambda follower: _send_rest(follower, run)) for name in tracker.report_to]
+    if sentence := unfinished_row(run.metrics):
+        warn(sentence)
+    return outcomes
 
 
 def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[Outcome]:

@@ -21,6 +21,15 @@ def unfinished(path: Path | str, line: int) -> str:
     )
 
 
+def unfinished_row(path: Path) -> str | None:
+    """The sentence about the last line of a metrics.jsonl; None where it has its end, or there is no such file."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError:
+        return None
+    return unfinished(path, len(lines)) if lines and not lines[-1].endswith(b"\n") else None
+
+
 def warn_on_stderr(sentence: str) -> None:
     """What a program that has no screen of its own does with a warning."""
     print(f"warning: {sentence}", file=sys.stderr)

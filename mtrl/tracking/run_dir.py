@@ -185,8 +185,10 @@ class RunDir:
         """The configuration with every interpolation resolved, so that it can be run again anywhere."""
         from omegaconf import OmegaConf
 
+        from mtrl.config.plain_yaml import with_end
+
         tree = config if OmegaConf.is_config(config) else OmegaConf.structured(config)
-        replace_text(self.config, OmegaConf.to_yaml(tree, resolve=True))
+        replace_text(self.config, with_end(OmegaConf.to_yaml(tree, resolve=True)))
 
     def write_summary(self, values: dict[str, Any]) -> dict[str, Any]:
         """Write summary.json whole or not at all; return what it holds. `git` and `versions` are filled in."""

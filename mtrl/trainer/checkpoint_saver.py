@@ -39,6 +39,11 @@ class Saver:
         """
         commit()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was begun goes on."""
+        return False
+
     def wait(self) -> None:
         """Return when all that was begun is over.
 
@@ -68,6 +73,10 @@ class BackgroundSaver(Saver):
                 commit()
 
         self._tasks.append(_Task(after))
+
+    @property
+    def is_busy(self) -> bool:
+        return any(task.is_alive() for task in self._tasks)
 
     def wait(self) -> None:
         tasks, self._tasks = self._tasks, []

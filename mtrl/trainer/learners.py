@@ -98,6 +98,11 @@ class Learners:
         self.crew.run("save", None, folder)
         self.crew.worker.saver.finish(commit)
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether the leader still writes what was saved; the other ranks may go on after it."""
+        return self.crew.worker.saver.is_busy
+
     def wait_saved(self) -> None:
         """Return when what was saved is on the disk.
 

@@ -27,6 +27,7 @@ from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.judge import judge_metrics
 from mtrl.tracking.console import Console
 from mtrl.tracking.metrics import MetricsLog
+from mtrl.tracking.progress import Work
 from mtrl.tracking.run_dir import RunDir
 from mtrl.tracking.timeline import Timeline
 from mtrl.tracking.trace import step_trace
@@ -52,6 +53,9 @@ from mtrl.trainer.stream import Stream
 from mtrl.trainer.throughput import Throughput
 from mtrl.trainer.update import Updater
 from mtrl.types import Group
+
+SAVED_SECONDS = 0.02
+"""Between two looks whether the last checkpoint is on the disk."""
 
 
 @dataclass
@@ -144,30 +148,35 @@ class Trainer:
         self.watch = Watch(self.config, self.run_dir)
         total = self.config.trainer.max_steps
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop)
-        async with self._closing():
-            with Interrupt(stop) as interrupt, self.console.progress("train", total) as bar:
-                bar.advance(self.progress.step)
-                await self.publisher.begin(self.progress.step)
-                if not self.progress.step and self.config.evaluation.before_train:
-                    self._log(await self._evaluate(0))
-                try:
-                    while self.progress.step < total and not interrupt.requested:
-                        with self._traced(self.progress.step + 1):
-                            row = await self._step()
-                        self.progress.seconds = self.timeline.seconds
-                        self._log(row)
-                        bar.advance()
-                        self._check_signal(row)
-                        if self._save_due():
-                            await self._save()
-                    await self._save()  # where it was asked to stop
-                except StoppedError:
-                    await self._save()
-                except RunEndedError:
-                    self.progress.step = self._trained  # the engine may not have got the weights of it
-                    await self._save()  # for a run with other settings
-                    raise
+        with Interrupt(stop) as interrupt:  # also while the last checkpoint is written, in the background
+            async with self._closing():
+                with self.console.progress("train", total) as bar:
+                    await self._train(total, bar, interrupt)
         return interrupt.requested
+
+    async def _train(self, total: int, bar: Work, interrupt: Interrupt) -> None:
+        """Make the steps up to `total`, or until a signal came, and begin to save the last one."""
+        bar.advance(self.progress.step)
+        await self.publisher.begin(self.progress.step)
+        if not self.progress.step and self.config.evaluation.before_train:
+            self._log(await self._evaluate(0))
+        try:
+            while self.progress.step < total and not interrupt.requested:
+                with self._traced(self.progress.step + 1):
+                    row = await self._step()
+                self.progress.seconds = self.timeline.seconds
+                self._log(row)
+                bar.advance()
+                self._check_signal(row)
+                if self._save_due():
+                    await self._save()
+            await self._save()  # where it was asked to stop
+        except StoppedError:
+            await self._save()
+        except RunEndedError:
+            self.progress.step = self._trained  # the engine may not have got the weights of it
+            await self._save()  # for a run with other settings
+            raise
 
     def _stop(self) -> None:
         self.console.note(
@@ -191,7 +200,7 @@ class Trainer:
         """Ends what runs beside the loop, whatever ended the loop, and whichever of it fails to end; what was saved is
         waited for."""
         last_first = AsyncExitStack()
-        last_first.push(self._wait_saved)
+        last_first.push_async_exit(self._wait_saved)
         last_first.callback(self.timeline.close)
         last_first.callback(self.desk.close)
         last_first.push_async_callback(self.parts.engine.close)
@@ -199,8 +208,15 @@ class Trainer:
         last_first.push_async_callback(self.experience.close)
         return last_first
 
-    def _wait_saved(self, _: object, error: BaseException | None, trace: object) -> None:
-        """A rank that failed has ended the others: its own error is told, not that they are gone."""
+    async def _wait_saved(self, _: object, error: BaseException | None, trace: object) -> None:
+        """Return when what was saved is on the disk, or at once where a second signal has ended the run.
+
+        A rank that failed has ended the others: its own error is told, not that they are gone.
+        """
+        if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+            return
+        while error is None and self.learners.is_saving:  # the event loop answers signals meanwhile
+            await asyncio.sleep(SAVED_SECONDS)
         try:
             self.learners.wait_saved()
         except JobLost:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mtrl.config.plain_yaml import LARGEST, check_size
+from mtrl.config.plain_yaml import LARGEST, check_size, is_cut
 from mtrl.tracking.run_dir import RunDir
 from mtrl.view.kept import Foreign, read
 
@@ -22,19 +22,21 @@ Flat = dict[str, Any]
 def read_config(run: Path) -> tuple[Flat, list[str]]:
     """config.yaml of the run, and what is wrong with it."""
     try:
-        tree = tree_of(read(RunDir(run).config, run, LARGEST))
+        text = read(RunDir(run).config, run, LARGEST)
+        tree = tree_of(text)
     except Foreign as error:
         return {}, [str(error)]
     except OSError:
         return {}, []
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         return {}, [f"config.yaml is not YAML ({next(iter(str(error).splitlines()), '')})"]
+    problems = ["config.yaml is cut: its end is missing"] if is_cut(text.decode(errors="replace")) else []
     flat: Flat = {}
     for key, value in leaves(tree, ""):
         if len(flat) == MOST_KEYS:
             return flat, [f"config.yaml has more than {MOST_KEYS} keys; the others are left out"]
         flat[key] = value
-    return flat, []
+    return flat, problems
 
 
 def tree_of(text: bytes) -> Any:

@@ -8,12 +8,15 @@ from omegaconf import OmegaConf
 
 from mtrl.config.compose import merge
 from mtrl.config.plain_yaml import load_config
+from mtrl.config.runs import settle
+from mtrl.config.schema import Config
 from mtrl.config.stored import of_run
 from mtrl.diagnose.record import Record
 from mtrl.errors import UserError
 from mtrl.figures.runs import read_settings
 from mtrl.tracking.followers.start import stored_config
 from mtrl.tracking.run_dir import RunDir
+from mtrl.view.config import read_config as viewed
 
 
 def bomb():
@@ -92,8 +95,56 @@ def test_aliases_that_stay_small_are_read(tmp_path):
     assert load_config(tmp_path / "config.yaml") == {"a": [1, 2], "b": [1, 2], "lr": 0.001}
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", "\x00"])
+@pytest.mark.parametrize("text", ["a: [", "- 1", "\x00", "", "# nothing\n"])
 def test_what_is_no_mapping_is_one_sentence(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match="give another run"):
+    with pytest.raises(UserError, match="restore the file from a copy of its run, or name another run"):
         load_config(tmp_path / "config.yaml")
+
+
+@pytest.fixture
+def written(tmp_path):
+    """The folder of a run with a config.yaml as runs write it."""
+    RunDir(tmp_path).write_config(Config(run_dir=str(tmp_path)))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "checkpoints" / "step_000001").mkdir(parents=True)
+    return tmp_path
+
+
+def test_wherever_it_is_cut_is_told(written):
+    """Between two values as well, where what is left is YAML and keys would silently have their defaults."""
+    file = written / "config.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    said = []
+    for number in range(0, len(lines), 9):
+        file.write_text("".join(lines[:number]))
+        with pytest.raises(UserError, match=r"config.yaml (is cut|is no configuration|cannot be read as YAML)") as told:
+            load_config(file)
+        said.append(str(told.value).split(": ", 1)[-1])
+    assert "".join(said).count("is missing, and so are keys such as") > len(said) / 2 < len(set(said))
+    file.write_text("".join(lines))
+    assert load_config(file).trainer.max_steps == Config().trainer.max_steps
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda run: of_run(run, []),
+        lambda run: Record.load(run),
+        lambda run: read_settings(run / "config.yaml"),
+        lambda run: settle(merge(["resume=latest", f"run_dir={run}"])),
+    ],
+    ids=["evaluate", "diagnose", "figures", "resume"],
+)
+def test_a_run_whose_configuration_was_cut_is_refused(written, read):
+    file = written / "config.yaml"
+    file.write_text(file.read_text().split("algorithm:\n")[0])
+    with pytest.raises(UserError, match=r"config.yaml is cut: its last line, .*, is missing, and so are keys such"):
+        read(written)
+    assert viewed(written)[1] == ["config.yaml is cut: its end is missing"]
+
+
+def test_what_an_older_version_wrote_is_read(tmp_path):
+    """It has no end that could be missing, and no keys that are newer."""
+    (tmp_path / "config.yaml").write_text("name: mine\ntrainer:\n  max_steps: 3\n")
+    assert load_config(tmp_path / "config.yaml").trainer.max_steps == 3

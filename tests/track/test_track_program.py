@@ -49,6 +49,14 @@ def test_it_sends_what_is_left_and_nothing_twice(run, capsys):
     assert " 12 " in capsys.readouterr().out.splitlines()[-2]
 
 
+def test_a_last_row_without_an_end_is_told_once(run, capsys):
+    with run.metrics.open("a") as file:
+        file.write('{"step": 3, "a"')
+    assert main([str(run), "--to", "tensorboard", "--to", "tensorboard"]) == 0
+    said = capsys.readouterr().err
+    assert said.count(f"warning: {run.metrics}:4 has no end") == said.count("has no end") == 1
+
+
 def test_the_run_says_where_it_reports_to(run, capsys):
     run.config.write_text(run.config.read_text() + "tracker:\n  report_to: [tensorboard]\n  of_an_older_version: 1\n")
     assert main([str(run)]) == 0

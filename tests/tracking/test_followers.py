@@ -181,6 +181,19 @@ def test_a_half_written_row_is_not_there_yet(tmp_path):
     assert store[-1].metrics == {"a": 1.0}
 
 
+def test_a_row_that_never_got_its_end_is_told_once_when_the_run_is_over(tmp_path):
+    run, said = make_run(tmp_path / "run", steps=2), []
+    elsewhere = Memory([])
+    elsewhere.destination = "elsewhere"
+    both = followers.Followers([follow(run, []), Follower(elsewhere, run, 0, Reading(64))], said.append)
+    with run.metrics.open("a") as file:
+        file.write('{"step": 2, "a": 1')
+    both.poke()
+    assert said == []
+    both.close()
+    assert [sentence.split(",")[0] for sentence in said] == [f"{run.metrics}:3 has no end"]
+
+
 def test_what_is_no_number_is_left_out(tmp_path):
     run, store = make_run(tmp_path / "run"), []
     MetricsLog(run.metrics).log(0, {"a": float("nan"), "b": "text", "c": True, "d": 2})

@@ -196,6 +196,62 @@ def test_a_second_signal_ends_the_run_at_once_and_tells_what_is_not_saved(tmp_pa
     assert (run_dir / "status.txt").read_text() == "stopped\n"
 
 
+SLOW_SAVE = """
+import time
+from mtrl.trainer.checkpoint import Checkpoints
+commit = Checkpoints.commit
+
+def slow(self, partial, *rest):
+    run_dir = self.folder.parent
+    if "step_000008" in partial.name:
+        (run_dir.parent / "saving").touch()
+        while not (run_dir.parent / "go").exists():
+            time.sleep(0.01)
+    return commit(self, partial, *rest)
+
+Checkpoints.commit = slow
+"""
+
+
+def started_until_its_last_save(tmp_path):
+    """A run of 8 steps whose last checkpoint is not complete before the file `go` is there."""
+    process = start(tmp_path / "run", code=SLOW_SAVE)
+    while not (tmp_path / "saving").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_during_the_last_save_waits_for_it(undisturbed, tmp_path, number, status):
+    """It was not heard there: SIGTERM killed the run without a word, and its status stayed `running`."""
+    run_dir, process = tmp_path / "run", started_until_its_last_save(tmp_path)
+    process.send_signal(number)
+    while "asked to stop" not in (run_dir / "run.log").read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    output = finish(process, expected=status)
+    assert f"{number.name}: saved at step 8" in output and "Traceback" not in output
+    assert (run_dir / "status.txt").read_text() == "stopped\n"
+    finish(start(run_dir, "resume=latest"))
+    assert (run_dir / "status.txt").read_text() == "finished\n"
+    assert rows_of(run_dir) == rows_of(undisturbed) and weights_of(run_dir) == weights_of(undisturbed)
+
+
+def test_a_second_signal_during_the_last_save_does_not_wait_for_it(tmp_path):
+    run_dir, process = tmp_path / "run", started_until_its_last_save(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    while "asked to stop" not in (run_dir / "run.log").read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    output = finish(process, expected=143)
+    assert "SIGTERM: the run ended at once, and what came after its checkpoint step_000006 is not saved" in output
+    assert "Traceback" not in output and not (run_dir / "checkpoints" / "step_000008").exists()
+    assert (run_dir / "status.txt").read_text() == "stopped\n"
+
+
 LOST = """
 from mtrl.generator.engines.base import EngineLostError
 from mtrl.generator.engines.local.engine import LocalEngine

@@ -34,7 +34,7 @@ def trainer(tmp_path):
     )
     trainer.timeline = Timeline(tmp_path / "timeline.jsonl")
     trainer.desk = Desk(beside_rollouts=False)
-    trainer.learners = SimpleNamespace(wait_saved=wait_saved, save=save)
+    trainer.learners = SimpleNamespace(is_saving=False, wait_saved=wait_saved, save=save)
     trainer.progress, trainer._saved, trainer.rows = Progress(step=3, rows_drawn=12), 0, SimpleNamespace(drawn=17)
     trainer.checkpoints = SimpleNamespace(begin=lambda step: None, commit=lambda *saved: said.append(saved[1]))
     return trainer

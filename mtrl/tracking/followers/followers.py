@@ -11,6 +11,7 @@ from typing import Any
 
 from mtrl.errors import UserError
 from mtrl.tracking.followers.follower import Follower
+from mtrl.tracking.metrics import unfinished_row
 from mtrl.tracking.text import one_line
 
 CLOSE_SECONDS = 60.0
@@ -42,7 +43,8 @@ class Followers:
         self._tell()
 
     def close(self) -> None:
-        """Send the rest, within a minute at most, and say what is left and how it is sent later."""
+        """Send the rest, within a minute at most, and say what is left and how it is sent later, and which row is none
+        because its line has no end."""
         began = time.monotonic()
         for thread in self._threads:
             thread.close()
@@ -50,6 +52,9 @@ class Followers:
             while thread.is_alive() and thread.is_worth_waiting(began):
                 thread.join(0.1)
         self._tell()
+        for path in dict.fromkeys(thread.follower.folder.run.metrics for thread in self._threads):
+            if sentence := unfinished_row(path):
+                self._warn(sentence)
         for thread in self._threads:
             if thread.is_alive() or thread.has_failed:
                 self._warn(thread.what_is_left())

@@ -36,7 +36,8 @@ class Rows:
         return max(self.times, default=-1)
 
     def new(self) -> tuple[bool, list[Item]]:
-        """Whether the file was read from its beginning, and the rows that were read; a half-written one is not."""
+        """Whether the file was read from its beginning, and the rows that were read. A last line without an end
+        is left for later; `mtrl.tracking.metrics.unfinished_row` tells of it when nothing more is to come."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, self._offset - len(self._last)))
