@@ -1,1 +1,1 @@
-"""Names under which other documents start a run."""
+"""Module names by which other documents start a run."""

@@ -1,4 +1,4 @@
-"""`python -m mtrl.entrypoints.main_base`, as the Multi-Turn Training Guide writes it, is `python -m mtrl.main`."""
+"""Entry point `python -m mtrl.entrypoints.main_base` of the Multi-Turn Training Guide; it is `python -m mtrl.main`."""
 
 from mtrl.main import cli
 

@@ -1,4 +1,4 @@
-"""Tasks that programs play: rows, and a scorer if there is one. The program reports the reward."""
+"""Tasks of agent programs: rows, and optionally a scorer. The program reports the reward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtrl.types import Row, Trajectory
 
 
 class ProgramTask(BaseEnvironment):
-    """Stands where other tasks have their environment: nothing here can be played without the program."""
+    """Placeholder for the environment: an episode of this task needs a program."""
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
         raise UserError(
@@ -32,11 +32,11 @@ def agent_family(
     """A task family for programs; `environment.target=package.module.NAME` points to it.
 
     Args:
-        score: judges an episode by its trajectory and row: 1.0 is success. Without it success is a reward of at least
-            1, which the program says of itself.
+        score: function that judges an episode by its trajectory and row: 1.0 is success. Without it, an episode is a
+            success if the program reports a reward of at least 1.
         load: `load(data, seed, **environment.config) -> Splits`; by default the rows of `data.path`.
-        measure: what evaluations report beside the score, see `Family.measure`.
-        answered: whether an episode holds an answer that can be read, see `Family.answered`.
+        measure: function for further values that evaluations report, see `Family.measure`.
+        answered: function that tells whether an episode holds a readable answer, see `Family.answered`.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""The author's contract: an environment is one episode of one task."""
+"""The interface that authors of environments implement: an environment is one episode of one task."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ T = TypeVar("T")
 
 @dataclass
 class StepResult:
-    """What `step` may return instead of the plain `(reward, observation, done)`."""
+    """Result that `step` may return instead of the plain `(reward, observation, done)`."""
 
     reward: float
     observation: str | Message | list[Message] | None = None
     done: bool = False
     components: dict[str, float] = field(default_factory=dict)
-    """Named parts of the reward; `reward.components` in the config weighs them, trackers log each."""
+    """Named parts of the reward. `reward.components` in the config weights them, and trackers log each one."""
     metrics: dict[str, float] = field(default_factory=dict)
     truncated: bool = False
-    """With `done`: the turns ran out, the task was not finished (Gymnasium's word)."""
+    """Whether the turns ran out before the task was finished, as in Gymnasium; it counts only together with `done`."""
 
 
 class Resources(ExitStack):
-    """What an episode took: torn down in reverse order by `close`, all of it, also where one teardown fails.
+    """The resources of an episode. `close` releases all of them in reverse order, even if one release fails.
 
-    After `close` nothing can be taken any more: a `reset` that ran into its time limit and goes on on its thread gets a
-    `RuntimeError`, and what it took meanwhile is given back at once.
+    After `close` no resource can be added. A `reset` that exceeded its time limit and continues on its thread gets a
+    `RuntimeError`, and the resources that it acquired meanwhile are released at once.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Resources(ExitStack):
         self._closing = threading.RLock()
 
     def enter_context(self, cm: AbstractContextManager[T]) -> T:
-        """Enter a context manager, and leave it at the end of the episode."""
+        """Enter a context manager, and exit it at the end of the episode."""
         value = super().enter_context(cm)
         self._check()
         return value
@@ -61,30 +61,30 @@ class Resources(ExitStack):
         return exit
 
     def close(self) -> None:
-        """Tear everything down; the last error is raised when all is done. Doing it again does nothing."""
+        """Release all resources, and then raise the last error, if any. Further calls do nothing."""
         self._closed = True
         with self._closing:
             super().close()
 
     def _check(self) -> None:
         if self._closed:
-            self.close()  # what came while or after the others were torn down
+            self.close()  # releases a resource that was added during or after `close`
             raise RuntimeError("the episode is over: it can take no more resources")
 
 
 @runtime_checkable
 class TakesMessages(Protocol):
-    """An environment that also has these two is given the parsed message instead of `step`'s text."""
+    """Interface of an environment that receives the parsed message instead of the text for `step`."""
 
     tools: Any
-    """Schemas of its tools, in OpenAI's form; read after `reset`. The model's chat template shows them."""
+    """Schemas of the tools, in OpenAI's form, read after `reset`. The chat template shows them to the model."""
 
     def respond(self, message: Message, response: str, ground_truth: dict[str, Any]) -> Any:
-        """As `step`; `message` is the response parsed, with its `tool_calls` (see mtrl/environments/tool_calls.py)."""
+        """Like `step`; `message` is the parsed response with its `tool_calls` (see mtrl/environments/tool_calls.py)."""
 
 
 def _counts_turns(cls: type) -> bool:
-    """Whether a method of the class, or of a base below `BaseEnvironment`, sets `current_turn` after the start."""
+    """Whether a method of the class, or of a base other than `BaseEnvironment`, sets `current_turn` after the start."""
     own = [base for base in cls.__mro__ if base not in (BaseEnvironment, object)]
     methods = [method for base in own for name, method in vars(base).items() if name not in ("__init__", "reset")]
     return any(
@@ -96,7 +96,8 @@ def _counts_turns(cls: type) -> bool:
 
 
 def _counting(step: Callable[..., Any]) -> Callable[..., Any]:
-    """`step` after `current_turn += 1`; where a subclass calls it by `super()`, only the subclass's counts."""
+    """Wrap `step` so that it first adds 1 to `current_turn`. If a subclass calls it by `super()`, only the subclass's
+    `step` counts."""
 
     def count(self: BaseEnvironment) -> None:
         if type(self).step in (counted, counted_async):
@@ -116,9 +117,9 @@ def _counting(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class BaseEnvironment:
-    """One episode. A new object is made for every trajectory, and `close` is always called.
+    """One episode. Every trajectory gets a new object, and `close` is always called.
 
-    `mtrl.environments.tools.ToolEnvironment` is this with tools.
+    `mtrl.environments.tools.ToolEnvironment` is a subclass with tools.
 
     Example::
 
@@ -134,11 +135,11 @@ class BaseEnvironment:
     """
 
     reward_schemes: ClassVar[tuple[str, ...]] = ("default",)
-    """Names that `reward.scheme` may take; where there are several, `__init__` gets the chosen one as `reward`."""
+    """Valid values of `reward.scheme`. If there are several, `__init__` gets the chosen one as `reward`."""
 
     def __init_subclass__(cls, **keywords: Any):
-        """What the Multi-Turn Training Guide writes works as it stands: `reset(self)` without the row, and a `step`
-        that reads `current_turn` and leaves it to others to count."""
+        """Adapt classes written as in the Multi-Turn Training Guide: `reset` may lack the row, and `step` may read
+        `current_turn` without counting it."""
         super().__init_subclass__(**keywords)
         own = vars(cls).get("reset")
         if inspect.isfunction(own) and len(inspect.signature(own).parameters) == 1:
@@ -153,37 +154,38 @@ class BaseEnvironment:
 
     @property
     def resources(self) -> Resources:
-        """What the episode takes and must give back, whatever happens::
+        """The resources that the episode acquires and that are always released::
 
         self.folder = self.resources.enter_context(TemporaryDirectory())
         self.process = self.resources.enter_context(Popen(command, cwd=self.folder))
-        self.resources.callback(self.process.kill)  # before it is waited for: the last comes first
+        self.resources.callback(self.process.kill)  # before the wait for it: reverse order
         """
-        return self.__dict__.setdefault("_resources", Resources())  # a single operation, for threads that race
+        return self.__dict__.setdefault("_resources", Resources())  # an atomic operation, because threads may race
 
     def reset(self, row: Row | None = None) -> list[Message] | None:
-        """Start the episode of `row`. May return opening messages, which then replace the row's `prompt`."""
+        """Start the episode of `row`. It may return opening messages, which then replace the row's `prompt`."""
         self.current_turn = 0
         return None
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> tuple[float, Any, bool] | StepResult:
-        """Take the model's `response` (text of one turn); return `(reward, observation, done)` or a `StepResult`.
+        """Process the model's `response` (text of one turn); return `(reward, observation, done)` or a `StepResult`.
 
-        The observation is text (a user message), a message, a list of messages, or None. May be `async`.
+        The observation is text (a user message), a message, a list of messages, or None. The method may be `async`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define step(response, ground_truth)")
 
     def truncate(self, ground_truth: dict[str, Any]) -> dict[str, float]:
-        """Called where a limit of the run ends the episode after a step that was not its last: out of turns, or of
-        context. Returns named payments, which are added to the reward of the last turn; none as it stands here.
+        """Return reward components to add when a limit of the run, on turns or context, cuts the episode.
 
-        An environment that pays turns in advance takes back here what the end of the episode would have taken back.
+        It is called after a step that did not end the episode. The components are added to the reward of the last turn;
+        by default there are none. An environment that grants rewards in advance takes back here the part that the end
+        of the episode would have taken back.
         """
         return {}
 
     def close(self) -> None:
-        """Give back whatever the episode took. Called once, also after errors and time-outs.
+        """Release the resources of the episode. It is called once, also after errors and time-outs.
 
-        Those who override it call `super().close()`, which tears `resources` down.
+        An override must call `super().close()`, which releases `resources`.
         """
         self.resources.close()

@@ -1,4 +1,4 @@
-"""`BaseEnvironment` where the Multi-Turn Training Guide imports it from."""
+"""`BaseEnvironment` under the module name from which the Multi-Turn Training Guide imports it."""
 
 from mtrl.environments.base import BaseEnvironment
 

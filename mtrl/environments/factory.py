@@ -1,4 +1,4 @@
-"""From a configuration to its task: the family, its rows, and what makes one environment per episode. No torch."""
+"""Creates the task of a configuration: the family, its rows, and the factory of environments. It imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mtrl.process_guard import guarded
 
 @dataclass(frozen=True)
 class Task:
-    """What is played: everything of a run that needs no model."""
+    """The part of a run that needs no model: family, rows and environments."""
 
     family: Family
     splits: Splits
@@ -29,12 +29,10 @@ class Task:
 
 
 def load_task(config: Config) -> Task:
-    """The task of a configuration, its rows loaded and one environment made and closed, so that what is wrong with it
-    is found before any work.
+    """Load the task of a configuration. One environment is made and closed, so that errors show before any work.
 
     Raises:
-        UserError: a key of `environment.config` that the environment or its loader does not take, or whatever either
-            of them refuses.
+        UserError: the environment or its loader does not take a key of `environment.config`, or refuses a value.
     """
     family = get_family(config.environment.name, config.environment.target)
     check_loader(config, family)
@@ -46,10 +44,10 @@ def load_task(config: Config) -> Task:
 
 
 def environment_factory(config: Config, family: Family, max_turns: int | None = None) -> Callable[[], BaseEnvironment]:
-    """Makes one environment per episode; `max_turns` instead of `generator.max_turns`.
+    """Return a function that makes one environment; `max_turns` overrides `generator.max_turns`.
 
     Raises:
-        UserError: a key of `environment.config` that the environment does not take.
+        UserError: the environment does not take a key of `environment.config`.
     """
     turns = config.generator.max_turns if max_turns is None else max_turns
     values: dict[str, Any] = {"max_turns": turns, **config.environment.config}
@@ -65,10 +63,10 @@ def environment_factory(config: Config, family: Family, max_turns: int | None = 
 
 
 def check_loader(config: Config, family: Family) -> None:
-    """Does what loads the rows take the keys of `environment.config`?
+    """Check that the family's loader of rows takes the keys of `environment.config`.
 
     Raises:
-        UserError: one that it does not take, or one that it needs.
+        UserError: the loader does not take a key, or needs a key that is missing.
     """
     values = {str(key): value for key, value in config.environment.config.items()}
     try:
@@ -84,7 +82,7 @@ def try_out(make_environment: Callable[[], BaseEnvironment], config: Config, fam
     """Make one environment and close it, each within `environment.step_timeout`.
 
     Raises:
-        UserError: its arguments do not fit, or one of the two fails or hangs.
+        UserError: the arguments do not fit, or one of the two calls fails or hangs.
     """
     environment = _tried(make_environment, "making an environment", config, family)
     _tried(partial(close_now, environment), "closing an environment", config, family)
@@ -104,17 +102,17 @@ def _tried(call: Callable[[], Any], what: str, config: Config, family: Family) -
     except TypeError as error:
         values = dict(config.environment.config)
         raise UserError(f"environment.config={values} does not fit {family.name}: {reason(error)}") from error
-    except BaseException as error:  # also an environment's SystemExit, which would end the run with its own status
+    except BaseException as error:  # includes an environment's SystemExit, which would end the run with its own status
         if isinstance(error, KeyboardInterrupt):
             raise
         raise UserError(f"{what} of {family.name} failed: {reason(error)}; mend the environment") from error
 
 
 def _in_time(call: Callable[[], Any], seconds: float) -> Any:
-    """The result of a call on a daemon thread, so that one that hangs holds up neither the start nor the exit.
+    """Return the result of a call on a daemon thread, so that a call that hangs delays neither the start nor the exit.
 
     Raises:
-        queue.Empty: there is none within `seconds`.
+        queue.Empty: the call has no result within `seconds`.
     """
     results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -133,7 +131,7 @@ def _in_time(call: Callable[[], Any], seconds: float) -> Any:
 
 
 def close_now(environment: BaseEnvironment) -> None:
-    """Close an environment where no loop runs, also one whose `close` is async."""
+    """Close an environment while no event loop runs; its `close` may be async."""
     closing: Any = environment.close()  # type: ignore[func-returns-value]
     if inspect.isawaitable(closing):
         asyncio.run(_wait(closing))

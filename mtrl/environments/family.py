@@ -1,4 +1,4 @@
-"""A task family: everything that a run needs to know of a task, under one name."""
+"""A task family: everything that a run needs to know about a task, under one name."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from mtrl.types import Row, Trajectory
 
 @dataclass
 class Splits:
-    """Rows of a data set. `test` never occurs in the others, nor in any demonstration."""
+    """Rows of a data set. No row of `test` occurs in the other splits or in a demonstration."""
 
     train: list[Row]
     test: list[Row]
     validation: list[Row] = field(default_factory=list)
-    """Cut from `train` by `data.validation_rows`, for the evaluations of a run; they occur in no demonstration."""
+    """Rows cut from `train` by `data.validation_rows`, for the evaluations of a run; they occur in no demonstration."""
 
     @property
     def held_out(self) -> list[Row]:
-        """What a run evaluates on, so that choosing its best checkpoint never looks at `test` where it need not."""
+        """Rows that a run evaluates on. The choice of the best checkpoint uses `test` only if there are no validation
+        rows."""
         return self.validation or self.test
 
 
 class Demonstrator(Protocol):
-    """A weak player of one episode, for the warm start of the built-in tiny policy."""
+    """A weak policy for one episode, whose demonstrations warm-start the built-in tiny policy."""
 
     def act(self, observation: str | None) -> str:
-        """The next response; `observation` is the environment's last text, None before the first action."""
+        """Return the next response; `observation` is the environment's last text, None before the first action."""
 
 
 class Recital:
-    """A demonstrator that says these responses one after another, whatever it sees, and the last one ever after."""
+    """A demonstrator that returns these responses in order, whatever it observes, and then repeats the last one."""
 
     def __init__(self, responses: Sequence[str]):
         self.responses = list(responses)
         self._next = 0
 
     def act(self, observation: str | None) -> str:
-        """The next response."""
+        """Return the next response."""
         response = self.responses[min(self._next, len(self.responses) - 1)]
         self._next += 1
         return response
@@ -52,41 +53,43 @@ class Recital:
 
 @dataclass(frozen=True)
 class Family:
-    """One task family of `envs/`, or a user's own."""
+    """One task family of `envs/`, or one of the user's own."""
 
     name: str
     environment: Callable[..., BaseEnvironment]
-    """Class (or factory) of the episode; called with `max_turns`, `reward` and the keys of `environment.config`."""
+    """Class or factory of the environment; called with `max_turns`, `reward` and the keys of `environment.config`."""
     load: Callable[..., Splits]
     """`load(data, seed, **environment.config) -> Splits`, where `data` is the `data` section of the config."""
     score: Callable[[Trajectory, Row], float]
-    """The independent scorer: 1.0 is success. Shares no parsing code with the environment or its reward."""
+    """Independent scorer: 1.0 is success. It shares no parsing code with the environment or its reward."""
     demonstrate: Callable[[Row, random.Random], Demonstrator] | None = None
     gold: Callable[[Row], Sequence[str]] | None = None
-    """The responses of a perfect player: fed through environment, reward and scorer they must score 1."""
+    """Function that returns the responses of a perfect policy, which must score 1 by environment, reward and scorer."""
     decoys: Callable[[Row], Sequence[str]] | None = None
-    """Wrong final responses to a row that look right, for the pre-flight; without it, it takes other rows' answers."""
+    """Function that returns wrong final responses that look right, for the pre-flight. Without it the pre-flight uses
+    answers of other rows."""
     answered: Callable[[Trajectory, Row], bool] | None = None
-    """Whether the policy gave an answer that the task can read, right or wrong: what `completion` counts. Without it,
-    an episode counts that the environment ended after a turn that no limit cut. Like `score` it shares no parsing code
-    with the environment or its reward."""
+    """Function that tells whether the policy gave an answer that the task can read, right or wrong; `completion` counts
+    such episodes. Without it, an episode counts if the environment ended it after a turn that no limit cut. Like
+    `score` it shares no parsing code with the environment or its reward."""
     explain: Callable[[Trajectory, Row], str | None] | None = None
-    """Why the trajectory is no success by `score`, which the pre-flight says of gold that fails; None where it is."""
+    """Function that returns why a trajectory is no success by `score`, or None for a success. The pre-flight shows the
+    reason for gold responses that fail."""
     measure: Callable[[Trajectory, Row], dict[str, float]] | None = None
-    """What evaluations report beside the score, each in [0, 1]: `format` (the answer has the form that was asked for),
-    `field/<name>` (one field of the answer is right), or any other name. A key that does not fit a row is left out.
-    Like `score` it shares no parsing code with the environment or its reward."""
+    """Function that returns further values for evaluations, each in [0, 1]: `format` (the answer has the required
+    form), `field/<name>` (one field of the answer is right), or any other name. A key that does not fit a row is left
+    out. Like `score` it shares no parsing code with the environment or its reward."""
     config_keys: tuple[str, ...] = ()
     """Keys that `environment.config` may hold."""
     waits_for_processes: bool = False
-    """The environment and `score` spend their time waiting for processes of their own, a sandbox's for one, and may be
-    called in several threads at once: episodes are then scored side by side, and the pre-flight plays them so."""
+    """Whether the environment and `score` mostly wait for their own processes, for example a sandbox's, and may be
+    called in several threads at once. Episodes are then scored concurrently, and the pre-flight runs them so."""
     tokens: tuple[str, ...] = field(default=())
-    """Tags such as `<sql>` that the tiny policy's tokenizer keeps whole."""
+    """Tags such as `<sql>` that are single tokens of the tiny policy's tokenizer."""
 
     @property
     def has_scorer(self) -> bool:
-        """Somebody else than the reward judges success."""
+        """Whether a scorer other than the reward judges success."""
         return self.score is not reward_is_success
 
 
@@ -99,16 +102,16 @@ _registered: dict[str, Family] = {}
 
 
 def register(family: Family) -> Family:
-    """Make a family known under its name, from outside of this tree."""
+    """Register a family that is defined outside of this repository under its name."""
     _registered[family.name] = family
     return family
 
 
 def get_family(name: str, target: str | None = None) -> Family:
-    """The family called `name`, or the one that `target` (`package.module.NAME`) points to.
+    """Return the family called `name`, or the one that `target` (`package.module.NAME`) points to.
 
     Raises:
-        UserError: no such family, or the target cannot be imported or is not a `Family`.
+        UserError: the family does not exist, or the target cannot be imported or made into a `Family`.
     """
     if target:
         return _from_target(target)
@@ -126,7 +129,7 @@ def _from_target(target: str) -> Family:
         raise UserError(f"environment.target={target} names no class; write module.Class, such as vault.Vault")
     try:
         value: Any = getattr(importlib.import_module(module), attribute)
-    except UserError:  # it says itself what it lacks
+    except UserError:  # its message names the cause and the fix already
         raise
     except Exception as error:  # the module is the user's: importing it can fail in any way
         expected = isinstance(error, ImportError | AttributeError | ValueError)
@@ -146,7 +149,8 @@ def _from_target(target: str) -> Family:
 
 
 def family_of_class(cls: type[BaseEnvironment]) -> Family:
-    """A family around a bare class: rows come from `data.path`; success is a reward sum of at least 1."""
+    """Return a family for an environment class. By default rows come from `data.path`, and an episode is a success if
+    its reward sum is at least 1."""
     from mtrl.datasets import load_rows
 
     return Family(
@@ -165,5 +169,5 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
 
 
 def reward_is_success(trajectory: Trajectory, row: Row) -> float:
-    """For want of a scorer: 1.0 for a reward sum of at least 1."""
+    """Score an episode without a scorer: return 1.0 for a reward sum of at least 1, else 0.0."""
     return float(trajectory.reward >= 1.0)

@@ -1,4 +1,4 @@
-"""Coroutines of strangers: one that ignores its cancellation is dropped, so that no event loop waits for it."""
+"""Foreign coroutines: one that ignores its cancellation is abandoned, so that no event loop waits for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from mtrl.process_guard import guarded, said
 
 
 class Leash:
-    """Awaits a coroutine, and can let it go.
+    """Awaits a coroutine, and can abandon it.
 
-    An event loop that ends cancels every task and waits for it. After `let_go` the coroutine is cancelled as any other
-    is, and may clear up; if it goes on instead, the next cancellation ends the task without asking it. A `SystemExit`
-    of it becomes a `RuntimeError`: asyncio would raise it out of the loop, and end the program.
+    An event loop that ends cancels every task and waits for it. After `let_go`, the first cancellation reaches the
+    coroutine as usual, so that it can clean up. If it continues instead, the next cancellation ends the task without
+    it. A `SystemExit` of the coroutine becomes a `RuntimeError`, because asyncio would raise it out of the loop and end
+    the program.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]):
@@ -24,7 +25,7 @@ class Leash:
         self._is_let_go = self._was_told = False
 
     def let_go(self) -> None:
-        """Nobody waits for its result; to be called before the task is cancelled."""
+        """Abandon the coroutine, whose result is no longer needed; it must be called before the task is cancelled."""
         self._is_let_go = True
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -41,7 +42,7 @@ class Leash:
                 step = partial(self._coroutine.send, (yield waiting_for))
             except BaseException as error:
                 if self._drops(error):
-                    # Never freed: what is freed is run once more, to be closed, and could go on for ever in that.
+                    # The coroutine is never freed: freeing it would close it, which runs it again, perhaps for ever.
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._coroutine))
                     raise
                 step = partial(self._coroutine.throw, error)

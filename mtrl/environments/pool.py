@@ -1,4 +1,4 @@
-"""Threads for synchronous environments: a call that hangs is left behind, and never holds up the run or its exit."""
+"""Threads for synchronous environments. A call that hangs is abandoned, and delays neither the run nor its exit."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ class EnvironmentPool:
     async def call(
         self, function: Callable[..., Any], *args: Any, timeout: float, discard: Callable[[Any], Any] | None = None
     ) -> Any:
-        """`function(*args)`, awaited if it is async. Its time runs from its start, not while all threads are busy.
+        """Return the result of `function(*args)`, which is awaited if it is async.
 
-        `discard` is given a result that comes when nobody waits for it any more.
+        The time limit counts from the start of the call, not from the wait for a free thread. `discard` is called with
+        a result that arrives after the caller has stopped waiting.
 
         Raises:
-            CallTimeoutError: it took longer than `timeout` seconds; its thread is replaced.
+            CallTimeoutError: the call took longer than `timeout` seconds; its thread is replaced.
         """
         if inspect.iscoroutinefunction(function):
             return await _within(function(*args), function, timeout)
         return await self._on_thread(_Call(function, args, discard), timeout)
 
     async def finish(self, function: Callable[[], Any], *, timeout: float) -> None:
-        """`call(function)`, made for certain: also where whoever waits for it is cancelled before it begins.
+        """Like `call(function)`, but the call is made even if the caller is cancelled before it begins.
 
         Raises:
-            CallTimeoutError: it took longer than `timeout` seconds; its thread is replaced.
+            CallTimeoutError: the call took longer than `timeout` seconds; its thread is replaced.
         """
         last = asyncio.ensure_future(self._finish(function, timeout))
         self._last.add(last)
@@ -61,7 +62,7 @@ class EnvironmentPool:
     async def _finish(self, function: Callable[[], Any], timeout: float) -> None:
         if inspect.iscoroutinefunction(function):
             await _within(function(), function, timeout)
-        else:  # a thread makes it even if this loop ends first
+        else:  # a thread makes the call even if this event loop ends first
             await self._on_thread(_LastCall(function, (), _await), timeout)
 
     async def _on_thread(self, call: _Call, timeout: float) -> Any:
@@ -71,7 +72,7 @@ class EnvironmentPool:
             result = await _within(call.result, call.function, timeout)
         except (CallTimeoutError, asyncio.CancelledError):
             if call.abandon():
-                self._start_worker()  # its thread serves nobody any more
+                self._start_worker()  # the thread of the abandoned call takes no other calls
             raise
         return await _within(result, call.function, timeout) if inspect.isawaitable(result) else result
 
@@ -85,7 +86,7 @@ class EnvironmentPool:
 
 
 async def _within(awaitable: Any, function: Callable[..., Any], timeout: float) -> Any:
-    """The awaitable's result; whatever is late is cancelled and left behind, even if it ignores that."""
+    """Return the awaitable's result. After `timeout` seconds it is cancelled and abandoned, even if it ignores that."""
     leash = Leash(awaitable) if inspect.iscoroutine(awaitable) else None
     future = asyncio.ensure_future(leash or awaitable)
     try:
@@ -98,18 +99,18 @@ async def _within(awaitable: Any, function: Callable[..., Any], timeout: float) 
             future.cancel()
     if late:
         raise CallTimeoutError(f"{_name(function)} took longer than environment.step_timeout={timeout} s")
-    if future.cancelled():  # by the environment: it must not look as if the episode were cancelled
+    if future.cancelled():  # by the environment; a `CancelledError` would look like a cancelled episode
         raise RuntimeError(f"{_name(function)} cancelled itself")
     return future.result()
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Asked for only where something went wrong: the `repr` of a `partial` holds all of its arguments."""
+    """Return the name of a function, for error messages only: the `repr` of a `partial` contains all its arguments."""
     return getattr(function, "__qualname__", None) or repr(function)
 
 
 class _Call:
-    """One call, and who is responsible for it: the waiting coroutine until `abandon`, then its thread alone."""
+    """One call. The waiting coroutine is responsible for its result until `abandon`, and then its thread alone."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], discard: Callable[[Any], Any] | None):
         self.function, self.args, self.discard = function, args, discard
@@ -119,19 +120,19 @@ class _Call:
         self._lock = threading.Lock()
         self._abandoned = self._running = self._replaced = False
         self._results: list[Any] = []
-        """The value, once there is one."""
+        """List with the returned value; empty while there is none."""
 
     def abandon(self) -> bool:
-        """Nobody waits any more. True if a thread is running it and is lost to others."""
+        """Stop waiting for the call. Return True if a thread is running it, which is then lost to other calls."""
         with self._lock:
             self._abandoned, self._replaced = True, self._running
             results = self._results
-        if results and self.discard:  # it came at the same moment
+        if results and self.discard:  # the result arrived at the same moment
             threading.Thread(target=self.discard, args=results, daemon=True).start()
         return self._replaced
 
     def run(self) -> bool:
-        """Make the call on this thread. False if the thread was replaced meanwhile."""
+        """Make the call on this thread. Return False if the thread was replaced meanwhile."""
         if not self._begin():
             return True
         self._tell(self.started, None, None)
@@ -155,18 +156,18 @@ class _Call:
             return self._running
 
     def _end(self, results: list[Any]) -> bool:
-        """False if nobody waits any more."""
+        """Store the result. Return False if the call was abandoned."""
         with self._lock:
             self._running, self._results = False, results
             return not self._abandoned
 
     def _tell(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self.loop.call_soon_threadsafe(_settle, future, value, error)
 
 
 class _LastCall(_Call):
-    """A call that a thread makes also when it was abandoned before."""
+    """A call that a thread makes even if it was abandoned before."""
 
     def _begin(self) -> bool:
         with self._lock:

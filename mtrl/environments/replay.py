@@ -1,4 +1,4 @@
-"""Read-only tools that answer from recordings: the same call always gets the same answer, and no server is needed.
+"""Read-only tools that answer from recordings: the same call always gets the same answer, without a server.
 
 A recording is a line of JSONL, `{"tool": "get_account", "arguments": {"id": "A1"}, "result": {"name": "Ann"}}`, or a
 row of a table whose columns are arguments and results (`recordings_of_rows`).
@@ -22,7 +22,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list:
 
 
 class Recordings:
-    """What every tool answered to which arguments. Read-only once made; the episodes of a run share one."""
+    """The recorded results of tools by their arguments. It is read-only; the episodes of a run share one."""
 
     def __init__(self, lines: Iterable[Mapping[str, Any]], source: str = "recordings"):
         """
@@ -30,12 +30,12 @@ class Recordings:
             lines: dicts with `tool`, `arguments` (an object) and `result` (any JSON).
 
         Raises:
-            UserError: a line without one of the keys, or two results for the same call.
+            UserError: a line lacks one of the keys, or two lines have different results for the same call.
         """
         self._results: dict[str, dict[str, str]] = {}
-        """tool -> canonical arguments -> result as JSON text, which nobody can change"""
+        """tool -> canonical arguments -> result as JSON text, which is immutable"""
         self._values: dict[str, dict[str, list[Any]]] = {}
-        """tool -> argument -> the values that were recorded of it"""
+        """tool -> argument -> its recorded values"""
         for number, line in enumerate(lines, 1):
             self._add(line, f"{source}, line {number},")
         if not self._results:
@@ -43,7 +43,7 @@ class Recordings:
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Recordings:
-        """The recordings of a file.
+        """Read the recordings of a file.
 
         Raises:
             UserError: the file is missing, or a line is not JSON or is no recording.
@@ -67,14 +67,14 @@ class Recordings:
         return list(self._results)
 
     def arguments(self, tool: str) -> list[str]:
-        """Names of the arguments that were recorded of a tool."""
+        """Names of the recorded arguments of a tool."""
         return list(self._values[tool])
 
     def find(self, tool: str, arguments: Mapping[str, Any]) -> Any:
-        """What was recorded for exactly this call; a copy.
+        """Return a copy of the result that was recorded for exactly this call.
 
         Raises:
-            KeyError: nothing was.
+            KeyError: the call was not recorded.
         """
         try:
             return json.loads(self._results[tool][canonical(dict(arguments))])
@@ -82,7 +82,7 @@ class Recordings:
             raise KeyError(tool) from None
 
     def schema(self, tool: str, description: str = "") -> dict[str, Any]:
-        """A schema in OpenAI's form, read off the recordings: what every call had is required."""
+        """Return a schema in OpenAI's form, inferred from the recordings. Arguments of every call are required."""
         values, calls = self._values[tool], len(self._results[tool])
         parameters = {
             "type": "object",
@@ -115,11 +115,11 @@ class Recordings:
 def recordings_of_rows(
     tool: str, rows: Iterable[Row], arguments: Sequence[str] | Mapping[str, str], results: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Recordings made from a table: each row is the answer to the call with its own values.
+    """Make recordings from a table: each row is the answer to the call with its own values.
 
     Args:
-        arguments: columns that are arguments, or `{argument: column}` where they are called otherwise.
-        results: columns that the tool answers with.
+        arguments: names of the argument columns, or `{argument: column}` if the names differ.
+        results: names of the columns that form the answer.
 
     Raises:
         UserError: a row lacks a column.
@@ -140,7 +140,7 @@ def recordings_of_rows(
 
 
 class ReplayTools:
-    """The recorded tools of one episode, with counts. Either its own tools, or asked by typed ones::
+    """The recorded tools of one episode, with counts. They are tools themselves, or typed tools call them::
 
     recordings = Recordings.from_jsonl("accounts.jsonl")        # once
 
@@ -148,10 +148,10 @@ class ReplayTools:
         def reset(self, row):
             super().reset(row)
             self.replay = ReplayTools(recordings)
-            self.toolbox |= toolbox(*self.replay.tools())       # all of them, schemas read off the recordings
+            self.toolbox |= toolbox(*self.replay.tools())       # all tools, schemas from the recordings
 
         @tool
-        def get_account(self, id: str) -> dict:                 # or one by one, with the schema of production
+        def get_account(self, id: str) -> dict:                 # or one by one, with production's schema
             '''The account of an id.'''
             return self.replay.call("get_account", id=id)
     """
@@ -159,15 +159,16 @@ class ReplayTools:
     def __init__(self, recordings: Recordings):
         self.recordings = recordings
         self.calls: Counter[str] = Counter()
-        """Calls per tool, those without a recording among them."""
+        """Number of calls per tool, including those without a recording."""
         self.misses: Counter[str] = Counter()
-        """Calls per tool for which nothing was recorded."""
+        """Number of calls per tool that have no recording."""
 
     def call(self, tool: str, /, **arguments: Any) -> Any:
-        """What was recorded for this call.
+        """Return the recorded result of this call.
 
         Raises:
-            ToolError: nothing was. It names the arguments that the tool knows, and never a value: those are answers.
+            ToolError: the call was not recorded. The error names the arguments of the tool but no value, because values
+                are answers.
             UserError: the tool was never recorded, so the task is broken.
         """
         if tool not in self.recordings:
@@ -181,10 +182,10 @@ class ReplayTools:
         raise ToolError(f"{tool} has no result for these arguments; the arguments that it knows are: {known}") from None
 
     def tools(self, schemas: Iterable[Mapping[str, Any]] = ()) -> list[Tool]:
-        """A tool for each that was recorded; `schemas` (OpenAI's form) replace those read off the recordings.
+        """Return the recorded tools; `schemas` (OpenAI's form) replace those inferred from the recordings.
 
         Raises:
-            UserError: a schema of a tool that was never recorded.
+            UserError: a schema belongs to a tool that was never recorded.
         """
         given = {schema["function"]["name"]: dict(schema) for schema in schemas}
         if missing := [name for name in given if name not in self.recordings]:
@@ -206,7 +207,7 @@ def _read(line: str, where: str) -> dict[str, Any]:
 
 
 def _type_of(values: list[Any]) -> dict[str, Any]:
-    """The type that all values share; none is claimed where they share none."""
+    """Return the JSON type that all values share; an empty schema if they share none."""
     kinds = {_TYPES.get(type(value)) for value in values}
     if kinds == {"integer", "number"}:
         kinds = {"number"}

@@ -1,6 +1,6 @@
-"""Tool calls in messages, and the one text form of them for models whose renderer knows no other.
+"""Tool calls in messages, and their text form for models whose renderer supports no other form.
 
-A message holds its calls as OpenAI writes them, the malformed ones as well, in the order in which they were sampled::
+A message holds its calls in OpenAI's form, including malformed ones, in the order in which they were sampled::
 
     {"role": "assistant", "content": "…", "tool_calls": [
         {"type": "function", "id": "call_0_0", "function": {"name": "look", "arguments": {"at": "x"}}},
@@ -8,7 +8,7 @@ A message holds its calls as OpenAI writes them, the malformed ones as well, in 
          "malformed": "invalid_json"},
     ]}
 
-The text form is Hermes' (https://github.com/NousResearch/Hermes-Function-Calling):
+The text form is that of Hermes (https://github.com/NousResearch/Hermes-Function-Calling):
 `<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>`.
 """
 
@@ -31,7 +31,7 @@ PROBLEMS = {
     "missing_name": "the tool call names no tool",
     "malformed_structure": "the tool call does not have the expected form",
 }
-"""What is told of a malformed call, by the word of `renderers.base.ToolCallParseStatus`."""
+"""Error text for a malformed call, by its `renderers.base.ToolCallParseStatus`."""
 
 
 class TextCall(NamedTuple):
@@ -45,10 +45,10 @@ class TextCall(NamedTuple):
 
 
 def parse_calls(text: str) -> tuple[str, list[TextCall]]:
-    """The text without its calls, and every attempt at one, in order. Strict: nothing is repaired or left out."""
+    """Return the text without calls, and every attempt at a call, in order. No attempt is repaired or left out."""
     words: list[str] = []
     calls: list[TextCall] = []
-    read = 0  # by places, for copies of what is left would take time by the square of many tags
+    read = 0  # an index, because copies of the rest would take quadratic time for many tags
     for tag in _TAG.finditer(text):
         if tag.start() < read:  # an opening within a call
             continue
@@ -67,12 +67,12 @@ def parse_calls(text: str) -> tuple[str, list[TextCall]]:
 
 
 def format_call(name: str, arguments: dict[str, Any]) -> str:
-    """A call in the text form: what `parse_calls` reads."""
+    """Return a call in the text form that `parse_calls` reads."""
     return f"{OPEN}{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}{CLOSE}"
 
 
 def text_of(message: Message) -> str:
-    """A message as text; calls that its content does not hold already are written behind it."""
+    """Return a message as text. Calls that its content does not contain are appended."""
     content = message.get("content") or ""
     if OPEN in content or CLOSE in content:
         return content
@@ -84,15 +84,15 @@ def text_of(message: Message) -> str:
 
 
 def message_calls(attempts: Iterable[Any], turn: int) -> list[dict[str, Any]]:
-    """Parsed calls (`TextCall`, or those of `renderers`) as a message holds them.
+    """Convert parsed calls (`TextCall`, or those of `renderers`) to the form that a message holds.
 
-    A call that the model gave no id is `call_<turn>_<place>`. A malformed one keeps its raw text as its arguments.
+    A call without an id of the model gets the id `call_<turn>_<place>`. A malformed call has its raw text as arguments.
     """
     return [_message_call(attempt, f"call_{turn}_{place}") for place, attempt in enumerate(attempts)]
 
 
 def describe_tools(schemas: Sequence[dict[str, Any]]) -> str:
-    """The tools and how to call them in the text form, for the prompt of a model whose template shows no tools."""
+    """Describe the tools and their text form, for the prompt of a model whose template shows no tools."""
     lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
     return (
         f"You can call tools. These are their signatures:\n<tools>\n{lines}\n</tools>\n"
@@ -120,7 +120,7 @@ def _message_call(attempt: Any, call_id: str) -> dict[str, Any]:
         status = "missing_name"
     try:
         function = _plain({"name": name, "arguments": {} if arguments is None else arguments})
-    except (ValueError, RecursionError):  # NaN, or nested too deep: the parsers of `renderers` let them through
+    except (ValueError, RecursionError):  # NaN, or nested too deep: the parsers of `renderers` accept both
         status = "invalid_json"
     call = {"type": "function", "id": getattr(attempt, "id", None) or call_id}
     if status not in PROBLEMS:
@@ -130,6 +130,6 @@ def _message_call(attempt: Any, call_id: str) -> dict[str, Any]:
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """As JSON that every file takes: halves of surrogate pairs, as in `"\\ud800"`, become question marks."""
+    """Convert a value to plain JSON for any file: lone surrogates, as in `"\\ud800"`, become question marks."""
     check_depth(value)
     return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace"))

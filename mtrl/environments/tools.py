@@ -1,4 +1,4 @@
-"""Typed tools: methods marked `@tool` become JSON schemas for the model and checked calls for the environment."""
+"""Typed tools: a method marked `@tool` provides a JSON schema for the model and checked calls for the environment."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from mtrl.types import Message
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MARK = "__mtrl_tool__"
 _LONGEST_ERROR = 300
-"""Characters of an error: parts of it may be the model's own words."""
+"""Maximum length of an error, in characters: parts of it may be the model's own text."""
 _LONGEST_RESULT = 200_000
-"""Characters of a result: far more than a context holds, and little enough to be encoded at once."""
+"""Maximum length of a result, in characters: much more than a context holds, and fast to encode."""
 
 
 class ToolError(Exception):
-    """Raised by a tool: its text is told to the model after "Error: ", and nothing else of it."""
+    """Error that a tool raises. The model sees its text after "Error: ", and nothing else of it."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool: what the model is shown, and what is called."""
+    """One tool: the schema for the model, and the function that is called."""
 
     name: str
     schema: dict[str, Any]
     """`{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`"""
     function: Callable[..., Any]
     check: Callable[[dict[str, Any]], dict[str, Any]] = dict
-    """From the model's arguments to those of `function`. Raises `ToolError` or pydantic's `ValidationError`."""
+    """Converts the model's arguments to those of `function`. It raises `ToolError` or pydantic's `ValidationError`."""
 
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
@@ -59,9 +59,10 @@ def tool(*, name: str) -> Callable[[F], F]: ...
 def tool(function: Any = None, *, name: str | None = None) -> Any:
     """Mark a method as a tool, under its own name or another.
 
-    Its docstring is the description. Its parameters need types, which pydantic turns into the schema and checks calls
-    by: str, int, float, bool, Literal, Optional, list, dict, pydantic models, `Annotated[str, Field(description=…)]`.
-    It may be async. What it returns is told to the model: text as it is, everything else as JSON.
+    Its docstring is the description. Its parameters need types, from which pydantic makes the schema and the check of
+    calls: str, int, float, bool, Literal, Optional, list, dict, pydantic models and
+    `Annotated[str, Field(description=…)]`. It may be async. The model sees the returned value: text unchanged, every
+    other value as JSON.
 
     Example::
 
@@ -75,10 +76,10 @@ def tool(function: Any = None, *, name: str | None = None) -> Any:
 
 
 def toolbox(*providers: Any) -> dict[str, Tool]:
-    """The tools of all providers, by name: `Tool`s, functions marked `@tool`, or objects with methods so marked.
+    """Return the tools of all providers, by name: `Tool`s, functions marked `@tool`, or objects with such methods.
 
     Raises:
-        UserError: a name that two tools have or that no tool can have, a parameter without a type, a missing docstring.
+        UserError: two tools have the same name, a name is invalid, a parameter has no type, or a docstring is missing.
     """
     tools: dict[str, Tool] = {}
     for found in (each for provider in providers for each in _tools_of(provider)):
@@ -91,10 +92,10 @@ def toolbox(*providers: Any) -> dict[str, Tool]:
 class ToolEnvironment(BaseEnvironment):
     """An environment whose methods marked `@tool` the model can call; a turn without calls is its answer.
 
-    The calls of one turn run in order, and each is answered by a message of role `tool`. Whatever the model does wrong
-    is an observation that begins with "Error: ", as is a tool that raises or takes too long; only `UserError`, which
-    means that the task itself is broken, ends the episode. No call is ever paid for: an agent that is paid per call
-    makes calls. A tool that ends the episode returns a `StepResult` with `done=True`.
+    The calls of one turn run in order, and each is answered by a message of role `tool`. A mistake of the model, and a
+    tool that raises or takes too long, give an observation that begins with "Error: ". Only `UserError`, which means
+    that the task itself is broken, ends the episode. Calls get no reward, because an agent that is rewarded per call
+    makes needless calls. A tool that ends the episode returns a `StepResult` with `done=True`.
 
     Example::
 
@@ -111,13 +112,13 @@ class ToolEnvironment(BaseEnvironment):
     def __init__(self, max_turns: int = 5, max_tool_calls: int = 8, tool_timeout: float = 10.0, **config: Any):
         """
         Args:
-            max_tool_calls: calls of one turn that are run; the others are answered with an error.
-            tool_timeout: seconds for one call. The turn as a whole has `environment.step_timeout`.
+            max_tool_calls: maximum number of calls that run in one turn; the others are answered with an error.
+            tool_timeout: time limit of one call, in seconds. The limit of the turn is `environment.step_timeout`.
         """
         super().__init__(max_turns, **config)
         self.max_tool_calls, self.tool_timeout = max_tool_calls, tool_timeout
         self.toolbox = toolbox(self)
-        """The tools by name; `reset` may add others: `self.toolbox |= toolbox(Shop(row))`."""
+        """Tools by name; `reset` may add others: `self.toolbox |= toolbox(Shop(row))`."""
         self._threads: EnvironmentPool | None = None
 
     @property
@@ -126,21 +127,21 @@ class ToolEnvironment(BaseEnvironment):
         return [each.schema for each in self.toolbox.values()]
 
     def answer(self, response: str, ground_truth: dict[str, Any]) -> tuple[float, Any, bool] | StepResult:
-        """Take a turn without tool calls; return what `step` of any environment returns. May be `async`."""
+        """Process a turn without tool calls; return a result like that of `step`. The method may be `async`."""
         raise NotImplementedError(f"{type(self).__name__} does not define answer(response, ground_truth)")
 
     async def respond(self, message: Message, response: str, ground_truth: dict[str, Any]) -> Any:
-        """Run the calls of `message`, or take the `response` as the answer where it makes none."""
+        """Run the calls of `message`; without calls, process the `response` as the answer."""
         self.current_turn += 1
         calls = message.get("tool_calls") or []
         if not calls:
-            # Without a limit of its own: an answer that hangs has the episode's, `environment.step_timeout`.
+            # The answer has no time limit of its own; `environment.step_timeout` limits it.
             answer = await self._call(partial(self.answer, response, ground_truth), TIMEOUT_MAX)
             return _with_metrics(answer, self._metrics([], Counter()))
         return await self._run(calls)
 
     async def step(self, response: str, ground_truth: dict[str, Any]) -> Any:  # type: ignore[override]
-        """As `respond`, for a response that makes its calls in the text form."""
+        """Like `respond`, for a response with calls in the text form."""
         content, attempts = parse_calls(response)
         message = {"role": "assistant", "content": content, "tool_calls": message_calls(attempts, self.current_turn)}
         return await self.respond(message, response, ground_truth)
@@ -181,7 +182,7 @@ class ToolEnvironment(BaseEnvironment):
         return StepResult(0.0, observation, done=over, truncated=over, metrics=metrics)
 
     def _find(self, call: dict[str, Any]) -> tuple[Tool, dict[str, Any]]:
-        """The tool of a call and the arguments as the model gave them."""
+        """Return the tool of a call, and the arguments as the model gave them."""
         if problem := call.get("malformed"):
             raise ToolError(PROBLEMS.get(problem, f"malformed tool call ({problem})"))
         name, arguments = _name(call), (call.get("function") or {}).get("arguments")
@@ -199,7 +200,7 @@ class ToolEnvironment(BaseEnvironment):
         return self.toolbox[name], arguments
 
     async def _call(self, call: Callable[[], Any], timeout: float) -> Any:
-        """Awaited here if it is async, else on a thread of this episode's, which a call that hangs does not keep."""
+        """Await an async call, or run any other on this episode's thread, which is replaced if it hangs."""
         if self._threads is None:
             self._threads = EnvironmentPool(1)
         return await self._threads.call(call, timeout=timeout)
@@ -214,7 +215,8 @@ class ToolEnvironment(BaseEnvironment):
         return _one_line(f"{name} failed: {type(error).__name__}: {error}")
 
     def _metrics(self, observation: list[Message], run: Counter[str]) -> dict[str, float]:
-        """Every tool on every turn, so that the means are over all turns. Invented names are not among them."""
+        """Return the counts of all tools for every turn, so that means are over all turns. Names that the model made up
+        have no count."""
         errors = sum(message["content"].startswith("Error: ") for message in observation)
         counts = {f"tool/{name}/calls": float(run[name]) for name in self.toolbox}
         return {"tool_calls": float(len(observation)), "tool_errors": float(errors), **counts}
@@ -224,7 +226,7 @@ class ToolEnvironment(BaseEnvironment):
 
 
 class _Untitled(GenerateJsonSchema):
-    """Pydantic's schemas without the titles, which say the names again."""
+    """Pydantic's schemas without the titles, which only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -236,7 +238,7 @@ class _Untitled(GenerateJsonSchema):
 
 
 _models: WeakKeyDictionary[Any, tuple[type[BaseModel], dict[str, Any]]] = WeakKeyDictionary()
-"""One model per function, not one per episode."""
+"""Pydantic model and schema of each function, so that they are made once and not in every episode."""
 
 
 def _mark(function: Any, name: str | None) -> Any:
@@ -251,7 +253,7 @@ def _tools_of(provider: Any) -> list[Tool]:
         return list(provider.values())
     if inspect.isfunction(provider) and hasattr(provider, _MARK):
         return [_make_tool(provider)]
-    # Definition order, those of base classes first; what counts is the definition that a call would reach.
+    # Tools are in definition order, base classes first; an override is the definition that counts.
     names = dict.fromkeys(name for cls in reversed(type(provider).__mro__) for name in vars(cls))
     found = [
         _make_tool(getattr(provider, n)) for n in names if hasattr(inspect.getattr_static(provider, n, None), _MARK)
@@ -281,7 +283,7 @@ def _make_tool(function: Callable[..., Any]) -> Tool:
 
 
 def _model_of(function: Callable[..., Any], where: str) -> tuple[type[BaseModel], dict[str, Any]]:
-    """The pydantic model of a function's parameters, and its JSON schema."""
+    """Return the pydantic model of a function's parameters, and its JSON schema."""
     try:
         types = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -293,7 +295,7 @@ def _model_of(function: Callable[..., Any], where: str) -> tuple[type[BaseModel]
         if parameter.name not in types:
             raise UserError(f"{where} has no type for {parameter.name}; write one, such as {parameter.name}: str")
         default = ... if parameter.default is parameter.empty else parameter.default
-        # An alias, because pydantic keeps some names (schema, model_config, _x) for itself.
+        # An alias, because pydantic reserves some names (schema, model_config, _x).
         fields[f"field_{place}"] = (types[parameter.name], Field(default, alias=parameter.name))
     try:
         model = create_model("Arguments", __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)
@@ -304,7 +306,7 @@ def _model_of(function: Callable[..., Any], where: str) -> tuple[type[BaseModel]
 
 def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
     values = model.model_validate(arguments)
-    # What the model left out stays out, so that the function's own default applies.
+    # Arguments that the model left out stay out, so that the function's own defaults apply.
     return {
         str(field.alias): getattr(values, name)
         for name, field in model.model_fields.items()
@@ -312,7 +314,7 @@ def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any
     }
 
 
-# -- what is told to the model ----------------------------------------------------------------------------------------
+# -- results and errors for the model ---------------------------------------------------------------------------------
 
 
 def _name(call: dict[str, Any]) -> str:
@@ -320,7 +322,7 @@ def _name(call: dict[str, Any]) -> str:
 
 
 def _harmless(name: str) -> str:
-    """A name that the model made up, without what could pass for a control token or markup."""
+    """Return a name that the model invented, with characters of control tokens and markup replaced."""
     return re.sub(r"[^\w.-]+", "?", name)[:64]
 
 
@@ -333,11 +335,12 @@ def _final(name: str, result: Any) -> StepResult | None:
 
 
 def _text(name: str, result: Any) -> str:
-    """The same text for the same result in every process, so sets are refused.
+    """Convert a result to text that is the same in every process; sets are therefore refused.
 
     Raises:
-        ToolError: the result is too long, or holds a number with thousands of digits; arguments can bring that about.
-        UserError: the result is no JSON, whatever the arguments.
+        ToolError: the result is too long, nested too deep, or holds a number with thousands of digits; the model's
+            arguments can cause that.
+        UserError: the result cannot be converted to JSON, independently of the arguments.
     """
     text = result if isinstance(result, str) else _json(name, result)
     if len(text) > _LONGEST_RESULT:
@@ -371,7 +374,7 @@ def _one_line(text: str) -> str:
 
 
 def _with_metrics(outcome: Any, metrics: dict[str, float]) -> Any:
-    """The outcome with the counts among its metrics; one that is no outcome is left for the episode to refuse."""
+    """Return the outcome with `metrics` added. An invalid outcome is returned unchanged; the episode refuses it."""
     if isinstance(outcome, tuple) and len(outcome) == 3:
         outcome = StepResult(*outcome)
     if not isinstance(outcome, StepResult):

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server in front of an engine: agents that are programs of their own play episodes through it."""
+"""An OpenAI-compatible server in front of an engine, through which separate agent programs run episodes."""

@@ -1,27 +1,27 @@
 """python -m mtrl.gateway: a policy behind OpenAI's API, for programs that you start yourself.
 
     python -m mtrl.gateway experiment=gsm8k                          the policy before training
-    python -m mtrl.gateway experiment=gsm8k gateway.model=RUN        that of a run; a folder or a Hub name
+    python -m mtrl.gateway experiment=gsm8k gateway.model=RUN        the policy of a run; or a folder or a Hub name
     python -m mtrl.gateway experiment=gsm8k generator=vllm           sampled by another engine
 
-Settings beside those of the configuration:
+Settings in addition to the configuration:
 
     gateway.model                base, RUN, RUN/checkpoints/best, a model folder, a Hub name
     gateway.out                  folder for the trajectories (outputs/gateway/TIME); python -m mtrl.view opens it
-    gateway.host, gateway.port   127.0.0.1 and a free port
-    gateway.max_calls            of one trajectory (1000); gateway.max_calls_at_once: side by side (8)
-    gateway.max_requests_per_second   of one trajectory (100); further ones are told to come again
-    gateway.seconds              for one trajectory, from its first call to its completion (3600)
+    gateway.host, gateway.port   address to listen on (127.0.0.1 and a free port)
+    gateway.max_calls            calls of one trajectory (1000); gateway.max_calls_at_once: concurrent calls (8)
+    gateway.max_requests_per_second   requests of one trajectory per second (100); further ones get status 429
+    gateway.seconds              time limit of one trajectory, from its opening to its completion (3600)
 
-It prints its URL and the admin's key, or takes that of MTRL_GATEWAY_KEY. With this key,
+The program prints its URL and the admin's key; MTRL_GATEWAY_KEY sets the key. With this key,
 
-    POST /trajectories {"id": NAME}      opens a trajectory and answers its token and its base_url, which needs no key;
+    POST /trajectories {"id": NAME}      opens a trajectory and returns its token and its base_url, which needs no key;
     POST /trajectories/NAME/v1/chat/completions, or /v1/chat/completions with the header X-Mtrl-Trajectory-Id: NAME
-                                         makes it on first use.
+                                         opens the trajectory on first use.
 
-POST /update-reward pays a trajectory and POST /complete-rollout ends it, as in SageMaker's SDK. One that is over, takes
-longer than gateway.seconds, or is not over when Ctrl-C ends the gateway is written down, a line of
-trajectories/gateway.jsonl in the folder. A name is used once.
+POST /update-reward sets the reward of a trajectory and POST /complete-rollout ends it, as in SageMaker's SDK. A
+trajectory is written as one line of trajectories/gateway.jsonl in the folder when it ends, when it takes longer than
+gateway.seconds, or when Ctrl-C ends the gateway. A name can be used only once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ KEY_VARIABLE = "MTRL_GATEWAY_KEY"
 
 @dataclass
 class Settings:
-    """What `gateway.` takes."""
+    """Settings of the section `gateway`."""
 
     model: str = BASE
     out: str = ""
@@ -77,10 +77,10 @@ class Settings:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Settings, list[str]]:
-        """Our own settings, and the overrides of the configuration.
+        """Split the words into the settings of the gateway and the overrides of the configuration.
 
         Raises:
-            UserError: a setting that there is not, or a value that does not fit.
+            UserError: a setting is unknown, or a value does not fit.
         """
         settings, overrides = cls(), []
         for word in words:
@@ -109,14 +109,14 @@ def _read(key: str, value: str, kind: type) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Load the model, and serve it. Returns the exit status."""
+    """Load the model and serve it. Return the exit status."""
     args = parse(argv)
     settings, overrides = Settings.of(args.overrides)
     cfg = merge(normalise(overrides, args.config_dir), args.config_dir)
     for warning in check(cfg):
         print(f"warning: {warning}", file=sys.stderr)
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
-    config.generator.agent = AgentConfig()  # nothing is started here
+    config.generator.agent = AgentConfig()  # the gateway starts no agents
     let_nobody_wait(config)
     key = admin_key(settings.host)
     source = weights_of(settings.model)
@@ -130,10 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def let_nobody_wait(config: Config) -> None:
-    """The deterministic engine samples nothing until every open trajectory asks, and here nobody knows who will.
+    """Turn off the deterministic engine: it samples nothing until every open trajectory has asked, and the times of the
+    programs' calls are unknown.
 
     Raises:
-        UserError: it is wanted.
+        UserError: the configuration requires the deterministic engine.
     """
     local = config.generator.local
     if local.deterministic:
@@ -145,9 +146,10 @@ def let_nobody_wait(config: Config) -> None:
 
 
 def weights_of(text: str) -> Source:
-    """
+    """Return the source of the model's weights.
+
     Raises:
-        UserError: there is no such model, or it answers no token ids.
+        UserError: the model does not exist, or is an endpoint, which returns no token ids.
     """
     source = source_of(text, "gateway.model")
     if source.kind == "endpoint":
@@ -156,7 +158,8 @@ def weights_of(text: str) -> Source:
 
 
 def load(config: Config, source: Source, out: RunDir) -> Contender:
-    """
+    """Load the model and its engine.
+
     Raises:
         UserError: the model cannot be loaded.
     """
@@ -172,10 +175,10 @@ def load(config: Config, source: Source, out: RunDir) -> Contender:
 
 
 async def serve(contender: Contender, config: Config, settings: Settings, key: str, out: RunDir) -> int:
-    """Until SIGINT or SIGTERM; the model is given back.
+    """Serve the model until SIGINT or SIGTERM, and then close it.
 
     Returns:
-        The exit status: 1 where a trajectory could not be written.
+        The exit status: 1 if a trajectory could not be written, else 0.
 
     Raises:
         UserError: the engine is lost.
@@ -218,9 +221,10 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
 
 
 def admin_key(host: str) -> str:
-    """
+    """Return the admin's key: the value of the variable `KEY_VARIABLE`, or a new one.
+
     Raises:
-        UserError: others reach the host, and the key is not one that was chosen.
+        UserError: the host is reachable from other machines and no key is set, or the key is not valid.
     """
     key = os.environ.get(KEY_VARIABLE, "")
     if not key and not is_loopback(host):
@@ -231,19 +235,19 @@ def admin_key(host: str) -> str:
 
 
 def check_address(settings: Settings) -> None:
-    """Before a model takes its minutes.
+    """Check that the gateway can listen on its address, before the model takes minutes to load.
 
     Raises:
-        UserError: it cannot be had.
+        UserError: the gateway cannot listen on its address.
     """
     bind(settings.host, settings.port, "the admin's key", KEY_VARIABLE, "gateway.{}={}").close()
 
 
 def out_of(settings: Settings) -> RunDir:
-    """The folder of the trajectories, laid out as that of a run.
+    """Create the folder of the trajectories, with the layout of a run's folder.
 
     Raises:
-        UserError: nothing can be written there.
+        UserError: the folder cannot be written to.
     """
     run = RunDir(settings.out or f"outputs/gateway/{datetime.now():%Y-%m-%d_%H-%M-%S}")
     try:

@@ -1,11 +1,11 @@
-"""The gateway as an ASGI application: OpenAI's routes, and those by which a program reports its reward.
+"""The gateway as an ASGI application: OpenAI's routes, and the routes by which a program reports its reward.
 
     POST /v1/chat/completions    POST /v1/completions    GET /v1/models    GET /v1/models/{model}
     POST /update-reward          POST /complete-rollout  GET /health
-    POST /trajectories                                   (with the admin's key, where there is one)
+    POST /trajectories                                   (with the admin's key, if the gateway has one)
 
-All but the last two also stand behind `/trajectories/{token or name}`. Plain ASGI: what a framework does between a
-request and its route costs more than everything here.
+All routes but the last two also exist below `/trajectories/{token or name}`. The application is plain ASGI, because the
+work of a framework between a request and its route would cost more than all the code here.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ log = logging.getLogger(__name__)
 NAMING = (b"x-mtrl-trajectory-id", b"x-amzn-sagemaker-trajectory-id")
 """Headers that name a trajectory."""
 SAY_IT_AGAIN = frozenset({408, 429, 500, 503})
-"""Statuses after which a client may do so; all others it is told not to, and a trajectory that may make no more calls
-will not be allowed to later."""
+"""Statuses after which a client may repeat its request; for all others the response forbids it. The codes in `FINAL`
+forbid it too: a trajectory that has used all its calls gets no more later."""
 MOST_OF_A_REPORT = 256 << 10
-"""Bytes: it is read before it is known who sends it, as it may be the body that says so."""
+"""Maximum size of a report, in bytes. A report is read before its sender is known, because its body may name the
+trajectory."""
 FINAL = frozenset({"max_calls"})
 
 
@@ -57,7 +58,7 @@ class App:
     model: str
     max_body: int
     introduce: Callable[[Session], dict[str, str]]
-    """What the admin is told of a trajectory."""
+    """Function that returns the description of a trajectory for the admin."""
 
     def __post_init__(self) -> None:
         chat, complete = partial(self._call, self._chat), partial(self._call, self._complete)
@@ -115,7 +116,7 @@ class App:
         scope: Scope,
         receive: Receive,
     ) -> Sendable:
-        session = self.register.find_or_admit(credentials)  # before anything of a stranger is read
+        session = self.register.find_or_admit(credentials)  # first, so that no body of an unknown client is read
         return await answer(session, await read_json(scope, receive, self.max_body), receive)
 
     async def _chat(self, session: Session, body: Any, receive: Receive) -> Sendable:
@@ -183,23 +184,19 @@ class App:
 
 
 def refusal(error: RequestError) -> Reply:
-    """A refused request. OpenAI's clients repeat some statuses by themselves unless they are told not to."""
+    """Return the response to a refused request. OpenAI's clients repeat some statuses unless a header forbids it."""
     headers = []
     if error.status not in SAY_IT_AGAIN or error.code in FINAL:
         headers.append((b"x-should-retry", b"false"))
     elif error.status == 429:
         headers.append((b"retry-after", b"1"))
-    if error.status == 408:  # not after 413: a client that still sends would never see why
+    if error.status == 408:  # not after 413: a client that is still sending would not see the response
         headers.append((b"connection", b"close"))
     return Reply(error.body(), error.status, headers)
 
 
 def read_path(scope: Scope) -> tuple[str, Credentials]:
-    """The route, without what names the trajectory; and who asks.
-
-    Raises:
-        RequestError: 400, 403 where two headers name different trajectories.
-    """
+    """Return the route without the part that names the trajectory, and the credentials of the request."""
     bearer, names = None, []
     for header, value in scope["headers"]:
         if header == b"authorization":
@@ -208,7 +205,7 @@ def read_path(scope: Scope) -> tuple[str, Credentials]:
                 bearer = token.strip().decode("latin-1")
         elif header in NAMING:
             names.append(value.decode("latin-1"))
-    # Split before it is unquoted: a name may hold a slash.
+    # The path is split before it is unquoted, because a name may contain a slash.
     path, segment = scope["raw_path"].decode("latin-1"), None
     if path.startswith("/trajectories/"):
         quoted, _, rest = path.removeprefix("/trajectories/").partition("/")

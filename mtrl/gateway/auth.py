@@ -1,4 +1,4 @@
-"""Who a request is: the one trajectory that its token, its path and its headers name."""
+"""Authentication: finds the one trajectory that a request's token, path and headers name."""
 
 from __future__ import annotations
 
@@ -20,36 +20,38 @@ LONGEST_NAME = 200
 NOT_FOUND = "trajectory_not_found"
 TOKEN_BEGINS = "sk-mtrl-"
 REMEMBERED = 10_000
-"""So many trajectories that are over are told from ones that never were."""
+"""Number of finished trajectories that the gateway remembers, so that it can tell a finished trajectory from an unknown
+one."""
 SECONDS_OF_BURST = 2.0
-"""What a trajectory may ask in so many seconds it may ask at once. A program that asks in a loop harms no other."""
+"""Length of a burst in seconds: a trajectory may send the requests of this many seconds at once. The rate limit keeps a
+program that sends requests in a loop from slowing others down."""
 
 
 def new_token() -> str:
-    """192 random bits. The beginning is there for whoever finds it in a log."""
+    """Return a new token of 192 random bits. Its prefix lets a person recognise it in a log."""
     return f"{TOKEN_BEGINS}{secrets.token_urlsafe(24)}"
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a request says of itself."""
+    """The credentials and names that a request carries."""
 
     bearer: str | None = None
-    """Of `Authorization: Bearer`."""
+    """Token from the `Authorization: Bearer` header."""
     segment: str | None = None
-    """Of the path `/trajectories/{segment}/…`: a token, which alone is enough, or a name."""
+    """Segment of the path `/trajectories/{segment}/…`: a token, which is sufficient by itself, or a name."""
     names: tuple[str, ...] = ()
-    """Of the headers, and in a report of the body: tokens or names as well. Agents of the managed service show a key of
-    AWS, and some know the id of their trajectory alone."""
+    """Tokens or names from the headers, and from the body of a report. Agents of the managed service send an AWS key as
+    their bearer token, and some know only the id of their trajectory."""
 
     @property
     def named(self) -> tuple[str, ...]:
-        """What should all be one trajectory."""
+        """All tokens and names outside the bearer token; they must agree on one trajectory."""
         return self.names if self.segment is None else (self.segment, *self.names)
 
 
 class Seat:
-    """A session and how many requests it may make now."""
+    """A session and its request budget, a token bucket."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -58,9 +60,10 @@ class Seat:
         self._left, self._since = self._most, time.monotonic()
 
     def take(self) -> None:
-        """
+        """Use up one request of the budget.
+
         Raises:
-            RequestError: 429.
+            RequestError: 429, the budget is empty.
         """
         now = time.monotonic()
         self._left, self._since = min(self._most, self._left + self._rate * (now - self._since)), now
@@ -72,14 +75,14 @@ class Seat:
 
 @dataclass
 class Register:
-    """The open sessions of a gateway. Tokens are looked up by their digests, so that time tells nothing of them."""
+    """The open sessions of a gateway. Tokens are looked up by their digests, so that timing reveals nothing of them."""
 
     admin_key: str | None = None
-    """Who shows it may name any trajectory."""
+    """Key of the administrator. A request with it may name any trajectory."""
     admit: Callable[[str], Session] | None = None
-    """Makes the session of a new name, for the admin."""
+    """Function that opens the session of a new name for the admin."""
     used: set[str] = field(default_factory=set)
-    """Names that were given before and are given no more; where the admin names trajectories, each that is over."""
+    """Names that cannot be used again. Where the admin names trajectories, every finished one is added."""
 
     def __post_init__(self) -> None:
         self._by_token: dict[bytes, Seat] = {}
@@ -90,20 +93,21 @@ class Register:
         return iter([seat.session for seat in self._by_token.values()])
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a trajectory, or was."""
+        """Whether a trajectory of this name is open, or was used before."""
         return name in self._by_name or name in self.used
 
     def add(self, session: Session) -> None:
-        """
+        """Register an open session.
+
         Raises:
-            ValueError: its name is taken; the engine would mix the two.
+            ValueError: an open session has the same name; the engine would mix the two.
         """
         if session.name in self._by_name:
             raise ValueError(f"there is an open trajectory {session.name} already")
         self._by_token[_digest(session.token)] = self._by_name[session.name] = Seat(session)
 
     def remove(self, session: Session) -> None:
-        """From now on its token is that of a trajectory that is over."""
+        """Unregister a session, and remember its token as that of a finished trajectory."""
         digest = _digest(session.token)
         if self._by_token.pop(digest, None) is None:
             return
@@ -120,10 +124,12 @@ class Register:
         return hmac.compare_digest(_digest(credentials.bearer), _digest(self.admin_key))
 
     def find(self, credentials: Credentials) -> Session:
-        """
+        """Return the session of a request, and use up one request of its budget.
+
         Raises:
-            RequestError: 401 without a token that is known, 403 where two trajectories are named, 404 where the path
-                names none, 410 if it is over, 429 if it asks too often.
+            RequestError: 400 the admin's request names no trajectory; 401 no known token; 403 the request names two
+                trajectories; 404 the path or the admin names an unknown trajectory; 410 the trajectory is over; 429
+                too many requests.
         """
         seat = self._seat(credentials)
         session = seat.session
@@ -133,7 +139,7 @@ class Register:
         return session
 
     def find_or_admit(self, credentials: Credentials) -> Session:
-        """As `find`, but a trajectory that the admin names first is made."""
+        """Like `find`, but opens a trajectory that the admin names for the first time."""
         if self.admit is not None and self.is_admin(credentials) and credentials.named:
             name = credentials.named[0]
             if name not in self and self._of_token(name) is None:
@@ -143,16 +149,17 @@ class Register:
     def _seat(self, credentials: Credentials) -> Seat:
         if self.is_admin(credentials):
             return self._named(credentials)
-        # A bearer that is not known is a key of another service: the URL or the id is enough.
+        # An unknown bearer token may be a key of another service; the token in the URL or the id is then sufficient.
         for token in (credentials.bearer, *credentials.named):
             if token is not None and (seat := self._of_token(token)) is not None:
                 return seat
         raise self._stranger(credentials)
 
     def _of_token(self, token: str) -> Seat | None:
-        """
+        """Return the open session of a token; None if the token is unknown.
+
         Raises:
-            RequestError: 410, it is over.
+            RequestError: 410, the trajectory is over.
         """
         digest = _digest(token)
         if digest in self._over:
@@ -160,7 +167,7 @@ class Register:
         return self._by_token.get(digest)
 
     def _named(self, credentials: Credentials) -> Seat:
-        """What the admin names."""
+        """Return the session that the admin names by its token or its name."""
         if not credentials.named:
             raise RequestError(400, "name a trajectory, by /trajectories/NAME/v1 or X-Mtrl-Trajectory-Id")
         name = credentials.named[0]
@@ -170,7 +177,7 @@ class Register:
         return seat
 
     def _stranger(self, credentials: Credentials) -> RequestError:
-        # By its form alone, so that nobody without a key learns which names there are.
+        # The answer depends on the form of the segment alone, so that a client without a key learns no names.
         if credentials.segment is not None and credentials.segment.startswith(TOKEN_BEGINS):
             return RequestError(404, "there is no trajectory of this URL", NOT_FOUND)
         if credentials.bearer is None:
@@ -179,10 +186,10 @@ class Register:
 
 
 def check_name(name: object) -> str:
-    """A name that somebody else thought of, if a trajectory can have it.
+    """Return a name that a client chose, if it is valid for a trajectory.
 
     Raises:
-        RequestError: 400.
+        RequestError: 400, the name is not valid.
     """
     if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable() and "#" not in name:
         return name
@@ -191,7 +198,7 @@ def check_name(name: object) -> str:
 
 
 def over(name: str) -> RequestError:
-    """The managed service's words, by which its SDK knows that there is nothing more to report."""
+    """Return the error for a finished trajectory. The managed service's SDK recognises its text and stops reporting."""
     return RequestError(410, f"trajectory {name} is not in valid status: it is over", "trajectory_over")
 
 

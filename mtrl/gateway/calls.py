@@ -1,8 +1,8 @@
-"""The calls of one trajectory: what each goes on from, and how they become turns.
+"""The calls of one trajectory: the earlier call that each continues, and their conversion to turns.
 
-A program's requests hold whole histories. Where one begins with the history of an earlier call *and* its answer, it
-goes on from that call: its context is that call's tokens, as they were sampled, and what is new. Calls so form a tree,
-and `arrange` cuts it into runs of turns that extend each other.
+A program's requests contain whole histories. A request that begins with the history of an earlier call *and* its answer
+continues that call: its context consists of that call's tokens, exactly as sampled, and the new tokens. The calls
+therefore form a tree, and `arrange` cuts it into sequences of turns that extend each other.
 """
 
 from __future__ import annotations
@@ -28,56 +28,57 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True)
 class Context:
-    """What a request wants to be gone on with, and where that stands among the calls."""
+    """The context of a request, and the earlier call that the request continues."""
 
     ids: list[int]
-    """All of its tokens."""
+    """Token ids of the whole context."""
     history: bytes
-    """The whole request in a form in which equal ones are equal."""
+    """The whole request as bytes; equal requests have equal bytes."""
     parent: Call | None
-    """The call that it goes on from."""
+    """The earlier call that the request continues, if any."""
     drift: str | None
     """Why `ids` do not begin with the parent's tokens; None if they do, or if there is no parent."""
     observation: list[Message]
-    """The messages that are new."""
+    """Messages of the request that are new."""
     heard: frozenset[int]
-    """Of what it shares with other requests, what is new here."""
+    """Hashes by which the request is compared with earlier ones: those of its new messages without system messages, or,
+    for a text or token ids, those of the request and of the earlier requests that it begins with."""
     tools: list[dict[str, Any]] | None = None
 
 
 class Call:
-    """One answer; it becomes a turn once its client has it."""
+    """One answer of the model; it becomes a turn once its client has it."""
 
     def __init__(self, index: int, context: Context, choice: int = 0, overrides: tuple[str, ...] = ()):
         """
         Args:
-            index: place in the order in which the calls of the trajectory began; it seeds the sampling.
-            choice: place among the answers to one request.
-            overrides: what the request wished and the run decides.
+            index: index in the order in which the calls of the trajectory began; it seeds the sampling.
+            choice: index among the answers to one request.
+            overrides: names of the sampling parameters that the request set and the run overrides.
         """
         self.index, self.choice, self.overrides = index, choice, overrides
         self.parent, self.drift = context.parent, context.drift
         self.observation, self.heard = context.observation, context.heard
         self.key = _digest(context.history)
         self.new_ids = context.ids[self.parent.length :] if self.parent and not self.drift else context.ids
-        """What follows the parent's tokens; the whole context where it does not extend them."""
+        """The tokens after the parent's tokens; the whole context if it does not extend them."""
         self.prompt_tokens = len(context.ids)
         self.children = 0
-        """Calls that go on from this one."""
+        """Number of calls that continue this one."""
         self.generation = Generation([], [], FinishReason.ABORT, [])
         self.message: Message = {}
-        """The answer as its client is told it: stop strings are cut off, and tools are called in `tool_calls` alone."""
+        """The answer for the client: stop strings are cut off, and tool calls are in `tool_calls` only."""
         self.text = ""
-        """The same as text, for clients that know no messages."""
+        """The answer as text, for clients of the completions API."""
         self.spoken: Message = {}
-        """The answer as the model gave it; `decoded` is its text."""
+        """The answer as the model gave it; `decoded` is its raw text."""
         self.decoded = ""
         self.reward = 0.0
         self.began = self.ended = 0.0
 
     @property
     def prompt_ids(self) -> list[int]:
-        """The whole context before the answer."""
+        """Token ids of the whole context before the answer."""
         parts: list[list[int]] = []
         call: Call = self
         while call.parent is not None and call.drift is None:
@@ -88,31 +89,31 @@ class Call:
 
     @property
     def tokens(self) -> list[int]:
-        """The whole context and the answer."""
+        """Token ids of the whole context and the answer."""
         return self.prompt_ids + self.generation.token_ids
 
     @property
     def length(self) -> int:
-        """How many tokens these are."""
+        """Number of tokens of the context and the answer."""
         return self.prompt_tokens + len(self.generation.token_ids)
 
     @property
     def finish_reason(self) -> str:
-        """In OpenAI's words: length, tool_calls or stop."""
+        """OpenAI's finish reason: length, tool_calls or stop."""
         if self.generation.finish == FinishReason.LENGTH:
             return "length"
         return "tool_calls" if self.message.get("tool_calls") else "stop"
 
     def answer(self, generation: Generation, codec: Codec, context: Context, stop: Sequence[str]) -> None:
-        """Take what was sampled; `stop` are the request's own stop strings, which its client does not want to see.
+        """Store the sampled answer; `stop` holds the request's own stop strings, which are cut off for the client.
 
         Raises:
-            ValueError: the renderer cannot make a message of it.
+            ValueError: the renderer cannot parse the sampled ids into a message.
         """
         ids = generation.token_ids
         self.decoded = codec.decode(codec.without_stop(ids))
         self.spoken = codec.parse(ids, context.ids, context.tools, self.index)
-        # Some renderers make out calls where nobody offered tools; such a client is told what was said.
+        # Some renderers find calls even if the request has no tools; such a client receives the plain text.
         unasked = bool(self.spoken.get("tool_calls")) and not context.tools
         plain = {"role": "assistant", "content": self.decoded}
         self.message, self.text = told(plain if unasked else self.spoken, stop), cut(self.decoded, stop)
@@ -120,8 +121,8 @@ class Call:
 
 
 class Prefixes:
-    """Which of the byte strings added here another begins with, in time proportional to its length and to the places
-    at which they may end."""
+    """Finds which of the added byte strings are prefixes of another one, in time proportional to its length and to the
+    number of lengths that a prefix may have."""
 
     def __init__(self) -> None:
         self._calls: dict[bytes, list[Call]] = {}
@@ -134,10 +135,10 @@ class Prefixes:
         self._calls.setdefault(_digest(data), []).append(call)
 
     def of(self, data: bytes, ends: Iterable[int] | None = None) -> Iterator[tuple[int, list[Call]]]:
-        """The length of each and the calls that added it, the shortest first.
+        """Yield the length of each added prefix of `data` and the calls that added it, the shortest prefix first.
 
         Args:
-            ends: lengths that it may have, in order; None: any.
+            ends: lengths that a prefix may have, in ascending order; None: any.
         """
         hasher, read = blake2b(digest_size=16), 0
         for length in self._lengths if ends is None else ends:
@@ -150,11 +151,11 @@ class Prefixes:
 
 
 class Lineage:
-    """Finds the call that a request goes on from.
+    """Finds the call that a request continues.
 
-    The longest history wins; of equals one whose answer came back to the letter, then one that no other call goes on
-    from yet, and of those the newest. Messages are compared as `message_key` has them, and with other tools it is
-    another history.
+    The call with the longest matching history wins. Among equal histories, a call whose answer came back unchanged is
+    preferred, then a call that no other call continues yet, then the newest. Messages are compared by `message_key`,
+    and requests with different tools have different histories.
     """
 
     def __init__(self, codec: Codec):
@@ -162,7 +163,7 @@ class Lineage:
         self._answered, self._asked = Prefixes(), Prefixes()
 
     def learn(self, call: Call, history: bytes) -> None:
-        """Remember a call whose client has its answer to the request with this history."""
+        """Register a call whose client has the answer to the request with this history."""
         if history[:1] == _CHAT:
             self._answered.add(history + message_key(call.message), call)
             return
@@ -171,7 +172,7 @@ class Lineage:
         self._answered.add(history + said, call)
 
     def chat(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Context:
-        """The context of a conversation. Whatever the renderer raises passes through."""
+        """Return the context of a conversation. Exceptions of the renderer pass through."""
         keys = [_CHAT + json.dumps(tools, sort_keys=True).encode() + b"\n", *map(message_key, messages)]
         history, ends = b"".join(keys), list(accumulate(map(len, keys)))
         length, calls = self._longest(history, ends)
@@ -190,13 +191,13 @@ class Lineage:
         return Context(ids, history, parent, drift, new, heard, tools)
 
     def _drift(self, previous: list[int], ids: list[int], new: list[Message], anew: bool) -> str:
-        """Why `ids`, which were perhaps rendered anew, do not begin with the previous tokens."""
+        """Classify why `ids` do not begin with the previous tokens; `anew` tells whether they were rendered anew."""
         if not anew:
             return classify_break(previous, ids, self.codec)
         return "edited" if any(message["role"] == "assistant" for message in new) else "template"
 
     def text(self, prompt: str) -> Context:
-        """The context of a bare text."""
+        """Return the context of a text without messages."""
         history = _TEXT + prompt.encode()
         length, calls = self._longest(history)
         parent, drift = _first(calls), None
@@ -205,15 +206,15 @@ class Lineage:
         else:
             new = history[length:].decode()
             previous = parent.tokens
-            # A text has no closing token, unless the program writes it; without it, what was sampled is not its
-            # beginning.
+            # A text has no closing token unless the program writes it. Without that token the context does not begin
+            # with all the sampled tokens.
             kept = self.codec.without_stop(parent.generation.token_ids)
             ids = previous[: parent.prompt_tokens] + kept + self.codec.encode(new)
             drift = None if ids[: len(previous)] == previous else "template"
         return Context(ids, history, parent, drift, [{"role": "user", "content": new}], self._heard(history))
 
     def tokens(self, ids: list[int]) -> Context:
-        """The context of token ids, which are taken as they are."""
+        """Return the context of token ids, which are used unchanged."""
         history = _IDS + _as_bytes(ids)
         length, calls = self._longest(history)
         parent = _first(calls)
@@ -222,16 +223,20 @@ class Lineage:
         return Context(list(ids), history, parent, None, observation, self._heard(history))
 
     def _longest(self, history: bytes, ends: list[int] | None = None) -> tuple[int, list[Call]]:
-        """The calls that more of it begins with than with any others, their answers included, and how much that is."""
+        """Find the longest prefix of `history` that is an earlier request with its answer.
+
+        Returns:
+            The length of the prefix in bytes, and its calls; 0 and no calls if there is none.
+        """
         return [(0, []), *self._answered.of(history, ends)][-1]
 
     def _heard(self, history: bytes) -> frozenset[int]:
-        """A text shares a beginning with another if it begins with all of it."""
+        """Return hashes of a text or of token ids, and of the earlier requests that it begins with as a whole."""
         return frozenset(map(hash, [_digest(history), *(calls[0].key for _, calls in self._asked.of(history))]))
 
 
 def _first(calls: list[Call], content: str | None = None) -> Call | None:
-    """Of calls with equal histories the one to go on from; `content` is the answer as it came back."""
+    """Return the call to continue among calls with equal histories; `content` is the answer that came back."""
 
     def rank(call: Call) -> tuple[bool, bool, int]:
         return content not in (None, call.message["content"]), call.children > 0, -call.index
@@ -240,10 +245,10 @@ def _first(calls: list[Call], content: str | None = None) -> Call | None:
 
 
 def arrange(calls: Iterable[Call]) -> list[Turn]:
-    """The turns of these calls, in the order in which they began; their rewards are those of the calls.
+    """Return the turns of these calls, which come in the order in which they began, with the calls' rewards.
 
-    A context that another turn extends already is told anew, as a break: so every sampled token stands in one sample,
-    behind its own context.
+    Only one turn extends the tokens of an earlier turn. A further turn with the same parent repeats its whole context
+    as a break, so that every sampled token is in exactly one sample, behind its own context.
     """
     turns: list[Turn] = []
     places: dict[Call, int] = {}
@@ -270,7 +275,8 @@ def arrange(calls: Iterable[Call]) -> list[Turn]:
 
 
 def _break(call: Call, asked: set[bytes], heard: set[int]) -> str:
-    """Why a call extends no turn, given what was asked and heard before it."""
+    """Return the break reason of a call that extends no turn. `asked` and `heard` hold the keys and hashes of the calls
+    before it."""
     if call.choice:
         return "branch"
     if call.key in asked:
@@ -298,7 +304,7 @@ def _turn(call: Call, reason: str | None) -> Turn:
 
 
 def told(spoken: Message, stop: Sequence[str]) -> Message:
-    """An assistant's message for a client, who is told calls of tools in `tool_calls` alone."""
+    """Return an assistant's message for a client: tool calls are in `tool_calls` only, texts end at a stop string."""
     content = spoken.get("content") or ""
     if spoken.get("tool_calls"):
         content = parse_calls(content)[0]
@@ -309,15 +315,15 @@ def told(spoken: Message, stop: Sequence[str]) -> Message:
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """What stands before the first of these."""
+    """Return the text before the first occurrence of a stop string."""
     return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
 
 
 def message_key(message: Message) -> bytes:
-    """A message in a form in which equal ones are equal.
+    """Return a message as bytes; equal messages have equal bytes.
 
-    Programs hand an answer back without its reasoning, without the white space around it, with None for no text, with
-    arguments written another way, or with calls named anew: it is the same answer.
+    Programs send an answer back without its reasoning, without the surrounding white space, with None for an empty
+    text, with differently formatted arguments, or with new call ids. All of these count as the same answer.
     """
     content = message.get("content") or ""
     if message["role"] == "assistant":
@@ -332,7 +338,7 @@ def message_key(message: Message) -> bytes:
 def _arguments_key(arguments: Any) -> str:
     try:
         return canonical(strict_loads(arguments or "{}") if isinstance(arguments, str) else arguments)
-    except (ValueError, TypeError, RecursionError):  # what the model wrote, and is no JSON
+    except (ValueError, TypeError, RecursionError):  # the model wrote arguments that are not valid JSON
         return str(arguments)
 
 

@@ -1,4 +1,4 @@
-"""Trajectories of programs that nobody here starts: opened as they are named, written down when they are over."""
+"""Trajectories of programs that mtrl does not start: they are opened by name, and written to a file when they end."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from mtrl.generator.rollouts import stream_seed
 from mtrl.types import StopReason, Trajectory, write_jsonl
 
 SECONDS_TO_PAY = 2.0
-"""For the reward of a trajectory that was completed without one: SageMaker's SDK reports it right afterwards."""
+"""Seconds to wait for the reward of a trajectory that was completed without one: SageMaker's SDK reports it right
+afterwards."""
 
 
 @dataclass
 class Desk:
-    """Opens, follows and writes trajectories."""
+    """Opens trajectories, waits for their end and writes them."""
 
     gateway: Gateway
     sampling: SamplingParams
     seed: int
     out: Path
-    """JSONL; trajectories are appended."""
+    """JSONL file to which trajectories are appended."""
     seconds: float
-    """For a trajectory, from its first call to its completion."""
+    """Time limit of a trajectory, from its opening to its completion, in seconds."""
     note: Callable[[str], None] = print
     written: int = 0
     unwritten: int = 0
-    """Trajectories that the file could not take."""
+    """Number of trajectories that could not be written to the file."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Nothing more will be played; also set by whoever ends it."""
+    """Set when the engine is lost, and by the caller that ends the gateway."""
     failure: EngineLostError | None = None
-    """Why, if nobody wished it."""
+    """The loss of the engine, if that set `over`."""
     _following: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def open(self, name: str) -> Session:
-        """
+        """Open the trajectory of a name.
+
         Raises:
-            ValueError: there is an open trajectory of this name.
+            ValueError: a trajectory of this name is open already.
         """
         seed = stream_seed(self.seed, name, 0)
         session = self.gateway.open(name, replace(self.sampling, seed=seed))
@@ -53,7 +55,7 @@ class Desk:
         return session
 
     async def close(self) -> None:
-        """Write what is not over yet as it is."""
+        """Close and write the trajectories that are still open."""
         tasks = list(self._following.values())
         for task in tasks:
             task.cancel()
@@ -91,7 +93,7 @@ class Desk:
         except OSError as error:
             self.unwritten += 1
             self.note(f"{session.name}: lost, for {self.out} cannot be written ({error.strerror})")
-            with suppress(OSError):  # half a line would spoil the next one
+            with suppress(OSError):  # half a line would corrupt the next one
                 os.truncate(self.out, before)
             return
         self.written += 1
@@ -100,7 +102,7 @@ class Desk:
 
 
 def names_in(out: Path) -> set[str]:
-    """Of the trajectories that are written there; a line that was cut has none.
+    """Return the names of the trajectories in a file; incomplete lines are skipped.
 
     Raises:
         UserError: the file cannot be read.
@@ -119,7 +121,7 @@ def names_in(out: Path) -> set[str]:
 
 
 def _stop_of(session: Session) -> StopReason:
-    """Of a trajectory that has ended."""
+    """Return the stop reason of a trajectory that has ended."""
     if session.status is None:  # the engine is lost
         return StopReason.ABORTED
     return session.stop or (StopReason.DONE if session.status == "ready" else StopReason.ENV_ERROR)

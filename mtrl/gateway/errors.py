@@ -1,4 +1,4 @@
-"""What a request is refused with, in the form of OpenAI's API."""
+"""The error with which a request is refused, in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _TYPES = {
 
 
 class RequestError(Exception):
-    """A request that gets no answer: an HTTP status, one sentence, and where there is one OpenAI's code and the name of
-    the field at fault."""
+    """A refused request: an HTTP status, a message of one sentence, and optionally OpenAI's code and the name of the
+    field at fault."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
 
     def body(self) -> dict[str, Any]:
-        """The JSON of the response."""
+        """Return the JSON body of the response."""
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -1,6 +1,6 @@
-"""One HTTP exchange: the body that a client sends, the reply that it gets, and whether it is still there.
+"""One HTTP exchange: the body that a client sends, the reply that it gets, and whether it is still connected.
 
-Nothing here waits for a client without a limit of time; for one that does not read, the server has it.
+Every wait for a client's body has a time limit. The server has the limit for a client that does not read its reply.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Send = Callable[[Any], Awaitable[None]]
 T = TypeVar("T")
 
 SECONDS_TO_SEND = 30.0
-"""For the body of a request."""
+"""Maximum time for receiving the body of a request, in seconds."""
 
 
 class GoneError(Exception):
-    """The client has left before its answer."""
+    """The client disconnected before its answer."""
 
 
 @dataclass
 class Reply:
-    """A whole answer."""
+    """A complete response."""
 
     content: Any
-    """Written as JSON."""
+    """Value that is sent as JSON."""
     status: int = 200
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
@@ -44,7 +44,7 @@ class Reply:
 
 
 class Attended(Generic[T]):
-    """Work that is done only while its client is there.
+    """Work that runs only while its client is connected.
 
     async with Attended(receive, session.chat(request)) as work:
         calls = await work.result()
@@ -60,17 +60,17 @@ class Attended(Generic[T]):
     async def __aexit__(self, *_: object) -> None:
         self._gone.cancel()
         self._work.cancel()
-        # What was cancelled is over before its session hears of anything else.
+        # The cancelled work must end before its session handles another event.
         await asyncio.wait((self._gone, self._work))
         if not self._work.cancelled():
             self._work.exception()
-        del self._work, self._gone  # what the work raised holds this, and would keep itself
+        del self._work, self._gone  # the exception of the work references this object: break the cycle
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Whether it is done after so many seconds.
+        """Wait at most `seconds`, and return whether the work is done.
 
         Raises:
-            GoneError: the client has left before.
+            GoneError: the client disconnected before.
         """
         await asyncio.wait((self._work, self._gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self._work.done():
@@ -80,9 +80,10 @@ class Attended(Generic[T]):
         return False
 
     async def result(self) -> T:
-        """
+        """Wait for the result of the work; exceptions of the work pass through.
+
         Raises:
-            GoneError: the client has left before; or whatever the work raises.
+            GoneError: the client disconnected before.
         """
         await self.wait()
         return self._work.result()
@@ -98,11 +99,11 @@ def to_bytes(content: Any) -> bytes:
 
 
 async def read_json(scope: Scope, receive: Receive, most: int) -> Any:
-    """The JSON value of a body of at most `most` bytes.
+    """Read the JSON value of a body of at most `most` bytes.
 
     Raises:
-        RequestError: 400 if it is no JSON, 408 if it comes too slowly, 413 if it is too large.
-        GoneError: the client has left.
+        RequestError: 400 the body is not JSON; 408 it arrives too slowly; 413 it is too large.
+        GoneError: the client disconnected.
     """
     body = await _read(scope, receive, most)
     try:

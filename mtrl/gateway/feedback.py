@@ -1,13 +1,13 @@
-"""What a program reports of its trajectory: the protocol of SageMaker's `RolloutFeedbackClient`.
+"""Reports of a program about its trajectory: the protocol of SageMaker's `RolloutFeedbackClient`.
 
     POST /complete-rollout    {"JobArn": "…", "TrajectoryId": "…", "Status": "ready" | "failed"}
     POST /update-reward       {"JobArn": "…", "TrajectoryId": "…", "Rewards": [0.0, 1.0]}
 
-Keys may also be in camelCase or snake_case, and without a Status it is ready. The SDK completes a trajectory first and
-pays it then; both may be repeated.
-It signs its requests for AWS, so its trajectory is named by the URL (`metadata.endpoint` is `…/trajectories/TOKEN`), or
-by a TrajectoryId that is the token. What it is told of a trajectory that is over is 404, which it takes as "nothing
-more to report".
+Keys may also be in camelCase or snake_case, and a missing Status means ready. The SDK first completes a trajectory and
+then reports its reward; both requests may be repeated.
+The SDK signs its requests for AWS, so the trajectory is named by the URL (`metadata.endpoint` is
+`…/trajectories/TOKEN`), or by a TrajectoryId that is the token. The answer for a finished trajectory is 404, which the
+SDK takes as "nothing more to report".
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ REWARDS = ("Rewards", "rewards", "Reward", "reward")
 ERROR = ("Error", "error", "ErrorMessage", "errorMessage", "error_message")
 STATUSES = ("ready", "failed")
 SHOWN = 2_000
-"""Characters of a program's own words about its failure that are kept."""
+"""Maximum number of characters that are stored of a program's error message."""
 
 
 def about(body: Any) -> str | None:
-    """The trajectory that a report is about, by its token or its name; None where it does not say so.
+    """Return the token or the name of the trajectory that a report is about; None if the report has none.
 
     Raises:
-        RequestError: 400 it is no report.
+        RequestError: 400, the body is no report.
     """
     if not isinstance(body, dict):
         raise RequestError(400, "the body is not a JSON object; send one with a TrajectoryId")
@@ -44,9 +44,10 @@ def about(body: Any) -> str | None:
 
 
 def complete_rollout(session: Session, report: dict[str, Any]) -> dict[str, Any]:
-    """
+    """Record the end of the trajectory, and return the response.
+
     Raises:
-        RequestError: 400, 409 if it has ended the other way.
+        RequestError: 400 the report is malformed; 409 the trajectory has ended with the other status.
     """
     status = _one(report, STATUS)
     status = STATUSES[0] if status is None else status.lower() if isinstance(status, str) else status
@@ -62,10 +63,12 @@ def complete_rollout(session: Session, report: dict[str, Any]) -> dict[str, Any]
 
 
 def update_reward(session: Session, report: dict[str, Any]) -> dict[str, Any]:
-    """The newest report counts. One value pays the trajectory, several its turns.
+    """Record the reported rewards, and return the response.
+
+    The newest report counts. One value is the reward of the trajectory, several values are the rewards of its calls.
 
     Raises:
-        RequestError: 400, 410 if it is over.
+        RequestError: 400 the report is malformed; 410 the trajectory is over.
     """
     rewards = _one(report, REWARDS)
     values = rewards if isinstance(rewards, list) else [rewards]
@@ -74,7 +77,7 @@ def update_reward(session: Session, report: dict[str, Any]) -> dict[str, Any]:
             400, f"Rewards is {rewards!r:.80}; it must be a number or one for each turn", param="Rewards"
         )
     numbers = [float(value) for value in values]
-    # The SDK knows no scalar: it writes one as a list with one value.
+    # The SDK sends a scalar as a list with one value.
     session.pay(numbers[0] if len(numbers) == 1 else numbers)
     return {"TrajectoryId": session.name, "Rewards": numbers}
 

@@ -1,7 +1,7 @@
-"""What a client asks: the bodies of `/v1/chat/completions` and `/v1/completions`, checked once, here.
+"""Requests of clients: the bodies of `/v1/chat/completions` and `/v1/completions`, checked once, here.
 
-Messages are brought into the form that the rest of mtrl has: content is text, arguments of tool calls are objects. What
-cannot be honoured and would change the answer is refused; what does no harm is taken and left aside.
+Messages are converted to the form that the rest of mtrl uses: content is text, arguments of tool calls are objects.
+Fields that are not supported and would change the answer are refused; harmless fields are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mtrl.types import Message
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16
-"""OpenAI takes 4, servers of open models more."""
+"""Maximum number of stop strings of a request. OpenAI takes 4, servers of open models take more."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _READ = ("model", "n", "max_tokens", "stop", "temperature", "top_p", "logprobs", "stream", "stream_options")
@@ -47,12 +47,12 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
 }
-"""Fields that would change the answer, and the values (beside null) that ask for nothing."""
+"""Fields that would change the answer, and their accepted values besides null, which have no effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What both kinds of request may say about the answer."""
+    """Parameters of the answer that both kinds of request share."""
 
     n: int = 1
     max_tokens: int | None = None
@@ -64,19 +64,19 @@ class Wishes:
     include_usage: bool = False
     model: str = ""
     unknown: tuple[str, ...] = ()
-    """Names of fields that nobody here knows."""
+    """Names of the fields that the gateway does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(Wishes):
-    """A conversation to go on with."""
+    """Request to continue a conversation."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
 
     @property
     def characters(self) -> int:
-        """Of all that the model is to read, at least."""
+        """Lower bound of the number of characters that the model has to read."""
         texts = (value for message in self.messages for value in message.values() if isinstance(value, str))
         calls = (message["tool_calls"] for message in self.messages if "tool_calls" in message)
         parts = [*calls, *([self.tools] if self.tools else [])]
@@ -102,13 +102,13 @@ class ChatRequest(Wishes):
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRequest(Wishes):
-    """A text, or token ids, to go on with."""
+    """Request to continue a text or token ids."""
 
     prompt: str | list[int]
 
     @classmethod
     def from_json(cls, body: Any) -> Self:
-        """Check the body of a request. `logprobs` is a number here: 0 gives those of the sampled tokens.
+        """Check the body of a request. `logprobs` is a number here: 0 requests those of the sampled tokens.
 
         Raises:
             RequestError: 400; it names the field at fault.
@@ -122,7 +122,7 @@ class CompletionRequest(Wishes):
 
 
 def _wishes(body: dict[str, Any], own: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of `Wishes`, but for `logprobs`, which the two kinds write differently."""
+    """Return the fields of `Wishes` except `logprobs`, which the two kinds of request write differently."""
     for name, idle in _REFUSED.items():
         value = body.get(name)
         if value is not None and value not in idle:
@@ -146,7 +146,7 @@ def _bad(param: str, what: str) -> RequestError:
 
 
 def _shown(value: Any) -> str:
-    """The beginning of a value that a client sent."""
+    """Return the beginning of the `repr` of a value that a client sent."""
     try:
         return f"{value!r:.50}"
     except RecursionError:
@@ -160,7 +160,7 @@ def _object(body: Any) -> dict[str, Any]:
 
 
 def _text(value: str) -> str:
-    """Halves of surrogate pairs, which no file and no tokenizer takes, become question marks."""
+    """Replace lone surrogates by question marks: neither a file nor a tokenizer accepts them."""
     return value if value.isascii() else value.encode(errors="replace").decode()
 
 
@@ -210,7 +210,7 @@ def _prompt(value: Any) -> str | list[int]:
 
 
 def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The tools as they are to be shown; None where there are none, or none may be called."""
+    """Return the tools for the prompt; None if there are none, or none may be called."""
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise _bad("tool_choice", f"is {_shown(choice)}, but the model alone decides what it calls; use auto or none")
@@ -223,7 +223,7 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _plain(param: str, value: Any) -> Any:
-    """A copy that every file takes."""
+    """Return a copy in plain JSON, with lone surrogates replaced, that can be written to any file."""
     try:
         check_depth(value)
         return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace"))
@@ -266,7 +266,7 @@ def _content(where: str, content: Any) -> str:
 
 def _part(where: str, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("thinking", "redacted_thinking", "reasoning"):  # what some clients hand back of earlier answers
+    if kind in ("thinking", "redacted_thinking", "reasoning"):  # parts of earlier answers that some clients send back
         return ""
     text = part.get("refusal" if kind == "refusal" else "text") if kind in ("text", "input_text", "refusal") else part
     if not isinstance(text, str):
@@ -287,7 +287,7 @@ def _call(where: str, call: Any) -> dict[str, Any]:
 
 
 def _arguments(where: str, arguments: Any) -> Any:
-    """An object; text that is none stays as it is, for a model may have said it."""
+    """Return the arguments as an object. Text that holds no object stays text, because a model may have sampled it."""
     if isinstance(arguments, str):
         try:
             found = _plain(where, strict_loads(arguments or "{}"))

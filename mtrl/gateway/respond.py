@@ -1,4 +1,4 @@
-"""What was sampled, in the words of OpenAI's API."""
+"""Sampled answers in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """What all pieces of one answer have in common."""
+    """Fields that all chunks of one answer share."""
 
     model: str
-    """As the client called it: any name is taken for the one model that there is."""
+    """Model name from the request: every name refers to the only model of the gateway."""
     kind: str = "chat.completion"
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -31,7 +31,7 @@ class Answer:
 
 
 def chat_completion(answer: Answer, calls: Sequence[Call], codec: Codec | None) -> dict[str, Any]:
-    """The answer of `/v1/chat/completions`; with log-probs if there is a codec to name their tokens."""
+    """Return the body of a `/v1/chat/completions` answer, with log-probs if a codec is given to decode their tokens."""
     choices = [
         {
             "index": index,
@@ -45,7 +45,7 @@ def chat_completion(answer: Answer, calls: Sequence[Call], codec: Codec | None) 
 
 
 def completion(answer: Answer, calls: Sequence[Call], codec: Codec | None) -> dict[str, Any]:
-    """The answer of `/v1/completions`."""
+    """Return the body of a `/v1/completions` answer."""
     choices = [completion_choice(index, call, codec) for index, call in enumerate(calls)]
     return {**answer.head(), "choices": choices, "usage": usage(calls)}
 
@@ -60,8 +60,8 @@ def completion_choice(index: int, call: Call, codec: Codec | None) -> dict[str, 
 
 
 def wire_message(message: Message) -> Message:
-    """An assistant's message as clients take it. A malformed call keeps the text that the model wrote as its arguments,
-    so that a program finds out as it would with any model."""
+    """Return an assistant's message in the form that clients take. A malformed call has the text that the model wrote
+    as its arguments, so that a program detects the error as it would with any model."""
     calls = [wire_call(call) for call in message.get("tool_calls") or ()]
     content = message.get("content") or ""
     sent: Message = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
@@ -73,14 +73,14 @@ def wire_message(message: Message) -> Message:
 
 
 def wire_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Arguments are JSON text there."""
+    """Return a tool call in OpenAI's form, with the arguments as JSON text."""
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def usage(calls: Sequence[Call]) -> dict[str, Any]:
-    """The prompt counts once, however many answers there are."""
+    """Return the token counts of a request. The prompt counts once, however many answers there are."""
     prompt = calls[0].prompt_tokens if calls else 0
     sampled = sum(len(call.generation.token_ids) for call in calls)
     cached = min(prompt, max((call.generation.cached_tokens for call in calls), default=0))
@@ -115,13 +115,13 @@ def completion_logprobs(call: Call, codec: Codec) -> dict[str, Any]:
 
 
 def _tokens(call: Call, codec: Codec) -> list[tuple[str, float]]:
-    """The sampled tokens without the one that ended the turn, each with its log-prob."""
+    """Return the sampled tokens without the one that ended the turn, each with its log-prob."""
     ids = codec.without_stop(call.generation.token_ids)
     return [(codec.tokenizer.decode([i]), p) for i, p in zip(ids, call.generation.logprobs, strict=False)]
 
 
 def _bytes(text: str) -> list[int] | None:
-    """None for a part of a character, which has no text of its own."""
+    """Return the UTF-8 bytes of a token; None for a part of a character, which has no text of its own."""
     return None if "�" in text else list(text.encode(errors="replace"))
 
 

@@ -1,4 +1,4 @@
-"""The gateway: an engine behind OpenAI's API, for as many programs at once as there are trajectories."""
+"""The gateway: an engine behind OpenAI's API, for many programs at once, each with its own trajectory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from mtrl.http_protocol import PatientProtocol
 from mtrl.serving import address_of, bind
 
 MODEL = "mtrl"
-"""What the gateway calls the one model that it has; requests may call it as they like."""
+"""Name of the gateway's only model; requests may use any name for it."""
 MOST_CONNECTIONS = 8_192
-"""Further ones are answered with 503, which clients take as a reason to come again."""
+"""Maximum number of connections. Further ones are answered with 503, after which clients try again."""
 SPARE_FILES = 512
-"""File descriptors that are left to the rest of the process."""
+"""Number of file descriptors that are left to the rest of the process."""
 KEEP_ALIVE = 75
-"""Seconds for which an idle connection is kept: longer than the clients that programs use keep theirs, so that none is
-lost to a server that closes it at this very moment."""
+"""Seconds for which an idle connection stays open. It is longer than the limit of usual clients, so that no request is
+lost because the server closes its connection at the same moment."""
 SECONDS_TO_START = 30.0
 SECONDS_TO_CLOSE = 5.0
 
 
 class Gateway:
-    """Programs ask it, each in the name of a trajectory; whoever plays the trajectories opens and closes them.
+    """Server that programs call, each for one trajectory. The owner of the gateway opens and closes the trajectories.
 
-    It may be used from one event loop after the other; the address stays.
+    It may be used from several event loops, one after the other; the address stays the same.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Gateway:
     ):
         """
         Args:
-            port: 0 is a free one.
-            max_body: bytes of a request.
-            key: section of the configuration that host and port come from; errors name it.
+            port: TCP port; 0 selects a free one.
+            max_body: maximum size of a request's body, in bytes.
+            key: section of the configuration that host and port come from, for error messages.
         """
         self.engine, self.codec, self.limits, self.max_body = engine, codec, limits, max_body
         self.register = Register()
@@ -62,30 +62,30 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """`http://127.0.0.1:PORT`; there is none before the start."""
+        """Address of the gateway, such as `http://127.0.0.1:PORT`; available after the start."""
         assert self._bound is not None, "the gateway has not been started"
         return address_of(self._bound)
 
     def base_url(self, session: Session) -> str:
-        """Where a program asks that knows no key: whoever has this URL is this trajectory."""
+        """Return the base URL for a program without a key: the URL itself authenticates the trajectory."""
         return f"{self.trajectory_url(session)}/v1"
 
     def trajectory_url(self, session: Session) -> str:
-        """Where a program reports what it was paid."""
+        """Return the URL below which a program reports its reward."""
         return f"{self.url}/trajectories/{session.token}"
 
     def open(self, name: str, sampling: SamplingParams) -> Session:
-        """A trajectory that programs may ask in the name of.
+        """Open a trajectory for which programs may make requests.
 
         Raises:
-            ValueError: one of this name is open.
+            ValueError: a trajectory of this name is open.
         """
         session = Session(name, self.engine, self.codec, sampling, self.limits, new_token())
         self.register.add(session)
         return session
 
     def introduce(self, session: Session) -> dict[str, str]:
-        """What a program needs to know of its trajectory."""
+        """Return the description of a trajectory that a program needs."""
         return {
             "id": session.name,
             "token": session.token,
@@ -95,27 +95,29 @@ class Gateway:
         }
 
     def admit(self, key: str, make: Callable[[str], Session], used: Iterable[str] = ()) -> None:
-        """Let whoever shows this key open trajectories, before the start: by `POST /trajectories`, or by the first call
-        that names one.
+        """Let clients with this key open trajectories, by `POST /trajectories` or by the first call that names one.
+
+        It must be called before the start.
 
         Args:
-            make: opens the trajectory of a name.
-            used: names that no trajectory may have any more.
+            key: the admin's key.
+            make: function that opens the trajectory of a name.
+            used: names that no new trajectory may have.
         """
         self.register.admin_key, self.register.admit = key, make
         self.register.used.update(used)
 
     def close_session(self, session: Session) -> None:
-        """End it: what is sampled for it is aborted, and later requests are told that it is over."""
+        """Close a session: running calls are aborted, and later requests get the error that the trajectory is over."""
         self.register.remove(session)
         session.close()
 
     async def start(self) -> None:
-        """Serve on the running event loop; once it does so already, nothing happens.
+        """Serve on the running event loop; do nothing if the gateway already serves on it.
 
         Raises:
-            UserError: the address cannot be had.
-            RuntimeError: the server does not start.
+            UserError: the gateway cannot listen on its address.
+            RuntimeError: the server does not start, or serves on another event loop.
         """
         if self._serving is not None and not self._serving.done():
             if self._serving.get_loop() is asyncio.get_running_loop():
@@ -137,7 +139,7 @@ class Gateway:
             ready.cancel()
 
     async def close(self) -> None:
-        """Close all sessions and all connections, and give the address back. It may be repeated."""
+        """Close all sessions and all connections, and release the address. It may be called repeatedly."""
         for session in list(self.register):
             self.close_session(session)
         serving, self._serving = self._serving, None
@@ -161,7 +163,7 @@ class Gateway:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn as one task among others: signals are not its business."""
+    """uvicorn as one task among others; it does not handle signals."""
 
     def __init__(self, config: uvicorn.Config):
         super().__init__(config)
@@ -176,11 +178,11 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
     async def run_until_told(self, bound: socket.socket) -> None:
-        """The socket stays open, for the next event loop."""
+        """Serve until `should_exit` is set. `bound` stays open, for the next event loop."""
         own = bound.dup()
         try:
             await self.serve(sockets=[own])
-        finally:  # the loop may end without a word
+        finally:  # the loop may end without a shutdown of the server
             for server in getattr(self, "servers", ()):
                 server.close()
             own.close()
@@ -189,7 +191,8 @@ class _Server(uvicorn.Server):
 
 
 def _room() -> int:
-    """So many connections at once; the process is allowed as many files as that takes, where the system lets it."""
+    """Return the maximum number of connections, after raising the process's limit of open files as far as needed and
+    allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_CONNECTIONS + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""One trajectory that a program plays: its calls to the model, its end and what it is paid."""
+"""One trajectory that a program runs: its calls to the model, its end and its rewards."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from mtrl.types import LARGEST_REWARD, FinishReason, StopReason, Turn
 log = logging.getLogger(__name__)
 
 CHARACTERS_PER_TOKEN = 32
-"""No text has so many on average."""
+"""Upper bound of the average number of characters per token in any text."""
 
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """What one trajectory may take."""
+    """Limits of one trajectory."""
 
     max_calls: int
-    """Answers in all."""
+    """Maximum number of answers."""
     max_calls_at_once: int
-    """Answers that are sampled at the same time; further ones wait."""
+    """Maximum number of answers that are sampled at the same time; further calls wait."""
     max_context_length: int
-    """Tokens of a context, its answer included."""
+    """Maximum length of a context in tokens; the request must leave at least one token of it for the answer."""
     max_requests_per_second: float = 100.0
-    """Of any kind; further ones are refused, and may come again."""
+    """Maximum rate of requests of any kind, per second; further requests are refused with 429 and may be repeated."""
 
 
 class Session:
-    """One trajectory that a program plays: what it asked, what was sampled, what it was paid.
+    """One trajectory that a program runs: its requests, the sampled answers and the rewards.
 
-    Call k samples with seed `sampling.seed + k`, as turn k of the episode loop does, and under the run's own
-    temperature and top-p: agents with `temperature=0` written in them can be trained, and what they wished is counted.
+    Call k samples with seed `sampling.seed + k`, as turn k of the episode loop does, and with the run's own temperature
+    and top-p. Agents that set `temperature=0` can therefore be trained; a metric counts the overridden calls.
 
-    To the engine the trajectory is one of its name while one call is under way, and one more for every call beside it.
-    Between calls one stays open, with its cache; while others are sampled none does, for a deterministic engine waits
-    until every open one has asked for its next turn.
+    In the engine, one call uses the trajectory with the session's name, and every concurrent call uses another one.
+    Between calls one engine trajectory stays open, with its cache. No idle one stays open while other calls are
+    sampled, because a deterministic engine waits until every open trajectory has asked for its next turn.
     """
 
     def __init__(
@@ -54,57 +54,59 @@ class Session:
         self.name, self.token = name, token
         self.engine, self.codec, self.sampling, self.limits = engine, codec, sampling, limits
         self.finished = asyncio.Event()
-        """The program said that it is done, or no call can be answered any more."""
+        """Set when the program has reported its end, or when the engine is lost, so that no call can be answered."""
         self.status: str | None = None
-        """What the program said of its end: ready or failed; None before."""
+        """Final status that the program reported: ready or failed; None before the report."""
         self.error: str | None = None
-        """What it said about why it failed."""
+        """Error message that the program reported with its status."""
         self.stop: StopReason | None = None
-        """Why the last call was refused, if the trajectory should end for that; None after one that was not."""
+        """Stop reason of the trajectory that the last refused call implies, if any; None after an accepted call."""
         self.failure: Exception | None = None
-        """What broke while a call was answered, the newest: `EngineLostError` must reach whoever plays the episode."""
+        """Latest exception while a call was answered. `EngineLostError` must reach the loop that runs the episode."""
         self.rewards: list[float] | None = None
-        """What the program reported last."""
+        """Rewards of the program's latest report; None before the first."""
         self.paid = asyncio.Event()
-        """There are rewards."""
+        """Set when the program has reported rewards."""
         self.metrics: Counter[str] = Counter()
-        """Calls whose wishes were `gateway/overridden`, that were `gone` before their answers, and that began `beside`
-        another request (which of these is first, and so what each samples, is a matter of time); `unknown_fields`."""
+        """Counts: `gateway/overridden` (calls whose sampling parameters the run overrode), `gateway/gone` (calls whose
+        client left before the answer), `gateway/beside` (calls that began beside another request; their order, and so
+        their samples, depend on time) and `gateway/unknown_fields`."""
         self.closed = False
         self._lineage = Lineage(codec)
         self._calls: list[Call] = []
-        """Those whose clients have their answers."""
+        """Calls that were answered."""
         self._begun = self._under_way = 0
         self._places = asyncio.Semaphore(limits.max_calls_at_once)
         self._engine_ids: set[str] = {name}
-        """Open in the engine."""
+        """Ids of the trajectories that are open in the engine."""
         self._idle: str | None = name
         engine.open(name)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: ChatRequest) -> list[Call]:
-        """Go on with a conversation; one call for each of `request.n` answers.
+        """Continue a conversation; return one call for each of `request.n` answers.
 
-        A caller that is cancelled takes its calls back: they are no turns.
+        If the caller is cancelled, its calls are discarded and become no turns.
 
         Raises:
             RequestError: 400 the messages are refused or leave no room for an answer; 410 the trajectory is over; 429
-                it had its calls; 500 the call failed; 503 the engine is lost.
+                the trajectory has used all its calls; 500 the call failed; 503 the engine is lost, or sampling was
+                aborted.
         """
         self._check_room(request.n)
         self._check_length(len(request.messages), f"{len(request.messages)} messages")
         self._check_characters(request.characters)
         try:
             context = self._lineage.chat(request.messages, request.tools)
-        except Exception as error:  # whatever a template raises of messages that it does not like
+        except Exception as error:  # a template may refuse messages with any exception
             first_line = next(iter(str(error).splitlines()), "")
             message = f"the chat template refuses these messages ({type(error).__name__}: {first_line:.200})"
             raise RequestError(400, message, param="messages") from error
         return await self._answers(request, context)
 
     async def complete(self, request: CompletionRequest) -> list[Call]:
-        """Go on with a text or with token ids, without a template; raises what `chat` does."""
+        """Continue a text or token ids, without a template; it raises the same errors as `chat`."""
         self._check_room(request.n)
         if isinstance(request.prompt, str):
             self._check_characters(len(request.prompt))
@@ -193,7 +195,7 @@ class Session:
         return generation
 
     def _take(self) -> str:
-        """A trajectory of the engine for one call."""
+        """Return the id of an engine trajectory for one call; open one if none is idle."""
         if self._idle is not None:
             engine_id, self._idle = self._idle, None
             return engine_id
@@ -204,8 +206,8 @@ class Session:
         return engine_id
 
     def _give(self, engine_id: str, keep: bool) -> None:
-        """The call is over; its place in the engine is kept for the next one if no other call is under way."""
-        if self.closed:  # it is released already
+        """Release the engine trajectory of a finished call, or hold it for the next call if no other one is running."""
+        if self.closed:  # `close` has released it
             return
         if keep and len(self._engine_ids) == 1:
             self._idle = engine_id
@@ -217,7 +219,7 @@ class Session:
         return f"{self.name}#{number}" if number else self.name
 
     def _check_open(self) -> None:
-        if self.closed:  # the managed service's words, by which its SDK knows that there is nothing more to report
+        if self.closed:  # the managed service's SDK recognises the words of this message and stops reporting
             message = f"trajectory {self.name} is not in valid status: it is over"
             raise RequestError(410, message, "trajectory_over")
 
@@ -229,7 +231,7 @@ class Session:
             raise RequestError(429, message, "max_calls")
 
     def _check_length(self, least: float, length: str) -> None:
-        """Refuse what cannot fit, for it has at least so many tokens, before it is encoded: others wait for that."""
+        """Refuse a request of at least `least` tokens that cannot fit, before it is encoded: encoding delays others."""
         if least > self.limits.max_context_length:
             raise self._too_long(length)
 
@@ -251,7 +253,7 @@ class Session:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def pay(self, rewards: float | Sequence[float]) -> None:
-        """Reward the trajectory by one value, or each of its calls so far by its own, in the order in which they began.
+        """Set the trajectory's reward: one value, or one value per call so far, in the order in which the calls began.
         The latest report counts.
 
         Raises:
@@ -273,20 +275,20 @@ class Session:
         self.paid.set()
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """The program is done: ready or failed. What it says first stays."""
+        """Record the program's end with the status ready or failed. Only the first report counts."""
         if self.status is None:
             self.status, self.error = status, error
         self.finished.set()
 
     def turns(self) -> list[Turn]:
-        """The turns of all calls that were answered, with their rewards: a single one on the last turn."""
+        """Return the turns of all answered calls with their rewards; a single reward goes to the last turn."""
         turns = arrange(self._in_order())
         if turns and self.rewards is not None and len(self.rewards) == 1:
             turns[-1].reward = self.rewards[0]
         return turns
 
     def close(self) -> None:
-        """Abort what is sampled and give back the engine's places; later requests are refused."""
+        """Release all engine trajectories, which aborts running calls; later requests are refused."""
         if self.closed:
             return
         self.closed = True

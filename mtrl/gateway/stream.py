@@ -1,7 +1,7 @@
 """An answer as server-sent events, in OpenAI's chunks.
 
-An engine samples whole turns, so a stream brings no text sooner. It lets programs that ask for one be as they are, and
-keeps connections alive meanwhile.
+An engine samples whole turns, so a stream delivers no text earlier. It supports programs that request a stream, and
+keeps their connections alive meanwhile.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AT_ONCE = 0.05
-"""Seconds for which an answer, or a refusal with its status, is waited for before the stream begins."""
+"""Seconds to wait for an answer, or for a refusal with its own status, before the stream begins."""
 ALIVE = 10.0
-"""Seconds between two signs of life."""
+"""Seconds between two keep-alive comments."""
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -34,22 +34,23 @@ HEADERS = [
 
 @dataclass
 class EventStream:
-    """A reply that begins before there is an answer."""
+    """A reply that may begin before the answer exists."""
 
     opening: list[dict[str, Any]]
     work: Callable[[], Any]
-    """The coroutine of the calls."""
+    """Function that returns the coroutine of the calls."""
     chunks: Callable[[Sequence[Call]], Iterator[dict[str, Any]]]
 
     async def send(self, receive: Receive, send: Send) -> None:
-        """
+        """Send the events of the answer.
+
         Raises:
-            RequestError: nothing was sent yet.
-            GoneError: the client has left.
+            RequestError: the call was refused before anything was sent.
+            GoneError: the client disconnected.
         """
         async with Attended(receive, self.work()) as work:
             if await work.wait(AT_ONCE):
-                await work.result()  # raises while there can still be a status
+                await work.result()  # raises while a status can still be sent
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             async for event in self._events(work):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
@@ -79,12 +80,12 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class ChatChunks:
-    """The pieces of a `/v1/chat/completions` answer."""
+    """The chunks of a `/v1/chat/completions` answer."""
 
     answer: Answer
     n: int
     codec: Codec | None
-    """Names the tokens, where log-probs are asked for."""
+    """Codec that decodes the tokens, if log-probs are requested."""
     include_usage: bool
 
     def opening(self) -> list[dict[str, Any]]:
@@ -114,7 +115,7 @@ class ChatChunks:
 
 @dataclass(frozen=True)
 class CompletionChunks:
-    """The pieces of a `/v1/completions` answer."""
+    """The chunks of a `/v1/completions` answer."""
 
     answer: Answer
     codec: Codec | None

@@ -1,4 +1,4 @@
-"""One episode as messages, for models that are asked over a chat API: no token ids, no log-probs."""
+"""Conversations as messages, for models behind a chat API: such an API reports no token ids and no log-probs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mtrl.strict_json import strict_loads
 from mtrl.types import Message, Turn
 
 NAMELESS = "unknown"
-"""APIs refuse a call without a name, and a model may have made one."""
+"""Function name sent for a call in which the model gave no name: APIs refuse calls without one."""
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What an endpoint is sent: OpenAI's `messages`, and `tools` where the environment has some."""
+    """Request to an endpoint: OpenAI's `messages`, and `tools` if the environment has any."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -31,22 +31,23 @@ class ChatGeneration(Generation):
     content: str = ""
     reasoning: str | None = None
     calls: list[TextCall] = field(default_factory=list)
-    """Calls that the API itself made out, the malformed ones as well."""
+    """Tool calls that the API itself parsed, including malformed ones."""
     usage: dict[str, float] = field(default_factory=dict)
-    """What goes into `Turn.metrics`: `prompt_tokens`, `completion_tokens`, `cached_tokens`, `retries`."""
+    """Entries for `Turn.metrics`: `prompt_tokens`, `completion_tokens`, `cached_tokens`, `retries`."""
     is_full: bool = False
-    """The server says that the context has no room for another token."""
+    """Whether the server reported that the context has no room for another token."""
 
 
 class ChatConversation:
-    """Every turn is its own message. See `mtrl.generator.conversation.Dialogue`."""
+    """Conversation in which every turn is its own message. See `mtrl.generator.conversation.Dialogue`."""
 
     def __init__(self, messages: list[Message], tools: list[dict[str, Any]] | None = None):
         self.tools = tools or []
         self.messages = list(messages)
         self.turns: list[Turn] = []
         self.prompt_tokens = 0
-        """As the server counted it last, with the answer to it; 0 before the first."""
+        """Tokens of the last prompt and its answer, as the server counted them; 0 before the first answer, and
+        `sys.maxsize` once the context is full."""
         self._new: list[Message] = list(messages)
 
     @property
@@ -54,7 +55,7 @@ class ChatConversation:
         return ChatPrompt(to_wire(self.messages), self.tools)
 
     def add_action(self, generation: ChatGeneration) -> Turn:
-        """Append what the endpoint answered to `prompt`."""
+        """Append the endpoint's answer to `prompt`."""
         message = self._message(generation)
         turn = Turn(
             observation_ids=[],
@@ -76,12 +77,16 @@ class ChatConversation:
         return turn
 
     def add_observation(self, messages: list[Message]) -> None:
-        """Append what the environment said."""
+        """Append the environment's messages."""
         self.messages += messages
         self._new = messages
 
     def _message(self, generation: ChatGeneration) -> Message:
-        """Calls in the text form count too: a server that is not told how to find a model's calls leaves them there."""
+        """Return the assistant message of a generation.
+
+        Calls in the text form count too: a server that is not configured to parse a model's calls leaves them in the
+        content.
+        """
         calls: list[TextCall] = generation.calls
         if self.tools and not calls and OPEN in generation.content:
             calls = parse_calls(generation.content)[1]
@@ -94,11 +99,11 @@ class ChatConversation:
 
 
 def to_wire(messages: list[Message]) -> list[Message]:
-    """The messages as OpenAI's API takes them.
+    """Return the messages in the form that OpenAI's API takes.
 
-    Arguments are JSON text there, a result must name a call of the assistant, and unknown keys may be refused, so they
-    and the reasoning of past turns stay here. Calls that were made in the text form go back as the text that they were,
-    and what answers them, or no call at all, is the user's.
+    The API takes arguments as JSON text, a tool result must name a call of the assistant, and unknown keys may be
+    refused. Unknown keys and the reasoning of past turns are therefore not sent. Calls in the text form are sent as
+    that text. A tool result that answers such a call, or no call, is sent as a user message.
     """
     wire: list[Message] = []
     called: set[str] = set()
@@ -119,7 +124,7 @@ def to_wire(messages: list[Message]) -> list[Message]:
 
 
 def calls_from_wire(calls: Any) -> list[TextCall]:
-    """The `tool_calls` of an answer; whatever is wrong with one is kept as its status, as of sampled text."""
+    """Parse the `tool_calls` of an answer. A defect in a call becomes its status, as with calls in sampled text."""
     return [_call_from_wire(call) for call in calls] if isinstance(calls, list) else []
 
 
@@ -152,10 +157,10 @@ def _call_from_wire(call: Any) -> TextCall:
 
 
 def closed(content: str, stop: tuple[str, ...]) -> str:
-    """`content` with the stop string that the API cut off, where that can be told.
+    """Return `content` with the stop string that the API cut off, where it can be inferred.
 
-    The engines here keep stop strings, and environments look for them; APIs take them away. One such as `</sql>` is put
-    back where its `<sql>` was opened and not closed.
+    The engines of mtrl leave stop strings in the text, and environments look for them; APIs remove them. A stop string
+    such as `</sql>` is appended if the content has more `<sql>` than `</sql>`.
     """
     for text in stop:
         opening = text.replace("</", "<", 1)

@@ -1,7 +1,8 @@
-"""Control tokens that somebody wrote as text: words of a conversation must not become its structure.
+"""Control tokens that occur as plain text: the text of a message must not change the structure of the conversation.
 
-A tool's output that holds `<|im_end|>` would else be encoded as the end of its message, and what follows as a turn that
-the model never took. Templates that mark turns by plain words, such as `[/INST]` or `ASSISTANT:`, have the same need.
+Without this module, a tool's output that contains `<|im_end|>` would be encoded as the end of its message, and the text
+after it as a turn that the model never took. Templates that mark turns by plain words, such as `[/INST]` or
+`ASSISTANT:`, need the same protection.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 from mtrl.types import Message
 
 SAYINGS = ("mtrlfirst", "mtrlsecond", "mtrlthird")
-"""Contents of a conversation from which the words of a template are read."""
+"""Message contents of a probe conversation; the text between them in the rendered probe is the template's own."""
 SHORTEST_MARKER = 3
-"""Characters; shorter ones are punctuation that every text has."""
+"""Minimum length of a turn marker, in characters; shorter ones are punctuation that every text has."""
 
 
 class ControlTokens:
-    """The special tokens of a tokenizer, and the words by which its template marks turns, as they look in a text."""
+    """The special tokens of a tokenizer and the words by which its template marks turns, in their text form."""
 
     def __init__(self, tokenizer: Any):
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
@@ -29,13 +30,13 @@ class ControlTokens:
         self._written = re.compile("|".join(tokens)) if tokens else None
 
     def apart(self, text: str) -> str:
-        """The text with a space in every control token, `< |im_end|>`: no tokenizer takes it for one then."""
+        """Return the text with a space in every control token (`< |im_end|>`), so that it is not encoded as one."""
         if self._written is None:
             return text
         return self._written.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
     def apart_in(self, messages: list[Message]) -> list[Message]:
-        """Copies of the messages with every text in them taken apart, but the role."""
+        """Return copies of the messages in which `apart` is applied to every text except the role."""
         if self._written is None:
             return messages
         return [{key: value if key == "role" else self._walk(value) for key, value in m.items()} for m in messages]
@@ -51,14 +52,17 @@ class ControlTokens:
 
 
 def turn_markers(tokenizer: Any, special: Collection[str]) -> set[str]:
-    """What a chat template writes between messages without a special token; nothing where there is no template."""
+    """Return the texts without a special token that a chat template writes between messages.
+
+    The set is empty if the tokenizer has no template, or if the template cannot render the probe conversation.
+    """
     if not getattr(tokenizer, "chat_template", None):
         return set()
     roles = ("user", "assistant", "user")
     messages = [{"role": role, "content": content} for role, content in zip(roles, SAYINGS, strict=True)]
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except Exception:  # code of whoever wrote the template, which may refuse such a conversation in any way
+    except Exception:  # a template is foreign code, which may refuse the conversation with any exception
         return set()
     between = re.split("|".join(SAYINGS), text)[1:]
     markers = {part.strip() for part in between if not any(token in part for token in special)}

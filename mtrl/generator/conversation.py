@@ -1,7 +1,7 @@
-"""One episode's tokens. What was sampled is kept to the id; only the environment's words are ever encoded.
+"""One episode's tokens. The sampled ids never change; only the environment's messages are ever encoded.
 
-Two layouts (`generator.use_conversation_multi_turn`): every turn its own message, or all turns inside one assistant
-message.
+There are two layouts (`generator.use_conversation_multi_turn`): every turn is its own message, or all turns are inside
+one assistant message.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ class Renderer(Protocol):
 
 
 class Dialogue(Protocol):
-    """What an episode needs of a conversation, be it token ids (`Conversation`) or messages (`ChatConversation`)."""
+    """Interface of a conversation, which holds token ids (`Conversation`) or messages (`ChatConversation`)."""
 
     turns: list[Turn]
 
     @property
     def prompt(self) -> Any:
-        """The whole context of the next turn, as the engine takes it."""
+        """The whole context of the next turn, in the form that the engine takes."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Its length, as far as it is known."""
+        """Length of the context in tokens, as far as it is known."""
 
     def add_action(self, generation: Any) -> Turn:
-        """Append what the engine sampled after `prompt`."""
+        """Append the turn that the engine sampled after `prompt`."""
 
     def add_observation(self, messages: list[Message]) -> None:
-        """Append what the environment said."""
+        """Append the environment's messages."""
 
 
 @dataclass
 class Codec:
-    """A tokenizer and its renderer: what turns messages into ids and back. Shared by all conversations of a run."""
+    """A tokenizer and its renderer, which turn messages into ids and back. All conversations of a run share one."""
 
     tokenizer: Any
     renderer: Renderer
@@ -73,11 +73,14 @@ class Codec:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Plain text, without template."""
+        """Encode plain text, without the template."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """The whole context of the assistant's next turn after `messages`, in which no text is a control token."""
+        """Return the ids of the whole context of the assistant's next turn after `messages`.
+
+        No text in the messages is encoded as a control token.
+        """
         messages = self.control.apart_in(messages)
         return list(self.renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
 
@@ -88,27 +91,31 @@ class Codec:
         messages: list[Message],
         tools: list[dict[str, Any]] | None = None,
     ) -> list[int] | None:
-        """The whole context after `messages` answered `action_ids`, which stay as they were sampled; a turn that its
-        length limit cut is closed as context.
+        """Return the ids of the whole context after `messages` answered `action_ids`.
 
-        None where the renderer cannot say what `messages` add: then everything is rendered anew.
+        The sampled ids stay unchanged. The closing token of a turn that its length limit cut is added as context.
+        The result is None if the renderer cannot tell which ids `messages` add; the caller then renders the whole
+        conversation anew.
         """
         messages = self.control.apart_in(messages)
         bridged = self.renderer.bridge_to_next_turn(prompt_ids, action_ids, messages, tools=tools)
         return None if bridged is None else list(getattr(bridged, "token_ids", bridged))
 
     def without_stop(self, ids: list[int]) -> list[int]:
-        """What was sampled, without its closing token."""
+        """Return the sampled ids without their closing token."""
         return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
 
     def parse(
         self, ids: list[int], prompt_ids: list[int], tools: list[dict[str, Any]] | None, turn_index: int
     ) -> Message:
-        """The assistant's message that was sampled after `prompt_ids`; `turn_index` names the calls in it.
+        """Parse the ids that were sampled after `prompt_ids` into the assistant's message.
+
+        Args:
+            turn_index: index of the turn, which becomes part of the ids of its calls.
 
         Raises:
-            ValueError: the renderer cannot make a message of it. With tools the model is told of it, by a malformed
-                call.
+            ValueError: the renderer cannot parse the ids, and there are no tools. With tools the message gets a
+                malformed call instead, which the environment reports to the model.
         """
         calls: Any
         try:
@@ -118,7 +125,8 @@ class Codec:
         except (ValueError, RecursionError):
             if not tools:
                 raise
-            # Such as a number of 5,000 digits, or 5,000 brackets: the model's mistake, so its environment tells it.
+            # The cause is for example a number of 5,000 digits, or 5,000 brackets. That is the model's mistake, so the
+            # environment reports it to the model.
             text = self.decode(self.without_stop(ids))
             message = {"role": "assistant", "content": text}
             reasoning, calls = None, [TextCall(text, status="invalid_json")]
@@ -130,7 +138,7 @@ class Codec:
 
 
 class Conversation:
-    """Every turn is its own message: `[system, user, assistant, user, assistant, …]`."""
+    """Conversation in which every turn is its own message: `[system, user, assistant, user, assistant, …]`."""
 
     def __init__(self, codec: Codec, messages: list[Message], tools: list[dict[str, Any]] | None = None):
         self.codec, self.tools = codec, tools
@@ -151,7 +159,7 @@ class Conversation:
         return len(self.prompt_ids)
 
     def add_action(self, generation: Generation) -> Turn:
-        """Append what the engine sampled after `prompt_ids`."""
+        """Append the turn that the engine sampled after `prompt_ids`."""
         ids = generation.token_ids
         turn = Turn(
             observation_ids=self._new_ids,
@@ -169,7 +177,7 @@ class Conversation:
         return turn
 
     def add_observation(self, messages: list[Message]) -> None:
-        """Append what the environment said; `prompt_ids` becomes the context of the next turn."""
+        """Append the environment's messages; `prompt_ids` becomes the context of the next turn."""
         self.messages += messages
         self._new = messages
         previous = self.prompt_ids + self.turns[-1].action_ids
@@ -183,15 +191,15 @@ class Conversation:
         self.prompt_ids = rendered
 
     def _extend(self, messages: list[Message]) -> list[int] | None:
-        """Context of the next turn; None where everything is rendered anew."""
+        """Return the context of the next turn; None if the whole conversation must be rendered anew."""
         return self.codec.extend(self.prompt_ids, self.turns[-1].action_ids, messages, self.tools)
 
 
 class SingleMessageConversation(Conversation):
-    """All turns inside one assistant message: `[system, user, assistant (multi-turn content)]`.
+    """Conversation with all turns inside one assistant message: `[system, user, assistant (multi-turn content)]`.
 
-    Observations are encoded raw, without template. The end-of-turn token of every turn but the last leaves the context,
-    so it is not trained either; one that was never sampled is not invented.
+    Observations are encoded raw, without the template. The end-of-turn token of every turn but the last is removed from
+    the context, so it is not trained either. A turn without a sampled end-of-turn token gets none.
     """
 
     def _extend(self, messages: list[Message]) -> list[int]:
@@ -213,7 +221,8 @@ class SingleMessageConversation(Conversation):
 
 
 def classify_break(previous: list[int], extended: list[int], codec: Codec) -> str:
-    """Why `extended` does not begin with `previous`: retoken (same text, other ids), edited (other text) or other."""
+    """Classify why `extended` does not begin with `previous`: retoken (same text, other ids), edited (other text, not
+    fewer tokens) or other."""
     before = codec.tokenizer.decode(previous, skip_special_tokens=False)
     after = codec.tokenizer.decode(extended, skip_special_tokens=False)
     if after.startswith(before):

@@ -1,4 +1,4 @@
-"""Episodes, and the loop in which a policy and an environment take turns until one of them ends it."""
+"""Episodes, and the loop in which the policy and an environment alternate until the episode ends."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ log = logging.getLogger(__name__)
 Seat = TypeVar("Seat")
 
 LARGEST_METRIC = 1e100
-"""Magnitude; means and squares of metrics are float64."""
+"""Upper bound of a metric's magnitude; means and squares of metrics are computed in float64."""
 MOST_NAMES, LONGEST_NAME = 1_000, 200
-"""Components, or metrics, of one turn, and characters of their names: each is a column of the run's files."""
+"""Maximum number of reward components, or of metrics, of one turn, and maximum length of their names in characters.
+Each name is a column of the run's files."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one episode may take."""
+    """Limits of one episode: turns, context tokens, seconds and retries."""
 
     max_turns: int
     max_context_length: int
@@ -47,18 +48,18 @@ class Limits:
 
 
 class Episodes(ABC, Generic[Seat]):
-    """Plays episodes, whoever decides what is said to the policy: time limits, fresh attempts, and what failed."""
+    """Base class of the loops that run episodes. It applies time limits, retries failed attempts and records errors."""
 
     engine: Engine
     limits: Limits
     sampling: Occupancy
-    """When turns were sampled."""
+    """Clock of the seconds in which at least one turn was being sampled."""
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
-        """Play one episode; errors and time-outs are retried in a fresh state, and never raised.
+        """Run one episode; errors and time-outs are retried in a fresh state, and never raised.
 
         Raises:
-            EngineLostError: no episode can be played any more.
+            EngineLostError: the engine is lost, so no further episode can run.
         """
         for attempt in range(self.limits.retries + 1):
             seed = sampling.seed ^ (attempt << 32)
@@ -75,7 +76,7 @@ class Episodes(ABC, Generic[Seat]):
             deadline = asyncio.timeout(self.limits.episode_timeout)
             try:
                 async with deadline:
-                    # A copy, so that whatever an episode does to its row stays in it.
+                    # The episode gets a copy, so that its changes to the row do not reach other episodes.
                     await self._play(trajectory, seat, copy.deepcopy(row), sampling)
             except EngineLostError:
                 raise
@@ -86,29 +87,30 @@ class Episodes(ABC, Generic[Seat]):
 
     @abstractmethod
     def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Seat]:
-        """What an attempt holds of the engine; waiting for it costs nothing of the episode's time."""
+        """Return a context manager that reserves an attempt's place at the engine. The wait to enter it does not count
+        towards the episode's time limit."""
 
     @abstractmethod
     async def _play(self, trajectory: Trajectory, seat: Seat, row: Row, sampling: SamplingParams) -> None:
-        """Fill the trajectory; whatever this raises fails the attempt."""
+        """Run the episode and fill the trajectory; an exception other than `EngineLostError` fails the attempt."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End what the episodes share, but for the engine."""
+        """Close the resources that the episodes share, except the engine."""
 
 
 @dataclass
 class EpisodeLoop(Episodes[str]):
-    """Everything that the episodes of a run share in which an environment answers the policy."""
+    """Loop of the episodes in which an environment answers the policy; all episodes of a run share it."""
 
     engine: Engine
     make_environment: Callable[[], BaseEnvironment]
     make_conversation: Callable[..., Dialogue]
-    """From the opening messages, and the tools if there are any."""
+    """Factory that takes the opening messages, and the tools if there are any."""
     pool: EnvironmentPool
     limits: Limits
     sampling: Occupancy = field(default_factory=Occupancy)
-    """When turns were sampled."""
+    """Clock of the seconds in which at least one turn was being sampled."""
 
     async def close(self) -> None:
         """Let the idle threads end."""
@@ -132,7 +134,7 @@ class EpisodeLoop(Episodes[str]):
             trajectory.turns = conversation.turns
             trajectory.stop_reason = StopReason.MAX_TURNS
             for turn_index in range(self.limits.max_turns):
-                # A stream of its own for every turn: a context that comes back must not bring the same tokens back.
+                # Every turn has its own random stream, so that a repeated context does not repeat the same tokens.
                 turn_sampling = replace(sampling, seed=(sampling.seed + turn_index) % 2**64)
                 if await self._turn(
                     trajectory, trajectory_id, conversation, environment, row, turn_sampling, turn_index
@@ -151,7 +153,7 @@ class EpisodeLoop(Episodes[str]):
         sampling: SamplingParams,
         turn_index: int,
     ) -> bool:
-        """One exchange; True when the episode is over (`stop_reason` says why)."""
+        """Run one turn; return True if the episode is over (`stop_reason` holds the reason)."""
         if conversation.prompt_tokens >= self.limits.max_context_length:
             if turn_index == 0:
                 raise PromptTooLongError(conversation.prompt_tokens, self.limits.max_context_length)
@@ -225,7 +227,7 @@ class PromptTooLongError(ValueError):
 
 
 class ResponseParseError(ValueError):
-    """The renderer could not make a message of what was sampled."""
+    """The renderer could not parse the sampled ids into a message."""
 
 
 def _parsed(conversation: Dialogue, generation: Any) -> Any:
@@ -236,7 +238,7 @@ def _parsed(conversation: Dialogue, generation: Any) -> Any:
 
 
 def _fail(trajectory: Trajectory, error: Exception) -> None:
-    """Keep the cause in one line and then the traceback."""
+    """Set the stop reason of a failed trajectory and its error: the cause in one line, then the traceback."""
     trajectory.trainable = False
     trajectory.stop_reason = StopReason.ENV_ERROR
     if isinstance(error, EpisodeTimeoutError | CallTimeoutError):
@@ -247,10 +249,11 @@ def _fail(trajectory: Trajectory, error: Exception) -> None:
 
 
 def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
-    """Check what `step` returned; numbers become plain floats.
+    """Check the value that `step` returned; numbers become plain floats.
 
     Raises:
-        TypeError: it is neither `(reward, observation, done)` nor a `StepResult`, or a number in it is not finite.
+        TypeError: the value is neither `(reward, observation, done)` nor a `StepResult`, or a number in it is not
+            finite.
     """
     name = f"{type(environment).__name__}.step"
     if isinstance(value, tuple) and len(value) == 3:
@@ -268,10 +271,10 @@ def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
 
 
 def add_payments(turn: Turn, payments: Any, environment: BaseEnvironment) -> None:
-    """Add what `truncate` returned to a turn's reward.
+    """Add the reward components that `truncate` returned to a turn's components and reward.
 
     Raises:
-        TypeError: it is no mapping from names to finite numbers.
+        TypeError: `payments` is no mapping from names to finite numbers.
     """
     name = f"{type(environment).__name__}.truncate"
     if not isinstance(payments, dict):
@@ -283,10 +286,10 @@ def add_payments(turn: Turn, payments: Any, environment: BaseEnvironment) -> Non
 
 
 def named(values: Mapping[str, Any], what: str, below: float = LARGEST_REWARD) -> dict[str, float]:
-    """Finite numbers by name.
+    """Check a mapping from names to finite numbers, and convert the numbers to floats.
 
     Raises:
-        TypeError: one is none, or there are too many names, or too long ones.
+        TypeError: a value is no finite number below `below`, there are too many names, or a name is too long.
     """
     if len(values) > MOST_NAMES:
         raise TypeError(f"{what} with {len(values)} names; there may be {MOST_NAMES}")
@@ -304,10 +307,10 @@ def _truth(value: Any, what: str) -> bool:
 
 
 def finite(value: Any, what: str, below: float = LARGEST_REWARD) -> float:
-    """A plain float.
+    """Convert a number to a plain float; `what` describes it in the error.
 
     Raises:
-        TypeError: `what` is no finite number, or its magnitude is not below the limit.
+        TypeError: `value` is no finite number, or its magnitude is not less than `below`.
     """
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, numbers.Real) or not abs(number) < below:
@@ -316,11 +319,13 @@ def finite(value: Any, what: str, below: float = LARGEST_REWARD) -> float:
 
 
 def as_messages(observation: Any) -> list[Message]:
-    """Text becomes a user message; a message a list of one; None an empty list. They are copies, and plain JSON;
-    texts are cut as `bounded` says.
+    """Convert an observation to a list of messages.
+
+    Text becomes one user message, a single message becomes a list of one, and None becomes an empty list. The messages
+    are copies in plain JSON; long texts are cut (see `bounded`).
 
     Raises:
-        TypeError: it is none of these, too large, or has a role that does not exist.
+        TypeError: the observation has none of these forms, is too large, or has a role that does not exist.
     """
     if observation is None:
         return []
@@ -338,5 +343,5 @@ def as_messages(observation: Any) -> list[Message]:
             raise TypeError(
                 f"an observation has the role {message['role']!r:.100}; it must be one of {', '.join(ROLES)}"
             )
-    # Halves of surrogate pairs, which no file and no tokenizer takes, become question marks.
+    # Lone surrogates become question marks: neither a file nor a tokenizer accepts them.
     return json.loads(json.dumps(bounded(list(messages)), ensure_ascii=False).encode(errors="replace"))

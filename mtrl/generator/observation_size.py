@@ -1,4 +1,4 @@
-"""How large an observation may be: it is encoded on the event loop, which nothing may hold, and written to files."""
+"""Size limit of observations: they are encoded on the event loop, which must not block, and written to files."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 from mtrl.types import Message
 
 LARGEST = 1_000_000
-"""Characters of one observation, with all of its messages."""
+"""Maximum size of one observation with all of its messages, in characters."""
 COST = 16
-"""Characters that every value counts at least, so that a million empty lists are too large as well."""
+"""Characters charged for every JSON value besides its text, so that a million empty lists are too large as well."""
 
 
 def bounded(messages: list[Message]) -> list[Message]:
-    """The messages, as many as have at most `LARGEST` characters all together; what is cut says so.
+    """Cut the messages to at most `LARGEST` characters in total; a note in the text reports each cut.
 
-    How many there are may be up to the model, whose one turn can make thousands of calls: those beyond are left out.
+    The model can determine the number of messages, because one turn can make thousands of calls. Messages beyond the
+    limit are left out.
 
     Raises:
-        TypeError: what is not `content` in text is larger than that in a single message, or nested without an end.
+        TypeError: in a single message, the values other than a text `content` exceed the limit, or are nested without
+            an end.
     """
     left = LARGEST
     kept: list[Message] = []
@@ -47,7 +49,7 @@ def _is_text(key: Any, value: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    """The characters of a JSON value, at least `COST` for each value in it."""
+    """Return the size of a JSON value in characters, with `COST` added for each value in it."""
     size, waiting = 0, [value]
     while waiting:
         value = waiting.pop()

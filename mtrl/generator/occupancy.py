@@ -1,4 +1,4 @@
-"""For how long anything of a kind was going on."""
+"""A clock for the time in which at least one activity of a kind was in progress."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 
 class Occupancy:
-    """How long anybody was inside: `with occupancy:`, by any number of threads or tasks at once.
+    """Measures the time in which at least one thread or task was inside `with occupancy:`.
 
-    Around the sampling of a turn its `seconds` are those in which at least one turn was sampled.
+    Any number of threads or tasks may be inside at once. Around the sampling of turns, `seconds` is the time in which
+    at least one turn was being sampled.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -32,12 +33,12 @@ class Occupancy:
 
     @property
     def seconds(self) -> float:
-        """A running total, what is still going on included."""
+        """Running total in seconds, including an interval that is still open."""
         with self._lock:
             return self._total + (self._clock() - self._since if self._inside else 0.0)
 
     def take(self) -> float:
-        """Seconds since this was last asked."""
+        """Return the seconds that were added since the last call of `take`."""
         seconds = self.seconds
         taken, self._taken = seconds - self._taken, seconds
         return taken

@@ -1,4 +1,4 @@
-"""Many episodes at once: the groups of one step, with failed groups replaced as a whole."""
+"""Concurrent episodes: the groups of one step, with failed groups replaced as a whole."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BARREN_ROUNDS = 10
-"""So many rounds of replacements without one whole group end the run, however many failures are allowed."""
+"""Number of consecutive rounds of replacements without one complete group after which the run ends, however many
+failures are allowed."""
 
 
 @dataclass
 class RolloutReport:
-    """The groups of one step and what it took to get them."""
+    """The groups of one step, with the failures and the number of episodes that it took to collect them."""
 
     groups: list[Group]
     failures: list[Trajectory] = field(default_factory=list)
-    """Episodes that failed for good; the groups they were in are not in `groups`."""
+    """Episodes that failed in every attempt. Their groups are not in `groups` if they were replaced."""
     episodes: int = 0
 
 
 @dataclass
 class Rollouts:
-    """Plays rows and keeps the failures apart."""
+    """Runs the episodes of rows, and collects the failures separately."""
 
     loop: Episodes[Any]
     seed: int
@@ -49,10 +50,11 @@ class Rollouts:
         sampling: SamplingParams,
         replacement: Callable[[], Row] | None = None,
     ) -> RolloutReport:
-        """One group per row; `key` names the step and seeds its random streams.
+        """Collect one group per row; `key` names the step and seeds its random streams.
 
-        A group in which an episode failed is played anew on a row from `replacement`: leaving out only the failed
-        episode would bias the group towards whatever does not fail. Without `replacement` (evaluation) it stays.
+        A group in which an episode failed is run anew on a row from `replacement`: to leave out only the failed
+        episode would bias the group towards behaviour that does not fail. Without `replacement` (evaluation) the group
+        stays.
 
         Raises:
             RunEndedError: more than `max_failed_share` of the episodes failed, or replacements keep failing.
@@ -79,7 +81,8 @@ class Rollouts:
         return report
 
     async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> Group:
-        """The episodes of one row, at once; each has a random stream of its own, seeded by its group's name."""
+        """Run the episodes of one row concurrently. Each has its own random stream, seeded by its group's name and its
+        index."""
         return Group(group_id, row, await all_or_none(self._episode(group_id, row, i, sampling) for i in range(size)))
 
     async def _episode(self, group_id: str, row: Row, index: int, sampling: SamplingParams) -> Trajectory:
@@ -89,10 +92,11 @@ class Rollouts:
         return trajectory
 
     def check(self, failures: Sequence[Trajectory], episodes: int, newest: Trajectory, barren: int) -> None:
-        """End the run if too many of these episodes failed, `newest` last.
+        """End the run if too many of these episodes failed; `newest` is the latest failure.
 
         Raises:
-            RunEndedError: more than `max_failed_share` of them, or `barren` rounds in a row had each group fail.
+            RunEndedError: more than `max_failed_share` of the episodes failed, or every group failed in at least
+                `BARREN_ROUNDS` consecutive rounds (`barren` is the number of such rounds).
         """
         counted = f"{len(failures)} of {episodes} episodes failed"
         if len(failures) / episodes > self.max_failed_share:
@@ -105,17 +109,17 @@ class Rollouts:
 
 
 def summary(failures: Sequence[Trajectory], episodes: int, newest: Trajectory) -> str:
-    """One line about failed episodes."""
+    """Return one line that reports the failed episodes."""
     return f"{len(failures)} of {episodes} episodes failed: {cause(newest)}"
 
 
 def cause(failure: Trajectory) -> str:
-    """The first line of what went wrong."""
+    """Return the first line of a failed trajectory's error, or its stop reason if it has no error."""
     return (failure.error or failure.stop_reason).partition("\n")[0]
 
 
 async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order; where one raises, or the caller is cancelled, none of the others is left running."""
+    """Return all results, in order. If one coroutine raises, or the caller is cancelled, the others are cancelled."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -124,9 +128,9 @@ async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        tasks.clear()  # an error holds this frame, and must not hold itself
+        tasks.clear()  # an error references this frame, whose tasks would reference the error
 
 
 def stream_seed(seed: int, group_id: str, index: int) -> int:
-    """A 64-bit seed for one trajectory's random stream."""
+    """Return a 64-bit seed for one trajectory's random stream."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{group_id}/{index}".encode(), digest_size=8).digest(), "little")

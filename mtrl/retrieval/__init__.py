@@ -1,4 +1,4 @@
-"""Retrieval: passages of a corpus for the queries of an agent, in process or from a server."""
+"""Retrieval: passages of a corpus for the queries of an agent, in this process or from a server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ KINDS = ("bm25", "dense", "server")
 def make_retriever(
     kind: str, passages: Sequence[Passage] | None = None, url: str | None = None, **options: Any
 ) -> Retriever:
-    """A retriever by its name.
+    """Make a retriever of a kind.
 
     Args:
         kind: "bm25" and "dense" search `passages` in this process, "server" asks the retriever server at `url`.
         options: see `BM25Retriever`, `DenseRetriever` (extra [search]) and `ServerRetriever`.
 
     Raises:
-        UserError: no such kind or option, or what the kind needs is missing.
+        UserError: the kind or an option does not exist, or the passages or the URL are missing or superfluous.
     """
     if kind not in KINDS:
         raise UserError(f"retriever={kind!r} does not exist; choose one of {', '.join(KINDS)}")

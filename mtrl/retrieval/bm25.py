@@ -15,27 +15,27 @@ from mtrl.errors import UserError
 from mtrl.retrieval.passage import Passage
 from mtrl.retrieval.retriever import Hit, clean_queries
 
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # which it sets to DEBUG, and run logs would show
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets it to DEBUG, and run logs would show its messages
 
 _WORD = re.compile(r"\w+")
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in lower case. There is no stemming."""
+    """Return the words of a text, in lower case and without stemming."""
     return _WORD.findall(text.lower())
 
 
 class BM25Retriever:
     """Exact BM25 over title and text, in memory.
 
-    The score is Lucene's, without its factor (k1 + 1): the sum over the query's words, repeated ones repeatedly, of
+    The score is Lucene's, without its factor (k1 + 1): the sum over the query's words, including repetitions, of
     `log(1 + (N - n + 0.5) / (n + 0.5)) * tf / (tf + k1 * (1 - b + b * length / mean length))`, in float32.
     Passages without a word of the query are not hits.
 
     Args:
-        k1: how much a repeated word adds.
-        b: how much long passages are held back, 0 to 1.
-        stopwords: words that are left out of passages and queries; "english" is Lucene's short list.
+        k1: weight of repeated words of a passage.
+        b: strength of the length normalisation, from 0 to 1.
+        stopwords: words that are ignored in passages and queries; "english" is Lucene's short list.
 
     Raises:
         UserError: there are no passages, or a setting is out of range.
@@ -55,7 +55,7 @@ class BM25Retriever:
             [self._ids.setdefault(word, len(self._ids)) for word in self._words(passage.contents)]
             for passage in self.passages
         ]
-        # Given as "numpy": "auto" takes numba where it happens to be installed.
+        # The backend is fixed, because "auto" uses numba if it is installed.
         self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         if self._ids:
             self._index.index((documents, dict(self._ids)), create_empty_token=False, show_progress=False)

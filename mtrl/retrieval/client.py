@@ -1,4 +1,4 @@
-"""The client of a retriever server: ours, or another that speaks the same format (see `wire`)."""
+"""The client of a retriever server: mtrl's own, or another that uses the same format (see `wire`)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ log = logging.getLogger(__name__)
 TOKEN_VARIABLE = "MTRL_RETRIEVER_TOKEN"
 QUERIES_PER_REQUEST = 256
 CONNECTIONS = 32
-"""At once; further threads wait. With hundreds, httpx spends more time on choosing a connection than on the request."""
+"""Maximum number of concurrent connections; further threads wait. With hundreds of connections, httpx spends more time
+on the choice of a connection than on the request."""
 
 
 class ServerRetriever:
-    """Asks the server at a URL. Threads share it and its connections.
+    """Sends queries to the server at a URL. Threads share the retriever and its connections.
 
     A request that fails to arrive, or that the server answers with a status of 500 or more, is sent again after
-    `backoff` seconds, then after twice as many, and so on. What is refused (400 to 499) is not sent again. In the
-    worst case that takes (retries + 1) * timeout + backoff * retries * (retries + 1) / 2 seconds.
+    `backoff` seconds, then after `2 * backoff`, and so on. A refused request (400 to 499) is not sent again. In the
+    worst case a request takes (retries + 1) * timeout + backoff * retries * (retries + 1) / 2 seconds.
 
     Args:
-        url: `http://host:port`, or with the path of its own that ends in `/retrieve`.
-        timeout: seconds to connect, and between two pieces of an answer.
-        retries: further attempts.
-        token: sent as `Authorization: Bearer`; default: the environment variable MTRL_RETRIEVER_TOKEN, if it is set.
-        backoff: seconds.
+        url: `http://host:port`, or a URL with a path that ends in `/retrieve`.
+        timeout: maximum seconds to connect, and between two parts of an answer.
+        retries: maximum number of further attempts.
+        token: token for `Authorization: Bearer`; default: the environment variable MTRL_RETRIEVER_TOKEN, if it is set.
+        backoff: seconds before the first retry.
 
     Raises:
-        UserError: the URL is no address, or a setting is out of range.
+        UserError: the URL is not valid, or a setting is out of range.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class ServerRetriever:
         self._client = _client(self.url, timeout, token)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """See `Retriever.search`. Without scores in the answer, see `parse_answer`.
+        """See `Retriever.search`, and `parse_answer` for answers without scores.
 
         Raises:
-            RetrieverError: the server could not be reached, refused, or answered something else; it names the URL and
-                what the server said.
+            RetrieverError: the server could not be reached, refused the request, or gave a malformed answer; the
+                message names the URL and the server's answer.
         """
         hits: list[list[Hit]] = [[] for _ in queries]
         asked = [(place, query) for place, query in enumerate(clean_queries(queries, topk)) if query]
@@ -100,8 +101,8 @@ def wait_until_ready(url: str, seconds: float) -> None:
     """Return as soon as `GET /health` of the server at `url` is answered with 200.
 
     Raises:
-        RetrieverError: it was not, within so many seconds.
-        UserError: `url` is no address.
+        RetrieverError: there was no such answer within `seconds`.
+        UserError: `url` is not valid.
     """
     health = _endpoint(url).removesuffix("/retrieve") + "/health"
     deadline = time.monotonic() + seconds
@@ -120,12 +121,12 @@ def wait_until_ready(url: str, seconds: float) -> None:
 
 
 def said(response: httpx.Response) -> str:
-    """The beginning of an answer, in one line."""
+    """Return the beginning of an answer, in one line."""
     return " ".join(response.text[:1000].split())[:200] or "nothing"
 
 
 def token_of(given: str | None) -> str | None:
-    """The token that was given, or that of the environment variable; None if there is neither."""
+    """Return the given token, or that of the environment variable; None if there is neither."""
     token = (given or os.environ.get(TOKEN_VARIABLE, "")).strip()
     if not token.isascii() or not token.isprintable():
         raise UserError(f"the retriever's token (token or {TOKEN_VARIABLE}) has characters that no header can hold")
@@ -149,5 +150,5 @@ def _client(url: str, timeout: float, token: str | None) -> httpx.Client:
         headers={"Authorization": f"Bearer {token}"} if token else {},
         timeout=httpx.Timeout(timeout, pool=None),
         limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS),
-        trust_env=not is_loopback(httpx.URL(url).host),  # a proxy of the network does not reach this machine
+        trust_env=not is_loopback(httpx.URL(url).host),  # a proxy cannot reach the loopback address of this machine
     )

@@ -37,7 +37,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the server. Returns the exit status: 2 for what the user must mend."""
+    """Run the server. Return the exit status: 2 for an error that the user must fix."""
     arguments = parse(words)
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("mtrl").setLevel(logging.INFO)

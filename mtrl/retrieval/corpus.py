@@ -1,4 +1,4 @@
-"""Corpora: from files to passages."""
+"""Corpora: reads passages from files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
 def load_corpus(path: str | Path) -> list[Passage]:
-    """The passages of a file, in its order.
+    """Return the passages of a file, in the file's order.
 
     - JSON, one object per line, or a list of objects (`.json`): rows `{id, contents}` or `{id?, title, text}`,
-      see `passage_of`. A row without an id has its position, counted from 0.
+      see `passage_of`. The id of a row without one is its position, counted from 0.
     - JSON in the form of SQuAD and XQuAD: `data[].title` and `data[].paragraphs[].context`. The id of a paragraph is
       its position in the file; in titles, `Super_Bowl_50` becomes `Super Bowl 50`.
 
-    Either may be compressed (`.gz`). Blank lines are skipped, and a byte order mark.
+    Both may be compressed (`.gz`). Blank lines and a byte order mark are skipped.
 
     Raises:
-        UserError: the file is missing, cannot be read or has no passages, a row is wrong, or an id occurs twice.
+        UserError: the file is missing, cannot be read or has no passages, a row is malformed, or an id occurs twice.
     """
     file = Path(path).expanduser()
     if not file.name.endswith(SUFFIXES):
@@ -71,7 +71,7 @@ def _numbered_lines(file: Path, lines: BinaryIO | Iterable[bytes]) -> Iterator[t
 
 
 def _whole(file: Path, content: bytes) -> Iterable[tuple[str, Any]]:
-    """A `.json`: SQuAD's form, a list of rows, or rows one per line."""
+    """Return the rows of a `.json` file: SQuAD's form, a list of rows, or one row per line."""
     content = content.removeprefix(b"\xef\xbb\xbf")
     lines = content.splitlines(keepends=True)
     try:
@@ -87,7 +87,7 @@ def _whole(file: Path, content: bytes) -> Iterable[tuple[str, Any]]:
 
 
 def _paragraphs(file: Path, articles: Any) -> Iterator[tuple[str, Any]]:
-    """Rows of SQuAD's form."""
+    """Yield the rows of SQuAD's form."""
     for index, article in enumerate(articles if isinstance(articles, list) else [articles]):
         place = f"data[{index}]"
         paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
@@ -103,7 +103,7 @@ def _paragraphs(file: Path, articles: Any) -> Iterator[tuple[str, Any]]:
 def _parse(file: Path, content: bytes, line: int) -> Any:
     try:
         return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # malformed, or not UTF-8; nested without end
+    except (ValueError, RecursionError) as error:  # malformed or not UTF-8, or nested too deep
         line += getattr(error, "lineno", 1) - 1
         reason = getattr(error, "msg", error)
         raise UserError(f"{file}, line {line}: not JSON in UTF-8 ({reason}); write one object per line") from error

@@ -1,4 +1,4 @@
-"""Dense retrieval: passages whose vector is near that of the query, by FAISS (https://github.com/facebookresearch/faiss)."""
+"""Dense retrieval: passages with vectors near the query's, by FAISS (https://github.com/facebookresearch/faiss)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from mtrl.retrieval.passage import Passage
 from mtrl.retrieval.retriever import Hit, clean_queries
 
 _SLACK = 1e-4
-"""More than FAISS' sums in float32 are off, for vectors of length 1."""
+"""Upper bound of the error of FAISS' float32 sums, for vectors of length 1."""
 _DECIMALS = 6
 
 
 class DenseRetriever:
-    """Exact search of all vectors. Needs the extra [search].
+    """Exact search of all vectors. It needs the extra [search].
 
-    Scores are cosines, rounded to 6 decimals, so that rounding errors decide no ranks. Whatever its cosine, the
-    nearest passage is a hit; only a query of which the encoder knows nothing has none. A search takes one thread.
+    Scores are cosines, rounded to 6 decimals, so that rounding errors do not decide ranks. The nearest passage is a hit
+    however small its cosine; only a query without any feature known to the encoder has no hits. A search takes one
+    thread.
 
     Args:
         encoder: "hashing", or the folder or Hub name of a transformers encoder; see `make_encoder`.
-        index: folder in which vectors are kept for the next time: those of this corpus by this encoder are reused.
-        encoder_options: of `HashingEncoder` or `SentenceEncoder`.
+        index: folder in which vectors are cached: those of the same corpus and encoder are reused.
+        encoder_options: options of `HashingEncoder` or `SentenceEncoder`.
 
     Raises:
         UserError: there are no passages, FAISS is missing, or the encoder or an option does not exist.
@@ -72,18 +73,18 @@ class DenseRetriever:
         return hits
 
     def _nearest(self, vector: np.ndarray, topk: int) -> list[Hit]:
-        """FAISS finds the candidates, equal ones among them; their order is that of the exact cosines."""
+        """Return the nearest passages. FAISS finds the candidates, including ties; exact cosines order them."""
         cosines, _ = self._index.search(vector[None], topk)
         _, _, candidates = self._index.range_search(vector[None], float(cosines[0, -1]) - _SLACK)
         candidates.sort()
         rows = self._index.reconstruct_batch(candidates).astype(np.float64)
-        scores = (rows * vector).sum(axis=1).round(_DECIMALS) + 0.0  # which makes -0.0 to 0.0
+        scores = (rows * vector).sum(axis=1).round(_DECIMALS) + 0.0  # turns -0.0 into 0.0
         best = np.argsort(-scores, kind="stable")[:topk]
         return [Hit(self.passages[candidates[index]], float(scores[index])) for index in best]
 
 
 def import_faiss() -> Any:
-    """FAISS, or the error that names the extra."""
+    """Return the module `faiss`, or raise the error that names the extra."""
     try:
         import faiss
     except ImportError as error:
@@ -93,7 +94,7 @@ def import_faiss() -> Any:
 
 @contextmanager
 def _one_thread(faiss: Any) -> Iterator[None]:
-    """Searches run side by side already. The setting is OpenMP's, of the calling thread only."""
+    """Limit FAISS to one thread, because searches run concurrently. The setting affects only the calling thread."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Encoders: texts as vectors of length 1, so that their inner product is a cosine."""
+"""Encoders: they map texts to vectors of length 1, so that the inner product of two vectors is a cosine."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from mtrl.retrieval.bm25 import words_of
 from mtrl.retrieval.options import checked
 
 _BUCKETS = 2**18
-"""Rows of the table in which the hashing encoder counts how many passages hold a feature."""
+"""Size of the table in which the hashing encoder counts the passages per feature, in rows."""
 
 
 class Encoder(Protocol):
-    """Texts to vectors: float32 [texts, dimension], rows of length 1, or 0 where a text says nothing.
+    """Maps texts to vectors: float32 [texts, dimension], with rows of length 1, or 0 for a text without features.
 
-    Safe to call from many threads at once, after `fit`.
+    After `fit` it may be called from many threads at once.
     """
 
     def fit(self, passages: Sequence[str]) -> None:
-        """Learn what the encoder needs to know of the corpus, before anything is encoded."""
+        """Compute the corpus statistics that the encoder needs, before anything is encoded."""
 
     def encode_passages(self, passages: Sequence[str]) -> np.ndarray:
-        """The vectors of passages; a passage's vector does not depend on the order."""
+        """Return the vectors of passages; a passage's vector does not depend on the order."""
         ...
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
-        """The vectors of queries; a query's vector does not depend on the queries beside it."""
+        """Return the vectors of queries; a query's vector does not depend on the other queries."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Equal for encoders that give equal vectors once they are fitted on the same corpus."""
+        """Text that is equal for encoders that give equal vectors once they are fitted on the same corpus."""
         ...
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """What `fit` learned; `restore` takes it."""
+        """Result of `fit`, which `restore` takes."""
         ...
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Instead of `fit`."""
+        """Set the state, instead of `fit`."""
 
 
 def make_encoder(name: str, **options: Any) -> Encoder:
-    """The encoder of a name: "hashing", or the folder or Hub name of a transformers encoder.
+    """Make the encoder of a name: "hashing", or the folder or Hub name of a transformers encoder.
 
     Raises:
-        UserError: an unknown option, or no such model.
+        UserError: an option is unknown, or the model does not exist.
     """
     if name == "hashing":
         return HashingEncoder(**checked("encoder hashing", HashingEncoder, options))
@@ -66,13 +66,13 @@ class HashingEncoder:
     """Words and their character n-grams, hashed to a fixed number of dimensions and weighted by rarity.
 
     Feature hashing with signs (Weinberger et al. 2009, https://arxiv.org/abs/0902.2206). A feature that occurs tf
-    times, and in df of the N passages, weighs `(1 + log tf) * log((1 + N) / df)`; one that the corpus does not have
-    weighs nothing. It needs no model, and through n-grams finds other forms of a word, but knows nothing of meaning.
+    times, and in df of the N passages, has the weight `(1 + log tf) * log((1 + N) / df)`; one that is not in the corpus
+    has weight 0. The encoder needs no model, and finds other forms of a word through n-grams, but ignores meaning.
 
     Args:
-        dimension: of the vectors.
-        ngrams: shortest and longest n-gram of a word, which is marked at both ends.
-        ngram_weight: of an n-gram, where a word weighs 1; 0: words alone.
+        dimension: dimension of the vectors.
+        ngrams: lengths of the shortest and longest n-gram of a word, which is marked at both ends.
+        ngram_weight: weight of an n-gram relative to a word; 0: only words.
     """
 
     def __init__(self, dimension: int = 4096, ngrams: tuple[int, int] = (4, 5), ngram_weight: float = 0.3):
@@ -120,11 +120,11 @@ class HashingEncoder:
         return vector / (np.sqrt((vector * vector).sum()) or 1.0)
 
     def _features(self, text: str) -> np.ndarray:
-        """The features of a text, once for each time that they occur: uint64 hashes."""
+        """Return the features of a text with repetitions, as uint64 hashes."""
         return np.concatenate([np.empty(0, np.uint64), *map(self._features_of_word, words_of(text))])
 
     def _hashed(self, word: str) -> np.ndarray:
-        """The features of a word: itself, marked by the lowest bit, and its n-grams."""
+        """Return the features of a word: the word itself, marked by the lowest bit, and its n-grams."""
         marked = f"<{word}>"
         sizes = range(self.ngrams[0], self.ngrams[1] + 1) if self.ngram_weight else ()
         ngrams = [marked[start : start + size] for size in sizes for start in range(len(marked) - size + 1)]
@@ -136,5 +136,5 @@ class HashingEncoder:
 
 
 def _hash(text: str) -> int:
-    """64 bits, the same in every process; Python's own differ."""
+    """Return a 64-bit hash that is the same in every process, unlike Python's own."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")

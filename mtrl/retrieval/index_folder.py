@@ -1,4 +1,4 @@
-"""A folder of dense indexes: vectors of a corpus, kept for the next time."""
+"""A folder of dense indexes, which caches the vectors of corpora."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mtrl.retrieval.passage import Passage
 
 
 class IndexFolder:
-    """The place of one index among others: a subfolder named by a hash of corpus and encoder.
+    """The subfolder of one index, named by a hash of corpus and encoder.
 
-    It holds `vectors.faiss`, `encoder.safetensors` (what the encoder learned of the corpus) and `about.json`.
+    It holds `vectors.faiss`, `encoder.safetensors` (the encoder's state for the corpus) and `about.json`.
     """
 
     def __init__(self, faiss: Any, folder: str | Path, passages: Sequence[Passage], fingerprint: str):
@@ -32,10 +32,10 @@ class IndexFolder:
         self.path = Path(folder).expanduser() / name
 
     def read(self) -> tuple[Any, dict[str, np.ndarray]] | None:
-        """The FAISS index and the encoder's state; None if they are not there.
+        """Read the FAISS index and the encoder's state; None if they do not exist.
 
         Raises:
-            UserError: they are there and cannot be read.
+            UserError: the files exist but cannot be read.
         """
         if not self.path.is_dir():
             return None
@@ -49,7 +49,7 @@ class IndexFolder:
         return index, state
 
     def write(self, index: Any, state: dict[str, np.ndarray]) -> None:
-        """Beside, then renamed: another process sees the whole index or none.
+        """Write the index into a temporary folder and rename it, so that other processes see the whole index or none.
 
         Raises:
             UserError: the folder cannot be written.
@@ -71,7 +71,7 @@ class IndexFolder:
 
 
 def corpus_hash(passages: Sequence[Passage]) -> str:
-    """SHA-256 of the passages in their order."""
+    """Return the SHA-256 of the passages in their order."""
     digest = hashlib.sha256()
     for passage in passages:
         digest.update(json.dumps([passage.id, passage.title, passage.text]).encode() + b"\n")

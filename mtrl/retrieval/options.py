@@ -1,4 +1,4 @@
-"""Options by name, as they come from a configuration."""
+"""Checks of options that a configuration gives by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mtrl.errors import UserError
 
 
 def checked(what: str, function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The options, if `function` has them all; its first parameter is no option unless it has a default.
+    """Return the options, if `function` takes them all. Only parameters with a default are options.
 
     Raises:
-        UserError: one does not exist.
+        UserError: an option does not exist.
     """
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return options  # it checks them itself
+        return options  # the function checks them itself
     allowed = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
     if unknown := sorted(options.keys() - set(allowed)):
         raise UserError(f"{what} has no option {unknown[0]!r}; it has {', '.join(allowed)}")

@@ -1,4 +1,4 @@
-"""A passage, and the rows that it is read from and written to."""
+"""Passages, and their conversion from and to rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of text that can be found."""
+    """A text of the corpus that a retriever can find."""
 
     id: str
     title: str
@@ -19,18 +19,18 @@ class Passage:
 
     @property
     def contents(self) -> str:
-        """Title and text in one, as indexes and retriever servers hold them."""
+        """Title and text in one string, in the form of indexes and retriever servers."""
         return f"{self.title}\n{self.text}"
 
 
 def passage_of(row: Any, default_id: str) -> Passage:
-    """The passage of a row: `{id, contents}` with `contents` as `title\\ntext` (the title in quotes or not: the form
-    of wiki-18, https://huggingface.co/datasets/PeterJinGo/wiki-18-corpus), or `{id?, title?, text}`.
+    """Return the passage of a row: `{id, contents}` with `contents` as `title\\ntext` (the title in quotes or not: the
+    form of wiki-18, https://huggingface.co/datasets/PeterJinGo/wiki-18-corpus), or `{id?, title?, text}`.
 
-    `contents` counts only where there is no `text`. Without a line break it is a text without a title.
+    `contents` counts only if the row has no `text`. Without a line break, `contents` is a text without a title.
 
     Raises:
-        ValueError: it is no such row; the message says what is wrong.
+        ValueError: the row has neither form; the message describes the error.
     """
     if not isinstance(row, dict):
         raise ValueError(f"a {type(row).__name__}, not an object")
@@ -53,7 +53,7 @@ def passage_of(row: Any, default_id: str) -> Passage:
 
 
 def document_of(passage: Passage) -> dict[str, str]:
-    """The row that a retriever server answers with; `passage_of` reads it."""
+    """Return the row for the answer of a retriever server; `passage_of` reads it."""
     return {"id": passage.id, "title": passage.title, "text": passage.text, "contents": passage.contents}
 
 

@@ -1,4 +1,4 @@
-"""What finds passages: the interface, and what all kinds do with a query."""
+"""The interface of retrievers, and the preparation of queries that all kinds share."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Protocol
 from mtrl.retrieval.passage import Passage
 
 LONGEST_QUERY = 4096
-"""Characters; what follows is not read. Longer than any question, and short enough to be cheap from a hostile model."""
+"""Maximum length of a query in characters; the rest is ignored. It exceeds any question, and bounds the cost of a
+hostile model's queries."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that was found. Scores of different retrievers have different units; more is better in all."""
+    """A passage that was found. Scores of different retrievers have different units; higher is always better."""
 
     passage: Passage
     score: float
 
 
 class Retriever(Protocol):
-    """Finds passages for queries. Safe to call from many threads at once."""
+    """Finds passages for queries. It may be called from many threads at once."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """One list per query, best first, of at most `topk` hits; equal scores in the order of the corpus.
+        """Return one list per query, best first, of at most `topk` hits; equal scores are in the order of the corpus.
 
-        A query's hits do not depend on the queries beside it. A blank query has none.
+        A query's hits do not depend on the other queries. A blank query has no hits.
 
         Raises:
             ValueError: `topk` is less than 1, or `queries` is one text.
-            RetrieverError: the retriever failed; never because of what a query says.
+            RetrieverError: the retriever failed. No text of a query causes this.
         """
         ...
 
@@ -40,7 +41,7 @@ class RetrieverError(RuntimeError):
 
 
 def clean_queries(queries: Sequence[str], topk: int) -> list[str]:
-    """The queries as every kind reads them: valid text, not longer than `LONGEST_QUERY`, without blanks around.
+    """Return the queries as valid text, cut to `LONGEST_QUERY` characters and without surrounding blanks.
 
     Raises:
         ValueError: `topk` is less than 1, or `queries` is one text.

@@ -20,19 +20,20 @@ log = logging.getLogger(__name__)
 class SentenceEncoder:
     """The mean of a transformer's last hidden states over the tokens of a text, scaled to length 1.
 
-    As E5 (Wang et al. 2022, https://arxiv.org/abs/2212.03533) and most sentence encoders. float16 on a GPU, float32 on
-    a CPU. Queries are encoded one by one, because padding beside another query would change the last digits.
+    E5 (Wang et al. 2022, https://arxiv.org/abs/2212.03533) and most sentence encoders work like this. The model is in
+    float16 on a GPU, and in float32 on a CPU. Queries are encoded one by one, because the padding of a batch would
+    change the last digits.
 
     Args:
         name: folder, or Hub name such as `intfloat/e5-base-v2`.
-        query_prefix, passage_prefix: put before each text; default: "query: " and "passage: " if the name's last part
-            says e5, else nothing.
-        max_length: tokens of a text, prefix included; what follows is cut.
-        batch_size: passages that are encoded at once.
-        device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", ...
+        query_prefix, passage_prefix: text that is put before each query or passage; default: "query: " and "passage: "
+            if the last part of the name contains e5, else nothing.
+        max_length: maximum number of tokens of a text, including the prefix; the rest is cut.
+        batch_size: number of passages that are encoded at once.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ...
 
     Raises:
-        UserError: the model is not there, or a setting is out of range.
+        UserError: the model cannot be loaded, or a setting is out of range.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class SentenceEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights and the tokenizer themselves: a folder may come to hold another model."""
+        """Hash of the weights and the tokenizer themselves, because the model in a folder may change."""
         if self._fingerprint is None:
             digest = hashlib.sha256()
             for key, tensor in sorted(self._model.state_dict().items()):
@@ -112,7 +113,7 @@ class SentenceEncoder:
 
 
 def _load(name: str, device: str) -> tuple[Any, Any]:
-    """Tokenizer and model, ready to encode."""
+    """Load the tokenizer and the model, ready to encode."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -122,7 +123,7 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
         local = is_out_of_reach(name)
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
         model = AutoModel.from_pretrained(name, dtype=dtype, local_files_only=local)
-    except Exception as error:  # OSError where nothing is there, ValueError and others where it is no model
+    except Exception as error:  # OSError if the model does not exist, ValueError and others if it is no model
         raise UserError(
             f"encoder {name} could not be loaded ({type(error).__name__}: {_first_line(error)}); give 'hashing', "
             "the folder of a transformers encoder, or its name on the Hub"
@@ -131,7 +132,7 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
         raise UserError(f"encoder {name} is an encoder-decoder; give an encoder such as intfloat/e5-base-v2")
     try:
         return tokenizer, model.eval().to(chosen)
-    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         raise UserError(
             f"encoder {name}: device={device} cannot be used ({_first_line(error)}); set it to auto or cpu"
         ) from error

@@ -1,4 +1,4 @@
-"""A retriever as an HTTP server; `wire` says what it speaks."""
+"""A retriever as an HTTP server; `wire` defines the format."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mtrl.retrieval.wire import parse_request, write_answer
 log = logging.getLogger(__name__)
 
 LARGEST_BODY = 8 * 2**20
-"""Bytes."""
+"""Maximum size of the body of a request, in bytes."""
 SECONDS_TO_SEND = 30
-"""For the body of a request."""
+"""Maximum time for receiving the body of a request, in seconds."""
 
 
 class Refusal(Exception):
@@ -30,13 +30,13 @@ class Refusal(Exception):
 
 
 def create_app(retriever: Retriever, topk: int, about: dict[str, Any], token: str | None, pool: Executor) -> Any:
-    """The FastAPI application: `POST /retrieve` and `GET /health`.
+    """Create the FastAPI application with `POST /retrieve` and `GET /health`.
 
     Args:
-        topk: hits per query where a request names no number.
-        about: what `/health` tells besides its status; anyone may ask.
-        token: `/retrieve` asks for it as `Authorization: Bearer`; None: it asks for none.
-        pool: threads that read requests and search; the event loop does neither.
+        topk: number of hits per query, if a request sets none.
+        about: values that `/health` returns besides its status, to any client.
+        token: token that `/retrieve` requires as `Authorization: Bearer`; None: it requires none.
+        pool: threads that parse requests and search, which would block the event loop.
     """
     import fastapi
 
@@ -68,7 +68,7 @@ def create_app(retriever: Retriever, topk: int, about: dict[str, Any], token: st
     async def health(_: Any) -> Any:
         return fastapi.responses.JSONResponse({"status": "ok", **about})
 
-    # Plain routes: what a request holds is checked by `parse_request`, whose errors are sentences.
+    # Plain routes, because `parse_request` checks the body, and its errors are sentences.
     app.add_exception_handler(Refusal, refuse)
     app.add_route("/retrieve", retrieve, methods=["POST"])
     app.add_route("/health", health, methods=["GET"])
@@ -80,7 +80,7 @@ def _has_token(header: str, token: str) -> bool:
 
 
 async def _body(receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
-    """All of the body, if it is small enough and comes in time."""
+    """Return the whole body, if it is small enough and arrives in time."""
     body, more = bytearray(), True
     try:
         async with asyncio.timeout(SECONDS_TO_SEND):

@@ -1,8 +1,9 @@
-"""What goes over the wire between client and retriever server: the de-facto format of Search-R1 and SkyRL.
+"""The format of requests and answers between client and retriever server: the de-facto format of Search-R1 and SkyRL.
 
 A request is `{"queries": [...], "topk": 3, "return_scores": true}`; the key may be `query`, its value one text, and
 `topk` null. The answer has a list per query: with scores `{"result": [[{"document": {...}, "score": 1.5}, ...]]}`,
-without `{"result": [[{...}, ...]]}`. A document has `id`, `title`, `text` and `contents`, title and text in one.
+without scores `{"result": [[{...}, ...]]}`. A document has `id`, `title`, `text` and `contents` (title and text in
+one string).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LARGEST_TOPK = 100
 
 @dataclass(frozen=True)
 class Request:
-    """A request to search; None is the server's default."""
+    """A request to search. A `topk` of None stands for the server's default."""
 
     queries: list[str]
     topk: int | None = None
@@ -30,10 +31,10 @@ class Request:
 
 
 def parse_request(body: bytes) -> Request:
-    """Read a request that anyone may have sent. Keys that it does not know are ignored, as others' servers do.
+    """Parse a request of any client. Unknown keys are ignored, as by other servers.
 
     Raises:
-        ValueError: one sentence that says what is wrong with it.
+        ValueError: the request is malformed; the message is one sentence.
     """
     try:
         value = json.loads(body)
@@ -59,7 +60,7 @@ def parse_request(body: bytes) -> Request:
 
 
 def write_answer(found: Sequence[Sequence[Hit]], return_scores: bool) -> bytes:
-    """The body of an answer."""
+    """Return the body of an answer."""
     if not return_scores:
         plain: list[Any] = [[document_of(hit.passage) for hit in hits] for hits in found]
     else:
@@ -68,13 +69,13 @@ def write_answer(found: Sequence[Sequence[Hit]], return_scores: bool) -> bytes:
 
 
 def parse_answer(body: bytes, queries: int) -> list[list[Hit]]:
-    """Read the answer to that many queries, with scores or without; documents as `passage_of` reads them.
+    """Parse the answer to `queries` queries, with or without scores; `passage_of` reads the documents.
 
-    Without scores, the hits of a query have 0.0, -1.0, -2.0, ...: they say the order and nothing else. A document
-    without an id has its contents as its id.
+    In an answer without scores, the hits of a query get the scores 0.0, -1.0, -2.0, ..., which express only the order.
+    A document without an id has its contents as its id.
 
     Raises:
-        ValueError: one sentence that says what is wrong with it.
+        ValueError: the answer is malformed; the message is one sentence.
     """
     try:
         value = json.loads(body)

@@ -1,4 +1,4 @@
-"""Databases that hold other content than a given one: what a query answers there tells whether it reads the content."""
+"""Altered copies of a database: the results of a query on them show whether the query depends on the content."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 from mtrl.sandbox.sql import SqlSandbox
 
 ROWS = 2000
-"""Rows of each table that are copied."""
+"""Maximum number of rows that are copied of each table."""
 MOST = 80
-"""Altered databases of one database."""
+"""Maximum number of altered copies of one database."""
 SHIFT = 1_000_003
-"""Added to whole columns of numbers: larger than most thresholds, and joins by number still hold."""
+"""Number that is added to whole columns: it is larger than most thresholds, and joins by number still match."""
 
 
 @dataclass(frozen=True)
 class _Table:
     name: str
     columns: list[tuple[str, str]]
-    """Name and declared type."""
+    """Name and declared type of each column."""
     rows: list[tuple[Any, ...]]
 
 
 def alterations(sandbox: SqlSandbox, tables: Collection[str], literals: Collection[str]) -> Iterator[SqlSandbox]:
-    """Copies of a database with altered content, at most 80; the caller closes each.
+    """Yield copies of a database with altered content, at most 80; the caller closes each.
 
-    First all numbers are shifted, then all texts, then half of the rows is left out; then each column of `tables` is
-    altered alone, and filled with each of `literals`, so that conditions hold that no row met. Tables keep neither
-    constraints nor indexes, and at most 2000 rows each; views are kept.
+    The first copies have all numbers shifted, then all texts changed, then half of the rows left out. In the next
+    copies each column of `tables` is altered alone, and filled with each of `literals`, so that conditions hold that no
+    row met before. The copies have the views, but no constraints or indexes, and at most 2000 rows per table.
     """
     kept, views = _read(sandbox)
     for altered in islice(_altered(kept, tables, literals), MOST):
@@ -51,7 +51,7 @@ def _altered(kept: list[_Table], tables: Collection[str], literals: Collection[s
 
 
 def _mapped(table: _Table, change: Any, column: int | None = None) -> _Table:
-    """`change` of every cell, or of the cells of one column."""
+    """Apply `change` to every cell, or to the cells of one column."""
     rows = [
         tuple(change(cell) if column in (None, index) else cell for index, cell in enumerate(row)) for row in table.rows
     ]
@@ -76,7 +76,7 @@ def _other(cell: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Filled:
-    """Every cell is the literal; SQLite makes a number of it where the column holds numbers."""
+    """Replaces every cell by the literal, which SQLite converts to a number if the column holds numbers."""
 
     literal: str
 
@@ -85,7 +85,7 @@ class _Filled:
 
 
 def _read(sandbox: SqlSandbox) -> tuple[list[_Table], list[str]]:
-    """The tables that can be read, and the statements that make the views."""
+    """Return the tables that can be read, and the statements that create the views."""
     schema = sandbox.run("select type, name, sql from sqlite_master where name not like 'sqlite~_%' escape '~'")
     views = [str(sql) for kind, _, sql in schema.rows if kind == "view"]
     tables = []

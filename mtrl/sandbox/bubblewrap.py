@@ -1,11 +1,11 @@
-"""Bubblewrap: what a sandbox sees, and the command line that puts a command into it.
+"""Bubblewrap: the file system of a sandbox, and the command line that runs a command in it.
 
-Two layers. One mount namespace per sandbox holds the system, read-only, and a tmpfs for all that the episode writes:
-the kernel itself then holds the number and size of its files, and frees it all when the last descriptor goes, even
-after SIGKILL. Into that, each command gets namespaces of its own, so that everything it started ends with it.
+There are two layers. One mount namespace per sandbox holds the system, read-only, and a tmpfs for all files that the
+episode writes: the kernel itself then limits the number and size of the files, and frees them when the last descriptor
+is closed, even after SIGKILL. Inside it, each command gets its own namespaces, so that all its processes end with it.
 
-Commands never run as the root of the host, not even when mtrl does: the kernel does not count the processes of root
-(`RLIMIT_NPROC`, kernel/fork.c), and it counts those of others per user namespace since Linux 5.14.
+Commands never run as the root of the host, even if mtrl does: the kernel does not count the processes of root
+(`RLIMIT_NPROC`, kernel/fork.c), and it counts those of other users per user namespace since Linux 5.14.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mtrl.errors import UserError
 from mtrl.sandbox.limits import ProcessLimits, SandboxError
 
 NOBODY = 65534
-"""Who commands are, to the host, when mtrl runs as root."""
+"""User and group id of commands on the host, if mtrl runs as root."""
 _INSIDE = "1000"
-"""Who they are to themselves."""
+"""User and group id of commands inside the sandbox."""
 _PYTHON = "/opt/python"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Folders that are in the mount namespace as well, where most of the programs are run."""
+"""Search path of the programs: folders that also exist in the mount namespace, where most of the programs are run."""
 _START_SECONDS = 60
 _PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "mount": "mount", "bash": "bash"}
 _ENVIRONMENT = {
@@ -56,7 +56,8 @@ printf '127.0.0.1 localhost sandbox\n' > /etc/hosts
 echo $$
 read -r
 """
-"""Run once per sandbox, before anything hostile. `read` keeps the namespace until mtrl holds descriptors of it."""
+"""Script that runs once per sandbox, before any hostile command. `read` keeps the namespace alive until mtrl holds
+descriptors of it."""
 
 _RUN_LIMITED = r"""
 ulimit -c 0 -l 0 -q 0 -t "$1" -v "$2" -u "$3" -n "$4" -f "$5"
@@ -66,16 +67,17 @@ exec 3>&2 2>/dev/null
 "$@" 2>&3 3>&-
 exit $?
 """
-"""The first process of each command. It is not replaced by the command: the kernel shields process 1 from signals, and
-a command that cannot be signalled behaves like no other. Its own stderr is shut, for there it would tell of them."""
+"""Script of the first process of each command. The command does not replace it, because the kernel shields process 1
+from signals, and a command without signals would behave differently. The script's own stderr is closed, because the
+shell would report signals there."""
 
 
 @lru_cache(maxsize=1)
 def find_programs() -> dict[str, str]:
-    """Paths of what the sandbox is built from.
+    """Return the paths of the programs that the sandbox needs.
 
     Raises:
-        UserError: this is not Linux, or one of them is not installed; names the packages.
+        UserError: this is not Linux, or a program is not installed; the message names the packages.
     """
     if not sys.platform.startswith("linux"):
         raise UserError(f"the process sandbox needs Linux namespaces, which {sys.platform} lacks; use Linux, or a VM")
@@ -90,13 +92,13 @@ def find_programs() -> dict[str, str]:
 
 
 def _elsewhere(missing: list[str]) -> str:
-    """The programs among `missing` that are on the PATH, but where the sandbox does not see them."""
+    """Return a hint about the programs in `missing` that are on the PATH, but in folders unknown to the sandbox."""
     found = [path for name in missing if (path := shutil.which(name, path=os.environ.get("PATH", "")))]
     return f"; {', '.join(found)} cannot be taken, for the sandbox sees programs of the system only" if found else ""
 
 
 class Namespace:
-    """The mount namespace of one sandbox, held by descriptors alone: no process, no folder on the host.
+    """The mount namespace of one sandbox. Only descriptors keep it alive; it has no process and no folder on the host.
 
     `folder` is a descriptor of its /workspace.
 
@@ -129,10 +131,11 @@ class Namespace:
                 os.close(process)
             self._mounts, self._users, self.folder = opened
         finally:
-            holder.communicate()  # shuts its stdin, on which it waits
+            holder.communicate()  # closes its stdin, on which the process waits
 
     def command_line(self, command: list[str], limits: ProcessLimits, status: int, seccomp: int) -> list[str]:
-        """The host's command that runs `command` inside. `status`, `seccomp`: descriptors that bwrap inherits."""
+        """Return the host's command that runs `command` inside the sandbox. bwrap inherits the descriptors `status` and
+        `seccomp`."""
         programs = find_programs()
         own = f"/proc/{os.getpid()}/fd"
         if self.owner:
@@ -150,7 +153,7 @@ def _close(*descriptors: int) -> None:
 
 
 def _system() -> list[str]:
-    """Bubblewrap's arguments for the part of the host that is seen inside: programs and libraries."""
+    """Return bubblewrap's arguments for the part of the host that is visible inside: programs and libraries."""
     arguments = ["--ro-bind", "/usr", "/usr"]
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")):
         if path.is_symlink():
@@ -161,7 +164,7 @@ def _system() -> list[str]:
 
 
 def _base(limits: ProcessLimits, owner: int) -> list[str]:
-    """The command that makes the mount namespace of a sandbox."""
+    """Return the command that makes the mount namespace of a sandbox."""
     programs = find_programs()
     arguments = [programs["bwrap"], "--new-session", "--die-with-parent", "--cap-drop", "ALL"]
     arguments += ["--cap-add", "CAP_SYS_ADMIN"]
@@ -172,37 +175,37 @@ def _base(limits: ProcessLimits, owner: int) -> list[str]:
     prefix = Path(sys.base_prefix).resolve()
     if not prefix.is_relative_to("/usr"):
         arguments += ["--ro-bind", str(prefix), _PYTHON]
-    # bwrap itself needs /tmp; /proc, for the kernel mounts another only where one is seen in full.
+    # bwrap itself needs /tmp, and /proc: the kernel mounts another one only if a complete one is visible.
     arguments += ["--perms", "1777", "--dir", "/tmp", "--bind", "/proc", "/proc", "--dev", "/dev", "--chdir", "/"]
     arguments += ["--setenv", "PATH", "/usr/sbin:/usr/bin:/sbin:/bin", "--", programs["bash"], "-c", _MAKE_FOLDERS]
     return [*arguments, "bash", str(limits.workspace_bytes), str(limits.workspace_files), str(owner)]
 
 
 def _inner(status: int, seccomp: int) -> list[str]:
-    """Bubblewrap's arguments for one command. `--unshare-all` is not among them: it does without what it cannot get."""
+    """Return bubblewrap's arguments for one command. `--unshare-all` would silently skip unavailable namespaces."""
     arguments = [f"--unshare-{kind}" for kind in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
     arguments += ["--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     arguments += ["--uid", _INSIDE, "--gid", _INSIDE, "--hostname", "sandbox", "--clearenv"]
     for name, value in _ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
     arguments += [*_system(), "--ro-bind", "/etc", "/etc", "--ro-bind", "/opt", "/opt", "--proc", "/proc"]
-    # Settings of the command's own namespaces would be its to write, and some of them hold kernel memory.
+    # The command could write the settings of its own namespaces, and some of them occupy kernel memory.
     arguments += ["--ro-bind", "/proc/sys", "/proc/sys", "--ro-bind-try", "/proc/pressure", "/proc/pressure"]
     arguments += ["--dev", "/dev", "--bind", "/data/shm", "/dev/shm"]
     arguments += ["--bind", "/data/workspace", "/workspace", "--bind", "/data/tmp", "/tmp"]
-    # Both are a tmpfs without a limit of its own.
+    # Each of the two is a tmpfs without its own size limit.
     arguments += ["--remount-ro", "/dev", "--remount-ro", "/"]
     return [*arguments, "--chdir", "/workspace", "--json-status-fd", str(status), "--seccomp", str(seccomp)]
 
 
 def _limited(command: list[str], limits: ProcessLimits) -> list[str]:
-    """`ulimit` counts memory and files in units of 1024 bytes."""
+    """Return the command with its limits. `ulimit` counts memory and files in units of 1024 bytes."""
     values = (limits.cpu_seconds, limits.memory_bytes // 1024, limits.processes, limits.open_files)
     return ["/bin/bash", "-c", _RUN_LIMITED, "bash", *map(str, values), str(limits.file_bytes // 1024), *command]
 
 
 def _read_pid(holder: subprocess.Popen[bytes]) -> int:
-    """What the holder of a new namespace says once it is ready."""
+    """Return the process id that the holder of a new namespace prints once it is ready."""
     assert holder.stdout is not None and holder.stderr is not None
     poll = select.poll()
     poll.register(holder.stdout, select.POLLIN)
@@ -214,7 +217,7 @@ def _read_pid(holder: subprocess.Popen[bytes]) -> int:
 
 
 def forbidden(said: str) -> str:
-    """The sentence for a system on which bubblewrap cannot isolate; `said` is what it printed."""
+    """Return the error message for a system on which bubblewrap cannot isolate; `said` is the output of bubblewrap."""
     said = " ".join(said.split())[:300] or "it said nothing"
     for name, wrong, right in (
         ("user/max_user_namespaces", "0", "10000"),

@@ -1,4 +1,4 @@
-"""SQLite's functions of date and time on a clock that stands still: a query gives the same result at any time."""
+"""SQLite's date and time functions with a frozen clock, so that a query has the same result at any time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 NOW = "2025-01-01 00:00:00"
-"""The time of every query, in UTC."""
+"""Current time in every query, in UTC."""
 _KEYWORDS = {"current_timestamp": NOW, "current_date": NOW[:10], "current_time": NOW[11:]}
 _FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff")
 _NOW_WORDS = ("now", "subsec", "subsecond")
@@ -16,7 +16,7 @@ _ZONES = ("localtime", "utc")
 
 
 def freeze(connection: sqlite3.Connection) -> None:
-    """Replace what reads the clock or the time zone: `now` is `NOW`, and the local time is UTC."""
+    """Replace the functions that read the clock or the time zone: `now` is `NOW`, and the local time is UTC."""
     for name, value in _KEYWORDS.items():
         connection.create_function(name, 0, partial(str, value), deterministic=True)
     clock = _Clock()
@@ -26,14 +26,14 @@ def freeze(connection: sqlite3.Connection) -> None:
 
 
 class _Clock:
-    """SQLite's own functions, on a connection of their own, with every word for the present replaced."""
+    """SQLite's own functions, on a separate connection, with every word for the present time replaced."""
 
     def __init__(self) -> None:
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._lock = threading.Lock()
 
     def has(self, name: str) -> bool:
-        """Whether this SQLite knows the function; `unixepoch` and `timediff` are recent."""
+        """Whether this SQLite has the function; old versions lack `unixepoch` and `timediff`."""
         found = self._connection.execute("select 1 from pragma_function_list where name = ?", (name,)).fetchone()
         return found is not None
 
@@ -44,8 +44,8 @@ class _Clock:
 
 
 def _frozen(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments without a word that means the present or the zone of this machine."""
-    first = 1 if name == "strftime" else 0  # before it stands the format
+    """Return the arguments without the words that mean the present time or the time zone of this machine."""
+    first = 1 if name == "strftime" else 0  # the format comes before the time
     times = 2 if name == "timediff" else 1
     if len(arguments) == first and name != "timediff":
         return (*arguments, NOW)

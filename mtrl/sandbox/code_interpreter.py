@@ -1,6 +1,7 @@
-"""Hostile commands elsewhere: a session of Amazon Bedrock AgentCore's Code Interpreter, used as `ProcessSandbox` is.
+"""Hostile commands on a remote machine: a session of Amazon Bedrock AgentCore's Code Interpreter, with the interface
+of `ProcessSandbox`.
 
-The isolation is the service's (a microVM per session), and so are its limits, its network mode and its bill.
+The service provides the isolation (a microVM per session), the limits and the network mode, and it bills the sessions.
 Operations: https://docs.aws.amazon.com/bedrock-agentcore/latest/APIReference, `InvokeCodeInterpreter`.
 """
 
@@ -14,18 +15,18 @@ from mtrl.errors import UserError, missing_extra
 from mtrl.sandbox.limits import ProcessLimits, ProcessResult, SandboxError
 
 MANAGED = "aws.codeinterpreter.v1"
-"""The identifier of the interpreter that every account has: no network but what its region permits."""
+"""Identifier of the interpreter that every account has. It has only the network access that its region permits."""
 _GRACE = 30
-"""Seconds that an answer may take longer than the command it is about."""
+"""Seconds that an answer may take longer than its command."""
 _TIMED_OUT = 124
-"""The exit status of coreutils' timeout. A command that ends with it by itself is taken for one that took too long."""
+"""Exit status of coreutils' timeout. A command that ends with it by itself counts as timed out too."""
 
 
 class CodeInterpreter:
     """A folder on another machine, and commands that run in it one after another.
 
-    Of the limits `seconds` and `output_bytes` hold here; the others are the service's own. Credentials are found as
-    boto3 finds them.
+    Only the limits `seconds` and `output_bytes` apply; the other limits are the service's own. boto3 finds the
+    credentials.
 
     Example::
 
@@ -47,9 +48,9 @@ class CodeInterpreter:
     ):
         """
         Args:
-            region: of the service; default: boto3's own.
-            identifier: the managed interpreter, or one of your own.
-            session_seconds: after which the service ends the session, should nobody else do.
+            region: AWS region of the service; default: boto3's own.
+            identifier: identifier of the managed interpreter, or of one of your own.
+            session_seconds: seconds after which the service ends the session, if it is not closed before.
             client: further arguments of `boto3.client`, such as `endpoint_url`.
         """
         self.limits = limits or ProcessLimits()
@@ -80,7 +81,7 @@ class CodeInterpreter:
             timeout: seconds of wall time, at most the limit; default: the limit.
 
         Raises:
-            SandboxError: the session is closed, or the service failed; never because of what the command does.
+            SandboxError: the session is closed, or the service failed; a failure of the command raises nothing.
         """
         line = command if isinstance(command, str) else shlex.join(command)
         seconds = min(timeout or self.limits.seconds, self.limits.seconds)
@@ -109,7 +110,7 @@ class CodeInterpreter:
         """Read a file of the session's folder.
 
         Raises:
-            SandboxError: there is none.
+            SandboxError: the file does not exist.
         """
         for item in self._invoke("readFiles", paths=[path]).get("content", []):
             resource = item.get("resource") or {}
@@ -120,7 +121,7 @@ class CodeInterpreter:
         raise SandboxError(f"there is no file {path}")
 
     def close(self) -> None:
-        """End the session. Doing it again does nothing."""
+        """End the session. Further calls do nothing."""
         with self._lock:
             session, self._session = self._session, None
         if session is None:
@@ -133,7 +134,7 @@ class CodeInterpreter:
             ) from error
 
     def _invoke(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """The result of one operation of the session."""
+        """Run one operation of the session, and return its result."""
         with self._lock:
             if self._session is None:
                 raise SandboxError("the sandbox is closed")
@@ -171,7 +172,7 @@ def _connect(region: str | None, seconds: float, options: dict[str, Any]) -> Any
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What boto3 raises."""
+    """Return the exception types that boto3 raises."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     return BotoCoreError, ClientError

@@ -1,4 +1,4 @@
-"""One command in a sandbox, from start to end: its output is cut while it runs, its time and memory are watched."""
+"""One command in a sandbox, from start to end: its output is cut while it runs, its time and memory are monitored."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mtrl.sandbox.seccomp import denied_system_calls
 _CHUNK = 2**16
 _WATCH_SECONDS = 0.1
 _END_SECONDS = 30.0
-"""How long a killed command may take to end, on a machine that has much else to do."""
+"""Maximum number of seconds that a killed command may take to end; a busy machine can need many."""
 _KILLED = 128 + 9
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Execution:
-    """A command that has started. `wait` must be called, in the same thread: bubblewrap dies with that thread.
+    """A command that has started. `wait` must be called in the same thread, because bubblewrap ends with that thread.
 
     Raises:
         SandboxError: the host could not start it.
@@ -37,7 +37,7 @@ class Execution:
         self._lock = threading.Lock()
         self._killed_by: str | None = None
         self._init = -1
-        """Pidfd of the first process inside; with it ends all that the command started."""
+        """Pidfd of the first process inside the sandbox; all processes of the command end with it."""
         self._pid = 0
         self._started = time.monotonic()
         try:
@@ -50,10 +50,11 @@ class Execution:
         self._status = {status: bytearray()}
 
     def wait(self, timeout: float) -> ProcessResult:
-        """Until the command and all that it started have ended, or `timeout` seconds of wall time, or a limit.
+        """Wait until the command and all its processes have ended; kill them after `timeout` seconds of wall time, or
+        at a limit.
 
         Raises:
-            SandboxError: bubblewrap failed, or did not end although it was killed.
+            SandboxError: bubblewrap failed, or the command did not end although it was killed.
         """
         try:
             self._follow(self._started + timeout)
@@ -64,9 +65,9 @@ class Execution:
 
     def stop(self, reason: str) -> None:
         """Kill the command; the first reason counts. Any thread may call it."""
-        with self._lock, suppress(OSError):  # it may have ended
+        with self._lock, suppress(OSError):  # the process may have ended
             self._killed_by = self._killed_by or reason
-            if self._init >= 0:  # not bubblewrap: its orphan would stay a zombie where no init reaps
+            if self._init >= 0:  # not bubblewrap: its orphan would stay a zombie if no init reaps it
                 signal.pidfd_send_signal(self._init, signal.SIGKILL)
             else:
                 self._process.kill()
@@ -95,7 +96,7 @@ class Execution:
                     pending.remove(descriptor)
 
     def _read(self, descriptor: int) -> bool:
-        """Take what one pipe holds; false at its end."""
+        """Read the available data of one pipe; return False at its end."""
         data = os.read(descriptor, _CHUNK)
         if descriptor in self._status:
             self._status[descriptor] += data
@@ -112,14 +113,18 @@ class Execution:
         return bool(data)
 
     def _watch_memory(self) -> None:
-        """The plain sum first: it counts shared pages many times, but is cheap."""
+        """Stop the command if it exceeds the memory limit.
+
+        The plain sum is cheap but counts shared pages repeatedly, so the exact sum is computed only if the plain one
+        exceeds the limit.
+        """
         most = self.limits.memory_bytes
         family = _family(self._pid) if self._pid else set()
         if sum(map(_resident, family)) > most and sum(map(_proportional, family)) > most:
             self.stop("memory")
 
     def _report(self) -> dict[str, int]:
-        """What bubblewrap has told so far: lines of JSON."""
+        """Return the merged JSON lines that bubblewrap has reported so far."""
         (text,) = self._status.values()
         found: dict[str, int] = {}
         for line in bytes(text).split(b"\n"):
@@ -163,7 +168,7 @@ class Execution:
 def _start(
     namespace: Namespace, command: list[str], limits: ProcessLimits, stdin: bytes | None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """The process of bubblewrap, and a descriptor from which its reports are read."""
+    """Start bubblewrap; return its process, and a descriptor from which its reports are read."""
     with ExitStack() as given, ExitStack() as kept:
         reader, writer = os.pipe()
         kept.callback(os.close, reader)
@@ -177,14 +182,14 @@ def _start(
             stderr=subprocess.PIPE,
             pass_fds=(writer, refused),
             env={},
-            start_new_session=True,  # Ctrl-C is for mtrl, which then ends the command
+            start_new_session=True,  # Ctrl-C goes to mtrl only, which then ends the command
         )
         kept.pop_all()
         return process, reader
 
 
 def _pipe_with(data: bytes) -> int:
-    """A descriptor to read a little data from; a pipe holds 4096 bytes at least."""
+    """Return a descriptor from which a small amount of data can be read; a pipe holds at least 4096 bytes."""
     reader, writer = os.pipe()
     try:
         os.write(writer, data)
@@ -194,7 +199,7 @@ def _pipe_with(data: bytes) -> int:
 
 
 def _file_with(data: bytes | None) -> int:
-    """A descriptor to read `data` from, sealed: what inherits it cannot make it hold more."""
+    """Return a descriptor from which `data` can be read. It is sealed: a process that inherits it cannot write."""
     if data is None:
         return os.open(os.devnull, os.O_RDONLY)
     file = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -206,12 +211,12 @@ def _file_with(data: bytes | None) -> int:
 
 
 def _decode(data: bytes, cut: bool) -> str:
-    """A character that the cut split is left out."""
+    """Decode UTF-8; a character that the cut splits is left out."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
 
 
 def _family(pid: int) -> set[int]:
-    """A process and all below it."""
+    """Return the ids of a process and of all its descendants."""
     todo, family = [pid], set[int]()
     while todo:
         parent = todo.pop()
@@ -224,7 +229,7 @@ def _family(pid: int) -> set[int]:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory of one process."""
+    """Return the resident memory of one process, in bytes."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return _PAGE * int(file.read().split()[1])
@@ -233,7 +238,7 @@ def _resident(pid: int) -> int:
 
 
 def _proportional(pid: int) -> int:
-    """The same, with each shared page divided by the number of processes that share it."""
+    """Return the resident memory of one process in bytes, with each shared page divided by its number of processes."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             return sum(1024 * int(line.split()[1]) for line in file if line.startswith(b"Pss:"))

@@ -1,4 +1,4 @@
-"""Whether commands can be isolated on this machine, found out by isolating one."""
+"""Checks that commands can be isolated on this machine, by isolating one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from mtrl.sandbox.seccomp import denied_system_calls
 _OLDEST_KERNEL = (5, 14)
 _PROMISES = {"CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
 _OPEN_FILES = 16384
-"""Hundreds of sandboxes hold 3 descriptors each, and 6 more while a command runs; the usual soft limit is 1024."""
+"""Number of open files that the process should be allowed. Hundreds of sandboxes hold 3 descriptors each, and 6 more
+while a command runs; the usual soft limit is 1024."""
 _lock = threading.Lock()
 _checked = False
 
 
 def check_isolation() -> None:
-    """Prove once per process that commands run isolated; later calls cost nothing. Set-up and pre-flight call it.
+    """Check once per process that commands run isolated; later calls cost nothing. Set-up and pre-flight call it.
 
     Raises:
-        UserError: something is missing or forbidden; names it, and how to install or permit it.
+        UserError: something is missing or forbidden; the message names it, and how to install or permit it.
     """
     global _checked
     with _lock:
@@ -52,7 +53,7 @@ def _check_machine() -> None:
 
 
 def _check_command() -> None:
-    """Run one, and read from the kernel what it may do."""
+    """Run a command, and read its privileges from the kernel."""
     limits = ProcessLimits()
     namespace = Namespace(limits)
     try:

@@ -1,4 +1,4 @@
-"""What a command in the sandbox may take, what it gave, and how the sandbox itself fails."""
+"""Limits and results of commands in the sandbox, and the error for a failure of the sandbox itself."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ from dataclasses import dataclass
 
 
 class SandboxError(RuntimeError):
-    """The sandbox failed, not the command in it: the episode is void."""
+    """The sandbox failed, not the command in it; the episode is invalid."""
 
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What one command, with all the processes it starts, may take. Sizes are in bytes."""
+    """Limits of one command with all its processes. Sizes are in bytes."""
 
     seconds: float = 30.0
-    """Wall time; then everything that the command started is killed."""
+    """Wall time in seconds, after which all processes of the command are killed."""
     cpu_seconds: int = 30
-    """CPU time of each process; the kernel ends it with SIGXCPU."""
+    """CPU time of each process in seconds, after which the kernel ends it with SIGXCPU."""
     memory_bytes: int = 2**30
-    """Address space of each process, held by the kernel, and resident memory of all together, watched: 10 times a
-    second, so that they may exceed it for a moment."""
+    """Address space of each process, which the kernel limits, and resident memory of all processes together, which is
+    checked 10 times a second, so that it may be exceeded for a moment."""
     processes: int = 64
-    """Processes and threads alive at once, the shell among them."""
+    """Number of processes and threads alive at once, including the shell."""
     open_files: int = 128
-    """Per process. With `processes` it bounds what buffers of pipes and sockets hold."""
+    """Number of open files per process. Together with `processes` it limits the memory of pipe and socket buffers."""
     file_bytes: int = 32 * 2**20
-    """Size of any one file."""
+    """Size of a single file."""
     workspace_bytes: int = 64 * 2**20
-    """All that the episode's writable folders hold together: /workspace, /tmp and /dev/shm. They live in memory."""
+    """Total size of the episode's writable folders: /workspace, /tmp and /dev/shm. They are in memory."""
     workspace_files: int = 4096
-    """Files, folders and links in them together."""
+    """Total number of files, folders and links in the writable folders."""
     output_bytes: int = 64 * 2**10
-    """Kept of stdout and of stderr each; the rest is read and dropped."""
+    """Number of bytes that are stored of stdout and of stderr each; the rest is read and discarded."""
     printed_bytes: int = 16 * 2**20
-    """What a command may print before it is killed."""
+    """Number of bytes that a command may print in total before it is killed."""
 
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """What a command gave. The texts hold no host paths and no clock; only `seconds` differs from run to run."""
+    """Result of a command. The texts contain no host paths and no times; only `seconds` differs from run to run."""
 
     exit_code: int
-    """The command's own; 128 + n where signal n ended it; 137 where the sandbox killed it; 126 where it was not run."""
+    """Exit code of the command; 128 + n if signal n ended it; 137 if the sandbox killed it; 126 if it was not run."""
     stdout: str
-    """Decoded as UTF-8; bytes that are not become U+FFFD."""
+    """Standard output, decoded as UTF-8; invalid bytes become U+FFFD."""
     stderr: str
     truncated: bool = False
-    """There was more output than the limits keep."""
+    """Whether the output was longer than the limits allow."""
     timed_out: bool = False
     killed_by: str | None = None
-    """The limit for which the sandbox killed it: 'time', 'memory' or 'output'; 'closed' if the sandbox was closed."""
+    """Limit for which the sandbox killed it: 'time', 'memory' or 'output'; 'closed' if the sandbox was closed."""
     seconds: float = 0.0
-    """Wall time. For people and metrics, not for the model: it does not repeat."""
+    """Wall time in seconds. It is for people and metrics, not for the model, because it differs between runs."""

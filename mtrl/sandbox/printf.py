@@ -1,6 +1,6 @@
-"""`printf` and `format` with widths that end: `printf('%.*c', 2000000000, 'x')` is one instruction, of seconds.
+"""`printf` and `format` with bounded widths: `printf('%.*c', 2000000000, 'x')` is one instruction that takes seconds.
 
-No progress handler runs inside of one instruction, so nothing could stop it, nor a format with a hundred of them.
+No progress handler runs inside of one instruction, so it could not be stopped, and a format may hold a hundred widths.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 
 _WIDTHS = re.compile(r"%[-+ #0,!]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?")
 _plain = threading.local()
-"""A connection per thread whose `printf` is SQLite's own."""
+"""A connection per thread, with SQLite's own `printf`."""
 
 
 class FormatError(ValueError):
-    """A width or precision is too large; its text is told to the model."""
+    """A width or precision is too large. The model sees the text of this error."""
 
 
 def bounded_printf(most: int, *arguments: Any) -> Any:
-    """SQLite's `printf(*arguments)`, which may not pad to more than `most` characters in all.
+    """Return SQLite's `printf(*arguments)`, if its widths sum to at most `most` characters.
 
     Raises:
-        FormatError: it would.
+        FormatError: the widths sum to more.
     """
     template = arguments[0] if arguments else ""
     template = template.decode("latin-1") if isinstance(template, bytes) else str(template)
     widths = [width for both in _WIDTHS.findall(template) for width in both if width]
-    if "*" in widths:  # any of the arguments may be meant
+    if "*" in widths:  # any of the arguments may be the width
         widths += [str(int(min(abs(each), 1e10))) for each in arguments[1:] if isinstance(each, int | float)]
     if sum(most + 1 if len(width) > 9 else int(width) for width in widths if width != "*") > most:
         raise FormatError(f"a width of printf is larger than {most}")

@@ -1,8 +1,8 @@
-"""Hostile shell commands and code: one writable folder per episode, in which they run isolated under bubblewrap.
+"""Hostile shell commands and code: they run isolated under bubblewrap, with one writable folder per episode.
 
-Inside there is no network, nothing of the host but its programs, read-only, and a /workspace, /tmp and /dev/shm that
-outlive the command, unlike everything it started. Limits hold for all processes of a command together. What this does
-not stop is a bug in the Linux kernel, which host and sandbox share.
+A command sees no network, and only the programs of the host, read-only. /workspace, /tmp and /dev/shm persist between
+commands; the processes of a command do not. Limits apply to all processes of a command together. The sandbox does not
+protect against a bug in the Linux kernel, which host and sandbox share.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mtrl.sandbox.workspace import Workspace
 __all__ = ["ProcessLimits", "ProcessResult", "ProcessSandbox", "SandboxError", "check_isolation"]
 
 _LONGEST_ARGUMENT = 2**17 - 1
-"""Bytes; MAX_ARG_STRLEN of Linux, less the NUL at the end."""
+"""Maximum length of an argument in bytes: Linux' MAX_ARG_STRLEN minus the NUL at the end."""
 _LONGEST_COMMAND = 2**20
 _NOT_RUN = 126
 
 
 class ProcessSandbox:
-    """A private folder, and commands that run in it one after another. Any thread may use it, one at a time.
+    """A private folder, and commands that run in it one after another. Any thread may use it, but one at a time.
 
     Example::
 
@@ -35,7 +35,7 @@ class ProcessSandbox:
             sandbox.read_file("answer")                                     # b'42\\n'
 
     Raises:
-        UserError: this machine cannot isolate commands; names what is missing, and how to install or permit it.
+        UserError: this machine cannot isolate commands; the message names the cause, and how to install or permit it.
     """
 
     def __init__(self, limits: ProcessLimits | None = None):
@@ -57,20 +57,20 @@ class ProcessSandbox:
     def run(
         self, command: str | list[str], timeout: float | None = None, stdin: str | bytes | None = None
     ) -> ProcessResult:
-        """Run one command in /workspace, and end all that it started.
+        """Run one command in /workspace, and end all its processes.
 
         Args:
             command: a line for bash, or a program and its arguments.
             timeout: seconds of wall time; default: the limit.
-            stdin: what it reads; default: nothing.
+            stdin: standard input of the command; default: empty.
 
         Raises:
-            SandboxError: the sandbox is closed, or failed; never because of what the command does.
+            SandboxError: the sandbox is closed, or failed; a failure of the command raises nothing.
         """
         arguments = [command] if isinstance(command, str) else list(command)
         if problem := _problem(arguments):
             return ProcessResult(_NOT_RUN, "", f"{problem}\n")
-        # `env`, for a bare name would be looked up among bash's own commands first.
+        # `env`, because a bare name would be looked up among bash's own commands first.
         arguments = [*(("/bin/bash", "-c") if isinstance(command, str) else ("/usr/bin/env", "--")), *arguments]
         content = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         with self._lock:
@@ -90,7 +90,7 @@ class ProcessSandbox:
             self._files.write(path, content, mode)
 
     def read_file(self, path: str) -> bytes:
-        """Read a file of the workspace, which hostile commands may have made. See `Workspace.read`."""
+        """Read a file of the workspace, which a hostile command may have made. See `Workspace.read`."""
         with self._lock:
             self._check_open()
             return self._files.read(path)
@@ -102,13 +102,13 @@ class ProcessSandbox:
             self._files.copy_in(Path(source), path)
 
     def snapshot(self) -> dict[str, bytes | None]:
-        """All files of the workspace by path. See `Workspace.snapshot`."""
+        """Return all files of the workspace by path. See `Workspace.snapshot`."""
         with self._lock:
             self._check_open()
             return self._files.snapshot()
 
     def close(self) -> None:
-        """Give everything back. A command that still runs in another thread is stopped first."""
+        """Release all resources. A command that still runs in another thread is stopped first."""
         self._closing = True
         if running := self._running:
             running.stop("closed")
@@ -121,7 +121,7 @@ class ProcessSandbox:
 
 
 def _problem(arguments: list[str]) -> str:
-    """Why a command cannot be given to the kernel at all."""
+    """Return why the kernel cannot run a command; an empty text if it can."""
     if not arguments:
         return "the command is empty"
     if any("\0" in argument for argument in arguments):

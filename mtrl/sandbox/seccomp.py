@@ -1,8 +1,8 @@
-"""The system calls that commands in the sandbox are refused, as a seccomp filter for `bwrap --seccomp`.
+"""The system calls that are denied to commands in the sandbox, as a seccomp filter for `bwrap --seccomp`.
 
-Namespaces and limits do not cover everything: memory behind `memfd_create`, System V memory and io_uring is counted
-nowhere; AF_VSOCK reaches the hypervisor from any network namespace; a new user namespace hands out capabilities, and
-with them most of the kernel's attack surface; keyrings are shared. The list follows Docker's default profile.
+Namespaces and limits do not cover everything: no limit counts the memory of `memfd_create`, System V memory and
+io_uring; AF_VSOCK reaches the hypervisor from any network namespace; a new user namespace grants capabilities, and with
+them most of the kernel's attack surface; keyrings are shared. The list follows Docker's default profile.
 Numbers: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
 
@@ -68,7 +68,7 @@ _CLONE, _SOCKET, _SOCKETPAIR, _CLONE3 = (56, 220), (41, 198), (53, 199), 435
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _AF_UNIX = 1
 
-# Instructions of classic BPF, and where `struct seccomp_data` holds what they load.
+# Instructions of classic BPF, and offsets of the loaded fields in `struct seccomp_data`.
 _LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
@@ -76,7 +76,7 @@ _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 
 @lru_cache(maxsize=1)
 def denied_system_calls() -> bytes:
-    """The filter for this machine, an array of `struct sock_filter`.
+    """Return the filter for this machine, an array of `struct sock_filter`.
 
     Raises:
         UserError: the machine is neither x86_64 nor aarch64.
@@ -87,11 +87,11 @@ def denied_system_calls() -> bytes:
     column = list(_ARCHITECTURES).index(machine)
     program = [(_LOAD, 0, 0, _ARCHITECTURE), (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]), (_RETURN, 0, 0, _KILL)]
     program += [(_LOAD, 0, 0, _NUMBER)]
-    if machine == "x86_64":  # the x32 calls, which have numbers of their own
+    if machine == "x86_64":  # the x32 calls, which have separate numbers
         program += [(_JUMP_ABOVE, 0, 1, 0x40000000), _refuse(errno.ENOSYS)]
     for numbers in _SYSTEM_CALLS.values():
         program += [(_JUMP_EQUAL, 0, 1, numbers[column]), _refuse(errno.EPERM)]
-    # Its flags are behind a pointer, where no filter can look; libraries fall back to clone.
+    # The flags of clone3 are behind a pointer, which a filter cannot read; libraries fall back to clone.
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3), _refuse(errno.ENOSYS)]
     program += [
         (_JUMP_EQUAL, 0, 4, _CLONE[column]),
@@ -113,5 +113,5 @@ def denied_system_calls() -> bytes:
 
 
 def _refuse(error: int) -> tuple[int, int, int, int]:
-    """The call returns -1 with this errno."""
+    """Return the instruction by which a call fails with -1 and this errno."""
     return (_RETURN, 0, 0, 0x00050000 | error)

@@ -1,13 +1,13 @@
-"""Hostile SQL: one read-only SQLite database of its own per episode, with limits that do not depend on the clock.
+"""Hostile SQL: each episode has its own read-only SQLite database, with limits that do not depend on the clock.
 
-What a query may cost is counted in SQLite's own instructions, so the verdict on a slow query is the same on a loaded
+The cost of a query is counted in SQLite's own instructions, so the verdict on a slow query is the same on a loaded
 machine as on an idle one; wall time is only a backstop. Memory is bounded by the length limit on every value, by the
-bounds on the result, and by `PRAGMA hard_heap_limit`. Nothing is written to disk: sorts and temporary tables stay in
-memory, for SQLite has no limit on what it spills, and a sort of long values wrote gigabytes within seconds.
+limits on the result, and by `PRAGMA hard_heap_limit`. Nothing is written to disk: sorts and temporary tables stay in
+memory, because SQLite has no limit on spilled data, and a sort of long values wrote gigabytes within seconds.
 
-What a query takes while it is compiled is not counted, and a kilobyte of nested `with` compiles to gigabytes. Only
-that heap limit stops it, for all sandboxes of the process together. So a query that runs out of memory soon
-is tried again, for that may be another's fault, and files are copied into memory only while there is room for queries.
+The memory for the compilation of a query is not counted, and a kilobyte of nested `with` compiles to gigabytes. Only
+the heap limit stops it, for all sandboxes of the process together. A query that runs out of memory early is therefore
+retried, because another query may be the cause, and files are copied into memory only while there is room for queries.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from mtrl.sandbox.clock import freeze
 from mtrl.sandbox.printf import FormatError, bounded_printf
 
 COPY_LIMIT = 8 * 2**20
-"""Files up to this many bytes are copied into memory; larger ones are read in place, where nothing can be written
-either, because a copy for each of hundreds of episodes would not fit."""
+"""Maximum size in bytes of files that are copied into memory. Larger files are read in place, also read-only, because
+copies for hundreds of episodes would not fit."""
 HEAP_LIMIT = 2**29
-"""Bytes that SQLite may hold in this process. It can be lowered, never raised."""
+"""Maximum number of bytes that SQLite may hold in this process. The limit can be lowered, never raised."""
 COPIES_LIMIT = 2**28
-"""Bytes of it that copies of database files may hold; further files are read in place."""
+"""Maximum number of those bytes for copies of database files; further files are read in place."""
 
 _OPERATIONS_PER_CHECK = 50
-"""Few, for one instruction can be slow: `instr` of two long texts takes a tenth of a second."""
+"""Number of instructions between two checks. It is small, because one instruction can be slow: `instr` of two long
+texts takes a tenth of a second."""
 _READABLE_PRAGMAS = frozenset(
     (
         "table_info",
@@ -48,7 +49,7 @@ _READABLE_PRAGMAS = frozenset(
         "index_xinfo",
         "foreign_key_list",
         "data_version",
-    )  # FTS5 asks for it before every search; nothing else writes here, so it never changes
+    )  # FTS5 reads data_version before every search; it never changes, because nothing writes
 )
 _UNREPEATABLE = frozenset(("random", "randomblob"))
 _REFUSED_FUNCTIONS = _UNREPEATABLE | {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
@@ -64,38 +65,38 @@ _ENGINE_LIMITS = {
 }
 _NO_MEMORY = "the query takes too much memory"
 _PATIENCE_SECONDS = 2.0
-"""How long a query tries again: one that takes half a gigabyte for itself needs longer than this for its first try."""
+"""Seconds for which a query is retried. A query that takes half a gigabyte by itself needs longer for one attempt."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one query may take."""
+    """Limits of one query."""
 
     operations: int = 100_000_000
-    """SQLite instructions, counted in steps of 50; about two seconds of one core."""
+    """Number of SQLite instructions, counted in steps of 50; the default takes about two seconds of one core."""
     seconds: float = 10.0
-    """Wall time: the backstop for instructions that are slow by themselves."""
+    """Wall time in seconds, the backstop for single instructions that are slow."""
     rows: int = 100_000
     result_bytes: int = 16_000_000
     value_bytes: int = 100_000
-    """Length of any text or blob, stored, computed or in between."""
+    """Length of any text or blob in bytes, whether stored, computed or intermediate."""
 
 
 @dataclass(frozen=True)
 class SqlResult:
-    """What a query gave. With `error` set there are no columns and no rows."""
+    """Result of a query. With `error` set there are no columns and no rows."""
 
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     truncated: bool = False
-    """There were more rows than the limits let through."""
+    """Whether the query has more rows than the limits allow."""
     error: str | None = None
     tables: frozenset[str] = frozenset()
-    """The stored tables and views that the query reads; `sqlite_master` is not counted, SQLite reads it on its own."""
+    """Stored tables and views that the query reads, without `sqlite_master`, which SQLite reads by itself."""
 
 
 class SqlSandbox:
-    """A private, read-only database. Any thread may use it, one at a time.
+    """A private, read-only database. Any thread may use it, but one at a time.
 
     Example::
 
@@ -116,12 +117,12 @@ class SqlSandbox:
 
     @classmethod
     def from_script(cls, script: str, limits: Limits = Limits()) -> SqlSandbox:
-        """The database that a trusted script of CREATE and INSERT statements makes."""
+        """Make a database from a trusted script of CREATE and INSERT statements."""
         return cls(_in_memory(_image_of_script(script)), limits)
 
     @classmethod
     def from_path(cls, path: str | Path, limits: Limits = Limits()) -> SqlSandbox:
-        """A copy of a database file.
+        """Open a database file, as a copy in memory or, if it is large, read-only in place.
 
         Raises:
             UserError: the file is missing or is not an SQLite database.
@@ -144,7 +145,7 @@ class SqlSandbox:
         return sandbox
 
     def run(self, sql: str, rows: int | None = None) -> SqlResult:
-        """Execute one SELECT and keep at most `rows` of its rows (default: the limit), in SQLite's order."""
+        """Execute one SELECT, and return at most `rows` of its rows (default: the limit), in SQLite's order."""
         most = min(rows or self.limits.rows, self.limits.rows)
         with self._lock:
             patience = time.monotonic() + _PATIENCE_SECONDS
@@ -155,7 +156,7 @@ class SqlSandbox:
             return result
 
     def close(self) -> None:
-        """Give the memory back. A query that still runs in another thread is stopped first."""
+        """Free the memory. A query that still runs in another thread is stopped first."""
         self._closing = True
         with self._lock:
             self._connection.close()
@@ -167,7 +168,7 @@ class SqlSandbox:
         connection.execute("pragma temp_store = memory")
         connection.execute("pragma query_only = on")
         connection.execute(f"pragma hard_heap_limit = {HEAP_LIMIT}")
-        with suppress(sqlite3.Error):  # tables may be wider than results; a broken schema is told to the first query
+        with suppress(sqlite3.Error):  # tables may be wider than results; the first query reports a broken schema
             connection.execute("select 1 from sqlite_master limit 0")
         for name in ("printf", "format"):
             connection.create_function(name, -1, self._printf, deterministic=True)
@@ -196,7 +197,7 @@ class SqlSandbox:
         self._tables: set[str] = set()
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """Allow what only reads. What was refused is kept: SQLite itself says no more than 'not authorized'."""
+        """Allow only actions that read. The refusal is stored, because SQLite itself reports only 'not authorized'."""
         if action == sqlite3.SQLITE_READ:
             self._tables.add(first or "")
         elif action == sqlite3.SQLITE_PRAGMA and (first or "").lower() not in _READABLE_PRAGMAS:
@@ -209,7 +210,7 @@ class SqlSandbox:
         return sqlite3.SQLITE_DENY if self._refused else sqlite3.SQLITE_OK
 
     def _printf(self, *arguments: Any) -> Any:
-        """SQLite tells of an error in a function only that there was one."""
+        """Format by `bounded_printf`, and store its error, because SQLite reports only that a function failed."""
         try:
             return bounded_printf(self.limits.value_bytes, *arguments)
         except FormatError as error:
@@ -217,7 +218,7 @@ class SqlSandbox:
             raise
 
     def _check(self) -> bool:
-        """Called by SQLite between instructions; true stops the query."""
+        """Check the limits; SQLite calls this between instructions, and True stops the query."""
         self._operations += _OPERATIONS_PER_CHECK
         if self._operations > self.limits.operations:
             self._stopped = f"the query takes more than {self.limits.operations} instructions"
@@ -242,7 +243,7 @@ class SqlSandbox:
         return SqlResult(columns, rows, truncated, tables=frozenset(self._tables - {"sqlite_master"}))
 
     def _explain(self, error: BaseException) -> str:
-        """Why the query failed, in words that are the same everywhere."""
+        """Return why the query failed, in words that are the same on every machine."""
         if self._stopped or self._refused:
             return self._stopped or self._refused
         if isinstance(error, MemoryError):
@@ -255,14 +256,14 @@ class SqlSandbox:
 
 
 class _Copies:
-    """How many bytes of memory copies of database files hold."""
+    """Counts the bytes of memory that copies of database files hold."""
 
     def __init__(self) -> None:
         self._held = 0
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
-        """Whether there is room for that much; then it is taken."""
+        """Reserve `size` bytes if there is room for them; return whether there is."""
         with self._lock:
             fits = self._held + size <= COPIES_LIMIT
             self._held += size * fits
@@ -284,12 +285,12 @@ _READING = frozenset(
     )
 )
 _DECLARES_TABLE_FUNCTION = (sqlite3.SQLITE_UPDATE, "sqlite_master")
-"""What SQLite asks for before the first use of `pragma_table_info('t')` or `json_each(x)`. A real UPDATE of that table
-is refused by SQLite itself, and `query_only` is on besides."""
+"""Action that SQLite requests before the first use of `pragma_table_info('t')` or `json_each(x)`. SQLite itself
+refuses a real UPDATE of that table, and `query_only` is set too."""
 
 
 def _text(data: bytes) -> str:
-    """Real databases hold text that is not UTF-8."""
+    """Decode text with replacement characters, because real databases hold text that is not UTF-8."""
     return data.decode("utf-8", "replace")
 
 
@@ -308,7 +309,8 @@ def _in_memory(image: bytes) -> sqlite3.Connection:
 
 
 def _in_place(file: Path) -> sqlite3.Connection:
-    """The file itself, read-only; immutable (no locks, works in a read-only folder) unless a WAL holds newer pages."""
+    """Open the file itself read-only. It is immutable (no locks, works in a read-only folder) unless a WAL holds newer
+    pages."""
     wal = file.with_name(file.name + "-wal")
     mode = "mode=ro" if wal.is_file() and wal.stat().st_size else "mode=ro&immutable=1"
     return _connect(f"file:{quote(str(file.resolve()))}?{mode}", uri=True)
@@ -328,7 +330,7 @@ def _image_of_script(script: str) -> bytes:
 
 @lru_cache(maxsize=32)
 def _image_of_file(file: Path, size: int, modified: int) -> bytes:
-    """`size` and `modified` are there for the cache: a file that changed is read again."""
+    """Return the bytes of a database file. `size` and `modified` are for the cache: a changed file is read again."""
     connection = _in_place(file)
     try:
         image = bytearray(connection.serialize())

@@ -1,7 +1,7 @@
-"""The files of a sandbox, from outside: no link that a command leaves there leads the host anywhere else.
+"""Access to the files of a sandbox from the host, which links made by commands cannot redirect elsewhere.
 
-Every step of a path is opened by itself, relative to the folder before, and never through a link (`O_NOFOLLOW`), so
-that there is no moment between a check and a use. Links, pipes and sockets are refused, not followed.
+Every component of a path is opened separately, relative to the folder before it, and never through a link
+(`O_NOFOLLOW`), so that no time passes between a check and a use. Links, pipes and sockets are refused, not followed.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _DEPTH = 64
 class Workspace:
     """The folder behind a descriptor.
 
-    Paths are relative to it, or begin with /workspace as commands see it; `..` is refused. What is there was made by
-    hostile commands: expect any OSError. None of them names a path of the host.
+    Paths are relative to the folder, or begin with /workspace as commands see it; `..` is refused. Hostile commands may
+    have made the files, so a caller must expect any OSError. No error names a path of the host.
 
     Args:
         folder: descriptor of the folder; the caller closes it.
-        owner: user and group of what is written here; None: whoever mtrl runs as.
-        most_bytes: size of the largest file that is read, and of all that one snapshot reads.
+        owner: user and group id of the written files; None: those of this process.
+        most_bytes: maximum size of a file that is read, and of all files of one snapshot together.
     """
 
     def __init__(self, folder: int, owner: int | None, most_bytes: int):
         self._folder, self._owner, self._most = folder, owner, most_bytes
 
     def write(self, path: str, content: str | bytes, mode: int = 0o644) -> None:
-        """Make a file, and the folders above it. What had this name, a link for example, is replaced, not written to.
+        """Create a file, and the folders above it. An existing file or link of this name is replaced, not written to.
 
         Raises:
-            OSError: a file or a link stands where a folder should, or the workspace is full.
+            OSError: a file or a link has the name of a folder on the path, or the workspace is full.
         """
         parts = _parts(path)
         with self._open_folder(parts[:-1], path, make=True) as folder:
@@ -49,20 +49,20 @@ class Workspace:
                 self._give_away(file)
 
     def read(self, path: str) -> bytes:
-        """The content of a regular file.
+        """Return the content of a regular file.
 
         Raises:
-            OSError: there is none, it is a link (ELOOP) or no regular file (EINVAL), or it is too large (EFBIG).
+            OSError: the file does not exist, is a link (ELOOP) or no regular file (EINVAL), or is too large (EFBIG).
         """
         parts = _parts(path)
         with self._open_folder(parts[:-1], path) as folder:
             return _read_regular(parts[-1], folder, self._most)
 
     def copy_in(self, source: Path, path: str = ".") -> None:
-        """Copy a trusted file or folder of the host to `path`. Links are copied as links; modes are kept.
+        """Copy a trusted file or folder of the host to `path`. Links are copied as links; modes are preserved.
 
         Raises:
-            OSError: `source` is missing or holds something else, or the workspace is full.
+            OSError: `source` is missing or holds other kinds of files, or the workspace is full.
         """
         if not source.is_dir():
             return self.write(path, source.read_bytes(), stat.S_IMODE(source.stat().st_mode))
@@ -77,7 +77,7 @@ class Workspace:
                     self.copy_in(entry, inside)
 
     def snapshot(self) -> dict[str, bytes | None]:
-        """All files by path, sorted: their content, and None for links, pipes, sockets and what cannot be read.
+        """Return all files, sorted by path: their content, or None for links, pipes, sockets and unreadable files.
 
         Raises:
             OSError: the files hold more than `most_bytes` (EFBIG), or folders are nested too deep (ELOOP).
@@ -100,7 +100,7 @@ class Workspace:
 
     @contextmanager
     def _open_folder(self, parts: list[str], path: str, make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder at `parts`; with `make`, folders that are missing are made."""
+        """Yield a descriptor of the folder at `parts`; with `make`, missing folders are created."""
         if len(parts) > _DEPTH:
             raise OSError(errno.ELOOP, f"folders are nested more than {_DEPTH} deep", path)
         folder = os.dup(self._folder)
@@ -126,10 +126,10 @@ class Workspace:
 
 
 def _parts(path: str) -> list[str]:
-    """The steps of a path.
+    """Split a path into its components.
 
     Raises:
-        OSError: it is empty, leaves the workspace, or holds what no path can.
+        OSError: the path is empty, leaves the workspace, or holds characters that a path cannot have.
     """
     pure = PurePosixPath(path)
     if pure.is_absolute() and pure.parts[:2] == ("/", "workspace"):
@@ -140,12 +140,12 @@ def _parts(path: str) -> list[str]:
 
 
 def _read_regular(name: str, folder: int, most: int) -> bytes:
-    """The content of a file of at most `most` bytes. Never waits, not even on a pipe."""
+    """Return the content of a file of at most `most` bytes. It never blocks, not even on a pipe."""
     with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", _text(name))
-        if not status.st_mode & stat.S_IRUSR:  # root could read it: the same files everywhere
+        if not status.st_mode & stat.S_IRUSR:  # root could read it; the same files must be readable for every user
             raise PermissionError(errno.EACCES, "permission denied", _text(name))
         content = stream.read(most + 1)
     if len(content) > most:
@@ -167,5 +167,5 @@ def _enterable(entry: os.DirEntry[str]) -> bool:
 
 
 def _text(name: str) -> str:
-    """Names of files are bytes; what is no UTF-8 in them becomes a question mark."""
+    """Replace the parts of a file name that are not UTF-8 by question marks; names of files are bytes."""
     return name.encode("utf-8", "replace").decode("utf-8")

@@ -1,7 +1,7 @@
 """Environments of other frameworks, run unchanged: `environment.target=my_package.TheirEnvironment`.
 
-A foreign class is recognised by the framework that it inherits from, or by its methods where its dialect asks for no
-base class. A function that makes such objects is recognised by its return annotation, so that the frameworks' own
+A foreign class is recognised by the framework that it inherits from, or by its methods if its framework needs no base
+class. A function that makes such objects is recognised by its return annotation, so that the frameworks' own
 `make` works: `environment.target=gymnasium.make environment.config.id=FrozenLake-v1`.
 """
 
@@ -24,14 +24,14 @@ _BASES = {
     ("tinker_cookbook", "MessageEnv"): "tinker.MessageEnvAdapter",
     ("verifiers", "Environment"): "verifiers.VerifiersAdapter",
 }
-"""(package, base class) -> the adapter of its dialect."""
+"""(package, base class) -> adapter."""
 
 _METHODS = {
     "initial_observation": "tinker.MessageEnvAdapter",
     "init": "skyrl_gym.SkyRLGymAdapter",
     "reset": "gymnasium.GymnasiumAdapter",
 }
-"""The method that starts an episode, in a class that has `step(action)` -> the adapter of its dialect."""
+"""Method that starts an episode, in a class that has `step(action)` -> adapter."""
 
 _EXTRAS = {
     "gymnasium": "gymnasium",
@@ -41,14 +41,14 @@ _EXTRAS = {
     "tinker_cookbook": "tinker",
     "verifiers": "verifiers",
 }
-"""Package -> the extra that brings it."""
+"""Package -> the extra that installs it."""
 
 _FAMILY_PARTS = ("load", "score", "demonstrate", "gold", "decoys")
-"""What a class may say, as static methods, of the task family that is made of it."""
+"""Names of static methods by which a class may define parts of its task family."""
 
 
 def adapt(value: Any) -> type[BaseEnvironment] | None:
-    """An environment class around a foreign class or a function that makes its objects; None for anything else."""
+    """Return an environment class for a foreign class or a function that makes its objects; None for other values."""
     kind = value if isinstance(value, type) else _returned(value)
     where = None if kind is None else _by_base(kind) or _by_methods(kind)
     if where is None:
@@ -61,7 +61,7 @@ def adapt(value: Any) -> type[BaseEnvironment] | None:
 
 
 def extra_hint(error: BaseException) -> str:
-    """How to install the framework whose absence the error tells of; empty for any other error."""
+    """Return how to install the framework that an `ImportError` names; an empty text for any other error."""
     name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
     return f"install it with: pip install 'mtrl[{_EXTRAS[name]}]'" if name in _EXTRAS else ""
 
@@ -89,7 +89,7 @@ def _by_base(kind: Any) -> str | None:
 
 
 def _by_methods(kind: Any) -> str | None:
-    """The dialect of a class that only has the methods."""
+    """Return the adapter of a class that has the methods of a framework but not its base class."""
     if issubclass(kind, BaseEnvironment):
         return None
     methods = {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
@@ -102,7 +102,7 @@ def _by_methods(kind: Any) -> str | None:
 
 
 def _required(method: Callable[..., Any]) -> list[str]:
-    """Names of the positional arguments, without `self`, that must be given."""
+    """Return the names of the required positional arguments, without `self`."""
     parameters = list(inspect.signature(method).parameters.values())[1:]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in parameters if p.kind in positional and p.default is p.empty]

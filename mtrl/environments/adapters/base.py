@@ -1,4 +1,4 @@
-"""What the adapters share: a foreign environment's making and closing, and the small conversions around it."""
+"""Base class of the adapters, which makes and closes a foreign environment, and small conversions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mtrl.types import Message, Row
 
 
 class Adapter(BaseEnvironment):
-    """One episode of a foreign environment, whose class stays as it is.
+    """One episode of a foreign environment, whose class stays unchanged.
 
-    `environment.config` holds the arguments of the foreign class; what differs from row to row comes from the row.
+    `environment.config` holds the arguments of the foreign class; values that differ by row come from the row.
     """
 
     foreign: ClassVar[Callable[..., Any]]
     """The foreign class, or a function that makes its objects."""
     own_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys of `environment.config` that are the adapter's and do not go to the foreign class."""
+    """Keys of `environment.config` that are for the adapter and are not passed to the foreign class."""
     row_arguments: ClassVar[bool] = False
-    """Arguments of the foreign class that `environment.config` lacks come from columns of the row."""
+    """Whether arguments of the foreign class that `environment.config` lacks come from columns of the row."""
 
     def __init__(self, max_turns: int = 5, **config: Any):
         """
@@ -42,7 +42,7 @@ class Adapter(BaseEnvironment):
         self.check_config()
 
     def check_config(self) -> None:
-        """Do the keys of `environment.config` fit the foreign class?"""
+        """Check that the keys of `environment.config` fit the foreign class."""
         signature = inspect.signature(self.foreign)
         name = f"{type(self).__name__}{signature}"
         if unknown := self.config.keys() - accepted(self.foreign, self.config).keys():
@@ -56,13 +56,13 @@ class Adapter(BaseEnvironment):
             raise UserError(f"environment.config={self.config} does not fit {name}: {error}; add it there") from error
 
     def make(self, **arguments: Any) -> Any:
-        """Make the foreign environment, which is closed with this one."""
+        """Make the foreign environment; it is closed together with this one."""
         self.env = env = self.opened(type(self).foreign(**arguments))
         self.resources.callback(_close, env)
         return env
 
     def opened(self, env: Any) -> Any:
-        """What is spoken to, where that is not the object that was made."""
+        """Return the object to call, if it is not the object that was made."""
         return env
 
 
@@ -74,7 +74,7 @@ def _close(env: Any) -> None:
 
 
 def accepted(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values whose names `function` takes as keywords."""
+    """Return the values whose names `function` takes as keywords."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(values)
@@ -83,14 +83,14 @@ def accepted(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
 
 
 def row_seed(row: Row) -> int:
-    """The row's `seed`, or one that follows from its `id`: an episode of the same row always starts the same way."""
+    """Return the row's `seed`, or a hash of its `id`, so that episodes of the same row always start the same way."""
     if row.get("seed") is not None:
         return int(row["seed"])
     return int.from_bytes(hashlib.blake2b(str(row["id"]).encode(), digest_size=4).digest(), "little") >> 1
 
 
 def seed_rows(data: Any, seed: int) -> Splits:
-    """Rows that hold nothing but a seed, for environments that make their own tasks; no seed is in both splits."""
+    """Return rows that hold only a seed, for environments that make their own tasks; no seed is in both splits."""
     train, test = data.synthetic_train_rows, data.synthetic_test_rows
 
     def rows(split: str, seeds: range) -> list[Row]:
@@ -103,7 +103,7 @@ def seed_rows(data: Any, seed: int) -> Splits:
 
 
 def metrics_of(info: Any) -> dict[str, float]:
-    """The finite numbers of a mapping (flags and numpy's scalars too); texts and arrays are left out."""
+    """Return the finite numbers of a mapping, including flags and numpy's scalars; texts and arrays are left out."""
     found = {}
     for name, value in info.items() if isinstance(info, Mapping) else ():
         number = value.item() if getattr(value, "ndim", None) == 0 else value
@@ -113,7 +113,7 @@ def metrics_of(info: Any) -> dict[str, float]:
 
 
 def with_text(messages: list[Message], text: str, separator: str = "\n\n") -> list[Message]:
-    """The messages with `text` at the end of the last one if the user said it, else as a user message of its own."""
+    """Return the messages with `text` appended to the last one if it is a user's text, else as a new user message."""
     if messages and messages[-1]["role"] == "user" and isinstance(messages[-1]["content"], str):
         last = {**messages[-1], "content": f"{messages[-1]['content']}{separator}{text}"}
         return [*messages[:-1], last]
@@ -129,13 +129,13 @@ def is_messages(value: Any) -> bool:
 
 
 def action_text(response: str) -> str:
-    """What stands in the last `<action>…</action>`, or the whole response where there is no such tag."""
+    """Return the text in the last `<action>…</action>`, or the whole response if it has no such tag."""
     tagged = re.findall(r"<action>((?:(?!<action>).)*?)</action>", response, re.DOTALL)
     return (tagged[-1] if tagged else response).strip()
 
 
 def plain_message(message: Any) -> Message:
-    """A copy of a message as plain JSON values; frameworks write theirs as dicts or pydantic models."""
+    """Return a copy of a message as plain JSON values; frameworks use dicts or pydantic models."""
     dump = getattr(message, "model_dump", None)
     held = dump(mode="json", exclude_none=True) if dump else message
     plain = {name: _plain(value) for name, value in held.items()}

@@ -1,21 +1,22 @@
-"""Gymnasium: `reset(seed=…)` and `step(action)` with five results, or four as before version 0.26.
+"""Gymnasium: `reset(seed=…)` and `step(action)` with five results, or four in versions before 0.26.
 
-A response becomes an action in this way, unless `environment.config.parse_action` names a function
-`(response, env) -> action` that raises `ValueError` for what it cannot read:
+A response is converted to an action as follows, unless `environment.config.parse_action` names a function
+`(response, env) -> action` that raises `ValueError` for an unreadable response:
 
 - no action space, or a `Text` space: the response itself;
 - `Discrete`: an integer, alone in the response or in its last `<action>…</action>`;
 - `Box`, `MultiDiscrete`, `MultiBinary`: a JSON array, in the same place.
 
-What cannot be read, or is not in the action space, pays 0, does not reach the environment, and the model is told what
-is expected (without its own words, which must not come back as the environment's).
+A response that is unreadable or not in the action space gets reward 0 and does not reach the environment. The
+observation then describes the expected form, without the model's own text, which must not come back as the
+environment's.
 
-An observation becomes text in this way, unless `environment.config.render_observation` names a function
-`(observation, env) -> text or messages`: text and messages stay; with `render_mode: ansi` it is what `render()`
-returns; anything else is written as JSON.
+An observation is converted to text as follows, unless `environment.config.render_observation` names a function
+`(observation, env) -> text or messages`: text and messages stay unchanged; with `render_mode: ansi` the text is the
+result of `render()`; any other observation is written as JSON.
 
-The seed is the row's `seed`, or follows from its `id`; its `options` go to `reset` as well. Without `data.path` the
-rows hold seeds alone, and `environment.config.instruction` is what the model is told first.
+The seed is the row's `seed`, or is derived from its `id`; the row's `options` are passed to `reset` as well. Without
+`data.path` the rows hold only seeds, and `environment.config.instruction` is the first text for the model.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 
 
 class Translator(Adapter):
-    """Responses to actions and observations to text: for dialects whose actions are not text."""
+    """Converts responses to actions and observations to text, for frameworks whose actions are not text."""
 
     own_keys = ("instruction", "parse_action", "render_observation")
 
@@ -68,7 +69,7 @@ class Translator(Adapter):
         raise NotImplementedError
 
     def opening(self, row: Row, observation: Any) -> list[Message]:
-        """The row's prompt, the instruction, then what the environment shows first."""
+        """Return the row's prompt, then the instruction, then the first observation."""
         messages = list(row.get("prompt") or [])
         if "instruction" in self.own:
             messages = with_text(messages, self.own["instruction"])
@@ -86,12 +87,12 @@ class Translator(Adapter):
         return result
 
     def act(self, action: Any) -> StepResult:
-        """Hand the action to the foreign environment."""
+        """Pass the action to the foreign environment."""
         raise NotImplementedError
 
     @staticmethod
     def load(data: Any, seed: int = 0, **config: Any) -> Splits:
-        """The rows of `data.path`, or seeds where there is none."""
+        """Return the rows of `data.path`, or rows of seeds if it is not set."""
         from mtrl.datasets import load_rows
 
         return seed_rows(data, seed) if data.path is None else load_rows(data, seed)
@@ -184,5 +185,5 @@ def _array(text: str, space: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Numpy's arrays and scalars as lists and numbers, anything else as its text."""
+    """Convert numpy's arrays and scalars to lists and numbers, and any other value to its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,13 +1,13 @@
-"""OpenEnv: an `Environment` in this process, or an `EnvClient` of one that runs elsewhere.
+"""OpenEnv: an `Environment` in this process, or an `EnvClient` of an environment that runs elsewhere.
 
 `environment.config` holds the arguments of the class (for a client: `base_url`). The seed is the row's `seed`, or
-follows from its `id`; the row's `reset`, a mapping, goes to `reset` as well (`{"split": "train", "index": 3}`). Reward
-and end are those that the observation carries; a reward of None pays 0.
+is derived from its `id`; the row's `reset`, a mapping, is passed to `reset` as well (`{"split": "train", "index": 3}`).
+The observation carries the reward and the end of the episode; a reward of None counts as 0.
 
-The action's class is the one that `step` or the base class is annotated with. An action of one text field gets the
-response; any other is a JSON object of its fields, alone in the response or in its last `<action>…</action>`. An
-observation of one text field becomes that text, any other JSON. `environment.config.parse_action`,
-`render_observation` and `instruction` change this, as they do for Gymnasium.
+The action's class comes from the annotation of `step` or of the base class. An action of one text field gets the
+response; any other action is read from a JSON object of its fields, which is the whole response or its last
+`<action>…</action>`. An observation of one text field becomes that text, and any other becomes JSON.
+`environment.config.parse_action`, `render_observation` and `instruction` change this, as they do for Gymnasium.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mtrl.strict_json import strict_loads
 from mtrl.types import Message, Row
 
 CARRIED = frozenset({"done", "reward", "metadata"})
-"""Fields that every observation has beside its own; `metadata` is every action's."""
+"""Fields that every observation has in addition to its own; every action has `metadata` too."""
 
 
 class OpenEnvAdapter(Translator):
@@ -38,7 +38,7 @@ class OpenEnvAdapter(Translator):
         return self.opening(row, _observation(started))
 
     def opened(self, env: Any) -> Any:
-        """A client's wrapper that blocks: a thread of its own talks to the server."""
+        """Return a client's blocking wrapper, in which a separate thread talks to the server."""
         return env.sync() if callable(getattr(env, "sync", None)) else env
 
     def act(self, action: Any) -> StepResult:
@@ -78,7 +78,8 @@ class OpenEnvAdapter(Translator):
 
 
 def action_class(foreign: Any) -> Any:
-    """The class of the actions: what `step` says, or the first argument of the generic base class; else None."""
+    """Return the class of the actions: the annotation of `step`, or the first argument of the generic base class; else
+    None."""
     try:
         hinted = typing.get_type_hints(foreign.step).get("action")
     except (NameError, TypeError, AttributeError):  # a name that exists only for the type checker
@@ -101,7 +102,7 @@ def _validated(kind: Any, value: dict[str, Any], expected: str) -> Any:
     try:
         return kind.model_validate(value)
     except ValueError as error:
-        # Only of fields that exist: the model's own words must not come back as the environment's.
+        # Only existing fields are named: the model's own text must not come back as the environment's.
         found = [
             problem
             for problem in getattr(error, "errors", list)()
@@ -112,5 +113,5 @@ def _validated(kind: Any, value: dict[str, Any], expected: str) -> Any:
 
 
 def _observation(result: Any) -> Any:
-    """A client wraps the observation in a result of its own, which is not a pydantic model."""
+    """Return the observation of a result. A client wraps it in its own result type, which is not a pydantic model."""
     return result.observation if not hasattr(result, "model_dump") and hasattr(result, "observation") else result

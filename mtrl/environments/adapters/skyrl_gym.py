@@ -1,8 +1,9 @@
 """SkyRL-Gym: `BaseTextEnv`, called as SkyRL's generator calls it.
 
 The class is made with `env_config` (the keys of `environment.config`) and `extras` (every column of the row but the
-prompt, and `max_turns`, which is `generator.max_turns`). `init(prompt)` gives the opening messages, and what `step`
-pays is the reward of that turn. Numbers in `metadata` become metrics, and after the last turn those of `get_metrics()`.
+prompt, and `max_turns`, which is `generator.max_turns`). `init(prompt)` returns the opening messages, and `step`
+returns the reward of its turn. Numbers in `metadata` become metrics, and so do those of `get_metrics()` after the last
+turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class SkyRLGymAdapter(Adapter):
     """One episode of a `BaseTextEnv`."""
 
     def check_config(self) -> None:
-        """Nothing to check: `env_config` takes any key. `skyrl_gym.make` takes the name of its environment as `id`."""
+        """Check nothing: `env_config` takes any key. `skyrl_gym.make` takes the name of its environment as `id`."""
 
     def reset(self, row: Row | None = None) -> list[Message]:
         super().reset()
@@ -45,7 +46,7 @@ class SkyRLGymAdapter(Adapter):
         metrics = metrics_of(output.get("metadata"))
         replaced = output.get("postprocessed_action")
         if replaced is not None and replaced != response:
-            # What was sampled is what is trained: the episode goes on from it.
+            # The sampled tokens are the ones that are trained, so the episode continues from them.
             metrics["postprocessed_action"] = 1.0
             log.debug("%s replaced its action by %.80r; the sampled tokens stay", type(self).__name__, replaced)
         if done or self.current_turn >= self.max_turns:

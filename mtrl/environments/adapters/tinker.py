@@ -1,9 +1,9 @@
 """tinker-cookbook: `MessageEnv`, whose `step` takes the assistant's message and returns the whole conversation.
 
 The class is made with `environment.config` and the columns of the row that its constructor names. The conversation that
-`step` returns must go on from the last one, for every sampled token stays as it was sampled: what comes after the
-assistant's message is the observation. Tool calls, of the model's own form or of the text form of
-`mtrl/environments/tool_calls.py`, are handed over as tinker's `ToolCall` objects.
+`step` returns must extend the last one, because sampled tokens never change. The messages after the assistant's message
+are the observation. Tool calls, in the model's own form or in the text form of `mtrl/environments/tool_calls.py`, are
+passed as tinker's `ToolCall` objects.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class MessageEnvAdapter(Adapter):
 
     row_arguments = True
     tools: ClassVar[list[dict[str, Any]]] = []
-    """A `MessageEnv` shows its tools in its own first messages."""
+    """Tool schemas; none, because a `MessageEnv` describes its tools in its own first messages."""
 
-    def reset(self, row: Row | None = None) -> Any:  # awaitable; the foreign class is made on a thread
+    def reset(self, row: Row | None = None) -> Any:  # returns an awaitable; the foreign class is made on a thread
         super().reset()
         self.make(**{**accepted(self.foreign, row or {}), **self.config})
         return self._open(self.env.initial_observation())
 
     async def _open(self, opening: Awaitable[list[Any]]) -> list[Message]:
-        # Copies: environments return the list that they go on to write to.
+        # Copies, because environments return the list that they later change.
         self.history = [plain_message(message) for message in await opening]
         return list(self.history)
 
@@ -41,7 +41,7 @@ class MessageEnvAdapter(Adapter):
 
     async def respond(self, message: Message, response: str, ground_truth: dict[str, Any]) -> StepResult:
         self.current_turn += 1
-        if not message.get("tool_calls"):  # a renderer that is shown no tools looks for no calls
+        if not message.get("tool_calls"):  # a renderer without tools does not parse calls
             content, attempts = parse_calls(response)
             message = {"content": content, "tool_calls": message_calls(attempts, self.current_turn)}
         result = await self.env.step(_message(message))
@@ -59,7 +59,7 @@ class MessageEnvAdapter(Adapter):
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """As tinker's renderers parse it."""
+    """Return the message in the form to which tinker's renderers parse it."""
     said: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
     calls = message.get("tool_calls")
     if not calls:

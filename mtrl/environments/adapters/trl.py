@@ -1,9 +1,9 @@
 """TRL: an `environment_factory` class, whose public methods are the model's tools.
 
-Tools are the public methods but `reset`, `get_reward` and `close`; their types and docstrings make the schemas.
-`reset(**row)` gets the columns of the row, and text that it returns is put behind the last user message. The episode
-ends with the first turn that calls no tool, or after `generator.max_turns`, and then pays what `get_reward()` returns;
-a class without it is asked for its attribute `reward`.
+Tools are the public methods except `reset`, `get_reward` and `close`; their types and docstrings define the schemas.
+`reset(**row)` gets the columns of the row, and text that it returns is appended to the last user message. The episode
+ends with the first turn that calls no tool, or after `generator.max_turns`. Its reward is then the result of
+`get_reward()`, or the attribute `reward` of a class without that method.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TRLAdapter(ToolEnvironment, Adapter):
 
 
 def _marked(env: Any) -> Any:
-    """The object, with the public methods of its class marked as tools."""
+    """Mark the public methods of the object's class as tools, and return the object."""
     for name, function in inspect.getmembers(type(env), inspect.isfunction):
         if not name.startswith("_") and name not in NOT_TOOLS:
             tool(function)

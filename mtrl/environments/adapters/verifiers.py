@@ -1,14 +1,15 @@
-"""verifiers: `MultiTurnEnv` and what inherits from it, of the packages that have it (`verifiers>=0.2,<0.4`).
+"""verifiers: `MultiTurnEnv` and its subclasses (`verifiers>=0.2,<0.4`).
 
-The target is the class, or the function `load_environment` of an environment package, annotated with what it returns;
+The target is the class, or the function `load_environment` of an environment package with an annotated return type;
 `environment.config` holds its arguments. One object serves the whole run, as it does in verifiers, and every episode
-has a `state` of its own; the steps are those of verifiers' `rollout`: `setup_state`, then `env_response` after every
+has a `state` of its own. The steps are those of verifiers' `rollout`: `setup_state`, then `env_response` after every
 turn until `is_completed`, then the clean-up and the rubric.
 
-Rows come from the environment's own data set, or from `data.path`, and bring `answer` and `info`. The rubric's weighted
-sum is paid on the last turn, a `reward` that the environment gave to a step of its trajectory on that turn. Every
-function of the rubric is a component of the last turn, so that `reward.components` can weigh them anew. Success is a
-sum of at least the environment's `pass_threshold`, whatever the reward is made of.
+Rows come from the environment's own data set, or from `data.path`, and provide `answer` and `info`. The rubric's
+weighted sum is added to the reward of the last turn. A `reward` that the environment sets in a step of its trajectory
+is the reward of that turn. Every function of the rubric is a component of the last turn, so that `reward.components`
+can weight them differently. An episode is a success if the sum is at least the environment's `pass_threshold`, however
+the reward is composed.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from mtrl.types import Message, Row, Trajectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PASS_THRESHOLD = 0.5
-"""verifiers' own, where the environment says nothing."""
+"""Default threshold of verifiers, for an environment that sets none."""
 
 
 class VerifiersAdapter(Adapter):
     """One episode of a verifiers environment."""
 
     shared: ClassVar[Any] = None
-    """The environment of all episodes."""
+    """The environment that all episodes share."""
 
     def __init__(self, max_turns: int = 5, **config: Any):
         """
@@ -53,7 +54,8 @@ class VerifiersAdapter(Adapter):
 
     @classmethod
     def build(cls, **config: Any) -> Any:
-        """The environment of the run, made at the first call: it takes the signals, which only the main thread can."""
+        """Return the environment of the run. The first call makes it, and must be on the main thread, because the
+        environment sets signal handlers."""
         if cls.shared is None:
             env = _keeping_signals(cls.foreign, config)
             if not hasattr(env, "get_prompt_messages"):
@@ -70,7 +72,7 @@ class VerifiersAdapter(Adapter):
 
     @classmethod
     def load(cls, data: Any, seed: int = 0, **config: Any) -> Splits:
-        """The rows of `data.path`, or of the environment's own data sets."""
+        """Return the rows of `data.path`, or of the environment's own data sets."""
         from mtrl.datasets import HELD_OUT, cap, load_rows, to_row
 
         env = cls.build(**config)
@@ -87,7 +89,7 @@ class VerifiersAdapter(Adapter):
 
     @staticmethod
     def score(trajectory: Trajectory, row: Row) -> float:
-        """1.0 where the rubric's sum reached the threshold, as it was before any composition of rewards."""
+        """Return 1.0 if the rubric's sum, before any composition of rewards, reached the threshold, else 0.0."""
         return trajectory.turns[-1].metrics.get("rubric_passed", 0.0)
 
     async def reset(self, row: Row | None = None) -> list[Message]:  # type: ignore[override]
@@ -129,7 +131,7 @@ class VerifiersAdapter(Adapter):
         return StepResult(reward + rubric, observation, True, components, metrics, truncated=cut or not done)
 
     async def _finish(self) -> float:
-        """Clean up, then score; the rubric's weighted sum."""
+        """Clean up, score, and return the rubric's weighted sum."""
         state, env = self.state, self.env
         self.env = None  # so that `close` does not clean up again
         await env.cleanup(state)
@@ -140,14 +142,14 @@ class VerifiersAdapter(Adapter):
         return float(state["reward"])
 
     def close(self) -> Any:
-        """Clean up what an episode left that did not reach its end; to be awaited then."""
+        """Close the episode. If it did not reach its end, return the awaitable that cleans up its state."""
         super().close()
         env, self.env = self.env, None
         return None if env is None or self.state is None else env.cleanup(self.state)
 
 
 def _keeping_signals(make: Any, arguments: dict[str, Any]) -> Any:
-    """Call `make` with Ctrl-C left as it was: verifiers sets handlers of its own, and the trainer has one."""
+    """Call `make` and then restore the signal handlers: verifiers sets its own, and the trainer has one."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("verifiers can make environments on the main thread alone")
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -159,7 +161,7 @@ def _keeping_signals(make: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _no_client() -> Any:
-    """A client that nobody may ask: the policy of the run answers."""
+    """Return a client that refuses every request, because the policy of the run answers."""
     try:
         from verifiers.clients import Client
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""Programs with a loop of their own that play episodes, and ask the policy over HTTP."""
+"""Agents: programs that run episodes in their own loop and call the policy over HTTP."""

@@ -14,12 +14,15 @@ from mtrl.generator.agents.runner import AgentError, Assignment, Outcome, as_out
 from mtrl.types import Row
 
 MOST_LEFT_BEHIND = 256
-"""Threads that may hang in calls whose episodes are over."""
+"""Maximum number of threads that may hang in calls whose episodes are over."""
 
 
 class CallableRunner:
-    """Async functions run on the event loop, others on daemon threads: one that hangs is left behind, and ends with the
-    process at the latest. When too many hang, episodes fail at once, and so many failures end the run."""
+    """Runs async functions on the event loop and other functions on daemon threads.
+
+    A thread that hangs is abandoned, and ends with the process at the latest. When too many threads hang, new episodes
+    fail immediately, and the number of failures then ends the run.
+    """
 
     plays_on = False
 
@@ -27,7 +30,7 @@ class CallableRunner:
         """
         Args:
             function: called with a row and an `AgentClient`; see `as_outcome` for what it may return.
-            max_concurrent: so many run at once.
+            max_concurrent: maximum number of functions that run at once.
         """
         self.function = function
         self.name = getattr(function, "__qualname__", None) or repr(function)
@@ -48,7 +51,7 @@ class CallableRunner:
         self._pool.close()
 
     async def _call(self, row: Row, client: AgentClient) -> Any:
-        """Without a limit of time, which whoever plays the episode has."""
+        """Call the function without a time limit; the episode loop has one."""
         if inspect.iscoroutinefunction(self.function):
             return await self._pool.call(self.function, row, client, timeout=math.inf)
         if (hanging := self._on_threads - self._waited_for) >= MOST_LEFT_BEHIND:

@@ -1,4 +1,4 @@
-"""The client that a Python agent is given: it asks the policy in the name of one trajectory."""
+"""The client that a Python agent receives. Its requests to the policy belong to one trajectory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 PATIENCE = httpx.Timeout(None)
-"""A turn takes the time that it takes; the episode has a limit."""
+"""Time limit of a request: none, because the episode has one."""
 SHOWN = 300
-"""Characters of an answer that is no JSON."""
+"""Maximum number of characters that an error shows of an answer that is not valid JSON."""
 
 
 class RefusedError(RuntimeError):
-    """The gateway refused a request. `code` is OpenAI's, such as `context_length_exceeded` or `max_calls`."""
+    """The gateway refused a request. `code` is the code of OpenAI's error, such as `context_length_exceeded` or
+    `max_calls`."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(f"HTTP {status}: {message}")
@@ -27,7 +28,7 @@ class RefusedError(RuntimeError):
 
 
 class AgentClient:
-    """Asks by plain HTTP; `openai()` and `async_openai()` are OpenAI's own clients for the same trajectory.
+    """Sends requests by plain HTTP. `openai()` and `async_openai()` return OpenAI's clients for the same trajectory.
 
     Example::
 
@@ -39,15 +40,15 @@ class AgentClient:
     def __init__(self, base_url: str, api_key: str, model: str):
         """
         Args:
-            base_url: up to and with `/v1`.
-            model: the name that is asked for.
+            base_url: address up to and including `/v1`.
+            model: model name that the requests carry.
         """
         self.base_url, self.api_key, self.model = base_url, api_key, model
         self._sync: httpx.Client | None = None
         self._async: httpx.AsyncClient | None = None
 
     def chat(self, messages: list[Message], tools: list[dict[str, Any]] | None = None, **options: Any) -> Message:
-        """The policy's next message, ready to be appended to `messages`.
+        """Return the policy's next message, which can be appended to `messages`.
 
         Args:
             tools: schemas in OpenAI's form.
@@ -55,7 +56,7 @@ class AgentClient:
 
         Raises:
             RefusedError: the request cannot be answered: too many calls, too long, malformed.
-            RuntimeError: it was called in an event loop, which it would block.
+            RuntimeError: the method was called in an event loop, which it would block.
         """
         _not_in_a_loop("chat", "await client.achat(…)")
         if self._sync is None:
@@ -75,7 +76,7 @@ class AgentClient:
         )
 
     def openai(self) -> OpenAI:
-        """OpenAI's client."""
+        """Return OpenAI's client."""
         import openai as package
 
         _not_in_a_loop("openai", "client.async_openai()")
@@ -83,7 +84,7 @@ class AgentClient:
         return package.OpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
 
     def async_openai(self) -> AsyncOpenAI:
-        """OpenAI's client for async agents."""
+        """Return OpenAI's client for async agents."""
         import openai as package
 
         http = package.DefaultAsyncHttpxClient(trust_env=False, verify=self.base_url.startswith("https:"))
@@ -111,9 +112,10 @@ class AgentClient:
 
 
 def _message(response: httpx.Response) -> Message:
-    """
+    """Return the assistant's message of a response.
+
     Raises:
-        RefusedError: there is none.
+        RefusedError: the response holds no message.
     """
     try:
         content = response.json()

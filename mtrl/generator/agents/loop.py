@@ -1,4 +1,4 @@
-"""Episodes that programs play: the policy answers them over HTTP, and what it says becomes a trajectory."""
+"""Episodes that programs run: the policy answers their calls over HTTP, and its answers become a trajectory."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from mtrl.generator.occupancy import Occupancy
 from mtrl.types import Row, StopReason, Trajectory
 
 LATE_REPORT = 10.0
-"""Seconds in which a program that says that its episode is over has to say what it is paid: the managed service's SDK
-completes first and pays then."""
+"""Seconds in which a program must report its reward after it has reported the end of its episode: the managed service's
+SDK first completes the rollout and then reports the reward."""
 
 
 class UnpaidError(AgentError):
-    """A program ended by itself and did not say what it is paid."""
+    """A program ended by itself and reported no reward."""
 
 
 @dataclass
 class AgentLoop(Episodes[Session]):
-    """Everything that the episodes of a run share in which a program decides what is said to the policy."""
+    """Loop of the episodes in which a program calls the policy; all episodes of a run share it."""
 
     gateway: Gateway
     runner: Runner
     limits: Limits
     max_concurrent: int
     sampling: Occupancy = field(default_factory=Occupancy)
-    """When turns were sampled."""
+    """Clock of the seconds in which at least one turn was being sampled."""
 
     def __post_init__(self) -> None:
         self.engine: Engine = self.gateway.engine
@@ -45,24 +45,24 @@ class AgentLoop(Episodes[Session]):
         self._starting: asyncio.Task[None] | None = None
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
-        """Play one episode, once fewer than `max_concurrent` others are played.
+        """Run one episode, once fewer than `max_concurrent` others are running.
 
         Raises:
-            EngineLostError: no episode can be played any more.
-            UserError: the gateway's address cannot be had.
+            EngineLostError: the engine is lost, so no further episode can run.
+            UserError: the gateway cannot listen on its address.
         """
         await self._start()
         return await super().run(row, group_id, index, sampling)
 
     async def close(self) -> None:
-        """End the programs and the gateway."""
+        """Close the runner and then the gateway."""
         try:
             await self.runner.close()
         finally:
             await self.gateway.close()
 
     async def _start(self) -> None:
-        """All that wait for the gateway go on at the same moment, in their order."""
+        """Start the gateway once. All episodes that wait for it continue at the same moment, in their order."""
         loop = asyncio.get_running_loop()
         if self._starting is None or self._starting.get_loop() is not loop:
             self._starting = loop.create_task(self.gateway.start())
@@ -91,10 +91,10 @@ class AgentLoop(Episodes[Session]):
         self._judge(trajectory, session, problem)
 
     def _judge(self, trajectory: Trajectory, session: Session, problem: Exception | None) -> None:
-        """Why the episode ended.
+        """Set the trajectory's stop reason.
 
         Raises:
-            Exception: it failed.
+            Exception: the episode failed.
         """
         if session.stop == StopReason.PARSE_ERROR:
             raise ResponseParseError("no message can be made of what was sampled") from session.failure
@@ -102,7 +102,7 @@ class AgentLoop(Episodes[Session]):
             trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
         elif not trajectory.turns:
             raise _unanswered(session, problem, f"{self.gateway.url}/trajectories/TOKEN/v1")
-        elif session.stop is not None:  # it was refused, and whatever became of it then, it ended for that
+        elif session.stop is not None:  # a call was refused, which is the reason whatever the program did afterwards
             trajectory.stop_reason = session.stop
         elif problem is not None:
             raise problem
@@ -110,21 +110,22 @@ class AgentLoop(Episodes[Session]):
             trajectory.stop_reason = StopReason.DONE
 
     async def _outcome(self, session: Session, assignment: Assignment) -> Outcome | None:
-        """Let the program play.
+        """Run the program until it ends, and return its outcome.
 
         Raises:
-            EngineLostError: the program would wait for nothing.
+            EngineLostError: the engine is lost, so the program would wait in vain.
         """
         playing = asyncio.ensure_future(self._until_ended(session, assignment))
         finished = asyncio.ensure_future(session.finished.wait())
         try:
             await asyncio.wait((playing, finished), return_when=asyncio.FIRST_COMPLETED)
-            if not isinstance(session.failure, EngineLostError):  # it may say that it is done, and clear up
+            # A program may report the end of its episode before it cleans up.
+            if not isinstance(session.failure, EngineLostError):
                 await asyncio.wait((playing,))
         finally:
             for task in (playing, finished):
                 task.cancel()
-            await asyncio.wait((playing, finished))  # until nothing of the program runs
+            await asyncio.wait((playing, finished))  # until the program has ended
         if isinstance(session.failure, EngineLostError):
             raise session.failure
         return playing.result()
@@ -154,7 +155,7 @@ class AgentLoop(Episodes[Session]):
 
 @dataclass
 class Watched:
-    """What a session needs of an engine, and when turns were sampled."""
+    """Wrapper around the engine of the sessions that measures when turns are being sampled."""
 
     engine: Engine
     sampling: Occupancy
@@ -171,9 +172,10 @@ class Watched:
 
 
 def _pay(session: Session, outcome: Outcome) -> None:
-    """
+    """Pass the outcome's rewards, if any, to the session.
+
     Raises:
-        AgentError: its rewards are not one for each call.
+        AgentError: the session refuses the rewards, for example because they are not one per call.
     """
     if outcome.rewards is None:
         return
@@ -184,7 +186,7 @@ def _pay(session: Session, outcome: Outcome) -> None:
 
 
 def _unsaid(session: Session, outcome: Outcome | None) -> AgentError | None:
-    """What is wrong with a program that has ended by itself."""
+    """Return the error of a program that has ended by itself: a failure that it reported, or a missing reward."""
     said = outcome.error if outcome is not None and outcome.error else session.error
     if said or session.status == "failed":
         return AgentError(said or "the program reported that it failed")
@@ -197,7 +199,7 @@ def _unsaid(session: Session, outcome: Outcome | None) -> AgentError | None:
 
 
 def _unanswered(session: Session, problem: Exception | None, url: str) -> AgentError:
-    """What is wrong with a program that got not a single answer."""
+    """Return the error of a program none of whose calls was answered."""
     if session.stop is not None or session.failure is not None:
         said = "no call of the program was answered"
     else:

@@ -1,4 +1,4 @@
-"""What a program says: its last words are kept, and it may go on for ever."""
+"""The output of a program: the last bytes are stored, and the program may write without a limit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 from contextlib import suppress
 
 KEPT = 16 * 2**10
-"""Bytes of the end."""
+"""Number of bytes that are stored of the end of the output."""
 
 
 class Output(asyncio.Protocol):
-    """The reading end of a pipe. The other one, `writer`, is the program's; whoever starts it closes it here."""
+    """The reading end of a pipe. The other end, `writer`, is for the program; the caller that starts the program closes
+    it in this process."""
 
     def __init__(self) -> None:
         self.writer = -1
@@ -30,23 +31,23 @@ class Output(asyncio.Protocol):
 
     @property
     def text(self) -> str:
-        """The last `KEPT` bytes."""
+        """The last `KEPT` bytes, decoded."""
         return bytes(self._text[-KEPT:]).decode("utf-8", "replace")
 
     async def complete(self, seconds: float) -> None:
-        """Wait until nobody holds the other end any more, for a while."""
+        """Wait at most `seconds` until no process holds the other end any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
 
     def close_writer(self) -> None:
-        """The program has it, or never will. It may be repeated."""
+        """Close the writing end in this process, once the program has it or did not start. Further calls do nothing."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
 
     def close(self) -> None:
-        """Read no more."""
+        """Close both ends in this process."""
         self.close_writer()
         if self._transport is not None:
             self._transport.close()

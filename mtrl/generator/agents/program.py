@@ -1,8 +1,9 @@
-"""Agents that are programs: one process tree for each episode, in an empty folder, which ends with it.
+"""Agents that are programs: each episode has one process tree, in an empty folder, and the tree ends with the episode.
 
-The program is told by its environment: `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MTRL_MODEL`, `MTRL_ROW` (file of the row,
-JSON), `MTRL_RESULT` (where it may write `{"reward": …}`, or whatever `as_outcome` takes, as JSON) and
-`MTRL_FEEDBACK_URL` (where it may report instead). It has played when it ends with status 0.
+The program receives environment variables: `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MTRL_MODEL`, `MTRL_ROW` (file with the
+row as JSON), `MTRL_RESULT` (file to which it may write `{"reward": …}`, or another value that `as_outcome` takes, as
+JSON) and `MTRL_FEEDBACK_URL` (address to which it may report instead). An episode succeeds when its program ends with
+status 0.
 """
 
 from __future__ import annotations
@@ -27,26 +28,28 @@ from mtrl.generator.engines.server.kept_process import KILLING, KeptProcess
 from mtrl.generator.engines.server.words import last_words
 
 GRACE = 2.0
-"""Seconds that a program has to end by itself once it is told to (SIGTERM)."""
+"""Seconds that a program has to end by itself after SIGTERM."""
 LARGEST_RESULT = 2**20
-"""Bytes of what a program may write to `MTRL_RESULT`."""
+"""Maximum number of bytes that a program may write to `MTRL_RESULT`."""
 LAST_READING = 5.0
-"""Seconds in which the last words of a program that has ended are read."""
+"""Maximum number of seconds for reading the remaining output of a program that has ended."""
 
 
 class ProgramRunner:
-    """Starts a command for every episode, under a keeper (`mtrl/generator/engines/server/keeper.py`): all that it has
-    started ends with the episode, and with the trainer, whatever becomes of it."""
+    """Starts a command for every episode, under a keeper (`mtrl/generator/engines/server/keeper.py`).
+
+    All processes that the command has started end with the episode, and also when the trainer ends in any way.
+    """
 
     plays_on = False
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], max_concurrent: int, passed: Sequence[str] = ()):
         """
         Args:
-            command: program and arguments. What names a file here is made an absolute path, for the program starts in
-                a folder of its own.
-            env: on top of what it gets of the trainer's environment (`PASSED_ON`).
-            passed: names of further variables of it.
+            command: program and arguments. An argument that names an existing file becomes an absolute path, because
+                the program starts in its own folder.
+            env: variables in addition to those of the trainer's environment that the program gets (`PASSED_ON`).
+            passed: names of further variables of the trainer's environment that the program gets.
         """
         self.command = [command[0], *(_absolute(word) for word in command[1:])]
         if os.sep in command[0]:
@@ -107,17 +110,17 @@ def _redacted(text: str, secrets: Iterable[str]) -> str:
 
 
 def _clean_up(process: KeptProcess | None, folder: Path) -> None:
-    """On a thread: the processes end first, and then their folder goes."""
+    """End the processes and then remove their folder. It blocks, so it runs on a thread."""
     if process is not None:
         process.end(GRACE)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(path: Path) -> Any:
-    """The JSON value of a file that a program has written; None if there is none.
+    """Read the JSON value of a file that a program has written; None if the file does not exist.
 
     Raises:
-        AgentError: it is something else.
+        AgentError: the file is not a regular file, is too large, cannot be read, or holds no JSON.
     """
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

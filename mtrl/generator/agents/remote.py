@@ -1,7 +1,9 @@
-"""Agents that run already and are told of every episode: the managed service's protocol (`sagemaker.train.rft`).
+"""Agents that run already and receive a request for every episode: the managed service's protocol
+(`sagemaker.train.rft`).
 
-`POST {url}/rollout` begins an episode. It may be answered with the reward when the episode is over, or at once; the
-agent then reports to `metadata.endpoint` (`mtrl/gateway/feedback.py`). `GET {url}/health` says whether it is there.
+`POST {url}/rollout` begins an episode. The agent may answer with the reward when the episode is over, or answer at once
+and later report to `metadata.endpoint` (`mtrl/gateway/feedback.py`). `GET {url}/health` answers 200 if the agent is
+available.
 """
 
 from __future__ import annotations
@@ -20,23 +22,25 @@ from mtrl.tracking.text import one_line
 from mtrl.types import Row
 
 JOB = "arn:aws:sagemaker:us-west-2:000000000000:job/AgentRFT/mtrl"
-"""Agents of the service want to be told a job; here nobody reads it."""
+"""Job ARN that agents of the service require in a request. mtrl does not use it."""
 REGION = "us-west-2"
 SECONDS_FOR_HEALTH = 10.0
 
 
 class RemoteRunner:
-    """Sends episodes to an agent, and ends none itself: one that goes on too long finds its trajectory closed."""
+    """Sends episodes to an agent, and ends none itself: an agent that takes too long finds its trajectory closed."""
 
     plays_on = True
 
     def __init__(self, url: str, api_key_env: str):
         """
         Args:
-            api_key_env: environment variable with the token that the agent wants to be shown, if it is set.
+            url: address of the agent.
+            api_key_env: name of the environment variable with the token for the agent; without a value no token is
+                sent.
 
         Raises:
-            UserError: the agent is not there.
+            UserError: the agent does not answer `GET /health` with status 200.
         """
         self.url, token = url.rstrip("/"), os.environ.get(api_key_env) or None
         self._http = Http(self.url, token)
@@ -45,7 +49,7 @@ class RemoteRunner:
     async def run(self, assignment: Assignment) -> Outcome | None:
         """See `Runner`."""
         try:
-            # Whoever plays the episode has a limit of time for it.
+            # The request needs no time limit, because the episode loop has one.
             answer = await self._http.ask("POST", "/rollout", rollout_request(assignment), seconds=math.inf)
         except ServerError as error:
             raise AgentError(str(error)) from None
@@ -60,7 +64,7 @@ class RemoteRunner:
     def _check_health(self, token: str | None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            # Its body is not read: nobody knows how long it is.
+            # The body is not read, because its length is unknown.
             with (
                 httpx.Client(trust_env=False, timeout=SECONDS_FOR_HEALTH) as client,
                 client.stream("GET", f"{self.url}/health", headers=headers) as answer,
@@ -77,10 +81,10 @@ class RemoteRunner:
 
 
 def rollout_request(assignment: Assignment) -> dict[str, Any]:
-    """The body of `POST /rollout`, in both forms that agents of the service read: that of the SDK's `RolloutRequest`
-    and that of its Lambda events, with a text for a prompt and keys in camelCase.
+    """Return the body of `POST /rollout`, in both forms that agents of the service read: the form of the SDK's
+    `RolloutRequest`, and the form of its Lambda events, with a text for a prompt and keys in camelCase.
 
-    The trajectory is named by its token, so that whoever only passes the name on may ask with it.
+    The trajectory's id in the body is its token, so that an agent that passes only the id on can use it as its API key.
     """
     name = assignment.api_key
     sampling = {"temperature": assignment.temperature, "max_tokens": assignment.max_tokens, "top_p": assignment.top_p}
@@ -108,5 +112,5 @@ def rollout_request(assignment: Assignment) -> dict[str, Any]:
 
 
 def _text(row: Row) -> str:
-    """What the user says in the row's prompt."""
+    """Return the text of the user messages in the row's prompt."""
     return "\n\n".join(str(message.get("content") or "") for message in row["prompt"] if message.get("role") == "user")

@@ -1,4 +1,4 @@
-"""What starts a program for one episode, and what comes of it."""
+"""The interface that starts a program for one episode, and the outcome of the program."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mtrl.types import Row
 
 
 class AgentError(RuntimeError):
-    """A program did not play its episode to the end, or says so itself."""
+    """A program did not run its episode to the end, or reported that it failed."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One episode, as the program is told of it."""
+    """Description of one episode that a program receives."""
 
     row: Row
     base_url: str
-    """Where the policy answers, up to and with `/v1`; whoever has it may ask in the name of this trajectory."""
+    """Address of the policy, up to and including `/v1`. A client that has it can make requests for this trajectory."""
     api_key: str
     """The trajectory's token."""
     model: str
@@ -29,45 +29,45 @@ class Assignment:
     top_p: float
     max_tokens: int
     feedback_url: str
-    """Where `/update-reward` and `/complete-rollout` are."""
+    """Base address of `/update-reward` and `/complete-rollout`."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program returned."""
+    """Result that a program returned."""
 
     rewards: float | list[float] | None = None
-    """One for the whole episode, or one for each call of the model; None: it has reported them, or will."""
+    """Reward of the whole episode, or one reward per call of the model; None if the program reports them by HTTP."""
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-    """What went wrong, if the program says that something did."""
+    """Error message, if the program reported a failure."""
 
 
 class Runner(Protocol):
     """Starts programs, several at once."""
 
     plays_on: bool
-    """Whether the program may go on after `run` has returned None: it has ended when it reports so."""
+    """Whether the program may continue after `run` has returned None; its episode then ends when it reports the end."""
 
     async def run(self, assignment: Assignment) -> Outcome | None:
-        """One episode. When this returns, raises or is cancelled, nothing of the program runs on this machine.
+        """Run one episode. When this returns, raises or is cancelled, no process of the program runs on this machine.
 
         Raises:
-            AgentError: the program failed; anything else that it raises itself.
+            AgentError: the program failed. Exceptions of the program itself pass through.
         """
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 def as_outcome(value: Any, what: str) -> Outcome | None:
-    """Read what a program returned: None, a number, a list of numbers, or `{"reward": …, "metrics": {…}}`.
+    """Convert the value that a program returned: None, a number, a list of numbers, or `{"reward": …, "metrics": {…}}`.
 
     Args:
-        what: the program, in errors.
+        what: name of the program in error messages.
 
     Raises:
-        TypeError: it is none of these, or a number is not finite.
+        TypeError: the value has none of these forms, or a number is not finite.
     """
     if value is None or isinstance(value, Outcome):
         return value

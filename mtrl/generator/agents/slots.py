@@ -1,4 +1,4 @@
-"""So many at once: whoever leaves lets the next one in at the same moment."""
+"""A limit on concurrency: a task that leaves a slot starts the next task's resource at the same moment."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """A semaphore that opens what the next one needs before it gives back what the last one had.
+    """A semaphore that opens the next task's resource before it closes the resource of the task that leaves.
 
-    The deterministic engine goes on as soon as everybody whom it knows has asked: who plays beside whom must not depend
-    on how fast a task wakes up.
+    The deterministic engine samples as soon as every open trajectory has asked for a turn. The set of trajectories that
+    run together must therefore not depend on how fast a task wakes up.
     """
 
     def __init__(self, count: int):
@@ -24,7 +24,8 @@ class Slots(Generic[T]):
 
     @asynccontextmanager
     async def take(self, begin: Callable[[], T], end: Callable[[T], Any]) -> AsyncIterator[T]:
-        """What `begin` returns, called when it is this one's turn; then `end` is given it. First come, first served."""
+        """Wait for a slot, first come, first served, and yield the value that `begin` then returns. On exit, call `end`
+        with that value."""
         value = await self._enter(begin, end)
         try:
             yield value
@@ -44,7 +45,8 @@ class Slots(Generic[T]):
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:  # it came at the same moment
+            # The slot was granted at the same moment as the cancellation.
+            if future.done() and not future.cancelled() and future.exception() is None:
                 self._leave(future.result(), end)
             with suppress(ValueError):
                 self._waiting.remove((begin, future))
@@ -57,7 +59,8 @@ class Slots(Generic[T]):
             end(value)
 
     def _next(self) -> None:
-        """Let the first one in that still waits; if its `begin` fails, it is told so, and the one after it is next."""
+        """Give the slot to the first task that still waits. If its `begin` fails, that task gets the exception, and the
+        slot goes to the task after it."""
         while self._waiting:
             begin, future = self._waiting.popleft()
             if future.done():

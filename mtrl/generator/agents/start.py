@@ -1,4 +1,4 @@
-"""From `generator.agent` to what starts its program."""
+"""Creates the runner of the programs from `generator.agent`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from mtrl.generator.agents.runner import Runner
 
 
 def make_runner(agent: AgentConfig) -> Runner:
-    """
+    """Create the runner of the configured agent.
+
     Raises:
         UserError: the function cannot be imported, or the agent at `url` does not answer.
     """

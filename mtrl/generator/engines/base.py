@@ -1,4 +1,5 @@
-"""What an engine is: a context in; sampled ids, their log-probs, a finish reason and policy versions out."""
+"""The engine protocol: an engine takes a context and returns sampled token ids, their log-probs, a finish reason and
+policy versions."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from mtrl.types import FinishReason
 
 
 class EngineLostError(RunEndedError):
-    """The engine samples nothing any more: no other attempt and no other episode can go on."""
+    """The engine is lost and cannot sample again, so that neither a retry nor another episode can succeed."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one turn is sampled. `temperature` 0 is greedy."""
+    """Sampling parameters of one turn. `temperature` 0 is greedy."""
 
     max_generate_length: int = 1024
     temperature: float = 1.0
@@ -24,8 +25,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
-    """Names the random stream of one trajectory. A token depends on the seed, its position and the distribution, not
-    on which other trajectories were in the batch."""
+    """Seed of the random stream of one trajectory. A token depends on the seed, its position and the distribution, not
+    on which other trajectories are in the batch."""
 
 
 @dataclass
@@ -38,12 +39,12 @@ class Generation:
     finish: FinishReason
     version_spans: list[tuple[int, int]]
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were already there."""
+    """Number of prompt tokens whose keys and values were already cached."""
 
 
 @dataclass
 class EngineStats:
-    """Running totals since the engine was made."""
+    """Totals since the engine was created."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -52,7 +53,7 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """One small protocol for every backend."""
+    """Protocol that every backend implements."""
 
     version: int
     """Policy version of the weights in use."""
@@ -62,20 +63,25 @@ class Engine(Protocol):
         """Announce a trajectory before its first `generate`, so that an engine can plan its batch."""
 
     async def generate(self, trajectory_id: str, prompt: Any, sampling: SamplingParams) -> Generation:
-        """Sample one turn after `prompt`: the whole context as its conversation gives it, token ids where the weights
-        are ours, messages where they are behind an endpoint."""
+        """Sample one turn after `prompt`.
+
+        Args:
+            prompt: the whole context as its conversation gives it: token ids where mtrl holds the weights, messages
+                where the model is behind an endpoint.
+        """
 
     def release(self, trajectory_id: str) -> None:
-        """The trajectory is over; abort what it still generates and free its cache."""
+        """End a trajectory: abort the turn that it still generates, and free its cache."""
 
     async def load_weights(self, weights: Any, version: int) -> None:
         """Use these weights as policy `version` from now on. It may be called while turns are sampled.
 
         Args:
-            weights: tensors on the CPU by the names of the module's `state_dict`, tied ones once (with LoRA those of
-                the adapters), which the caller may change afterwards; None where engine and trainer share the module.
-            version: updates of the policy that these weights have seen.
+            weights: tensors on the CPU by the names of the module's `state_dict`, tied ones once (with LoRA only the
+                adapters' tensors). The caller may change them afterwards. None where engine and trainer share the
+                module.
+            version: number of policy updates that these weights have received.
         """
 
     async def close(self) -> None:
-        """Stop whatever runs."""
+        """Stop the engine and everything that it runs."""

@@ -1,6 +1,6 @@
-"""Asking over OpenAI's chat API (`/v1/chat/completions`): repetitions, limits of time and size, the key, the bill.
+"""A client of OpenAI's chat API (`/v1/chat/completions`): retries, limits of time and size, the API key, the costs.
 
-Both who plays by an endpoint (`endpoint.py`) and who judges by one (`mtrl/rewards/judge.py`) ask through this.
+The engine (`endpoint.py`) and the judge (`mtrl/rewards/judge.py`) send their requests through it.
 """
 
 from __future__ import annotations
@@ -30,48 +30,51 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRIED = frozenset({408, 409, 425, 429})
-"""Answers below 500 that say to try again."""
+"""HTTP statuses below 500 that ask the client to try again."""
 EXHAUSTED = ("insufficient_quota", "billing")
-"""Words of a 429 that waiting does not mend."""
+"""Words in the body of a 429 that a retry cannot change."""
 FULL = ("context_length_exceeded", "maximum context length", "context length", "context window")
-"""Words of a 400 about a conversation that has become too long."""
+"""Words in the body of a 400, 413 or 422 about a conversation that is too long."""
 SUSPECT = 3
-"""So many conversations that are refused before the first good answer are the fault of the settings, not theirs."""
+"""Number of refused conversations, before the first usable answer, from which on the settings count as the cause."""
 UNSURE = frozenset({408, 504, 524})
-"""Answers of somebody in between that waited no longer: the model may have answered, and was then billed."""
+"""HTTP statuses of a proxy that timed out: the model may have answered nevertheless, and the provider may charge for
+the answer."""
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
-"""Errors before the server had the request."""
+"""Errors that occur before the server has received the request."""
 FIRST_PAUSE = 0.5
-"""Seconds before the first repetition; each further one waits twice as long, more or less by a random half."""
+"""Pause before the first retry, in seconds. Each further pause is twice as long; a random factor between 0.5 and 1.5
+multiplies every pause."""
 LONGEST_PAUSE = 60.0
+"""Maximum pause before a retry, in seconds, where the server names none."""
 LONGEST_WAIT = 300.0
-"""At most so many seconds are waited when it is the server that names them."""
+"""Maximum pause that a server can ask for, in seconds."""
 SHOWN = 300
-"""Characters of the server's own words in an error."""
+"""Maximum number of characters of the server's own words in an error."""
 LARGEST = 2**24
-"""Bytes of an answer that are read; no honest one comes near."""
+"""Maximum size of an answer, in bytes; ordinary answers are far smaller."""
 MOST_TOKENS = 2**40
-"""A count above this is none."""
+"""Maximum plausible count of tokens in an answer; a larger one is read as 0."""
 
 
 class GarbledAnswerError(ValueError):
-    """Status 200, and yet not what was asked for: it is asked for again."""
+    """An answer with status 200 that is not what was requested; the client retries."""
 
 
 class NoAnswerError(RuntimeError):
-    """No attempt brought an answer of use."""
+    """No attempt brought a usable answer."""
 
     def __init__(self, attempts: int, problem: str, is_garbled: bool):
-        """`is_garbled`: the last attempt brought an answer, but none of use."""
+        """`is_garbled`: whether the last attempt brought an answer, but an unusable one."""
         super().__init__(problem)
         self.attempts, self.problem, self.is_garbled = attempts, problem, is_garbled
 
 
 class StatusError(RuntimeError):
-    """An answer that says that to ask again does not help."""
+    """An answer with an error status for which a retry is useless."""
 
     def __init__(self, status: int, text: str, problem: str, attempts: int):
-        """`text`: the whole answer; `problem`: status and the server's own words, in a line that is fit to be shown."""
+        """`text`: the whole answer; `problem`: one printable line with the status and the server's own words."""
         super().__init__(problem)
         self.status, self.text, self.problem, self.attempts = status, text, problem, attempts
 
@@ -83,11 +86,11 @@ class StatusError(RuntimeError):
 
 @dataclass(frozen=True)
 class Address:
-    """Which model, and where."""
+    """A model and the URL of its endpoint."""
 
     model: str
     url: str
-    """Up to and with `/v1`."""
+    """URL of the endpoint, up to and including `/v1`."""
 
     @property
     def completions(self) -> str:
@@ -100,7 +103,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """What was read, and after how many attempts."""
+    """The value that was read from an answer, and the number of attempts that it took."""
 
     value: T
     attempts: int
@@ -116,35 +119,40 @@ class _Link:
 
 @dataclass(eq=False)
 class ChatClient:
-    """At most `max_concurrent` requests of an event loop are on their way at once. One that fails is repeated `retries`
-    times, after a pause that doubles or the one that the server names."""
+    """Sends requests to one endpoint, at most `max_concurrent` at once per event loop.
+
+    A failed request is retried up to `retries` times. The pause before a retry doubles each time, and is at least the
+    one that the server asks for.
+    """
 
     address: Address
     config: EndpointConfig
     purse: Purse
     payer: str
-    """Who it is written down for."""
+    """Name under which the purse records the requests."""
     first_pause: float | None = None
-    """Null: `FIRST_PAUSE`."""
+    """Pause before the first retry, in seconds. None: `FIRST_PAUSE`."""
     closed: UserError | None = None
-    """Why nothing more is asked: whoever asks, or still waits, gets this."""
+    """Error that every new or waiting request raises; None while requests are sent."""
     requests: int = 0
+    """Number of attempts that were sent."""
     retries: int = 0
-    """Of these requests."""
+    """Number of attempts beyond the first of their request."""
     _links: dict[asyncio.AbstractEventLoop, _Link] = field(default_factory=dict)
 
     async def ask(self, body: Mapping[str, Any], read: Callable[[bytes], T]) -> Answer[T]:
-        """What `read` makes of the answer.
+        """Send a request and return the value that `read` makes of the answer.
 
         Args:
-            body: of the request.
-            read: from an answer with status 200; raises `GarbledAnswerError` where it is to be asked for again.
+            body: body of the request.
+            read: parses the body of an answer with status 200; raises `GarbledAnswerError` where the client is to
+                retry.
 
         Raises:
             NoAnswerError: all attempts failed.
-            StatusError: the server says that no repetition helps.
-            BudgetSpentError: the budget does not do for another attempt.
-            UserError: `closed`.
+            StatusError: the status of the answer says that a retry is useless.
+            BudgetSpentError: the rest of the budget is too small for another attempt.
+            UserError: the client is `closed`.
         """
         link = self._link()
         problem, is_garbled = "", False
@@ -179,7 +187,7 @@ class ChatClient:
             await link.http.aclose()
 
     def words(self, text: str) -> str:
-        """Words of a stranger, fit for a line of a terminal, and without our key should they repeat it."""
+        """Return text from the server as one printable line, in which stars replace our API key."""
         if key := api_key(self.config):
             text = text.replace(key, "***")
         return one_line(" ".join(text.split()), SHOWN)
@@ -198,10 +206,12 @@ class ChatClient:
             return response
 
     async def _post(self, link: _Link, body: Mapping[str, Any]) -> httpx.Response:
-        """With one limit of time for the whole answer, since a server may send it one byte at a time; and one of size.
+        """Send a request and read its whole answer, with limits of time and size.
+
+        The timeout covers the whole answer, since a server may send it one byte at a time.
 
         Raises:
-            GarbledAnswerError: it is larger.
+            GarbledAnswerError: the answer is larger than `LARGEST`.
         """
         async with asyncio.timeout(self.config.timeout):
             asked = link.http.stream("POST", self.address.completions, json=body, headers=self._headers())
@@ -215,7 +225,10 @@ class ChatClient:
         return httpx.Response(response.status_code, headers=kept, content=bytes(content))
 
     def _link(self) -> _Link:
-        """Connections and semaphores belong to an event loop, and a client may outlive it."""
+        """Return the connections of the running event loop.
+
+        Connections and semaphores belong to an event loop, and a client may outlive it.
+        """
         loop = asyncio.get_running_loop()
         if loop not in self._links:
             limits = httpx.Limits(max_connections=self.config.max_concurrent)
@@ -224,7 +237,7 @@ class ChatClient:
         return self._links[loop]
 
     def _told(self, response: httpx.Response) -> str:
-        """Status and the server's own words."""
+        """Return one line with the status and the server's own words."""
         try:
             body = response.json()
             error = body.get("error", body)
@@ -244,15 +257,18 @@ class ChatClient:
 
 
 def api_key(config: EndpointConfig) -> str:
-    """The key; empty where there is none."""
+    """Return the API key; empty where none is set."""
     return os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
 
 
 def check_key(config: EndpointConfig, setting: str) -> None:
-    """`setting` names the key of the configuration that names the variable.
+    """Check that the environment variable holds a valid API key, or none.
+
+    Args:
+        setting: configuration key that names the variable, for the error.
 
     Raises:
-        UserError: what the variable holds is no key.
+        UserError: the value of the variable cannot be an API key.
     """
     key = api_key(config)
     if not (key.isascii() and key.isprintable()):
@@ -260,14 +276,14 @@ def check_key(config: EndpointConfig, setting: str) -> None:
 
 
 def check_bounds(body: Mapping[str, Any], purse: Purse, setting: str) -> None:
-    """Refuse a budget where nobody can say how much one answer may be.
+    """Refuse a budget where the size of an answer has no limit.
 
     Args:
         body: any request, as it would be sent.
-        setting: the key of the configuration that adds keys to requests.
+        setting: configuration key that adds keys to requests, for the error.
 
     Raises:
-        UserError: there is a budget in USD or tokens, and requests have no limit of tokens.
+        UserError: a budget in USD or tokens is set, and requests do not limit the tokens of an answer.
     """
     limit = next((name for name in ("usd", "tokens") if getattr(purse.budget, name) is not None), None)
     if limit is not None and most_of(body) is None:
@@ -278,7 +294,7 @@ def check_bounds(body: Mapping[str, Any], purse: Purse, setting: str) -> None:
 
 
 def usage_of(answer: Any) -> dict[str, float]:
-    """Tokens by the provider's count; a count that is missing or no number is 0."""
+    """Return the provider's token counts by name; a count that is missing or not a number is 0."""
     usage = answer.get("usage") if isinstance(answer, dict) else None
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
@@ -288,7 +304,10 @@ def usage_of(answer: Any) -> dict[str, float]:
 
 
 def retry_after(response: httpx.Response) -> float:
-    """Seconds that the server asks to wait, as a number or as a date; 0 where it does not say."""
+    """Return the seconds that the server asks the client to wait; 0 where it does not.
+
+    The header holds a number of seconds or a date.
+    """
     said = response.headers.get("retry-after", "")
     try:
         seconds = float(said)
@@ -301,19 +320,22 @@ def retry_after(response: httpx.Response) -> float:
 
 
 def is_exhausted(text: str) -> bool:
-    """Whether a 429 says that the account has nothing left."""
+    """Whether the body of a 429 says that the account has no credit left."""
     return any(word in text.casefold() for word in EXHAUSTED)
 
 
 def _passes(response: httpx.Response) -> bool:
-    """Whether to ask again may help."""
+    """Whether the error may pass, so that a retry can succeed."""
     status = response.status_code
     return status >= 500 or (status in RETRIED and not is_exhausted(response.text))
 
 
 def _settle(bill: Bill, response: httpx.Response) -> None:
-    """By the count in the answer, also where it is of no use otherwise. Refusals cost nothing; without a count an
-    answer stays at its worst."""
+    """Settle a bill by the token count in the answer, even if the answer is unusable otherwise.
+
+    An error status without a count costs nothing, unless it is in `UNSURE`. Every other answer without a count leaves
+    the bill at its upper bound.
+    """
     try:
         counted = usage_of(json.loads(response.content))
     except (ValueError, RecursionError):
@@ -331,5 +353,5 @@ def _count(value: Any) -> float:
 
 @functools.cache
 def _ssl_context() -> Any:
-    """Loading the certificates takes longer than a request."""
+    """Return one SSL context for all clients, because loading the certificates takes longer than a request."""
     return httpx.create_ssl_context()

@@ -1,6 +1,7 @@
-"""A model behind an OpenAI-compatible endpoint (`/v1/chat/completions`): messages in, messages out.
+"""An engine for a model behind an OpenAI-compatible endpoint (`/v1/chat/completions`): messages in, messages out.
 
-No token ids come back, so such a model can be evaluated and not trained. Paired with `mtrl.generator.chat`.
+The endpoint returns no token ids, so such a model can be evaluated but not trained. `mtrl.generator.chat` has the
+conversation that belongs to this engine.
 """
 
 from __future__ import annotations
@@ -29,45 +30,47 @@ from mtrl.generator.engines.purse import BudgetSpentError, Purse
 from mtrl.types import FinishReason
 
 KEY = "evaluation.endpoint"
-"""The section of the configuration that says how endpoints are asked."""
+"""Section of the configuration for requests to endpoints."""
 MOVED = frozenset({301, 302, 303, 307, 308, 404, 405, 410})
-"""Answers that say that the model is not there."""
+"""HTTP statuses which mean that the model is not at this address."""
 HOPELESS = MOVED | {401, 402, 403, 429}
-"""Answers that no repetition and no other conversation mends; a 429 comes here where the account is used up."""
+"""HTTP statuses that neither a retry nor another conversation can change. A 429 counts here when the account has no
+credit left."""
 SEEDS = 2**31
+"""Number of seeds: a seed that is sent is below it."""
 
 
 class EndpointError(RuntimeError):
-    """The endpoint gave no usable answer; the sentence holds the server's own words."""
+    """The endpoint gave no usable answer. The message contains the server's own words."""
 
 
 class EndpointRefusedError(UserError):
-    """Nothing that is sent to this endpoint can work."""
+    """No request to this endpoint can succeed."""
 
 
 class EndpointEngine:
-    """See `mtrl.generator.engines.base.Engine`; how it asks: `ChatClient`.
+    """See `mtrl.generator.engines.base.Engine`. Requests go through `ChatClient`.
 
-    An episode whose turn gets no answer fails. What no repetition mends ends everything: `refused` holds the sentence,
-    and every later turn raises it at once.
+    An episode fails if one of its turns gets no answer. An error that no retry can change ends all episodes: `refused`
+    holds that error, and every later turn raises it at once.
     """
 
     def __init__(self, address: Address, config: EndpointConfig, purse: Purse | None = None, payer: str = ""):
         """
         Args:
-            purse: what all requests are paid from; None: one of its own, which is not remembered.
-            payer: who they are written down for; empty: the model.
+            purse: budget that all requests count against. None: a new one, which is not saved to a file.
+            payer: name under which the requests are recorded. Empty: the name of the model.
 
         Raises:
-            UserError: the environment variable of the key holds no key, or the budget cannot be kept to.
+            UserError: the environment variable of the key holds no valid key, or the budget cannot be enforced.
         """
         self.address, self.config = address, config
         self.version = 0
         self.stats = EngineStats(extra={"requests": 0.0, "retries": 0.0})
         self._answered = False
-        """Whether it has ever given a good answer."""
+        """Whether the endpoint has given a usable answer so far."""
         self._turned_away: set[str] = set()
-        """Trajectories with a conversation that was refused."""
+        """Ids of trajectories with a conversation that the endpoint refused."""
         purse = purse or Purse(KEY, config.price, config.budget)
         self._client = ChatClient(address, config, purse, payer or address.model)
         check_key(config, f"{KEY}.api_key_env")
@@ -75,18 +78,19 @@ class EndpointEngine:
 
     @property
     def refused(self) -> UserError | None:
-        """Why every further turn fails, if so."""
+        """The error that every further turn raises; None while the endpoint can be used."""
         return self._client.closed
 
     def open(self, trajectory_id: str) -> None:
-        """Nothing is kept between turns."""
+        """Do nothing: the engine has no state per trajectory."""
 
     async def generate(self, trajectory_id: str, prompt: ChatPrompt, sampling: SamplingParams) -> ChatGeneration:
-        """
+        """Request one turn and add its tokens to the statistics.
+
         Raises:
-            EndpointError: no good answer after all repetitions.
-            EndpointRefusedError: there will never be one.
-            BudgetSpentError: the budget does not do for another request.
+            EndpointError: no attempt brought a usable answer.
+            EndpointRefusedError: no request to this endpoint can succeed.
+            BudgetSpentError: the rest of the budget is too small for another request.
         """
         try:
             generation = await self._ask(trajectory_id, prompt, sampling)
@@ -98,7 +102,7 @@ class EndpointEngine:
         return generation
 
     def release(self, trajectory_id: str) -> None:
-        """Nothing is kept between turns."""
+        """Do nothing: the engine has no state per trajectory."""
 
     async def load_weights(self, weights: Any, version: int) -> None:
         raise NotImplementedError("an endpoint has its own weights; train with generator.backend=local")
@@ -107,7 +111,8 @@ class EndpointEngine:
         await self._client.close()
 
     def request(self, prompt: ChatPrompt, sampling: SamplingParams) -> dict[str, Any]:
-        """The body of a request. `extra_body` adds keys, changes them, and takes those away that it gives as null."""
+        """Return the body of a request. `extra_body` adds and overrides keys, and removes the keys whose value in it is
+        null."""
         body: dict[str, Any] = {
             "model": self.address.model,
             "messages": prompt.messages,
@@ -147,9 +152,10 @@ class EndpointEngine:
         return generation
 
     def _check_full(self, error: StatusError, trajectory_id: str) -> None:
-        """
+        """Return if the error says that the context is full.
+
         Raises:
-            EndpointRefusedError, EndpointError: it says something else than that the context is full.
+            EndpointRefusedError, EndpointError: the error has another cause.
         """
         if error.is_full:
             return
@@ -175,10 +181,10 @@ class EndpointEngine:
 
 
 def as_completion(content: bytes) -> dict[str, Any]:
-    """The answer; halves of surrogate pairs in it, which no file takes, are question marks.
+    """Parse an answer. Question marks replace unpaired surrogates, which cannot be written to a file.
 
     Raises:
-        GarbledAnswerError: it is no chat completion.
+        GarbledAnswerError: the answer is not a chat completion.
     """
     try:
         answer = json.loads(content)
@@ -192,7 +198,7 @@ def as_completion(content: bytes) -> dict[str, Any]:
 
 
 def read_answer(answer: dict[str, Any], stop: tuple[str, ...]) -> ChatGeneration:
-    """From OpenAI's answer to a turn."""
+    """Convert an answer in OpenAI's format to a turn."""
     choice = answer["choices"][0]
     message = choice["message"]
     cut = choice.get("finish_reason") == "length"
@@ -212,8 +218,11 @@ def read_answer(answer: dict[str, Any], stop: tuple[str, ...]) -> ChatGeneration
 
 
 def with_stop(content: str, choice: dict[str, Any], stop: tuple[str, ...]) -> str:
-    """With the stop string at its end, which the engines here keep and APIs take away. vLLM and SGLang say which one it
-    was; others leave it to be guessed."""
+    """Return the content with the stop string at its end.
+
+    The engines of mtrl keep the stop string, whereas APIs remove it. vLLM and SGLang report which one was reached; for
+    other servers it is guessed.
+    """
     reached = choice.get("stop_reason") or choice.get("matched_stop")
     if isinstance(reached, str) and reached in stop:
         return content if content.endswith(reached) else content + reached
@@ -221,7 +230,7 @@ def with_stop(content: str, choice: dict[str, Any], stop: tuple[str, ...]) -> st
 
 
 def plain_text(content: Any) -> str:
-    """Text, or the texts of a list of parts."""
+    """Return the text of a message's content, which is a string or a list of parts."""
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content or ""

@@ -1,7 +1,8 @@
-"""What asking endpoints costs: tokens by their count, a budget that is kept to, and a file that remembers both.
+"""Costs of requests to endpoints: token counts, an enforced budget, and a file that stores the spending.
 
-A request is written down at its worst before it is sent, and as its answer counts it afterwards. So whatever was on its
-way when a process was killed counts as spent, and a budget holds over any number of processes that follow each other.
+The purse records a request with its maximum cost before it is sent, and with the cost that its answer reports
+afterwards. A request that was in flight when its process was killed therefore counts as spent, and a budget holds over
+any number of processes that run one after another.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ log = logging.getLogger(__name__)
 MILLION = 1_000_000
 UNITS = {"usd": "USD", "requests": "requests", "tokens": "tokens"}
 FRAME, PER_MESSAGE = 256, 16
-"""Tokens that a chat template adds at most, around all and around each message."""
+"""Maximum number of tokens that a chat template adds: around the whole prompt, and per message."""
 
 
 class BudgetSpentError(RunEndedError):
-    """Nothing more may be asked; what was answered is worth keeping."""
+    """The budget is spent, so that no more requests are sent; answers received so far remain usable."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request, as its provider counts them: the cached ones are part of the prompt's."""
+    """Token counts of one request, as the provider reports them. Cached tokens are part of the prompt tokens."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
 
     def cost(self, price: PriceConfig) -> float | None:
-        """USD; None where the price is not known."""
+        """Return the cost in USD; None where the price is not known."""
         if price.input is None or price.output is None:
             return None
         cached = min(self.cached_tokens, self.prompt_tokens)
@@ -63,22 +64,22 @@ class Usage:
 
 @dataclass(frozen=True)
 class Spent:
-    """What was asked, and what came of it."""
+    """Requests that were sent, and the tokens that they cost."""
 
     requests: int = 0
-    """All attempts, those that failed as well."""
+    """Number of attempts, failed ones included."""
     retries: int = 0
-    """Attempts that repeated one."""
+    """Number of attempts that were retries."""
     counted: Usage = Usage()
-    """By the provider's count."""
+    """Tokens that the provider reported."""
     unconfirmed_requests: int = 0
-    """Requests whose answer never came whole, or had no count: they may have been billed."""
+    """Number of requests without a complete answer or without a token count; the provider may have charged for them."""
     unconfirmed: Usage = Usage()
-    """At most so many tokens of those."""
+    """Upper bound of the tokens of the unconfirmed requests."""
 
     @property
     def tokens(self) -> int:
-        """At most."""
+        """Upper bound of the prompt and completion tokens of all requests."""
         each = (self.counted, self.unconfirmed)
         return sum(usage.prompt_tokens + usage.completion_tokens for usage in each)
 
@@ -92,7 +93,8 @@ class Spent:
         )
 
     def metrics(self, price: PriceConfig) -> dict[str, float]:
-        """Numbers by name; `cost` and `cost_unconfirmed` (USD, the second on top at most) where the price is known."""
+        """Return the numbers by name. Where the price is known they include `cost` (USD) and `cost_unconfirmed` (USD,
+        upper bound of the additional cost of unconfirmed requests)."""
         found = {
             "prompt_tokens": self.counted.prompt_tokens,
             "completion_tokens": self.counted.completion_tokens,
@@ -113,7 +115,7 @@ class Spent:
 
 @dataclass(eq=False)
 class Bill:
-    """One request. Unless it is settled, it counts at its worst."""
+    """The cost of one request. Until it is settled, it counts with its upper bound `most`."""
 
     payer: str
     is_repeated: bool
@@ -121,7 +123,7 @@ class Bill:
     usage: Usage | None = None
 
     def settle(self, usage: Usage) -> None:
-        """The provider counted so much; nothing, where it did not answer the request."""
+        """Set the usage that the provider reported; zero tokens where it did not answer the request."""
         self.usage = usage
 
     @property
@@ -133,49 +135,51 @@ class Bill:
 
 @dataclass(eq=False)
 class Purse:
-    """A budget, and what was spent of it, by whom. Several event loops may pay from it."""
+    """A budget and the spending of each payer. Several event loops may share one purse."""
 
     key: str
-    """The section of the configuration that has `price` and `budget`."""
+    """Section of the configuration that has `price` and `budget`."""
     price: PriceConfig
     budget: BudgetConfig
     path: Path | None = None
-    """Where it is remembered; None: nowhere. One process at a time writes there."""
+    """File that stores the spending; None: it is not stored. Only one process at a time may write the file."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Keys of limits that are not `<key>.budget.<limit>`."""
+    """Configuration keys of limits, by limit, where the key is not `<key>.budget.<limit>`."""
     closed: UserError | None = None
-    """Why nothing more may be asked."""
+    """Error that every further request raises; None while requests are accepted."""
     spent: defaultdict[str, Spent] = field(default_factory=lambda: defaultdict(Spent), init=False)
-    """By payer."""
+    """Spending by payer."""
     _open: list[Bill] = field(default_factory=list, init=False)
-    """What is on its way."""
+    """Bills of requests in flight."""
     _waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list, init=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
 
     def __post_init__(self) -> None:
-        """
+        """Read the earlier spending from the file.
+
         Raises:
-            UserError: the file is none of a purse.
+            UserError: the file cannot be read as that of a purse.
         """
         self.spent.update(_read(self.path))
 
     @property
     def total(self) -> Spent:
-        """Of all payers, without what is on its way."""
+        """Spending of all payers, without requests in flight."""
         return sum(self.spent.values(), Spent())
 
     def metrics(self) -> dict[str, float]:
-        """Everything spent so far (`Spent.metrics`)."""
+        """Return `Spent.metrics` of everything spent so far."""
         with self._lock:
             return self.total.metrics(self.price)
 
     @asynccontextmanager
     async def pay(self, payer: str, most: Usage, is_repeated: bool = False) -> AsyncIterator[Bill]:
-        """Around one request, which costs `most` at the worst. Where the rest of the budget might not do because of
-        what is on its way, that is waited for.
+        """Reserve `most`, the maximum cost of one request, while the body of the context runs, then book its bill.
+
+        If requests in flight may use up the rest of the budget, the call first waits for them.
 
         Raises:
-            BudgetSpentError: the rest does not do; from then on nothing is paid any more.
+            BudgetSpentError: the rest of the budget is too small; every further request raises this error.
             UserError: the file cannot be written.
         """
         bill = Bill(payer, is_repeated, most)
@@ -187,8 +191,8 @@ class Purse:
             self._book(bill)
 
     def _reserve(self, bill: Bill) -> asyncio.Future[None] | None:
-        """Write it down (None), or what to wait for."""
-        import asyncio  # here: the checks of a configuration need the limits alone
+        """Reserve the cost of a bill and return None, or return a future to wait for before the next try."""
+        import asyncio  # imported here, because the configuration checks use only the limits of this module
 
         with self._lock:
             if self.closed is None and (limit := self._exceeded(self.total + bill.spent)) is not None:
@@ -213,11 +217,11 @@ class Purse:
             self._write()
             waiting, self._waiting = self._waiting, []
         for loop, future in waiting:
-            with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+            with suppress(RuntimeError):  # the loop is closed, so that no task of it waits any more
                 loop.call_soon_threadsafe(_wake, future)
 
     def _exceeded(self, spent: Spent) -> str | None:
-        """The limit that this would be beyond."""
+        """Return the name of the limit that this spending exceeds; None if it exceeds none."""
         cost = (spent.counted + spent.unconfirmed).cost(self.price)
         values = {"usd": cost, "requests": spent.requests, "tokens": spent.tokens}
         for limit, value in values.items():
@@ -233,7 +237,7 @@ class Purse:
         return BudgetSpentError(f"{key}={most:.12g} does not do for another request, after {told}; raise it to go on")
 
     def _write(self) -> None:
-        """Whole or not at all. It is not waited for that the disk has it: a killed process loses nothing by that."""
+        """Replace the file atomically, without fsync: data that was written survives a killed process."""
         if self.path is None:
             return
         waiting = [(bill.payer, asdict(bill.spent)) for bill in self._open]
@@ -250,10 +254,11 @@ class Purse:
 
 
 def check_spending(key: str, price: PriceConfig, budget: BudgetConfig, names: Mapping[str, str] | None = None) -> None:
-    """Refuse prices and budgets that mean nothing.
+    """Refuse invalid prices and budgets.
 
     Raises:
-        UserError: one of them is negative or no number, or there is a budget in USD and no price.
+        UserError: a price is negative, a limit is not positive, a value is not a number, the prices are incomplete, or
+            the budget is in USD without a price.
     """
     for name, value in asdict(price).items():
         if value is not None and not (_is_number(value) and value >= 0):
@@ -272,7 +277,10 @@ def check_spending(key: str, price: PriceConfig, budget: BudgetConfig, names: Ma
 
 
 def most_of(body: Mapping[str, Any]) -> Usage | None:
-    """What the request can cost at the worst: no token is shorter than a byte. None where it has no limit of tokens."""
+    """Return an upper bound of the tokens of a request; None where the request has no limit of completion tokens.
+
+    The bound of the prompt is its size in bytes, since no token is shorter than a byte.
+    """
     limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
     limit = next((value for value in limits if _is_number(value) and value > 0), None)
     messages = body.get("messages") or []
@@ -283,7 +291,7 @@ def most_of(body: Mapping[str, Any]) -> Usage | None:
 
 
 def described(spent: Mapping[str, float]) -> str:
-    """What `Spent.metrics` says, in a line: `10,000 prompt tokens (300 cached), 5,000 completion tokens, 1,203 requests
+    """Format `Spent.metrics` as one line: `10,000 prompt tokens (300 cached), 5,000 completion tokens, 1,203 requests
     (3 repeated), 0.0412 USD`."""
     text = (
         f"{spent['prompt_tokens']:,.0f} prompt tokens ({spent['cached_tokens']:,.0f} cached), "
@@ -299,12 +307,12 @@ def described(spent: Mapping[str, float]) -> str:
 
 
 def dollars(cost: float) -> str:
-    """Whole cents where there are many of them, else three digits that count."""
+    """Format a cost in USD: with cents from 1 USD on (and for 0), else with three significant digits."""
     return f"{cost:,.2f} USD" if cost >= 1 or cost == 0 else f"{cost:.3g} USD"
 
 
 def _read(path: Path | None) -> dict[str, Spent]:
-    """What was on its way counts."""
+    """Read the spending by payer from a file. Requests that were in flight count with their upper bound."""
     if path is None:
         return {}
     try:

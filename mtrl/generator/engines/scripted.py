@@ -1,4 +1,5 @@
-"""Fixed responses instead of a model: gold solutions to validate an environment with, and scripts for tests."""
+"""An engine with fixed responses instead of a model: it replays gold solutions, which validate an environment, and
+scripts of tests."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from mtrl.generator.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.types import FinishReason
 
 Respond = Callable[[str, int], str]
-"""`respond(trajectory_id, turn_index)` says what is answered; turns count from 0 and anew after `open`."""
+"""`respond(trajectory_id, turn_index)` returns the text of a turn. `turn_index` starts at 0, and again after `open`."""
 
 
 class ScriptedEngine:
@@ -43,7 +44,7 @@ class ScriptedEngine:
         self.version = version
 
     async def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: the engine runs nothing in the background."""
 
 
 def _from_lists(lists: Mapping[str, Sequence[str]]) -> Respond:

@@ -1,4 +1,4 @@
-"""The rows that decode together, one token at a time: their state as arrays, rebuilt whenever the rows change."""
+"""The rows that decode together, one token at a time. Their state is in arrays, rebuilt whenever the rows change."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class DecodeBatch:
         params = [s.request.sampling for s in sessions]
         self.sessions, self.stops, self.device = sessions, stops, device
         self.ended: dict[int, FinishReason] = {}
-        """Row -> why its turn ended."""
+        """Finish reason of each turn that ended, by row."""
         self.lengths = torch.tensor([len(s.ids) for s in sessions], device=device)
-        """Tokens in the cache."""
+        """Number of tokens in the cache, per row [n]."""
         self.ones = torch.ones_like(self.lengths)
         self.width = int(self.lengths.max()) + 1
-        """Tokens that the longest row holds after the next one is fed."""
+        """Number of tokens that the longest row holds after the next one is fed."""
         self.last = torch.tensor(
             [s.request.token_ids[-1] if s.request.token_ids else 0 for s in sessions], device=device
         )
@@ -40,7 +40,7 @@ class DecodeBatch:
         self._logprobs: list[np.ndarray] = []
 
     def take(self, logits: Tensor) -> None:
-        """Sample one token per row from logits [n, V] and find the turns that end with it."""
+        """Sample one token per row from logits [n, V], and record the turns that end with it in `ended`."""
         self.last, logprobs = sample(logits, self._rows, self._uniforms.next())
         ids = self.last.cpu().numpy()
         self._ids.append(ids)
@@ -54,12 +54,12 @@ class DecodeBatch:
                 self.ended[row] = FinishReason.STOP
 
     def advance(self) -> None:
-        """The last tokens were fed: every row is one longer."""
+        """Count the tokens that were just fed: the length of every row grows by one."""
         self.lengths += 1
         self.width += 1
 
     def flush(self, version: int) -> None:
-        """Give the sampled tokens to their requests."""
+        """Append the sampled tokens to their requests, as tokens of policy `version`."""
         if not self._ids:
             return
         ids, logprobs = np.stack(self._ids, 1).tolist(), np.stack(self._logprobs, 1).tolist()

@@ -1,4 +1,4 @@
-"""Tensors in memory that two processes share, and a model whose tensors travel in it."""
+"""Tensors in memory that two processes share, and pickling of a model whose tensors lie in such memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from mtrl.errors import UserError
 
 ALIGNMENT = 64
-"""Bytes: every tensor begins on a cache line."""
+"""Alignment of tensors in a block, in bytes: every tensor begins on a cache line."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in its block."""
+    """Position of a tensor in its block: `offset` in bytes, shape and dtype."""
 
     offset: int
     shape: tuple[int, ...]
@@ -38,14 +38,14 @@ Layout = dict[str, Place]
 
 
 class Block:
-    """`tensors[name]` are views of memory that whoever has the file can map.
+    """A memory-mapped file of tensors: `tensors[name]` are views of memory that every process with the file can map.
 
-    The file has no name, so nothing is left behind however the processes end, and it does not lie in /dev/shm, which is
-    small in containers.
+    The file has no name, so that no file remains after the processes end for any reason. It does not lie in /dev/shm,
+    which is small in containers.
     """
 
     def __init__(self, file: int, layout: Layout):
-        """Map the descriptor `file`, which is this block's to close."""
+        """Map the descriptor `file`; the block owns it and closes it."""
         self.file, self.layout = file, layout
         self._close = weakref.finalize(self, os.close, file)
         memory = torch.frombuffer(mmap.mmap(file, _size(layout)), dtype=torch.uint8)
@@ -56,10 +56,10 @@ class Block:
 
     @classmethod
     def like(cls, tensors: Mapping[str, Tensor]) -> Block:
-        """Room for tensors of these shapes and types.
+        """Return a new block with room for tensors of these shapes and dtypes.
 
         Raises:
-            UserError: there is not so much memory.
+            UserError: there is not enough memory.
         """
         layout: Layout = {}
         end = 0
@@ -78,7 +78,7 @@ class Block:
         return cls(file, layout)
 
     def fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether `write` can take these."""
+        """Whether `write` accepts these tensors: names, shapes and dtypes are those of the block."""
         return {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} == {
             name: (place.shape, place.dtype) for name, place in self.layout.items()
         }
@@ -89,7 +89,7 @@ class Block:
             self.tensors[name].copy_(tensor)
 
     def close(self) -> None:
-        """Close the file; what is mapped stays until the tensors are gone."""
+        """Close the file. The memory stays mapped until the tensors are freed."""
         self._close()
 
 
@@ -105,7 +105,7 @@ def _nameless_file() -> int:
 
 
 def _reserve(file: int, size: int) -> None:
-    """Have the memory now: what is short later ends the process that writes by a fatal signal."""
+    """Allocate the memory now: a shortage that appears later kills the writing process by a signal."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:  # macOS
@@ -113,10 +113,10 @@ def _reserve(file: int, size: int) -> None:
 
 
 def pack(value: Any) -> tuple[bytes, Block]:
-    """Pickle `value`, usually a module, with its tensors in a block. The value itself stays as it is.
+    """Pickle `value`, usually a module, and copy its tensors into a block. The value itself is not changed.
 
     Raises:
-        Exception: whatever pickle says of a value that it cannot take.
+        Exception: the value cannot be pickled; the error is that of pickle.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, protocol=5)
@@ -128,7 +128,8 @@ def pack(value: Any) -> tuple[bytes, Block]:
 
 
 def unpack(pickled: bytes, block: Block) -> Any:
-    """What was packed, with tensors of its own; tied parameters are one again. None of them needs a gradient."""
+    """Return the value that was packed, with new tensors. Tied parameters stay tied, and no parameter requires a
+    gradient."""
     return _Unpickler(io.BytesIO(pickled), block).load()
 
 

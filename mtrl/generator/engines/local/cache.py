@@ -1,4 +1,4 @@
-"""Keys and values of many trajectories in one static block: one slot (row) per trajectory."""
+"""A key-value cache of many trajectories in one static block: one slot (row) per trajectory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 class SlotCache:
-    """`keys[layer]`, `values[layer]`: [slots, kv_heads, capacity, head_dim]; grows by doubling.
+    """Keys and values of each layer, `keys[layer]` and `values[layer]`: [slots, kv_heads, capacity, head_dim]. The
+    capacity, in tokens, grows by doubling.
 
-    Rows are kept in the order that the engine wants, so that every batch is a slice and never a gather.
+    The engine determines the order of the rows, so that every batch is a slice and never a gather.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device):
@@ -25,13 +26,13 @@ class SlotCache:
             self._resize(max(slots, self.slots), max(self.rounded(capacity), self.capacity))
 
     def fit(self, slots: int, capacity: int) -> None:
-        """The same, and give back what rows of `capacity` tokens do not need: none may hold more."""
+        """Like `reserve`, but also shrink the rows to `capacity` tokens; no row may hold more tokens than that."""
         slots, capacity = max(slots, self.slots), self.rounded(capacity)
         if (slots, capacity) != (self.slots, self.capacity):
             self._resize(slots, capacity)
 
     def rounded(self, capacity: int) -> int:
-        """The capacity that rows of so many tokens get."""
+        """Return the allocated capacity, in tokens, of rows that need `capacity` tokens."""
         size = 64
         while size < capacity:
             size *= 2
@@ -43,13 +44,13 @@ class SlotCache:
         heads, dim = self.shape
         for store in (self.keys, self.values):
             for layer, old in enumerate(store):
-                # Zeros, not empty: masked-out rubbish that happens to be NaN would still poison a softmax times value.
+                # Zeros, not empty: uninitialized memory may be NaN, and a masked weight of 0 times NaN is NaN.
                 store[layer] = torch.zeros(slots, heads, capacity, dim, dtype=self.dtype, device=self.device)
                 if old_slots:
                     store[layer][:old_slots, :, :kept] = old[:, :, :kept]
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
-        """Row `targets[i]` becomes a copy of what row `sources[i]` held before the call, up to `length` tokens."""
+        """Copy the first `length` tokens of each row `sources[i]` to row `targets[i]`, as they were before the call."""
         source = torch.tensor(sources, device=self.device)
         target = torch.tensor(targets, device=self.device)
         for store in (self.keys, self.values):

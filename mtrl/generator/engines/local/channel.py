@@ -13,17 +13,22 @@ from contextlib import suppress
 from typing import Any
 
 HEADER = struct.Struct("<Q")
-"""Bytes of the pickle that follows."""
+"""Header of a message: the size of the pickle that follows, in bytes."""
 CHUNK = 1 << 20
+"""Maximum number of bytes of one read or write."""
 
 
 class ChannelClosedError(ConnectionError):
-    """The other side is gone."""
+    """The process at the other end has closed the channel or ended."""
 
 
 class Channel:
-    """One end. `send` never waits: what the other side does not read yet is kept. Both sides must trust each other, for
-    messages are pickles. Descriptors travel on a socket of their own, each before the message that speaks of it."""
+    """One end of a channel between two processes.
+
+    `send` never blocks: data that the other side has not read yet is buffered. Both sides must trust each other,
+    because messages are pickles. File descriptors travel on a separate socket, each before the message that refers to
+    it.
+    """
 
     def __init__(self, messages: socket.socket, files: socket.socket):
         self._messages, self._files = messages, files
@@ -33,7 +38,7 @@ class Channel:
         self.closed = False
 
     def send(self, message: Any) -> None:
-        """Nothing happens if the other side is gone: whoever reads hears of that."""
+        """Send a message. If the other side is gone, do nothing: the reader of the channel notices it."""
         if self.closed:
             return
         pickled = pickle.dumps(message, protocol=5)
@@ -41,19 +46,24 @@ class Channel:
         self._write()
 
     def send_file(self, file: int) -> None:
-        """Let the other side have this open file."""
-        with suppress(OSError):  # it is gone, and whoever reads hears of that
+        """Send the descriptor of an open file to the other side."""
+        with suppress(OSError):  # the other side is gone, which the reader of the channel notices
             socket.send_fds(self._files, [b"f"], [file])
 
     def receive_file(self) -> int:
-        """The next file that the other side sent, which belongs to the caller."""
+        """Return the next file descriptor that the other side sent; the caller owns it.
+
+        Raises:
+            ChannelClosedError: no descriptor came.
+        """
         _, files, _, _ = socket.recv_fds(self._files, 1, 1)
         if not files:
             raise ChannelClosedError("no file came")
         return files[0]
 
     def attach(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
-        """Let the running event loop read: each message goes to `on_message`; `on_end` is told once, at the end."""
+        """Let the running event loop read. It calls `on_message` for each message, and `on_end` once, when the other
+        side is gone."""
         self.detach()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._messages, self._read, on_message, on_end)
@@ -66,11 +76,11 @@ class Channel:
             loop.remove_writer(self._messages)
 
     def wait(self, seconds: float) -> Any:
-        """The next message, without an event loop; meanwhile what is due is written.
+        """Wait for the next message without an event loop, and write buffered data meanwhile.
 
         Raises:
             ChannelClosedError: the other side is gone.
-            TimeoutError: nothing came within `seconds`.
+            TimeoutError: no message came within `seconds`.
         """
         deadline = time.monotonic() + seconds
         while (message := self._next()) is None:
@@ -98,7 +108,7 @@ class Channel:
             on_end()
 
     def _fill(self) -> bool:
-        """Take in what has arrived; False at the end."""
+        """Read the data that has arrived; return False if the other side is gone."""
         try:
             while data := self._messages.recv(CHUNK):
                 self._inward += data
@@ -109,7 +119,7 @@ class Channel:
             return False
 
     def _next(self) -> tuple[Any] | None:
-        """The first message that is there as a whole."""
+        """Take the first complete message out of the buffer, as a tuple of one; None if there is none."""
         if len(self._inward) < HEADER.size:
             return None
         end = HEADER.size + HEADER.unpack_from(self._inward)[0]

@@ -1,4 +1,4 @@
-"""The process of a `ProcessEngine`, as its parent holds it."""
+"""The parent's handle of the process of a `ProcessEngine`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 class Child:
-    """A fresh interpreter: nothing of the parent's state (threads, CUDA, a script without a main guard) gets in.
+    """A child process with a fresh interpreter, which inherits no state of the parent (threads, CUDA, a script without
+    a main guard).
 
-    It has a session of its own, so that Ctrl-C in a terminal does not reach it.
+    The child has its own session, so that Ctrl-C in a terminal does not reach it.
     """
 
     def __init__(self, threads: int):
@@ -45,15 +46,15 @@ class Child:
         return self._process.pid
 
     def kill(self) -> None:
-        """Whoever reads the channel hears of its end."""
+        """Kill the process; the reader of the channel notices its end."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
     def end(self) -> str:
-        """See to it that the process is gone, and say how it went."""
+        """Make sure that the process has ended, and return a phrase that says how it ended."""
         self.channel.close()
         try:
-            code = self._process.wait(1)  # it has ended, or hears now that it should
+            code = self._process.wait(1)  # the process ends by itself when the channel is closed
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()

@@ -1,4 +1,4 @@
-"""The embedded engine: continuous batching in this process, with each trajectory's cache kept across its turns."""
+"""The embedded engine: continuous batching in this process. The cache of a trajectory persists across its turns."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from mtrl.generator.engines.local.weights import copy_weights
 from mtrl.types import FinishReason
 
 PREFILL_TOKENS = 16384
-"""New tokens, padding included, that one prefill pass may hold."""
+"""Maximum number of new tokens, padding included, in one prefill pass."""
 PASS = {"cpu": 64}
-"""Tokens that are computed in the time that a further prefill pass costs; by device, `PREFILL_TOKENS` on others. A pass
-ends where padding would cost more than that."""
+"""Cost of an additional prefill pass by device type, as the number of tokens that the device computes in the same time;
+`PREFILL_TOKENS` on other devices. A pass holds at most this many tokens of padding."""
 
 
 class LocalEngine:
-    """See `mtrl.generator.engines.base.Engine`. The weights are the model's own: training them updates the engine,
-    once `load_weights` says so. A model that nobody trains, a replica, gets its weights by it.
+    """See `mtrl.generator.engines.base.Engine`. The engine uses the model's own weights: training changes them in
+    place, and `load_weights` tells the engine that they have changed. A replica, which is not trained, receives its
+    weights through `load_weights`.
 
-    Scheduling. The decoding rows are the first slots of the cache. A trajectory whose turn ended goes to its
-    environment while the others decode on. When a quarter of the rows have ended (or none decodes) the engine
-    *gathers*: it prefills all waiting turns together. With `deterministic` a gather first waits until every trajectory
-    that is not decoding has asked for its next turn or was released, so that who shares a batch depends on tokens
-    alone, never on time, and a resumed run repeats the numbers of the first bit for bit. Without it, a gather takes
-    whoever waits.
+    Scheduling. The decoding rows are the first slots of the cache. When the turn of a trajectory ends, its environment
+    runs while the other rows continue to decode. When a quarter of the rows have ended (or no row decodes), the engine
+    *gathers*: it prefills all waiting turns together. With `deterministic`, a gather first waits until every trajectory
+    that is not decoding has requested its next turn or was released. The composition of a batch then depends on tokens
+    alone, never on time, and a resumed run repeats the numbers of the first one bit for bit. Without `deterministic`, a
+    gather takes the turns that are waiting.
 
-    New weights. A deterministic engine gets them between turns only. Else `in_flight` says what they do to turns that
-    are being sampled: under "continue" sampling stops between two tokens, what was sampled keeps its version, the
-    turn's whole context is prefilled anew, and sampling goes on; under "drain" running turns end first, while new ones
-    wait. Nothing that was cached under older weights is ever attended to.
+    New weights. A deterministic engine accepts new weights only between turns. Otherwise `in_flight` determines how
+    they affect turns that are being sampled. Under "continue", sampling stops between two tokens, the sampled tokens
+    keep their policy version, the turn's whole context is prefilled again, and sampling continues. Under "drain",
+    running turns end first, while new turns wait. No token attends to keys and values of older weights.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class LocalEngine:
     ):
         """
         Args:
-            model: a causal LM of Hugging Face.
-            tokenizer: what decodes tokens in search of stop strings.
-            max_num_seqs: trajectories that hold a place in the cache at once.
-            max_context_length: tokens of a whole conversation.
+            model: a causal language model of Hugging Face.
+            tokenizer: decodes tokens for the search for stop strings.
+            max_num_seqs: maximum number of trajectories that hold a slot of the cache at once.
+            max_context_length: maximum number of tokens of a whole conversation.
             fused_decode: use the fused decode step where the architecture has one.
             deterministic, in_flight: see above.
-            apply_weights: brings what `load_weights` is given into the model, in place. It keeps none of the tensors
-                that it is given, for they may be overwritten later.
+            apply_weights: function that writes the weights passed to `load_weights` into the model, in place. It must
+                copy the tensors, because they may be overwritten later.
 
         Raises:
             UserError: the engine cannot run this model.
@@ -80,14 +81,14 @@ class LocalEngine:
         self._sessions: dict[str, Session] = {}
         self._opened = 0
         self._rows: list[Session] = []
-        """Trajectories that hold a slot, by slot; the decoding ones come first."""
+        """Trajectories that hold a slot, in the order of the slots; the decoding ones come first."""
         self._batch: DecodeBatch | None = None
         self._shrink = False
-        """Whether a decoding trajectory was released, so that its row is wasted."""
+        """Whether a decoding trajectory was released, so that its row decodes in vain."""
         self._gathered = 0
-        """Decoding rows after the last gather."""
+        """Number of decoding rows after the last gather."""
         self._draining = 0
-        """Calls of `load_weights` that wait for the end of running turns; no turn is admitted meanwhile."""
+        """Number of calls of `load_weights` that wait for the end of running turns; no turn is admitted meanwhile."""
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -120,10 +121,10 @@ class LocalEngine:
         self._wake.set()
 
     async def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Sample under these weights as policy `version` from now on. None: the module is shared, and has them already.
+        """Sample under these weights as policy `version` from now on. None: the shared module has them already.
 
         Raises:
-            ValueError: the weights do not fit; the old ones and their version stay in use.
+            ValueError: the weights do not fit the model; the old ones and their version stay in use.
         """
         assert not (self.deterministic and self._batch), "weights change only between turns"
         if self.in_flight == "drain":
@@ -135,7 +136,7 @@ class LocalEngine:
         self.version = version
 
     async def _drain(self) -> None:
-        """Let the turns that are being sampled end, and admit no others meanwhile."""
+        """Wait until the turns that are being sampled end; admit no other turns meanwhile."""
         self._draining += 1
         try:
             while self._batch is not None:
@@ -171,7 +172,7 @@ class LocalEngine:
                     self._wake.clear()
                     await self._wake.wait()
                 await asyncio.sleep(0)
-        except Exception as error:  # whoever waits for a turn must hear of it
+        except Exception as error:  # every waiting caller must get the error, or it would wait forever
             self._forget()
             for session in self._sessions.values():
                 request, session.request = session.request, None
@@ -179,7 +180,7 @@ class LocalEngine:
                     request.future.set_exception(error)
 
     def _advance(self) -> bool:
-        """Do the next piece of work; False if there is none before someone asks or is released."""
+        """Do the next piece of work; return False if there is none before the next request or release."""
         if self._shrink:
             self._regroup()
         if self._may_gather():
@@ -191,14 +192,14 @@ class LocalEngine:
         return True
 
     def _forget(self) -> None:
-        """Nothing is cached any more, and nothing decodes."""
+        """Discard the cache and the decoding rows."""
         for session in self._rows:
             session.slot, session.ids = None, []
         self._rows, self._batch, self._shrink = [], None, False
         self._idle.set()
 
     def _interrupt(self) -> None:
-        """Turns in the middle wait to be prefilled anew, with what they have sampled; nothing is cached any more."""
+        """Discard the cache; unfinished turns keep their sampled tokens and wait to be prefilled again."""
         self._decoding()
         self._batch, self._shrink = None, False
         for session in self._rows:
@@ -206,7 +207,8 @@ class LocalEngine:
         self._wake.set()
 
     def _due(self) -> bool:
-        """Whether decoding should pause for a gather: decided by the tokens sampled since the last one."""
+        """Whether decoding should pause for a gather: the engine is deterministic, and a quarter of the rows that
+        decoded after the last gather have ended."""
         decoding = len(self._batch.sessions) if self._batch else 0
         return self.deterministic and self._gathered - decoding >= max(1, self._gathered // 4)
 
@@ -222,7 +224,7 @@ class LocalEngine:
         return admissible > 0 and admissible >= len(decoding) // 3
 
     def _admissible(self, decoding: Collection[Session]) -> list[Session]:
-        """Waiting turns that have a slot or can get one, in order."""
+        """Trajectories with a waiting turn that hold a slot or can get one. Those with a slot come first."""
         waiting = [s for s in self._sessions.values() if s.request is not None and s not in decoding]
         held = [s for s in waiting if s.slot is not None]
         free = self.max_num_seqs - sum(not s.released for s in self._rows)
@@ -230,7 +232,7 @@ class LocalEngine:
         return held + fresh[:free]
 
     def _gather(self) -> None:
-        """Prefill the waiting turns and let them join the decoding ones."""
+        """Prefill the waiting turns and add them to the decoding rows."""
         decoding = self._decoding()
         admitted = self._admissible(set(decoding))
         if admitted:
@@ -239,7 +241,7 @@ class LocalEngine:
         self._batch = self._new_batch(decoding) if decoding else None
 
     def _admit(self, decoding: list[Session], admitted: list[Session]) -> list[Session]:
-        """Prefill `admitted`, sample their first tokens, and return all that decode from now on."""
+        """Prefill `admitted`, sample their first tokens, and return all trajectories that decode from now on."""
         for session in admitted:
             request = session.request
             session.ids = session.ids[: session.common_prefix(request.context)]
@@ -255,7 +257,8 @@ class LocalEngine:
         return self._arrange([s for s in [*decoding, *first.sessions] if s.request is not None])
 
     def _prefill(self, fed: list[Session], copies: list[tuple[Session, Session]]) -> Tensor:
-        """Logits [len(fed) + len(copies), V] after each context."""
+        """Prefill `fed`, copy cache rows for `copies`, and return the logits [len(fed) + len(copies), V] after each
+        context."""
         longest = max(len(s.request.context) for s in fed)
         held = max(len(s.ids) for s in self._rows)
         self.runner.cache.fit(len(self._rows), max(held, longest) + 1)
@@ -288,7 +291,7 @@ class LocalEngine:
         return self.runner.forward(ids, starts, lengths, chunk[0].slot, width)
 
     def _decode(self) -> None:
-        """One token for every decoding row."""
+        """Sample one token for every decoding row."""
         batch = self._batch
         self.runner.cache.reserve(len(self._rows), batch.width)
         logits = self.runner.forward(batch.last[:, None], batch.lengths, batch.ones, 0, batch.width)
@@ -299,20 +302,20 @@ class LocalEngine:
             self._regroup()
 
     def _regroup(self) -> None:
-        """Decode on with the rows that are still in the middle of a turn."""
+        """Rebuild the batch from the rows whose turn is unfinished."""
         decoding = self._arrange(self._decoding())
         self._batch = self._new_batch(decoding) if decoding else None
         self._shrink = False
 
     def _decoding(self) -> list[Session]:
-        """Rows in the middle of a turn, their tokens up to date."""
+        """Write the sampled tokens to their requests, and return the rows whose turn is unfinished."""
         if self._batch is None:
             return []
         self._batch.flush(self.version)
         return [s for s in self._batch.sessions if s.request is not None]
 
     def _settle(self, batch: DecodeBatch) -> None:
-        """Hand over the turns that ended."""
+        """Deliver the turns that ended to their callers."""
         batch.flush(self.version)
         for row, reason in batch.ended.items():
             session = batch.sessions[row]
@@ -324,11 +327,12 @@ class LocalEngine:
         return DecodeBatch(sessions, self.stops, self.model.device, self.max_context_length)
 
     def _arrange(self, decoding: list[Session], fed: Sequence[Session] = ()) -> list[Session]:
-        """Bring `decoding` into the first slots, in whatever order moves few rows, `fed` behind them in theirs, and
-        what else is held behind those; released trajectories fall away.
+        """Assign the slots: first `decoding`, in an order that moves few rows; then `fed`, in the given order; then the
+        other trajectories that hold a slot. Released trajectories lose their slots.
 
         Returns:
-            `decoding` by slot. It depends on these rows alone, not on when others were released.
+            `decoding` in the order of the slots. The order depends on these rows alone, not on when others were
+            released.
         """
         chosen = {*decoding, *fed}
         rest = [s for s in self._rows if s not in chosen and not s.released]
@@ -347,10 +351,10 @@ class LocalEngine:
 
 
 def make_runner(model: Any, fused_decode: bool) -> Runner:
-    """The fastest forward pass that there is for this model.
+    """Return the fastest forward pass that supports this model.
 
     Raises:
-        UserError: there is none.
+        UserError: no forward pass supports this model.
     """
     if not fused_decode or not fused.supports(model):
         return HfRunner(model)
@@ -359,7 +363,7 @@ def make_runner(model: Any, fused_decode: bool) -> Runner:
 
 
 def _seated(sessions: list[Session], first: int) -> list[Session]:
-    """An order in which as few as possible change their slot, if they sit from slot `first` on."""
+    """Order sessions for the slots from `first` on, so that as few sessions as possible change their slot."""
     slots = range(first, first + len(sessions))
     sitting = {s.slot: s for s in sessions if s.slot in slots}
     others = (s for s in sessions if s.slot not in slots)
@@ -367,9 +371,10 @@ def _seated(sessions: list[Session], first: int) -> list[Session]:
 
 
 def _share_prompts(admitted: list[Session]) -> tuple[list[Session], list[tuple[Session, Session]]]:
-    """Split into sessions to feed and `(copy, source)` pairs: a group's equal fresh prompts are fed once.
+    """Split `admitted` into sessions to feed and `(copy, source)` pairs, so that equal new prompts, such as those of a
+    group, are fed once.
 
-    The fed ones are sorted by new tokens, so that a pass pads little.
+    The sessions to feed are sorted by their number of new tokens, so that a pass needs little padding.
     """
     sources: dict[tuple[int, ...], Session] = {}
     fed: list[Session] = []
@@ -385,7 +390,8 @@ def _share_prompts(admitted: list[Session]) -> tuple[list[Session], list[tuple[S
 
 
 def _chunks(sessions: list[Session], max_padding: int) -> Iterator[list[Session]]:
-    """Runs of neighbours whose new tokens fit one prefill pass, with no more than so many tokens of padding."""
+    """Split sessions into consecutive runs whose new tokens fit one prefill pass with at most `max_padding` tokens of
+    padding."""
     chunk: list[Session] = []
     tokens = 0
     for session in sessions:

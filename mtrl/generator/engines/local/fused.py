@@ -1,8 +1,8 @@
 """A forward pass written over the weights of Llama, Qwen2 and Qwen3: about 15 tensor operations per layer.
 
-At a million parameters the Python and dispatch overhead of the modules is most of the cost of decoding, hence this. The
-fused weights *are* the model's: each projection becomes a view into one block. Only large matrices on a CPU have packed
-copies, which `refresh` makes anew.
+At a million parameters, the Python and dispatch overhead of the modules is most of the cost of decoding; this forward
+pass avoids it. The fused weights *are* the model's own: each projection becomes a view into one block. Only large
+matrices on a CPU have packed copies, which `refresh` discards so that they are made again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from mtrl.models import onednn
 
 SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LARGE = 2**17 + 1
-"""Elements from which a matrix in float32 is packed; calling oneDNN costs more than calling MKL."""
+"""Minimum number of elements of a float32 matrix that is packed for oneDNN. Smaller matrices use MKL, whose calls have
+less overhead."""
 
 
 def supports(model: Any) -> bool:
@@ -37,7 +38,8 @@ def supports(model: Any) -> bool:
 
 
 def _projections(layer: Any) -> list[Any]:
-    """The layer's matrices. Adapters (LoRA) and quantised ones are other classes, left to the module itself."""
+    """Return the layer's projections. Adapters (LoRA) and quantised matrices are of other classes than `nn.Linear`, and
+    models with them use the module's own forward."""
     attention, mlp = layer.self_attn, layer.mlp
     return [
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
@@ -58,10 +60,10 @@ class FusedRunner:
         self.eps = config.rms_norm_eps
         self.layers = [Layer(layer) for layer in model.model.layers]
         self.dtype = model.dtype
-        """Of activations."""
+        """Dtype of activations."""
         self._packed: dict[Tensor, Tensor] = {}
-        """Matrices as oneDNN lays them out, which it would do again for every product otherwise: made once for each
-        version of the weights."""
+        """Matrices in the layout of oneDNN, by their weight. They are packed once per version of the weights, because
+        oneDNN would otherwise convert the layout for every product."""
         self.cache = self.Cache(config.num_hidden_layers, self.kv_heads, self.dim, model.dtype, model.device)
         self._cos = self._sin = torch.empty(0)
 
@@ -110,7 +112,13 @@ class FusedRunner:
         return self._linear(out.transpose(1, 2).reshape(n, t, -1), layer.out, layer.out_bias)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """[n, heads, t, dim] from as many queries, and keys and values [n, kv_heads, width, dim]."""
+        """Return attention outputs [n, heads, t, dim].
+
+        Args:
+            queries: [n, heads, t, dim].
+            keys, values: [n, kv_heads, width, dim].
+            mask: [n, 1, t, width], added to the scores.
+        """
         gqa = self.heads != self.kv_heads
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=gqa)
 
@@ -126,7 +134,7 @@ class FusedRunner:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed[weight], bias, "none", [], "")
 
     def _packs(self, weight: Tensor) -> bool:
-        """Whether oneDNN with a packed matrix is faster than MKL, which PyTorch multiplies by on a CPU in float32."""
+        """Whether oneDNN with a packed matrix is faster than MKL, which PyTorch uses for float32 on a CPU."""
         large = weight.numel() >= LARGE and weight.dtype == torch.float32
         return large and weight.device.type == "cpu" and onednn.AVAILABLE and torch.backends.mkl.is_available()
 
@@ -134,14 +142,17 @@ class FusedRunner:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
 
     def _norm_heads(self, qk: Tensor, layer: Layer) -> Tensor:
-        """One norm over all heads, then each head's own weight: the query's or the key's."""
+        """Normalise each query and key head in one operation, then apply the norm weight of the queries or the keys."""
         return F.rms_norm(qk, (self.dim,), None, self.eps) * self._head_weights(layer)
 
     def _head_weights(self, layer: Layer) -> Tensor:
         return torch.cat((layer.q_norm.expand(self.heads, -1), layer.k_norm.expand(self.kv_heads, -1)))
 
     def _reserve_rope(self, width: int) -> None:
-        """Tables [1.., 1, dim] of cosines and of sines whose first half is negated: x*cos + roll(x)*sin rotates."""
+        """Make the rotary tables [positions, 1, dim] of cosines and sines for at least `width` positions.
+
+        The first half of the sines is negated, so that x*cos + roll(x)*sin is the rotation.
+        """
         if len(self._cos) >= width:
             return
         size = max(1024, 2 * width)
@@ -155,7 +166,7 @@ class FusedRunner:
 
 
 class Layer:
-    """One decoder layer's weights, its projections turned into views of fused blocks."""
+    """The weights of one decoder layer, with its projections as views of fused blocks."""
 
     def __init__(self, layer: Any):
         attention, mlp = layer.self_attn, layer.mlp
@@ -169,7 +180,8 @@ class Layer:
 
 
 def _fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Move the weights of `linears` into one block and let each parameter be a view of its part."""
+    """Move the weights of `linears` into one block, of which each parameter becomes a view, and return the fused weight
+    and bias."""
     block = torch.cat([linear.weight.data for linear in linears])
     _point_into(block, [linear.weight for linear in linears])
     if linears[0].bias is None:

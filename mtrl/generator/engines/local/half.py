@@ -1,8 +1,8 @@
 """The fused forward pass for weights in half precision on a CPU.
 
-With AVX512-BF16 or AMX a CPU multiplies bfloat16 matrices several times as fast as float32, and is slow at everything
-else in bfloat16, `scaled_dot_product_attention` above all. So attention is two products here, with keys, values and
-scores in half precision, and the hidden states, norms and rotations are float32.
+With AVX512-BF16 or AMX, a CPU multiplies bfloat16 matrices several times as fast as float32 matrices, but every other
+operation in bfloat16 is slow, `scaled_dot_product_attention` above all. Attention is therefore computed as two matrix
+products, with keys, values and scores in half precision; hidden states, norms and rotations are float32.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mtrl.models.attention import products
 from mtrl.models.onednn import multiplies
 
 SCORES = 2**24
-"""Scores of queries by keys that are held at once."""
+"""Maximum number of attention scores (query-key pairs) that are in memory at once."""
 
 
 class DenseCache(SlotCache):
-    """Its rows are hardly longer than what they hold, so that attention can look at whole ones.
+    """A cache whose rows are hardly longer than their contents, so that attention can use whole rows.
 
-    oneDNN takes a block as it lies in memory. Of a part of each row it first makes a copy, which costs more than the
-    product.
+    oneDNN multiplies a contiguous block without a copy. From parts of rows it first makes a contiguous copy, which
+    costs more than the product.
     """
 
     def rounded(self, capacity: int) -> int:
@@ -41,11 +41,11 @@ class HalfRunner(FusedRunner):
         super().__init__(model)
         self.dtype = torch.float32
         self._wide: dict[Tensor, Tensor] = {}
-        """Weights of norms in float32, made once for each version of them."""
+        """Norm weights in float32, converted once per version of the weights."""
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
         if self.cache.capacity <= 2 * width:
-            width = self.cache.capacity  # what nobody has written yet is masked
+            width = self.cache.capacity  # positions that are not written yet are masked
         return super().forward(ids, starts, lengths, first_slot, width)
 
     def refresh(self) -> None:
@@ -53,7 +53,7 @@ class HalfRunner(FusedRunner):
         self._wide = {}
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """In half precision, which becomes float32 where it meets activations."""
+        """Multiply in half precision. The result becomes float32 when it is combined with float32 activations."""
         return super()._linear(x.to(weight.dtype), weight, bias)
 
     def _packs(self, weight: Tensor) -> bool:
@@ -70,7 +70,7 @@ class HalfRunner(FusedRunner):
         return self._root_mean_square(qk.to(self.dtype)) * self._wide[layer.q_norm]
 
     def _root_mean_square(self, x: Tensor) -> Tensor:
-        """`F.rms_norm` in two thirds of its operations, which at a few rows are what it costs."""
+        """Normalise like `F.rms_norm`, with two thirds of its operations, whose number is the cost with few rows."""
         return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

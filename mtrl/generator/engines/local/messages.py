@@ -1,4 +1,4 @@
-"""What an engine in a process of its own and its parent tell each other."""
+"""Messages between a `ProcessEngine` and its child process."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mtrl.generator.engines.local.block import Layout
 
 @dataclass(frozen=True)
 class Start:
-    """Make the engine. The file of the block comes with it."""
+    """Create the engine. The file descriptor of the block is sent before this message."""
 
     pickled: bytes
-    """`(model, tokenizer, arguments, keywords)` of `LocalEngine`, as `block.pack` has it."""
+    """`(model, tokenizer, arguments, keywords)` for `LocalEngine`, pickled by `block.pack`."""
     layout: Layout
 
 
 @dataclass(frozen=True)
 class NewBlock:
-    """Weights are from now on in another block, whose file comes with this."""
+    """Read weights from another block from now on. Its file descriptor is sent before this message."""
 
     layout: Layout
 
 
 @dataclass(frozen=True)
 class Load:
-    """Copy the weights that are in the block now and call them `version`."""
+    """Copy the current weights of the block into the engine, as policy `version`."""
 
     number: int
     version: int
     from_block: bool
-    """False: there is no block yet, and only the version changes."""
+    """Whether the weights are read from the block. False: no block exists yet, and only the version changes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Ping:
-    """Give a sign of life."""
+    """Ask the child whether it is alive."""
 
 
 # -- from the child ---------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Ping:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine is made."""
+    """The answer to `Start`: the engine is ready."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,17 @@ class Turn:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The answer to `Load`: nobody reads the block any more."""
+    """The answer to `Load`: the child has finished reading the block."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The answer to the message of this number; None: to `Start` or another without which nothing can be served."""
+    """An error answer."""
 
     number: int | None
+    """Number of the message that failed. None: `Start` or another message without which the child cannot serve."""
     error: str
     for_user: bool
-    """Whether it was a `UserError`."""
+    """Whether the error was a `UserError`."""

@@ -1,4 +1,4 @@
-"""The embedded engine in a process of its own: turns are sampled while this process trains."""
+"""The embedded engine in a separate process, which samples turns while this process trains."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from mtrl.types import FinishReason
 log = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
-"""So many deaths of the process without an answer in between are not repaired any more."""
+"""Number of consecutive deaths of the process, without an answer in between, after which the engine gives up."""
 
 
 class EngineProcessError(RuntimeError):
-    """What went wrong in the engine's process, or that it is closed."""
+    """The engine's process failed, or the engine is closed."""
 
 
 @dataclass
@@ -57,29 +57,30 @@ class _Asked:
 
 
 class ProcessEngine:
-    """See `mtrl.generator.engines.base.Engine`: a `LocalEngine` with a copy of the model, in a process of its own.
+    """See `mtrl.generator.engines.base.Engine`: a `LocalEngine` with a copy of the model, in a separate process.
 
-    New weights go through shared memory: they are written there, the child copies them between two tokens and says so,
-    and only then are they written again. Requests and answers go through sockets that the event loop reads.
+    New weights go through shared memory. The parent writes them there, the child copies them between two tokens and
+    confirms, and only then does the parent write again. Requests and answers go through sockets that the event loop
+    reads.
 
-    A child that dies, or does not answer for `timeout` seconds, is started again with the newest weights, and asked
-    again for the turns that it owes. A token is a function of seed, position and distribution, so nothing is lost, and
-    nothing changes but that such a turn is sampled under the newest weights as a whole.
+    A child that dies, or does not answer for `timeout` seconds, is replaced by a new one with the newest weights, which
+    receives the unanswered requests again. A token is a function of seed, position and distribution, so no turn is
+    lost; the only change is that such a turn is sampled under the newest weights as a whole.
     """
 
     def __init__(
         self, model: Any, tokenizer: Any, *settings: Any, threads: int = 1, timeout: float = 600.0, **more: Any
     ):
-        """Start the process and wait until its engine is made.
+        """Start the process and wait until its engine is ready.
 
         Args:
-            model, tokenizer: they are copied, and stay as they are.
-            settings, more: those of `LocalEngine`.
-            threads: CPU threads of the process.
-            timeout: seconds within which it must give a sign of life.
+            model, tokenizer: model and tokenizer; the process receives copies.
+            settings, more: further arguments of `LocalEngine`.
+            threads: number of CPU threads of the process.
+            timeout: seconds without an answer after which the process counts as hung.
 
         Raises:
-            UserError: the model cannot be given to a process, or the engine cannot run it.
+            UserError: the model cannot be sent to a process, or the engine cannot run it.
         """
         inspect.signature(LocalEngine).bind(model, tokenizer, *settings, **more)
         self._threads, self._timeout = threads, timeout
@@ -91,26 +92,26 @@ class ProcessEngine:
         self._version = 0
         self.stats = EngineStats()
         self._earlier = self.stats
-        """What the children before this one have done."""
+        """Statistics of all earlier children."""
         self._open: dict[str, None] = {}
-        """Trajectories, in the order of `open`."""
+        """Ids of open trajectories, in the order of `open`."""
         self._turns: dict[int, _Asked] = {}
         self._weights: Block | None = None
         self._newest: Load | None = None
-        """What a new child has to load."""
+        """Message that makes a new child load the newest weights."""
         self._loaded: asyncio.Future[None] | None = None
-        """Done with the answer to `_newest`."""
+        """Future that is done when `_newest` is answered."""
         self._loading = False
         """Whether the block may hold other weights than the child uses."""
         self._numbers = itertools.count()
         self._deaths = 0
         self._error: Exception | None = None
-        """Why nothing can be asked any more."""
+        """Error that every further request raises; None while the engine works."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._revival: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._heard = True
-        """Whether there was a sign of life since the last look."""
+        """Whether a message came from the child since the last check."""
         self._child = self._new_child()
         self._wait_for_start()
 
@@ -121,7 +122,7 @@ class ProcessEngine:
 
     @version.setter
     def version(self, version: int) -> None:
-        """Call the weights that are in use by another number; not while others are loaded."""
+        """Change the version number of the weights in use; not allowed while weights are being loaded."""
         assert not self._loading, "weights are being loaded"
         self._version = version
         self._announce(version)
@@ -140,8 +141,8 @@ class ProcessEngine:
         """See `Engine`.
 
         Raises:
-            UserError: the process died again and again.
-            EngineProcessError: the engine failed there, or is closed.
+            UserError: the process died `MAX_DEATHS` times in a row.
+            EngineProcessError: the engine failed in the process, or is closed.
         """
         loop = self._attach()
         if trajectory_id not in self._open:
@@ -166,15 +167,15 @@ class ProcessEngine:
         """Copy these weights to the process, and return when turns are sampled under them as policy `version`.
 
         Raises:
-            UserError: the process died again and again.
+            UserError: the process died `MAX_DEATHS` times in a row.
             EngineProcessError: the weights do not fit, or the engine is closed.
         """
         loop = self._attach()
-        # Whoever stops waiting must not let the next call overwrite what the child still reads.
+        # A caller that is cancelled must not let the next call overwrite weights that the child still reads.
         await asyncio.shield(loop.create_task(self._load(weights, version)))
 
     async def close(self) -> None:
-        """End the process, whatever it does; turns that it owes are aborted."""
+        """End the process, even in the middle of its work, and abort unanswered turns."""
         for asked in self._turns.values():
             asked.abort()
         self._give_up(EngineProcessError("the engine is closed"))
@@ -198,7 +199,7 @@ class ProcessEngine:
         except TimeoutError as error:
             self._child.end()
             raise _cannot_start(str(error)) from None
-        except BaseException:  # Ctrl-C, or another rank is gone
+        except BaseException:  # such as Ctrl-C, or the end of another rank
             self._child.end()
             raise
         if isinstance(answer, Failed):
@@ -206,7 +207,7 @@ class ProcessEngine:
             raise UserError(answer.error) if answer.for_user else _cannot_start(answer.error)
 
     def _attach(self) -> asyncio.AbstractEventLoop:
-        """Let the running event loop read the child's answers."""
+        """Let the running event loop read the child's answers, and return that loop."""
         if self._error is not None:
             raise self._error
         loop = asyncio.get_running_loop()
@@ -217,7 +218,7 @@ class ProcessEngine:
                 raise error
             self._loop = loop
             self._loads, self._writing = asyncio.Lock(), asyncio.Lock()
-            if self._child.channel.closed:  # the last loop ended before a new child was there
+            if self._child.channel.closed:  # the last loop ended before it could start a new child
                 self._revival = loop.create_task(self._revive())
             else:
                 self._listen()
@@ -229,7 +230,7 @@ class ProcessEngine:
         self._look()
 
     def _look(self) -> None:
-        """Now and then: end a child that gives no sign of life."""
+        """Kill a child that sent no message since the last check; schedule the next check after `timeout` seconds."""
         if self._watch is not None:
             self._watch.cancel()
         if not self._heard:
@@ -262,11 +263,11 @@ class ProcessEngine:
         if (asked := self._turns.get(number)) and not asked.future.done():
             asked.future.set_exception(error)
         elif self._newest and self._newest.number == number:
-            # The weights in the block are not those in use: a new child would not be what the old one was.
+            # The block holds weights that are not in use, so a new child could not get those of the old one.
             self._give_up(error)
 
     def _lost(self) -> None:
-        """The child died."""
+        """Handle the death of the child: start a new one, or give up after `MAX_DEATHS` deaths."""
         how = self._child.end()
         self._earlier = _sum(self.stats, EngineStats(extra={"restarts": 1}))
         self._deaths += 1
@@ -283,11 +284,11 @@ class ProcessEngine:
         self._revival = asyncio.get_running_loop().create_task(self._revive())
 
     async def _revive(self) -> None:
-        """Start a new child where the old one stood."""
+        """Start a new child in the state of the old one: weights, open trajectories and unanswered requests."""
         async with self._writing:  # half-written weights must not be loaded
             try:
                 self._child = self._new_child()
-            except Exception as error:  # or whoever waits for a turn would wait for ever
+            except Exception as error:  # callers that wait for a turn would otherwise wait forever
                 self._give_up(_cannot_start(f"{type(error).__name__}: {error}"))
                 return
             if self._weights is not None:
@@ -313,14 +314,14 @@ class ProcessEngine:
             self._version = version
 
     async def _write(self, weights: Mapping[str, Tensor]) -> None:
-        """Bring the weights into the block, and a block that the child does not know to the child."""
+        """Write the weights to the block; if a new block is needed, send it to the child."""
         async with self._writing:
             try:
                 if new := self._weights is None or not self._weights.fits(weights):
                     self._weights = Block.like(weights)
                 await asyncio.to_thread(self._weights.write, weights)
             except Exception as error:
-                self._give_up(error)  # a new child could not be given whole weights
+                self._give_up(error)  # the block may hold incomplete weights, which a new child would load
             else:
                 if new:
                     self._send_block(self._weights)
@@ -334,7 +335,7 @@ class ProcessEngine:
         self._child.channel.send(NewBlock(block.layout))
 
     def _give_up(self, error: Exception) -> None:
-        """Nothing can be asked any more, and whoever waits hears of it."""
+        """End the child; all waiting and further requests raise `error`."""
         self._error = error
         if self._watch is not None:
             self._watch.cancel()
@@ -345,7 +346,7 @@ class ProcessEngine:
         for future in futures:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # nobody may be waiting any more, which is no error of its own
+                future.exception()  # marks it as retrieved: asyncio would warn where no caller waits any more
 
 
 def _cannot_start(why: str) -> UserError:

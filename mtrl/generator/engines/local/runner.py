@@ -22,28 +22,29 @@ class Runner(Protocol):
     cache: SlotCache
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
-        """Feed new tokens to neighbouring slots and return the logits after each row's last one.
+        """Feed new tokens to consecutive slots and return the logits after the last new token of each row.
 
         Args:
             ids: [n, t] new tokens, right-padded.
-            starts: [n] tokens that each slot holds already.
-            lengths: [n] real new tokens per row, 1..t.
-            first_slot: row i works on slot `first_slot + i`.
-            width: tokens that the longest slot holds afterwards; attention looks no further.
+            starts: [n] number of tokens that each slot holds already.
+            lengths: [n] number of new tokens per row without padding, 1..t.
+            first_slot: row i uses slot `first_slot + i`.
+            width: number of tokens that the longest slot holds afterwards; attention is limited to this length.
 
         Returns:
             Logits [n, V].
         """
 
     def refresh(self) -> None:
-        """The module's weights are new."""
+        """Discard all data derived from weights, because the module's weights have changed."""
 
 
 class HfRunner:
-    """Drives the module's own forward with a cache that reads and writes slots: slower, but for nearly every model.
+    """Runs the module's own forward with a cache that reads and writes slots. It is slower than `FusedRunner`, but
+    supports nearly every model.
 
     Raises:
-        UserError: the model's layers need another cache, or its logits come out differently than without one.
+        UserError: the model's layers need another kind of cache, or its logits with and without the cache differ.
     """
 
     def __init__(self, model: Any):
@@ -52,7 +53,7 @@ class HfRunner:
         self.model = model
         self.window = getattr(config, "sliding_window", None)
         self.mixed = kinds is not None and "sliding_attention" in kinds
-        """Whether the model asks for one mask per kind of layer."""
+        """Whether the model takes one mask per layer type."""
         if kinds is not None and not self.mixed:
             self.window = None
         if not set(kinds or ()) <= {"full_attention", "sliding_attention"} or self._attention() not in ATTENTION:
@@ -78,7 +79,7 @@ class HfRunner:
                 (rows[:, 0] - first_slot, lengths - 1),
                 input_ids=ids,
                 attention_mask=self._masks(positions, width),
-                # Padding may lie beyond the last position that a learned embedding knows.
+                # Padding may lie beyond the last position of a learned position embedding.
                 position_ids=torch.minimum(positions, (starts + lengths).max() - 1),
                 past_key_values=Cache(layers=layers),
                 use_cache=True,
@@ -87,7 +88,8 @@ class HfRunner:
     def refresh(self) -> None: ...
 
     def _masks(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
-        """What to add to the scores [n, 1, t, width]: zeros, and minus infinity where a token must not look."""
+        """Return the attention mask [n, 1, t, width] to add to the scores: 0, or minus infinity where a token must not
+        attend. For a model with several layer types: one mask per type."""
         at, by = torch.arange(width, device=positions.device), positions[:, None, :, None]
         full = torch.zeros(
             len(positions), 1, positions.shape[1], width, dtype=self.model.dtype, device=positions.device
@@ -100,7 +102,11 @@ class HfRunner:
 
     @torch.inference_mode()
     def _check(self) -> None:
-        """Compare a prompt fed in two parts with the module's forward without a cache."""
+        """Compare the logits of a prompt fed in two parts with those of the module's forward without a cache.
+
+        Raises:
+            UserError: the forward fails, or the logits differ.
+        """
         device = self.model.device
         ids = torch.arange(7, device=device)[None] % self.model.config.get_text_config().vocab_size
         self.cache.reserve(1, ids.shape[1])
@@ -124,9 +130,11 @@ class HfRunner:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode for a while: under gradient checkpointing, layers in training mode ignore the cache.
+    """Set the model to evaluation mode within the context: under gradient checkpointing, layers in training mode ignore
+    the cache.
 
-    Each module is looked at, for gradient checkpointing sets layers to training and leaves `model.training` False.
+    Each module is set separately, because gradient checkpointing sets layers to training mode while `model.training`
+    stays False.
     """
     training = [module for module in model.modules() if module.training]
     for module in training:
@@ -139,7 +147,7 @@ def _evaluating(model: Any) -> Iterator[None]:
 
 
 class _SlotLayer:
-    """What a Hugging Face attention layer asks of its cache."""
+    """One layer of a cache, with the interface that a Hugging Face attention layer expects."""
 
     is_compileable = False
     is_sliding = False

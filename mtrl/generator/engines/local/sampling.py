@@ -1,4 +1,4 @@
-"""Sampling that does not depend on the batch: token = f(seed, position, distribution)."""
+"""Sampling that is independent of the batch: token = f(seed, position, distribution)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import Tensor
 from mtrl.generator.engines.base import SamplingParams
 
 AHEAD = 16
-"""Positions whose uniform numbers are made at once."""
+"""Number of positions whose uniform numbers are generated at once."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
 def counter_uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Uniform numbers in [0, 1) from uint64 counters (SplitMix64, Steele et al. 2014); shapes broadcast."""
+    """Return uniform float64 numbers in [0, 1) for uint64 counters (SplitMix64, Steele et al. 2014). `seeds` and
+    `positions` broadcast."""
     with np.errstate(over="ignore"):
         x = _mix(seeds.astype(np.uint64) + _GOLDEN)
         x = _mix(x + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
@@ -33,20 +34,20 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class Uniforms:
-    """Numbers in [0, 1) for rows that go on from position to position."""
+    """Uniform numbers in [0, 1) for n rows, one position after another."""
 
     def __init__(self, seeds: np.ndarray, positions: np.ndarray, device: torch.device):
         """
         Args:
             seeds: [n] uint64.
-            positions: [n] of the tokens that are sampled first.
+            positions: [n] position of the first token to sample, per row.
         """
         self._seeds, self._positions, self._device = seeds, positions, device
         self._block = torch.empty(0)
         self._used = 0
 
     def next(self) -> Tensor:
-        """[n] float64 for the next position of every row."""
+        """Return the numbers [n] (float64) for the next position of every row."""
         index = self._used % AHEAD
         if index == 0:
             positions = self._positions + np.arange(self._used, self._used + AHEAD)[:, None]
@@ -57,16 +58,18 @@ class Uniforms:
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """The sampling parameters of rows that decode together, made once: next to a small model each operation counts."""
+    """The sampling parameters of rows that decode together. They are converted to tensors once, because with a small
+    model every operation counts."""
 
     temperatures: Tensor | None
-    """[n, 1] float32, 1 where a row is greedy; None where all are 1."""
+    """Temperature per row [n, 1] float32, 1 where a row is greedy; None if all are 1."""
     greedy: Tensor | None
-    """[n], where some rows are."""
+    """Whether each row is greedy [n]; None if no row is."""
     all_greedy: bool
     top_p: Tensor | None
+    """Top-p per row [n]; None if no row has a top-p below 1."""
     top_k: Tensor | None
-    """[n], where some row cuts its distribution."""
+    """Top-k per row [n]; None if no row has a top-k above 0."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | None = None) -> SamplingRows:
@@ -84,8 +87,8 @@ class SamplingRows:
 def sample(logits: Tensor, rows: SamplingRows, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Draw one token per row by inverse CDF.
 
-    top-p and top-k choose what may be drawn; the log-probs stay those of the whole distribution, which is what the
-    trainer computes.
+    top-p and top-k limit the tokens that may be drawn. The log-probs are those of the whole distribution, as the
+    trainer computes them.
 
     Args:
         logits: [n, V].
@@ -101,7 +104,7 @@ def sample(logits: Tensor, rows: SamplingRows, uniforms: Tensor) -> tuple[Tensor
     else:
         allowed = _truncate(logprobs.exp(), rows.top_p, rows.top_k).double()
         cdf = allowed.cumsum(-1)
-        # A row's target stays below its total, so a token of probability 0 at the end is never drawn.
+        # The target of a row is below its total, so that a token of probability 0 at the end is never drawn.
         target = uniforms[:, None] * cdf[:, -1:]
         ids = torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
         if rows.greedy is not None:
@@ -118,10 +121,11 @@ def _truncate(probs: Tensor, top_p: Tensor | None, top_k: Tensor | None) -> Tens
         limit = torch.where(top_k > 0, top_k, torch.full_like(top_k, probs.shape[-1]))
         keep &= torch.arange(probs.shape[-1], device=probs.device) < limit[:, None]
     if top_p is not None:
-        # top-p counts shares of what top-k has left, as Hugging Face's warpers, vLLM and SGLang do.
+        # top-p applies to the probability mass that top-k has left, as in Hugging Face's warpers, vLLM and SGLang.
         left = ranked * keep
         before = left.cumsum(-1) - left
-        # A row that does not cut keeps even what rounding pushes past 1: its draws must not depend on the others.
+        # A row with top_p >= 1 keeps every token, even where rounding pushes the sum past 1, so that its draws do not
+        # depend on the top_p of other rows.
         keep &= (before < top_p[:, None] * left.sum(-1, keepdim=True)) | (top_p >= 1)[:, None]
     keep[:, 0] = True
     return torch.zeros_like(probs).scatter(-1, order, ranked * keep)

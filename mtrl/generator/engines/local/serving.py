@@ -1,4 +1,4 @@
-"""The child's side of a `ProcessEngine`: a `LocalEngine` that answers messages."""
+"""The child process of a `ProcessEngine`: a `LocalEngine` that answers messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mtrl.generator.engines.local.messages import (
 
 
 def serve(messages: int, files: int) -> None:
-    """Serve the parent on these inherited sockets until it hangs up."""
+    """Serve the parent on these inherited sockets, given as file descriptors, until it closes its side."""
     asyncio.run(_Server(Channel(socket.socket(fileno=messages), socket.socket(fileno=files))).run())
 
 
@@ -36,7 +36,7 @@ class _Server:
         self._channel = channel
         self._engine: LocalEngine
         self._block: Block
-        """Where new weights come from, once there are any."""
+        """Block from which new weights are read; not set before the first `NewBlock`."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -47,7 +47,7 @@ class _Server:
     def _hear(self, message: Any) -> None:
         try:
             self._heed(message)
-        except Exception as error:  # without a model or a block there is nothing to serve with
+        except Exception as error:  # the engine cannot serve without its model or its block
             self._channel.send(_failed(None, error))
 
     def _heed(self, message: Any) -> None:
@@ -59,7 +59,7 @@ class _Server:
             case NewBlock(layout):
                 self._block = self._take_block(layout)
             case _:
-                # Tasks begin in the order in which they are made, so messages take effect in the order of their coming.
+                # Tasks start in the order of their creation, so messages take effect in the order of their arrival.
                 task = asyncio.get_running_loop().create_task(self._answer(message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

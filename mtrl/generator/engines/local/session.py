@@ -1,4 +1,4 @@
-"""One trajectory as the engine sees it: the tokens in its cache and the turn that it waits for."""
+"""The engine's state of one trajectory: its cached tokens, and the turn that it has requested."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     cached_tokens: int = 0
-    """Of the prompt, when the turn began."""
+    """Number of prompt tokens that were cached when the turn began."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     context: list[int] = field(init=False)
-    """What has to be in the cache before the next token: the prompt and, after new weights, what was sampled so far."""
+    """Token ids that must be in the cache before the next token is sampled: the prompt and, after new weights, the
+    tokens that were sampled so far."""
 
     def __post_init__(self) -> None:
         self.context = self.prompt_ids
 
     def start_over(self) -> None:
-        """Nothing of this turn is cached any more; what was sampled stays."""
+        """Note that no token of this turn is cached any more. The sampled tokens become part of the context."""
         self.context = self.prompt_ids + self.token_ids
 
     def note_cached(self, tokens: int) -> None:
@@ -48,28 +49,29 @@ class Session:
 
     id: str
     order: int
-    """Rank by `open`: turns are admitted in this order, whenever they arrived."""
+    """Position in the order of `open`: turns are admitted in this order, independent of their arrival."""
     slot: int | None = None
     ids: list[int] = field(default_factory=list)
-    """Tokens whose keys and values are in the slot."""
+    """Token ids whose keys and values are in the slot."""
     request: Request | None = None
     released: bool = False
 
     def common_prefix(self, context: list[int]) -> int:
-        """Cached tokens that `context` begins with; at least one token is left to feed."""
+        """Return the number of cached tokens that `context` starts with; at least one token of `context` is left to
+        feed."""
         limit = min(len(self.ids), len(context) - 1)
         if self.ids[:limit] == context[:limit]:
             return limit
         return next(i for i in range(limit) if self.ids[i] != context[i])
 
     def forget(self) -> None:
-        """What is cached is not of the weights in use."""
+        """Discard the cached tokens, because their keys and values are of older weights."""
         self.ids = []
         if self.request is not None:
             self.request.start_over()
 
     def finish(self, reason: FinishReason) -> None:
-        """Hand the sampled turn to whoever waits for it."""
+        """Deliver the sampled turn to the caller that waits for it."""
         request, self.request = self.request, None
         if request and not request.future.done():
             generation = Generation(request.token_ids, request.logprobs, reason, request.spans, request.cached_tokens)

@@ -1,4 +1,4 @@
-"""Stop strings: whether the newest token of a row completes one."""
+"""Stop strings: the test whether the newest token of a row completes one."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from typing import Any
 
 
 class StopStrings:
-    """Asked after every token of every row, and mostly answered by what the newest token says on its own."""
+    """Detects stop strings. The test runs after every token of every row; the text of the newest token alone mostly
+    decides it, and that result is cached."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
         self.may_complete = lru_cache(maxsize=None)(self._may_complete)
 
     def _may_complete(self, token_id: int, texts: tuple[str, ...]) -> bool:
-        """Whether a token can be the last of one of `texts`: it has its last character, or hides what it has."""
+        """Whether a token can be the last token of one of `texts`: its text contains the last character of the stop
+        string, or cannot be determined from the token alone."""
         word = self._decode([token_id])
-        # A part of a character decodes as U+FFFD, and some tokenizers drop spaces at the ends of a text.
+        # A part of a character decodes to U+FFFD, and some tokenizers drop spaces at the ends of a text.
         return "\ufffd" in word or any(text[-1:] in word or text[-1:].isspace() for text in texts)
 
     def complete(self, token_ids: list[int], texts: tuple[str, ...]) -> bool:
-        """Whether the text of the newest tokens, at least `span(texts)` where there are so many, has one of `texts`."""
+        """Whether the text of the newest tokens contains one of `texts`. `token_ids` are the last `span(texts)` tokens,
+        or all tokens if there are fewer."""
         text = self._decode(token_ids)
         return any(stop in text for stop in texts)
 
@@ -29,5 +32,6 @@ class StopStrings:
 
 
 def span(texts: tuple[str, ...]) -> int:
-    """A stop string of n characters lies within n tokens plus the bytes of a split character before them."""
+    """Return the number of newest tokens that can contain a stop string of `texts`: a string of n characters lies
+    within n tokens plus the bytes of a split character before them."""
     return max(map(len, texts)) + 4

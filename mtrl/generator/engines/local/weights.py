@@ -1,4 +1,4 @@
-"""New weights for a module, in place: whoever holds views of its parameters (the fused decode step) sees them too."""
+"""In-place update of a module's weights, so that views of its parameters (as in the fused decode step) stay valid."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy `weights` into the module's parameters and buffers, on whatever device and in whatever precision they are.
+    """Copy `weights` into the module's parameters and buffers, converting device and dtype.
 
-    Every parameter is written, or none is: an engine that keeps some old weights samples a policy that nobody trains,
-    and nothing fails.
+    Either every parameter is written or none is: an engine with some old weights would sample from a policy that is not
+    the trained one, without any error.
 
     Args:
-        weights: by the names of `module.state_dict()`; of parameters that are tied, one name is enough.
+        weights: tensors by the names of `module.state_dict()`; for tied parameters one name is enough.
 
     Raises:
-        ValueError: a parameter has no weights, a name is not the module's, or a shape differs.
+        ValueError: a parameter has no weights, a name does not exist in the module, or a shape differs.
     """
     own = module.state_dict(keep_vars=True)
     written = {id(own[name]) for name in weights if name in own}
@@ -38,6 +38,6 @@ def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first few names."""
+    """Format the first four names and the number of the others."""
     names = list(names)
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,8 +1,8 @@
 """The process of a `ProcessEngine`: `python -m mtrl.generator.engines.local.worker MESSAGES FILES PARENT`, where the
 first two are inherited sockets and the third is the parent's process id.
 
-It ends when its parent does, however that ends. It does not heed Ctrl-C, SIGTERM or SIGUSR1, which schedulers send to
-all processes of a job: the parent finishes its step first, and then ends it.
+It ends when its parent ends, for any reason. It ignores Ctrl-C, SIGTERM and SIGUSR1, which schedulers send to all
+processes of a job: the parent finishes its training step first, and then ends this process.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import threading
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # those of `mtrl.trainer.interrupt`
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the signals of `mtrl.trainer.interrupt`
         signal.signal(number, signal.SIG_IGN)
     messages, files, parent = map(int, sys.argv[1:])
-    # A thread of its own, since a long forward pass keeps the main one from looking.
+    # A separate thread, because a long forward pass blocks the main one.
     threading.Thread(target=_end_with, args=(parent, files), daemon=True).start()
     import torch
 
@@ -32,11 +32,11 @@ def main() -> None:
 def _end_with(parent: int, files: int) -> None:
     """End this process when the parent dies, or closes its side."""
     poll = select.poll()
-    poll.register(files, 0)  # hang-ups are always told
+    poll.register(files, 0)  # poll always reports hang-ups
     try:
-        # The socket alone may be held open by other children of the parent.
+        # The socket alone is not enough: other children of the parent may hold it open.
         poll.register(os.pidfd_open(parent), select.POLLIN)
-    except (AttributeError, OSError):  # not Linux, or the parent is gone already
+    except (AttributeError, OSError):  # not Linux, or the parent has ended already
         if os.getppid() != parent:
             os._exit(0)
     poll.poll()

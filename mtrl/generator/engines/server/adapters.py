@@ -1,4 +1,4 @@
-"""The adapters (LoRA) that a server holds, one per policy version."""
+"""The LoRA adapters that a server holds, one per policy version."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mtrl.generator.engines.server.api import ServerApi, ServerError
 
 @dataclass(frozen=True)
 class Adapter:
-    """What samples policy `version`."""
+    """The adapter that samples as policy `version`."""
 
     name: str
     version: int
 
 
 class Adapters:
-    """New turns are sampled by the newest one, those on their way by the one that they began with; whichever is older
-    and samples nothing any more is dropped."""
+    """The loaded adapters of one server. New turns are sampled by the newest adapter, turns in flight by the one that
+    they began with. An older adapter is dropped when no turn uses it any more."""
 
     def __init__(self) -> None:
         self.newest: Adapter | None = None
@@ -30,7 +30,7 @@ class Adapters:
         self._dropping: set[asyncio.Task[None]] = set()
 
     def add(self, adapter: Adapter, server: ServerApi) -> None:
-        """It is loaded, and the newest."""
+        """Record a loaded adapter as the newest one, and drop unused older ones."""
         self.newest = adapter
         if adapter not in self._loaded:
             self._loaded.append(adapter)
@@ -38,7 +38,7 @@ class Adapters:
 
     @contextmanager
     def sampling(self, server: ServerApi) -> Iterator[Adapter | None]:
-        """While a turn is on its way; gives what samples it, None for the model itself."""
+        """Context of one turn in flight. It yields the adapter that samples the turn; None for the model itself."""
         adapter = self.newest
         if adapter is None:
             yield None
@@ -59,5 +59,5 @@ class Adapters:
 
 
 async def _drop(server: ServerApi, name: str) -> None:
-    with suppress(ServerError):  # it takes memory, and a server that needs it drops it by itself
+    with suppress(ServerError):  # an unused adapter only takes memory, and a server that needs it drops it by itself
         await server.drop_adapter(name)

@@ -1,5 +1,5 @@
-"""What a server of an engine understands: one class per engine puts it into that engine's words (`vllm/api.py`,
-`sglang/api.py`), and everything else about servers is the same for all."""
+"""The interface of a server. One class per engine implements it with that engine's HTTP API (`vllm/api.py`,
+`sglang/api.py`); all other code for servers is the same for all engines."""
 
 from __future__ import annotations
 
@@ -11,154 +11,157 @@ from mtrl.generator.engines.base import Generation, SamplingParams
 
 
 class ServerError(RuntimeError):
-    """A server did not do what it was asked; the sentence holds its own words. To ask again may help."""
+    """A request to a server failed. The message contains the server's own words. A retry may succeed."""
 
 
 class ServerGoneError(ServerError):
-    """No answer: nobody listens, the connection broke, or the time limit is over."""
+    """The server gave no answer: no process listens, the connection broke, or the request timed out."""
 
 
 class ServerBusyError(ServerError):
-    """It has too much to do (429, 503): to ask again later helps."""
+    """The server is overloaded (429, 503); a later retry can succeed."""
 
 
 class ServerRefusedError(ServerError):
-    """The server says that the request is wrong (4xx): no repetition mends that, here or elsewhere."""
+    """The server reports that the request is wrong (4xx); no retry can succeed, neither here nor on another server."""
 
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn, as a server is asked for it."""
+    """A request for one turn to a server."""
 
     request_id: str
-    """Never used twice."""
+    """Unique id of the request; never used twice."""
     prompt: Sequence[int]
     """Token ids, each below the size of the vocabulary."""
     sampling: SamplingParams
     max_tokens: int
-    """At most this many, which fit the context after the prompt."""
+    """Maximum number of tokens to sample; they fit the context after the prompt."""
     cache_salt: str | None = None
-    """Prompts share cached keys and values only where this is the same."""
+    """Salt of the prefix cache: prompts share cached keys and values only if their salts are equal."""
     adapter: str | None = None
-    """Name of the loaded adapter that samples; None: the model itself."""
+    """Name of the loaded adapter that samples the turn; None: the model itself."""
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """What a tensor looks like, before its bytes come."""
+    """Name, dtype and shape of a tensor that is about to be sent."""
 
     name: str
     dtype: str
-    """As torch calls it: `float32`, `bfloat16`, …"""
+    """Name of the dtype in torch: `float32`, `bfloat16`, …"""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the trainer (rank 0) and the workers of servers meet to broadcast weights."""
+    """Parameters of the process group in which the trainer (rank 0) broadcasts weights to the workers of servers."""
 
     host: str
     port: int
     world_size: int
-    """The trainer and all workers of all servers."""
+    """Number of processes: the trainer and all workers of all servers."""
     rank_offset: int
     """Rank of this server's first worker."""
     backend: str
-    """gloo | nccl"""
+    """Backend of the group: gloo | nccl"""
     name: str
-    """Of the group; a new one for every meeting."""
+    """Name of the group; every group has a new one."""
 
 
 class ServerApi(Protocol):
-    """One server. Every call takes a time limit from the settings and raises `ServerError` or one of its kinds.
+    """One server. Every call has a timeout from the settings and raises `ServerError` or one of its subclasses.
 
     An update is `pause`, then `begin_update`, any number of `receive_…` calls, `end_update`, then `resume`. Versions
-    are whole numbers here, whatever the server makes of them.
+    are integers here, whatever their format on the server.
     """
 
     url: str
     pause_modes: Mapping[str, str]
-    """What `async_config.in_flight` and `generator.<engine>.pause_mode` may say -> what the server is told.
+    """Values of `async_config.in_flight` and `generator.<engine>.pause_mode` -> pause mode that is sent to the server.
     Always has `continue` and `drain`."""
 
     async def is_alive(self) -> bool:
         """Whether the server answers, within a few seconds; also while it is paused or loads weights."""
 
     async def is_ready(self) -> bool:
-        """Whether it can sample: false while it still starts."""
+        """Whether the server can sample; False while it still starts."""
 
     async def generate(self, request: TurnRequest) -> Generation:
-        """Sample one turn; every token with its log-prob, at the temperature of sampling, and its policy version.
+        """Sample one turn; return every token with its log-prob, at the sampling temperature, and its policy version.
 
-        `finish` is ABORT with what was sampled so far where the server ended it before (`abort`, some pauses).
-        Cancelling the call aborts the request on the server.
+        `finish` is ABORT where the server ended the request early (`abort`, some pauses); the generation then has the
+        tokens that were sampled so far. Cancelling the call aborts the request on the server.
         """
 
     async def abort(self, request_id: str) -> None:
-        """End this request, whatever became of it; its `generate` returns what was sampled."""
+        """End this request if it is still open; its `generate` returns the tokens that were sampled."""
 
     async def pause(self, mode: str) -> None:
-        """Stop sampling; `mode` is one of `pause_modes`. Requests that come meanwhile wait. Returns when it has."""
+        """Stop sampling, and return when it has stopped. `mode` is one of `pause_modes`. Requests that arrive during
+        the pause wait."""
 
     async def resume(self) -> None:
-        """Go on."""
+        """End the pause."""
 
     async def begin_update(self) -> None:
-        """Weights follow."""
+        """Begin an update: calls that send weights follow."""
 
     async def receive_folder(self, folder: str, version: int, checksum: str | None = None) -> None:
-        """Load the safetensors files in `folder`, a Hugging Face folder that the server sees.
+        """Load the safetensors files in `folder`, a Hugging Face folder that the server can read.
 
         Args:
-            checksum: of the tensors (`server/checksum.py`), here and below; compared where the engine can.
+            checksum: checksum of the tensors (`server/checksum.py`), here and below; compared where the engine
+                supports it.
         """
 
     async def join(self, rendezvous: Rendezvous) -> None:
-        """Let its workers meet the trainer; returns when all have come, so it is called beside the trainer's own."""
+        """Make the server's workers join the group, and return when all members have joined. The trainer must join
+        concurrently."""
 
     async def receive_broadcast(
         self, layouts: Sequence[TensorLayout], group: str, version: int, checksum: str | None = None
     ) -> None:
         """Receive these tensors, in this order, as one broadcast of bytes from rank 0 of the group
-        (`mtrl/distributed/broadcast.py`); returns when it has them."""
+        (`mtrl/distributed/broadcast.py`), and return when they have arrived."""
 
     async def leave(self, group: str) -> None:
-        """Give the group up."""
+        """Leave the group."""
 
     async def receive_tensors(self, payload: str, version: int, checksum: str | None = None) -> None:
-        """Take tensors out of memory that both sides see.
+        """Read tensors from memory that both processes can map.
 
         Args:
-            payload: base64 of what `ForkingPickler` made of `[(name, tensor), …]`.
+            payload: base64 of the `ForkingPickler` output for `[(name, tensor), …]`.
         """
 
     async def end_update(self, version: int) -> None:
-        """All weights are there: from now on they are policy `version`."""
+        """End an update: the weights are complete, and are policy `version` from now on."""
 
     async def forget(self) -> None:
-        """Drop every cached key and value, so that nothing is sampled after those of older weights.
+        """Drop every cached key and value, so that no token attends to those of older weights.
 
         Raises:
-            ServerError: it did not.
+            ServerError: the server did not drop them.
         """
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Load a LoRA adapter (peft's folder) under a new name."""
+        """Load a LoRA adapter (a folder of peft) under a new name."""
 
     async def drop_adapter(self, name: str) -> None:
-        """Give it up."""
+        """Unload the adapter of this name."""
 
     async def version(self) -> int:
-        """Policy version of the weights, as the server itself tells."""
+        """Policy version of the weights, as the server itself reports it."""
 
     async def sleep(self) -> None:
-        """Free the GPU's memory, weights included; nothing may be sampled until `wake` and new weights."""
+        """Free the GPU's memory, weights included; no turn may be sampled until `wake` and new weights."""
 
     async def wake(self) -> None:
-        """Take it again."""
+        """Allocate the GPU's memory again."""
 
     async def close(self) -> None:
-        """Close connections; the server goes on."""
+        """Close the client's connections; the server keeps running."""
 
 
 Json = dict[str, Any]

@@ -1,4 +1,4 @@
-"""What differs between the engines that run as servers: their words and how one is started."""
+"""The differences between the engines that run as servers: their API and the command that starts a server."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from mtrl.generator.engines.server.api import ServerApi
 
 @dataclass(frozen=True)
 class Command:
-    """What starts a server."""
+    """The command that starts a server."""
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
-    """On top of a scrubbed environment."""
+    """Environment variables, added to a scrubbed environment."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a server is to listen, and what it may use."""
+    """The port, token and GPUs of a server."""
 
     port: int
     token: str
-    """What every request has to show."""
+    """Token that every request must carry."""
     devices: Sequence[int] | None = None
-    """Its GPUs; None: all that there are, or none."""
+    """Indices of the server's GPUs; None: all GPUs of the machine, if it has any."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Backend:
     """An engine with its settings."""
 
     name: str
-    """vllm | sglang"""
+    """Name of the engine: vllm | sglang"""
     settings: ServerConfig
     make_api: Callable[[str, str | None], ServerApi]
-    """From a server's URL and its token."""
+    """Function that makes the API of a server from its URL and its token."""
     make_command: Callable[[Place], Command]
-    """How a server is started there."""
+    """Function that makes the command of a server from its place."""

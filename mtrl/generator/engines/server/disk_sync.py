@@ -1,4 +1,4 @@
-"""Weights by files: for every engine, on every device, and for servers that see the same file system."""
+"""Weight sync by files: for every engine and device, if the servers see the trainer's file system."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from mtrl.generator.engines.server.sync import Company, engine_key
 from mtrl.generator.engines.server.sync_folder import SyncFolder
 
 SHARD = 5 * 10**9
-"""Bytes of one file."""
+"""Maximum size of one file of weights, in bytes."""
 
 
 class DiskSync:
-    """See `WeightSync`. Servers load a Hugging Face folder per version, as they load the one that they start with.
+    """See `WeightSync`. Servers load one Hugging Face folder per version, in the way in which they load the model at
+    their start.
 
-    The newest folder stays until there is a newer one: engines remember where their weights are from.
+    The newest folder stays until the next one is written, because engines remember the path of their weights.
     """
 
     def __init__(self, settings: ServerConfig, model: str, outgoing: Outgoing):
         self._seconds, self._model, self._outgoing = settings.sync_timeout, model, outgoing
         self._folder = SyncFolder(settings.sync_folder, f"{engine_key(settings)}.sync_folder")
         self._uses: dict[str, int] = {}
-        """How many calls of `send` use a folder."""
+        """Number of calls of `send` that use a folder, by its name."""
         self._newest = ""
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
@@ -63,7 +64,8 @@ class DiskSync:
 
 
 def write_model(model: str, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """A Hugging Face folder of these weights, else as `model` is; several files of weights above 5 GB."""
+    """Write a Hugging Face folder with these weights and the other files of `model`. Weights above 5 GB are split into
+    several files."""
     from huggingface_hub import save_torch_state_dict
 
     copy_settings(model, folder)

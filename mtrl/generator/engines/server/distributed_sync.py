@@ -1,4 +1,4 @@
-"""Weights by broadcast from the trainer to all servers at once: gloo between CPUs, NCCL between GPUs."""
+"""Weight sync by broadcast from the trainer to all servers at once: gloo between CPUs, NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from mtrl.generator.engines.server.sync import GRACE, Company, engine_key, limit
 from mtrl.tracking.text import one_line
 
 BUCKET = 2**29
-"""Bytes of one broadcast."""
+"""Maximum size of one broadcast, in bytes, unless a single tensor is larger."""
 PARTING = 10.0
-"""Seconds in which a server leaves a group; one that does not has other sorrows."""
+"""Timeout of leaving a group, in seconds; a server that does not leave in time is ignored."""
 ARRIVAL = 2.0
-"""Seconds in which servers connect to the meeting that they were asked to; one that finds it closed would try again
-until its own time limit, which SGLang has at half an hour."""
+"""Seconds for which the store of a failed group stays open, so that all servers can connect. A server that finds it
+closed would retry until its own timeout, which is half an hour in SGLang."""
 LOOPBACK = "127.0.0.1"
 
 Part = list[tuple[str, Tensor]]
@@ -38,26 +38,27 @@ Part = list[tuple[str, Tensor]]
 
 @dataclass
 class Meeting:
-    """The trainer and some servers in one group."""
+    """A process group of the trainer and some servers."""
 
     name: str
     servers: list[ServerApi]
     store: Any
-    """Where they found each other; without it nobody waits."""
+    """Store through which the members join; when it is closed, waiting members get an error."""
     group: broadcast.Group | None = None
 
 
 class DistributedSync:
-    """See `WeightSync`. All servers are in one group, which is met again when they are others.
+    """See `WeightSync`. All servers are in one group, which is formed again when the servers change.
 
-    A member that dies or hangs in the middle ends the broadcast for all, after the time limit at the latest. Then each
-    of those that still answer gets the weights alone, so that only who is ill has failed.
+    A member that dies or hangs during a broadcast ends the broadcast for all members, after the timeout at the latest.
+    Each failed server that still answers then receives the weights in a group of its own, so that only the faulty
+    servers fail.
     """
 
     def __init__(self, settings: ServerConfig, outgoing: Outgoing, bucket: int = BUCKET):
         """
         Raises:
-            UserError: trainer and servers share GPUs, which NCCL cannot do.
+            UserError: trainer and servers share GPUs, which NCCL does not support.
         """
         self._backend = "nccl" if torch.cuda.is_available() else "gloo"
         if settings.colocate and self._backend == "nccl":
@@ -87,7 +88,7 @@ class DistributedSync:
     # -- an update ---------------------------------------------------------------------------------------------------
 
     async def _together(self, servers: list[ServerApi], parts: list[Part], version: int) -> dict[str, str]:
-        """An update of all in one group; why it failed, by URL."""
+        """Update all servers in one group; return the reasons of failures by URL."""
         if self._kept is None or self._kept.servers != servers:
             await self._part()
             self._kept, failed = await self._meet(servers)
@@ -100,7 +101,7 @@ class DistributedSync:
             raise
 
     async def _alone(self, server: ServerApi, parts: list[Part], version: int, failed: dict[str, str]) -> None:
-        """An update of one in a group of its own; `failed` loses its entry, or gets a new one."""
+        """Update one server in a group of its own; remove its entry from `failed`, or replace it by the new reason."""
         if not await server.is_alive():
             return
         meeting, words = await self._meet([server])
@@ -124,7 +125,7 @@ class DistributedSync:
         return company.failed
 
     async def _send_part(self, meeting: Meeting, part: Part, version: int, company: Company) -> None:
-        """One broadcast; servers that have not got it leave the company."""
+        """Send one broadcast; `company` drops the servers that did not receive it."""
         layouts = [TensorLayout(name, str(value.dtype)[len("torch.") :], tuple(value.shape)) for name, value in part]
         word = await asyncio.to_thread(checksum, dict(part))
         group = meeting.group
@@ -138,14 +139,14 @@ class DistributedSync:
         ]
         company.drop(await _ends(ours, theirs, meeting))
 
-    # -- meetings ----------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------------------------
 
     async def _meet(self, servers: list[ServerApi]) -> tuple[Meeting | None, dict[str, str]]:
-        """A new group of the trainer and these servers; or why there is none, by URL."""
+        """Form a new group of the trainer and these servers; return the group, or the reasons of failures by URL."""
         host = own_address([server.url for server in servers])
         meeting = Meeting(f"mtrl-{secrets.token_hex(8)}", servers, broadcast.open_store(host, self._seconds))
         port, size = meeting.store.port, 1 + self._workers * len(servers)
-        own = await asyncio.to_thread(broadcast.connect, host, port, self._seconds)  # first: it may be closed early
+        own = await asyncio.to_thread(broadcast.connect, host, port, self._seconds)  # now: the store may close early
         arguments = (self._backend, host, port, size, 0, meeting.name, self._seconds, own)
         ours = _in_thread(lambda: broadcast.join_group(*arguments), undo=broadcast.leave)
         theirs = [
@@ -174,7 +175,7 @@ class DistributedSync:
             await self._leave(meeting)
 
     async def _leave(self, meeting: Meeting) -> None:
-        """Close our side first: a server that still waits for us then does not."""
+        """Leave the group on the trainer's side first, so that no server waits for the trainer any more."""
         group, meeting.group, meeting.store = meeting.group, None, None
         if group is not None:
             await asyncio.to_thread(broadcast.leave, group)
@@ -183,19 +184,19 @@ class DistributedSync:
 
 
 async def _ends(ours: asyncio.Future[Any], theirs: Sequence[asyncio.Future[None]], meeting: Meeting) -> dict[str, str]:
-    """Wait until the trainer's part and the servers' parts of something common are done, or one of them has failed,
-    which ends it for all; why, by URL."""
+    """Wait until the trainer's part and the servers' parts of a collective operation are done, or one of them has
+    failed, which ends the operation for all members. Return the reasons by URL; empty on success."""
     try:
         await asyncio.wait([ours, *theirs], return_when=asyncio.FIRST_EXCEPTION)
         if all(future.done() and not future.exception() for future in [ours, *theirs]):
             return {}
         if meeting.group is None:
             await asyncio.wait([ours, *theirs], timeout=ARRIVAL)
-            meeting.store = None  # who waits for others there gets an error
-        await asyncio.wait([ours])  # gloo cannot be cut short; it has its time limit
+            meeting.store = None  # servers that wait there for other members get an error
+        await asyncio.wait([ours])  # gloo cannot be cancelled, but has a timeout
         group, meeting.group = meeting.group, None
         if group is not None:
-            await asyncio.to_thread(broadcast.leave, group)  # and the servers' side is over, too
+            await asyncio.to_thread(broadcast.leave, group)  # this ends the operation on the servers as well
         await asyncio.wait(theirs, timeout=PARTING)
     finally:
         for future in theirs:
@@ -206,17 +207,17 @@ async def _ends(ours: asyncio.Future[Any], theirs: Sequence[asyncio.Future[None]
 
 
 def _words(end: asyncio.Future[None]) -> str | None:
-    """What a server said when it failed."""
+    """Return why a server's part failed, in the server's own words; None if it succeeded."""
     if not end.done() or end.cancelled():
         return "no answer"
     return None if (error := end.exception()) is None else one_line(error, 500)
 
 
 def _in_thread(call: Callable[[], Any], undo: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
-    """Do it in a thread that the end of the program does not wait for.
+    """Run a call in a daemon thread, which does not delay the end of the program.
 
     Args:
-        undo: gets what came out where nobody wants it any more.
+        undo: function that receives the result if the future was cancelled meanwhile.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -235,8 +236,8 @@ def _in_thread(call: Callable[[], Any], undo: Callable[[Any], None] | None = Non
         try:
             value = call()
         except BaseException as error:
-            problem = error.with_traceback(None)  # whose frames would keep the group
-        with suppress(RuntimeError):  # the loop is closed
+            problem = error.with_traceback(None)  # the frames of a traceback would keep the group alive
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(tell, value, problem)
 
     threading.Thread(target=run, name="broadcast", daemon=True).start()
@@ -244,12 +245,12 @@ def _in_thread(call: Callable[[], Any], undo: Callable[[Any], None] | None = Non
 
 
 def own_address(urls: Sequence[str]) -> str:
-    """The address of this machine that servers there reach."""
+    """Return the address of this machine that the servers at these URLs can reach."""
     hosts = [urlsplit(url).hostname or "" for url in urls]
     far = [host for host in hosts if not broadcast.is_loopback(host)]
     if not far:
         return LOOPBACK
     family = socket.getaddrinfo(far[0], 9)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((far[0], 9))  # which sends nothing
+        probe.connect((far[0], 9))  # connecting a UDP socket sends nothing
         return probe.getsockname()[0]

@@ -1,4 +1,4 @@
-"""An engine that runs as servers: what the trainer sees of vLLM and SGLang."""
+"""The engine for servers (vLLM and SGLang), as the trainer uses it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from mtrl.types import FinishReason
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.5
-"""Seconds before a turn is asked again; each further pause is twice as long."""
+"""Pause before the first retry of a turn, in seconds; each further pause is twice as long."""
 LONGEST_PAUSE = 30.0
 CLOSING = 30.0
-"""Seconds that whatever else is on its way may take to end."""
+"""Timeout for each part of the shutdown after the servers have ended, in seconds."""
 
 
 class EngineClosedError(RuntimeError):
@@ -42,16 +42,16 @@ class EngineClosedError(RuntimeError):
 
 
 class TurnLostError(ServerError):
-    """No server sampled this turn, however often it was asked."""
+    """No server sampled this turn, after all retries."""
 
 
 class _Asked:
-    """A turn that somebody waits for."""
+    """A turn that a caller waits for."""
 
     def __init__(self, trajectory_id: str, loop: asyncio.AbstractEventLoop):
         self.trajectory_id = trajectory_id
         self.given_up: asyncio.Future[Generation] = loop.create_future()
-        """Done when nobody need wait for a server any more."""
+        """Future that is done when the caller need not wait for a server any more."""
 
     def abort(self) -> None:
         if not self.given_up.done():
@@ -60,15 +60,15 @@ class _Asked:
     def fail(self, error: Exception) -> None:
         if not self.given_up.done():
             self.given_up.set_exception(error)
-            self.given_up.exception()  # nobody may be waiting any more, which is no error of its own
+            self.given_up.exception()  # marks it as retrieved: asyncio would warn where no caller waits any more
 
 
 class ServerEngine:
     """See `mtrl.generator.engines.base.Engine`: turns are sampled by servers, each with the whole model.
 
-    A turn that a server does not answer is asked again, elsewhere where there are others, and counted once. Servers
-    that die or hang are started again and get the newest weights before they get turns. Turns never see what a prefix
-    cache holds of older weights: every change of weights drops the caches, and has a salt of its own.
+    A turn that a server does not answer is requested again, on another server if there is one, and counted once.
+    Servers that die or hang are restarted and get the newest weights before they get turns. Turns never use prefix
+    caches of older weights: every change of weights drops the caches and uses a new salt.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class ServerEngine:
         log_folder: Path,
         devices: Sequence[int] | None = None,
     ):
-        """Start the servers and wait until they are ready, or find those at `settings.urls`.
+        """Start the servers and wait until they are ready, or connect to those at `settings.urls`.
 
         Args:
-            vocabulary: token ids of the model are below it.
-            context: tokens of a whole conversation.
-            max_num_seqs: turns that one server samples at once; a few more are sent.
-            in_flight: `continue` or `drain`, where `settings.pause_mode` does not say otherwise.
-            log_folder: what servers say is appended to files in it.
-            devices: GPUs of all servers, in order; None: there are none, or all are for each.
+            vocabulary: size of the vocabulary; the model's token ids are below it.
+            context: maximum number of tokens of a whole conversation.
+            max_num_seqs: number of turns that one server samples at once; a quarter more (at least 1) are sent.
+            in_flight: `continue` or `drain`; `settings.pause_mode` overrides it.
+            log_folder: folder of the servers' log files; output is appended.
+            devices: indices of the GPUs of all servers, in order; None: there are no GPUs, or every server uses all.
 
         Raises:
-            UserError: a server does not start; the sentence has its last words.
+            UserError: a server does not start; the message contains its last words.
         """
         self.backend, self.sync = backend, sync
         self.vocabulary, self.context = vocabulary, context
@@ -102,18 +102,18 @@ class ServerEngine:
         limit = max_num_seqs + max(1, max_num_seqs // 4)
         self._fleet = Fleet(backend, sync, replicas, pause_mode(backend, in_flight), limit, self._give_up)
         self._name = uuid.uuid4().hex[:12]
-        """Told in requests, so that no other trainer's are meant."""
+        """Random id of this engine in the names of its requests, so that they differ from those of other trainers."""
         self._numbers = itertools.count()
         self._counts: Counter[str] = Counter()
         self._asked: set[_Asked] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        """What nobody waits for any more."""
+        """Tasks that may outlive their caller."""
         self._renamed: dict[int, int] = {}
         self._error: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
             asyncio.run(self._fleet.start())
-        except BaseException:  # Ctrl-C, or another rank is gone
+        except BaseException:  # such as Ctrl-C, or the end of another rank
             self._fleet.kill()
             raise
 
@@ -126,13 +126,14 @@ class ServerEngine:
 
     @version.setter
     def version(self, version: int) -> None:
-        """Call the weights that are in use by another number."""
+        """Change the version number of the weights in use."""
         self._renamed[self._fleet.version] = version
 
     @property
     def stats(self) -> EngineStats:
-        """`extra`: `retries` (requests beyond the first of their turn), `resent` (turns with any), `restarts` of
-        servers, `sync_seconds` of all changes of weights, `waiting` (turns without a place) and `replicas` that serve.
+        """Statistics so far. `extra` has `retries` (requests beyond the first of their turn), `resent` (turns with at
+        least one retry), `restarts` (of servers), `sync_seconds` (of all changes of weights), `waiting` (turns in the
+        queue) and `replicas` (servers that accept turns).
         """
         counts, fleet = self._counts, self._fleet
         extra = {
@@ -147,15 +148,15 @@ class ServerEngine:
         return EngineStats(counts["prompt"], counts["cached"], counts["sampled"], numbers)
 
     def open(self, trajectory_id: str) -> None:
-        """Nothing is planned before it asks."""
+        """Do nothing: the engine plans nothing before the first request."""
 
     async def generate(self, trajectory_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
         """See `Engine`.
 
         Raises:
-            UserError: a token id is none of the model's, or there are no servers any more.
-            ServerRefusedError: the server says that the request is wrong.
-            TurnLostError: no server answered, after all repetitions.
+            UserError: a token id is outside the model's vocabulary, or no server is left.
+            ServerRefusedError: the server reports that the request is wrong.
+            TurnLostError: no server sampled the turn, after all retries.
         """
         loop = self._attach()
         if len(prompt) >= self.context:
@@ -166,7 +167,7 @@ class ServerEngine:
         self._asked.add(asked)
         sampled = loop.create_task(self._sample(trajectory_id, PartialTurn(prompt, sampling, room)))
         try:
-            # A server that hangs must not keep whoever has given the turn up.
+            # A server that hangs must not block the caller of a turn that was given up.
             await asyncio.wait((sampled, asked.given_up), return_when=asyncio.FIRST_COMPLETED)
             return asked.given_up.result() if asked.given_up.done() else self._counted(prompt, sampled.result())
         finally:
@@ -180,41 +181,41 @@ class ServerEngine:
         self._fleet.router.release(trajectory_id)
 
     async def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See `Engine`; returns when at least one server samples under them, and none under others.
+        """See `Engine`; returns when at least one server samples under these weights, and none under others.
 
         Raises:
-            UserError: they do not reach the servers, which do not come back either.
+            UserError: the weights do not reach the servers, and the servers cannot be restarted.
         """
         loop = self._attach()
         task = loop.create_task(self._load(weights, version))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        await asyncio.shield(task)  # whoever stops waiting must leave no server paused
+        await asyncio.shield(task)  # a cancelled caller must not leave servers paused
 
     async def sleep(self) -> None:
-        """Let the servers free their GPUs' memory, when the turns on their way are over. Turns that are asked for wait
-        until `wake` and new weights.
+        """Make the servers free their GPUs' memory after the turns in flight have ended. New turns wait until `wake`
+        and new weights.
 
         Raises:
-            UserError: they are lost, and do not come back.
+            UserError: servers are lost and cannot be restarted.
         """
         self._attach()
         await self._fleet.sleep()
 
     async def wake(self) -> None:
-        """Let them take it again; `load_weights` comes next.
+        """Make the servers allocate their GPUs' memory again; `load_weights` must follow.
 
         Raises:
-            UserError: they are lost, and do not come back.
+            UserError: servers are lost and cannot be restarted.
         """
         self._attach()
         await self._fleet.wake()
 
     async def probe(self, prompt: list[int], sampling: SamplingParams) -> list[Generation]:
-        """The same short turn, sampled by every server that serves.
+        """Return the same short turn, sampled by every server that accepts turns.
 
         Raises:
-            UserError: there are none any more, or none answers.
+            UserError: no server is left, or servers do not answer after all retries.
         """
         self._attach()
         check_ids("the canary", prompt, self.vocabulary)
@@ -225,7 +226,7 @@ class ServerEngine:
             turns = [PartialTurn(prompt, sampling, sampling.max_generate_length) for _ in replicas]
             answers = await asyncio.gather(*map(self._ask, replicas, turns), return_exceptions=True)
             found = [answer for answer in answers if isinstance(answer, Generation)]
-            if len(found) == len(replicas):  # one that is lost serves no more, and is not asked again
+            if len(found) == len(replicas):  # the next try leaves out servers that were lost meanwhile
                 return found
             error = next((answer for answer in answers if isinstance(answer, BaseException)), ServerError("ended it"))
             if not isinstance(error, ServerError):
@@ -235,7 +236,8 @@ class ServerEngine:
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """End the servers, whatever they do; turns on their way are aborted. Servers at given URLs go on."""
+        """End the servers, even in the middle of their work, and abort turns in flight. Servers at given URLs keep
+        running."""
         for asked in self._asked:
             asked.abort()
         self._give_up(EngineClosedError("the engine is closed"))
@@ -245,14 +247,14 @@ class ServerEngine:
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=CLOSING)
-        with suppress(Exception):  # there may be nobody left to say farewell to
+        with suppress(Exception):  # the servers may have ended already
             async with asyncio.timeout(CLOSING):
                 await self.sync.close()
 
     # -- one turn ----------------------------------------------------------------------------------------------------
 
     async def _sample(self, trajectory_id: str, turn: PartialTurn) -> Generation:
-        """The turn, over as many requests as it takes."""
+        """Sample the turn, with as many requests as it takes."""
         number, patience, avoid = next(self._numbers), Patience(self.backend.settings), None
         while True:
             try:
@@ -260,7 +262,7 @@ class ServerEngine:
                     avoid = place
                     if (whole := await self._ask(self._fleet.replicas[place], turn)) is not None:
                         return whole
-                avoid = None  # it was interrupted there, and its conversation is cached there
+                avoid = None  # the turn was only interrupted, and its conversation is cached on this server
             except ServerError as error:
                 if isinstance(error, ServerRefusedError):
                     raise
@@ -272,10 +274,10 @@ class ServerEngine:
                 await asyncio.sleep(pause)
 
     async def _ask(self, replica: Replica, turn: PartialTurn) -> Generation | None:
-        """Ask this server for what the turn lacks; the whole turn if it is over then.
+        """Request the missing tokens of the turn from this server; return the whole turn if it has ended, else None.
 
         Raises:
-            ServerError: it has no answer, or none that can be used.
+            ServerError: the server gives no answer, or an unusable one.
         """
         fleet, seconds = self._fleet, self.backend.settings.request_timeout
         loads, versions, mark = fleet.loads, replica.versions, len(replica.versions) - 1
@@ -288,13 +290,13 @@ class ServerEngine:
         except (ServerBusyError, ServerRefusedError):
             raise
         except (ServerError, TimeoutError) as error:
-            if replica.versions is versions:  # else it was started again meanwhile
+            if replica.versions is versions:  # otherwise the server was restarted meanwhile
                 replica.doubt()
             if isinstance(error, ServerError):
                 raise
             raise ServerGoneError(f"{replica.name}: no answer within {seconds:g} s") from None
         check_answer(answer, request, self.vocabulary)
-        if adapter is not None:  # the server counts versions of what is below it
+        if adapter is not None:  # the server reports the version of the base model
             answer = replace(answer, version_spans=[(adapter.version, len(answer.token_ids))])
         if strange := {version for version, _ in answer.version_spans}.difference(versions[mark:]):
             problem = f"sampled by weights of version {strange.pop()}, and was given {versions[-1]}"
@@ -307,19 +309,19 @@ class ServerEngine:
         return turn.add(answer)
 
     def _counted(self, prompt: list[int], turn: Generation) -> Generation:
-        """A turn that is over goes into the statistics, once, however many requests it took."""
+        """Add a finished turn to the statistics, once for all its requests, and convert its versions."""
         self._counts.update(prompt=len(prompt), cached=turn.cached_tokens, sampled=len(turn.token_ids))
         spans = [(self._version_of(version), count) for version, count in turn.version_spans]
         return replace(turn, version_spans=spans)
 
-    # -- underneath --------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _version_of(self, served: int) -> int:
-        """Policy version, from what the servers call it."""
+        """Convert the servers' version number to the policy version."""
         return self._renamed.get(served, served)
 
     def _attach(self) -> asyncio.AbstractEventLoop:
-        """Use the running event loop."""
+        """Use the running event loop from now on, and return it."""
         if self._error is not None:
             raise self._error
         loop = asyncio.get_running_loop()
@@ -336,14 +338,14 @@ class ServerEngine:
         self._renamed.pop(version, None)
 
     def _give_up(self, error: Exception) -> None:
-        """Nothing can be asked any more, and whoever waits hears of it."""
+        """End the use of the engine: all waiting and further requests raise the first such error."""
         self._error = self._error or error
         for asked in self._asked:
             asked.fail(self._error)
         self._fleet.fail(self._error)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
-        """See to it that it ends, without waiting for that."""
+        """Cancel a task without waiting for its end."""
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         task.cancel()
@@ -351,12 +353,12 @@ class ServerEngine:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever had to hear of it has
+            task.exception()  # marks it as retrieved; its caller has got it already
 
 
 class Patience:
-    """How often a turn is asked again, and after which pause. A server that has too much to do may take as long as a
-    turn may take; whatever else goes wrong counts."""
+    """The retries of one turn and the pauses between them. Answers of overloaded servers are retried without counting
+    against `retries`, until the pauses reach `request_timeout`; all other errors count."""
 
     def __init__(self, settings: ServerConfig):
         self.settings = settings
@@ -364,7 +366,7 @@ class Patience:
         self._failures, self._busy, self._waited = 0, 0, 0.0
 
     def after(self, error: ServerError) -> float | None:
-        """Seconds to wait before it is asked again; None: enough."""
+        """Return the pause before the next retry, in seconds; None if no retry is left."""
         self.repeats += 1
         if isinstance(error, ServerBusyError) and self._waited < self.settings.request_timeout:
             pause = _longer(self._busy)
@@ -374,7 +376,7 @@ class Patience:
         self._failures += 1
         if self._failures > self.settings.retries:
             return None
-        # Where nobody answered, a turn waits for a server that does.
+        # After no answer the router makes the turn wait for a server that answers, so no pause is needed.
         return 0.0 if isinstance(error, ServerGoneError) else _longer(self._failures - 1)
 
     def story(self, name: str) -> str:
@@ -389,9 +391,10 @@ def _longer(repeats: int) -> float:
 
 
 def check_ids(trajectory_id: str, prompt: Sequence[int], vocabulary: int) -> None:
-    """
+    """Check the token ids of a prompt before it is sent, because invalid ids crash some servers.
+
     Raises:
-        UserError: a token id is none of the model's. Some servers die of one.
+        UserError: a token id is outside the model's vocabulary.
     """
     wrong = ((i, token) for i, token in enumerate(prompt) if not 0 <= token < vocabulary)
     place, token = next(wrong, (0, None))

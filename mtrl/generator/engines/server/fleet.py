@@ -1,4 +1,4 @@
-"""All servers of an engine: started together, kept alive, and always on the same weights."""
+"""All servers of an engine: their common start, their supervision, and the updates of their weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """The replicas, and one task for each that starts it again when it is lost.
+    """The replicas, with one task per replica that restarts it when it is lost.
 
-    Turns go only to replicas that have the newest weights: `Weights` are compared by identity. Whoever fails to take
-    new ones gets no turn any more. If it was started here it comes back with them, and else the run ends.
+    Turns go only to replicas that have the newest weights: `Weights` are compared by identity. A replica that fails to
+    load new weights gets no more turns. If this process started it, it is restarted and loads them; otherwise the run
+    ends.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class Fleet:
     ):
         """
         Args:
-            mode: what new weights do to turns, one of the server's pause modes.
-            limit: turns that are sent to one replica at once.
-            on_failure: told why there will be no more turns.
+            mode: pause mode of updates, one of the server's pause modes.
+            limit: maximum number of turns in flight per replica.
+            on_failure: function that receives the error after which no more turns are sampled.
         """
         self.backend, self.sync, self.replicas = backend, sync, replicas
         has_adapters = isinstance(sync, AdapterSync)
@@ -51,15 +52,15 @@ class Fleet:
         self.version = 0
         """Policy version of the newest weights."""
         self.loads = 0
-        """Changes of weights so far. No turn is sent in the middle of one."""
+        """Number of changes of weights so far. No turn is sent during a change."""
         self.restarts, self.sync_seconds = 0, 0.0
         self._on_failure = on_failure
         self._newest: Weights | None = None
         self._keepers: list[asyncio.Task[None]] = []
         self._asleep = False
-        """Whether their memory is the trainer's."""
+        """Whether the servers sleep, so that the trainer can use their memory."""
         self._empty = False
-        """Whether they have slept, and got no weights since."""
+        """Whether the servers have slept and received no weights since."""
 
     @property
     def serving(self) -> list[Replica]:
@@ -68,10 +69,10 @@ class Fleet:
     # -- start and end -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all, side by side.
+        """Start all replicas in parallel.
 
         Raises:
-            UserError: one does not start, or they have different weights.
+            UserError: a replica does not start, or the replicas have different versions of weights.
         """
         begun = _now()
 
@@ -97,10 +98,10 @@ class Fleet:
             )
         for replica in self.replicas:
             replica.lane.serving, self.version = True, replica.versions[-1]
-            await replica.api.close()  # its connections are this event loop's
+            await replica.api.close()  # its connections belong to this event loop
 
     def kill(self) -> None:
-        """End all that were started, at once."""
+        """End all replicas that this process started, immediately."""
         for replica in self.replicas:
             replica.kill()
 
@@ -117,7 +118,7 @@ class Fleet:
         self._keepers = [asyncio.get_running_loop().create_task(self._keep(replica)) for replica in self.replicas]
 
     def fail(self, error: Exception) -> None:
-        """There will be no more turns."""
+        """Stop the router and the supervision: waiting and further turns raise `error`."""
         self.router.fail(error)
         for task in self._keepers:
             if not task.get_loop().is_closed():
@@ -126,7 +127,7 @@ class Fleet:
             self._changed.set()
 
     async def close(self) -> None:
-        """End all, whatever they do; those at given URLs are left. To be called after `fail`."""
+        """End all replicas, even in the middle of their work; those at given URLs keep running. Call `fail` first."""
         loop = asyncio.get_running_loop()
         keepers = [task for task in self._keepers if task.get_loop() is loop]
         await asyncio.gather(*keepers, return_exceptions=True)
@@ -135,10 +136,11 @@ class Fleet:
     # -- weights -----------------------------------------------------------------------------------------------------
 
     async def load(self, weights: Weights) -> None:
-        """Let all servers have these weights, and return when at least one samples by them. One call at a time.
+        """Send these weights to all servers, and return when at least one samples under them. Concurrent calls run one
+        after another.
 
         Raises:
-            UserError: none ever will.
+            UserError: no server will sample under them.
         """
         async with self._updating:
             assert not self._asleep, "the servers sleep; wake them first"
@@ -146,7 +148,7 @@ class Fleet:
             self._newest = weights
             self.router.hold()
             try:
-                await asyncio.sleep(0)  # who has a place already asks by the older salt
+                await asyncio.sleep(0)  # turns that have a place already send their requests with the older salt
                 self.loads += 1
                 if self._waits:
                     await self._drain()
@@ -161,10 +163,10 @@ class Fleet:
         await self.until_serving()
 
     async def until_serving(self) -> None:
-        """Return when turns are sampled.
+        """Wait until at least one replica accepts turns.
 
         Raises:
-            UserError: they never will be.
+            UserError: the engine has failed, so that no replica will.
         """
         while not self.router.serving:
             if self.router.error is not None:
@@ -173,12 +175,12 @@ class Fleet:
             await self._changed.wait()
 
     async def _spread(self, replicas: list[Replica]) -> None:
-        """The newest weights for these; those that do not get them are given up."""
+        """Send the newest weights to these replicas, and give up those that do not load them."""
         assert self._newest is not None
         update = self._update(self.backend, self.sync, self._mode, replicas, self._newest)
         try:
             await update.run()
-        except asyncio.CancelledError:  # the event loop ends, and nobody knows what they have
+        except asyncio.CancelledError:  # the event loop ends, and it is unknown which weights the replicas have
             for replica in replicas:
                 replica.give_up("was cut off while it loaded weights")
             raise
@@ -194,9 +196,10 @@ class Fleet:
             self._admit(replica)
 
     def _give_up(self, failed: dict[Replica, str]) -> None:
-        """
+        """Give up failed replicas, so that they are restarted.
+
         Raises:
-            EngineLostError: one of them does not come back.
+            EngineLostError: one of them cannot be restarted.
         """
         for replica, why in failed.items():
             log.warning("%s %s", replica.name, why)
@@ -211,14 +214,14 @@ class Fleet:
                 raise error
 
     def _admit(self, replica: Replica) -> None:
-        """Let it have turns, if it has the newest weights."""
+        """Let a replica accept turns, if it is up and has the newest weights."""
         if replica.is_up and replica.weights is self._newest:
             replica.lane.serving = True
             self._changed.set()
             self.router.dispatch()
 
     async def _drain(self) -> None:
-        """Wait for the turns that are on their way."""
+        """Wait for the turns in flight, up to the time limit."""
         seconds = self.backend.settings.request_timeout + self.backend.settings.sync_timeout
         try:
             async with asyncio.timeout(seconds):
@@ -229,7 +232,7 @@ class Fleet:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     async def sleep(self) -> None:
-        """Let all free their memory; turns that are asked for wait until `wake` and new weights."""
+        """Make all servers free their memory; new turns wait until `wake` and new weights."""
         async with self._updating:
             assert not self._asleep, "the servers sleep already"
             if not self._empty:
@@ -241,7 +244,8 @@ class Fleet:
             await self._all("going to sleep", lambda server: server.sleep())
 
     async def _end_starting(self) -> None:
-        """Who is still starting would take the memory that is to be free; it is started again after `wake`."""
+        """End the replicas that are still starting, because they would take the memory that is to be freed. They are
+        restarted after `wake`."""
         starting = [replica for replica in self.replicas if not replica.is_up]
         for replica in starting:
             replica.failures -= 1
@@ -249,7 +253,7 @@ class Fleet:
         await asyncio.gather(*(replica.end() for replica in starting))
 
     async def wake(self) -> None:
-        """Let all take their memory again."""
+        """Make all servers allocate their memory again."""
         async with self._updating:
             await self._all("waking", lambda server: server.wake())
             self._asleep = False
@@ -262,7 +266,7 @@ class Fleet:
     # -- supervision -------------------------------------------------------------------------------------------------
 
     async def _keep(self, replica: Replica) -> None:
-        """Whenever it is lost, start it again."""
+        """Supervise a replica: restart it whenever it is lost."""
         try:
             while True:
                 if not replica.is_up:
@@ -271,7 +275,7 @@ class Fleet:
                 self._changed.set()
         except UserError as error:
             self._on_failure(error if isinstance(error, EngineLostError) else EngineLostError(str(error)))
-        except Exception as error:  # whoever waits must hear of it
+        except Exception as error:  # waiting callers must get the error
             log.exception("%s is not supervised any more", replica.name)
             self._on_failure(EngineLostError(f"{replica.name} is lost: {type(error).__name__}: {error}"))
 
@@ -282,10 +286,10 @@ class Fleet:
             self._admit(replica)
 
     async def _revive(self, replica: Replica) -> None:
-        """Start it until it has the newest weights.
+        """Restart a replica until it has the newest weights.
 
         Raises:
-            EngineLostError: it was lost too often.
+            EngineLostError: the replica was lost too often.
         """
         while not replica.is_up:
             why, restarts = replica.why or "is gone", self.backend.settings.restarts
@@ -298,9 +302,9 @@ class Fleet:
             log.warning("%s %s; it is started again", replica.name, why)
             self.restarts += 1
             await replica.end()
-            await self._awake.wait()  # it would take the trainer's memory
+            await self._awake.wait()  # while the servers sleep, it would take the trainer's memory
             async with self._updating:
-                pass  # no update finds another server in its middle; later ones leave out who still starts
+                pass  # no restart during an update; later updates leave out servers that still start
             await self._come_back(replica)
 
     async def _come_back(self, replica: Replica) -> None:
@@ -326,10 +330,10 @@ class Fleet:
 
 
 def make_replicas(backend: Backend, log_folder: Path, devices: Sequence[int] | None) -> list[Replica]:
-    """Those at the given URLs, or else those to be started here.
+    """Make the replicas at the given URLs, or else the replicas that this process starts.
 
     Args:
-        devices: GPUs of all, in order.
+        devices: indices of the GPUs of all replicas, in order.
     """
     settings = backend.settings
     if settings.urls:
@@ -343,7 +347,7 @@ def make_replicas(backend: Backend, log_folder: Path, devices: Sequence[int] | N
 
 
 def pause_mode(backend: Backend, in_flight: str) -> str:
-    """What new weights do to turns.
+    """Return the pause mode of updates.
 
     Raises:
         UserError: the engine has no such mode.

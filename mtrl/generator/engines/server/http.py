@@ -1,4 +1,4 @@
-"""JSON over HTTP to one server of an engine. What it answers is read as a stranger's: limited in time and size."""
+"""A client for JSON over HTTP to one server of an engine. Answers are not trusted: their time and size are limited."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from mtrl.generator.engines.server.api import ServerBusyError, ServerError, Serv
 from mtrl.tracking.text import one_line
 
 REPEATABLE = frozenset({408, 409, 425, 429})
-"""Answers between 400 and 499 that say to try again."""
+"""HTTP statuses between 400 and 499 that ask the client to try again."""
 BUSY = frozenset({429, 503})
+"""HTTP statuses of an overloaded server."""
 LARGEST = 2**26
-"""Bytes of an answer that are read; a turn of 100,000 tokens with their log-probs takes a tenth of it."""
+"""Maximum size of an answer, in bytes; a turn of 100,000 tokens with their log-probs takes a tenth of it."""
 IDLE = 2.0
-"""Seconds for which an unused connection is kept: less than servers keep it (uvicorn: 5), so that none is lost to a
-server that closes it at this very moment."""
+"""Seconds for which an idle connection stays open. Servers keep connections open for longer (uvicorn: 5), so that no
+request is sent on a connection that the server is closing."""
 SHOWN = 300
-"""Characters of the server's own words in an error."""
+"""Maximum number of characters of the server's own words in an error."""
 WORDS = ("error", "message", "detail", "error_message", "msg")
-"""Where servers put them in an object, the first that is there."""
+"""Keys under which servers put the text of an error in a JSON object; the first with a value is used."""
 
 
 class Http:
-    """Straight to `url`, by no proxy, on as many connections as there are requests.
+    """A client that reaches `url` without a proxy, on as many connections as there are concurrent requests.
 
-    It may be used from one event loop after the other, each with a client of its own.
+    It may be used from several event loops one after another; each gets a new `httpx` client.
     """
 
     def __init__(self, url: str, token: str | None):
-        """`token` is shown with every request, and appears in no error.
+        """`token` is sent with every request, and removed from errors.
 
         Raises:
             UserError: a header cannot hold the token.
@@ -49,18 +50,19 @@ class Http:
     async def ask(
         self, method: str, path: str, body: Any = None, *, seconds: float, params: Mapping[str, Any] | None = None
     ) -> Any:
-        """The parsed JSON of the answer, or None where it is empty or something else than JSON.
+        """Send a request and return the parsed JSON of the answer, or None where the answer is empty or not JSON.
 
         Args:
-            body: sent as JSON; None sends none.
-            seconds: limit of time for the whole answer.
-            params: the query.
+            body: body of the request, sent as JSON; None: no body.
+            seconds: timeout for the whole answer, in seconds.
+            params: parameters of the query.
 
         Raises:
             ServerGoneError: no answer in time, or the connection failed.
-            ServerRefusedError: an answer between 300 and 499, but those that say to try again.
-            ServerBusyError: 429 and 503.
-            ServerError: those, 500 and above, and answers that are too large or broken.
+            ServerRefusedError: a status between 300 and 499 that does not ask for a retry.
+            ServerBusyError: status 429 or 503.
+            ServerError: another status that asks for a retry, a status of 500 or above, or an answer that is too large
+                or broken.
         """
         asked = f"{method} {self.url}{path}"
         try:
@@ -95,7 +97,7 @@ class Http:
         self, method: str, path: str, body: Any, params: Mapping[str, Any] | None, asked: str
     ) -> tuple[httpx.Response, bytes]:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        headers["Accept-Encoding"] = "identity"  # nothing that grows when it is unpacked
+        headers["Accept-Encoding"] = "identity"  # compressed answers could exceed the size limit when unpacked
         request = self._here().stream(method, f"{self.url}{path}", json=body, params=params, headers=headers)
         async with request as response:
             content = bytearray()
@@ -106,7 +108,7 @@ class Http:
         return response, bytes(content)
 
     def _here(self) -> httpx.AsyncClient:
-        """The client of the running event loop."""
+        """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             self._loop, self._client = loop, self._new_client()
@@ -114,19 +116,20 @@ class Http:
 
     def _new_client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE)
-        # Contexts take long to make, and servers on this machine speak plain HTTP.
+        # Making an SSL context is slow, and servers on this machine use plain HTTP.
         verify = ssl.create_default_context() if self.url.startswith("https:") else False
         return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False, verify=verify)
 
     def _words(self, text: str) -> str:
-        """A stranger's words, fit for one line, and without our token should they repeat it."""
+        """Return text from the server as one printable line, in which stars replace our token."""
         if self._token:
             text = text.replace(self._token, "***")
         return one_line(" ".join(text.split()), SHOWN)
 
 
 def said_in(content: bytes) -> str:
-    """What a server says in the body of an error, wherever it has put it."""
+    """Return the error text in the body of an answer: the value under the first key of `WORDS`, or else the whole
+    body."""
     text = content.decode("utf-8", "replace")
     try:
         said = json.loads(text)

@@ -1,14 +1,14 @@
-"""The guardian of a server: small processes between the trainer and the server, and the end of all that the server has
-started, however the trainer or the server goes.
+"""The keeper of a server: small processes between the trainer and the server, which end all processes that the server
+has started, even if the trainer or the server is killed.
 
     python -I -S keeper.py CHANNEL PARENT COMMAND...
 
-The keeper is the server's parent and the subreaper of everything below (`man 2 PR_SET_CHILD_SUBREAPER`), so that no
-descendant gets away by another session, another process group or a second fork. CHANNEL is the number of a socket:
-`keeper PID`, `started PID` and `ended CODE` (negative: a signal) go out; `end SECONDS` comes in, and its end of file
-means that the trainer, the process PARENT, is gone. Above the keeper there is a second one, which waits for the first
-and then kills what is left, so that neither is missed if it is killed itself. Standard library only, since it is run by
-its path.
+The keeper is the server's parent and the subreaper of all its descendants (`man 2 PR_SET_CHILD_SUBREAPER`), so that no
+descendant escapes by another session, another process group or a second fork. CHANNEL is the file descriptor of a
+socket. The keeper sends `keeper PID`, `started PID` and `ended CODE` (negative: a signal) on it. It receives
+`end SECONDS`; the end of file means that the trainer, the process PARENT, has ended. Above the keeper a second keeper
+waits for the first and then kills the remaining processes, so that one of the two does the work if the other is killed.
+This file imports only the standard library, because it is run by its path.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ORPHANED = 2.0
-"""Seconds that a server has to end by itself when the trainer is gone."""
+"""Seconds that a server has to end by itself after the trainer has ended."""
 CANNOT_START = 127
-"""What shells say of a command that cannot be run."""
+"""Exit status of shells for a command that cannot be run."""
 ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that make the keeper end the server."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A line of /proc."""
+    """A process, as /proc lists it."""
 
     pid: int
     parent: int
@@ -48,20 +49,20 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """All that run now."""
+    """Return all processes of this machine."""
     found = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
-        with suppress(OSError):  # it has ended meanwhile
-            # The name, in parentheses, may hold anything.
+        with suppress(OSError):  # the process has ended meanwhile
+            # The process name, in parentheses, may contain spaces and parentheses.
             fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
             found.append(Process(int(entry.name), int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X")))
     return found
 
 
 def below(roots: Iterable[int], among: Iterable[Process]) -> set[int]:
-    """Process ids of all descendants of `roots`."""
+    """Return the process ids of all descendants of `roots`."""
     children: dict[int, list[int]] = {}
     for process in among:
         children.setdefault(process.parent, []).append(process.pid)
@@ -75,27 +76,27 @@ def below(roots: Iterable[int], among: Iterable[Process]) -> set[int]:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """A signal to a process that may be gone, or not ours any more."""
+    """Send a signal to a process, which may have ended or belong to another user."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 class Keeper:
-    """Starts the server, and waits for its end, an order, or the trainer's end, whichever comes first."""
+    """Starts the server, and waits for the first of: the server's end, an order to end it, or the trainer's end."""
 
     def __init__(self, channel: socket.socket, parent: int):
         self.channel = channel
         self.code: int | None = None
-        """How the server's main process ended."""
+        """Exit code of the server's main process; None while it runs."""
         self.server = 0
-        """Its process id."""
+        """Process id of the server's main process; 0 before its start."""
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
         self._watch(parent)
         self._signals = self._catch_signals()
 
     def keep(self, command: list[str]) -> int:
-        """The server's whole life; the code that it ended with."""
+        """Run the server from start to end, and return its exit code."""
         try:
             self._process = start(command, signal.SIGKILL)
         except OSError as error:
@@ -109,14 +110,14 @@ class Keeper:
         return self.code
 
     def tell(self, line: str) -> None:
-        with suppress(OSError):  # nobody is there any more
+        with suppress(OSError):  # the trainer has ended
             self.channel.sendall(f"{line}\n".encode())
 
     def _wait(self) -> None:
-        """Until the server has ended, or was asked to and did not in the time that it had."""
+        """Wait until the server has ended, or until its time to end by itself is over."""
         deadline = math.inf
         while self.code is None and (left := deadline - time.monotonic()) > 0:
-            # A millisecond more, or the last one would be waited for by asking again and again.
+            # One millisecond is added, because a rounded-down timeout would poll without waiting at the end.
             for number, _ in self._poll.poll(None if math.isinf(left) else int(left * 1000) + 1):
                 if (grace := self._hear(number)) is not None:
                     if math.isinf(deadline):
@@ -126,7 +127,7 @@ class Keeper:
             self._reap()
 
     def _hear(self, number: int) -> float | None:
-        """Seconds that the server has from now on, if this file descriptor says that it is to end."""
+        """Return the seconds that the server has to end if this file descriptor orders its end, else None."""
         if number == self._signals:
             return ORPHANED if set(os.read(number, 4096)) & set(ORDERS) else None
         if number == self.channel.fileno():
@@ -136,19 +137,19 @@ class Keeper:
         return ORPHANED
 
     def _reap(self) -> None:
-        """Let processes that have ended go."""
+        """Reap processes that have ended, and record the exit code of the server."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self.server:
                     self.code = os.waitstatus_to_exitcode(ended[1])
 
     def _watch(self, parent: int) -> None:
-        """Hear of the trainer's end even where a process that it forked still holds the channel."""
-        with suppress(OSError):  # it is gone, which the channel tells too; or the kernel is older than 5.3
+        """Watch the trainer's process: its end is noticed even if a process that it forked still holds the channel."""
+        with suppress(OSError):  # it has ended, which the channel reports too, or the kernel is older than 5.3
             self._poll.register(os.pidfd_open(parent), select.POLLIN)
 
     def _catch_signals(self) -> int:
-        """A file descriptor with the numbers of signals, as they come."""
+        """Catch signals, and return a file descriptor from which their numbers can be read."""
         out, into = os.pipe()
         os.set_blocking(into, False)
         os.set_blocking(out, False)
@@ -161,10 +162,10 @@ class Keeper:
 
 
 def start(command: list[str], at_my_end: signal.Signals, *inherited: int) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own; it is sent `at_my_end` should this process die.
+    """Start a command in its own session. It receives the signal `at_my_end` if this process dies.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
     keeper = os.getpid()
 
@@ -178,16 +179,16 @@ def start(command: list[str], at_my_end: signal.Signals, *inherited: int) -> sub
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         pass_fds=inherited,
-        preexec_fn=die_with_keeper,  # safe in a process of one thread
+        preexec_fn=die_with_keeper,  # safe, because this process has one thread
     )
 
 
 def kill_all_below(server: int = 0, code: int | None = None) -> int | None:
-    """Kill every descendant; the code of `server` if it is among them, else `code`.
+    """Kill every descendant, and return the exit code of `server` if it is among them, else `code`.
 
-    Whoever loses its parent by this becomes a child of this process, and is found the next time.
+    A process that loses its parent becomes a child of this process, and is found in the next pass.
     """
-    with suppress(ChildProcessError):  # there are none
+    with suppress(ChildProcessError):  # no child is left
         while True:
             for pid in below([os.getpid()], processes()):
                 send(pid, signal.SIGKILL)
@@ -201,17 +202,17 @@ def prctl(option: int, value: int) -> None:
 
 
 def keep(channel: int, parent: int, command: list[str]) -> None:
-    """Be the keeper."""
+    """Run this process as the keeper."""
     keeper = Keeper(socket.socket(fileno=channel), parent)
     keeper.tell(f"keeper {os.getpid()}")
     keeper.tell(f"ended {keeper.keep(command)}")
 
 
 def keep_keeper(channel: int, parent: int, command: list[str]) -> None:
-    """Be the one above it."""
+    """Run this process as the second keeper, which starts the first."""
     words = [sys.executable, "-I", "-S", __file__, "--keep", str(channel), str(parent), *command]
     keeper = start(words, signal.SIGTERM, channel)
-    os.close(channel)  # its end of file tells the trainer that the keeper is gone
+    os.close(channel)  # so that the trainer reads the end of file when the keeper has ended
     for number in ORDERS:
         signal.signal(number, lambda number, _: send(keeper.pid, signal.Signals(number)))
     while os.waitpid(-1, 0)[0] != keeper.pid:

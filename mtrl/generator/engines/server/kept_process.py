@@ -1,4 +1,4 @@
-"""A process of this machine that does not outlive this one, nor does anything that it has started."""
+"""A process of this machine that ends, with all processes that it has started, when this process ends."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import IO
 from mtrl.generator.engines.server import keeper
 
 KILLING = 10.0
-"""Seconds that a whole tree may take to go once it is killed."""
+"""Maximum time, in seconds, that a killed process tree takes to end."""
 ANSWERING = 30.0
-"""Seconds in which the keeper says that the process is started."""
+"""Timeout, in seconds, for the keeper's message that the process has started."""
 
 
 class KeptProcess:
-    """Starts a command at once, under its keeper (`keeper.py`)."""
+    """A command that runs under a keeper (`keeper.py`); the constructor starts it."""
 
     def __init__(
         self,
@@ -36,19 +36,19 @@ class KeptProcess:
     ):
         """
         Args:
-            output: file of what it says, and what its keeper says of it.
-            name: what it is called in messages.
-            folder: its working directory; None: this process's.
+            output: file for the output of the process and of its keeper.
+            name: name of the process in messages.
+            folder: working directory; None: that of this process.
         """
         self.name = name
-        self._keeper = 0  # its process id, when it has told
+        self._keeper = 0  # process id of the keeper; 0 before its first message
         self._pid: Future[int] = Future()
         self._ended: Future[int] = Future()
-        self._ended.set_running_or_notify_cancel()  # whoever stops waiting must not cancel it for others
+        self._ended.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the future of others
         ours, theirs = socket.socketpair()
         with theirs:
             self._outer = subprocess.Popen(
-                # A fresh interpreter without site-packages: it starts in a moment and takes few megabytes.
+                # A fresh interpreter without site-packages starts fast and takes few megabytes.
                 [sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno()), str(os.getpid()), *argv],
                 pass_fds=(theirs.fileno(),),
                 env=dict(environment),
@@ -56,7 +56,7 @@ class KeptProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C in a terminal is for this process
+                start_new_session=True,  # Ctrl-C in a terminal should reach only this process
             )
         self._channel = ours
         threading.Thread(target=self._listen, args=(ours,), name=f"keeper of {name}", daemon=True).start()
@@ -67,15 +67,15 @@ class KeptProcess:
 
     @property
     def returncode(self) -> int | None:
-        """What it ended with, negative for a signal; None while it runs."""
+        """Exit code of the process, negative for a signal; None while it runs."""
         return None if self.running else self._ended.result()
 
     @property
     def pid(self) -> int:
-        """Its process id.
+        """Process id; waits for the start.
 
         Raises:
-            ProcessLookupError: it could not be started.
+            ProcessLookupError: the process could not be started.
         """
         try:
             return self._pid.result(ANSWERING)
@@ -83,30 +83,33 @@ class KeptProcess:
             raise ProcessLookupError(f"{self.name} is not started") from None
 
     async def wait(self) -> int:
-        """Until it has ended; its return code."""
+        """Wait until the process has ended, and return its exit code."""
         return await asyncio.wrap_future(self._ended)
 
     def end(self, grace: float = 5.0) -> str:
-        """See to it that it and all that it has started are gone, and say how it went. Blocks for `grace` seconds, in
-        which it may end by itself, and a little longer; any thread may call it, any number of times."""
+        """Make sure that the process and all that it has started have ended, and return a phrase about how it ended.
+
+        The call blocks for up to `grace` seconds, in which the process may end by itself, and a little longer. Any
+        thread may call it, any number of times.
+        """
         if self.running:
             with suppress(OSError):
                 self._channel.sendall(f"end {grace}\n".encode())
             for guardian in (
                 self._keeper,
                 self._outer.pid,
-            ):  # a stopped one is killed, and the other one sees to the rest
+            ):  # a keeper that does not react is killed, and the other keeper ends the rest
                 with suppress(TimeoutError):
                     self._ended.result(grace + KILLING)
                     break
-                if guardian:  # 0: it was stopped before it said who it is
+                if guardian:  # 0: the keeper has not sent its process id
                     keeper.send(guardian, signal.SIGKILL)
                 grace = 0.0
         code = self._ended.result()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
     def _listen(self, channel: socket.socket) -> None:
-        """In a thread: what the keeper tells, until it is gone."""
+        """Read the keeper's messages until it has ended; runs in a thread."""
         code = None
         with suppress(OSError), channel.makefile() as lines:
             for line in lines:
@@ -121,4 +124,4 @@ class KeptProcess:
         channel.close()
         if not self._pid.done():
             self._pid.set_exception(ProcessLookupError(f"{self.name} could not be started"))
-        self._ended.set_result(-signal.SIGKILL if code is None else code)  # with a keeper that was killed
+        self._ended.set_result(-signal.SIGKILL if code is None else code)  # None: the keeper was killed

@@ -1,4 +1,4 @@
-"""What the servers of an engine are started with, before it is put into the engine's words."""
+"""The launch settings of an engine's servers, independent of the engine."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from mtrl.generator.engines.server.sync import engine_key
 
 @dataclass(frozen=True)
 class Launch:
-    """The same for all servers of an engine; `vllm/command.py` and `sglang/command.py` make a `Command` of it."""
+    """Settings that are the same for all servers of an engine; `vllm/command.py` and `sglang/command.py` make a
+    `Command` from them."""
 
     settings: ServerConfig
     model: str
-    """Folder or Hub name."""
+    """Folder or Hub name of the model."""
     context: int
-    """Tokens of a whole conversation."""
+    """Maximum number of tokens of a whole conversation."""
     max_num_seqs: int
-    """Turns that one server samples at once."""
+    """Maximum number of turns that one server samples at once."""
     gpu_memory_utilization: float
     """Share of the GPU's memory for weights, keys and values."""
     dtype: str
-    """float32, bfloat16 or float16."""
+    """Dtype of the weights: float32, bfloat16 or float16."""
     python: str
-    """Interpreter of the engine's environment."""
+    """Path of the interpreter of the engine's environment."""
     is_cpu: bool
-    """Whether they have to do without a GPU."""
+    """Whether the servers run without a GPU."""
     max_lora_rank: int = 0
-    """Rank of the adapters that they will be given; 0: none."""
+    """Rank of the adapters that the servers will load; 0: no adapters."""
 
     def arguments(self, own: Mapping[str, Any], refused: Mapping[str, str], joint: str) -> dict[str, Any]:
-        """`own`, and over them `generator.<engine>.args`, however they are written (`--max-num-seqs`, `max_num_seqs`).
+        """Return the arguments `own`, overridden by `generator.<engine>.args`, whose names may have any spelling
+        (`--max-num-seqs`, `max_num_seqs`).
 
         Args:
-            refused: names that the user may not set, and why.
-            joint: what the words of a name have between them, here and in `own` and `refused`.
+            refused: names of arguments that the user may not set, and the reason.
+            joint: character between the words of a name, in the result and in `own` and `refused`.
 
         Raises:
-            UserError: `args` has one of those.
+            UserError: `args` has a refused argument.
         """
         chosen = {str(n).lstrip("-").replace("-", joint).replace("_", joint): v for n, v in self.settings.args.items()}
         for name in chosen:
@@ -56,20 +58,21 @@ class Launch:
     def command(
         self, module: str, arguments: Mapping[str, Any], env: Mapping[str, str], token: str, place: Place
     ) -> Command:
-        """`python -m module`, with these arguments.
+        """Return the command `python -m module` with these arguments.
 
         Args:
-            arguments: True is a bare flag; None and False are left out; a list is several words, a mapping is JSON.
-            env: variables that the engine needs; those of `settings.env` come over them.
-            token: variable that holds the server's token.
+            arguments: values by name. True becomes a bare flag; None and False are left out; a list becomes several
+                words, a mapping becomes JSON.
+            env: environment variables that the engine needs; `settings.env` overrides them.
+            token: name of the environment variable for the server's token.
         """
         words = [word for name, value in arguments.items() for word in _words(name.replace("_", "-"), value)]
         ours = {
             "TOKENIZERS_PARALLELISM": "false",
-            # gloo would listen at the address that the machine's name leads to, and it asks nobody for a password.
+            # By default gloo listens at the address of the host name, and it needs no password.
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        if self.is_cpu:  # with two threads a small model is many times slower
+        if self.is_cpu:  # with two threads, a small model is many times slower
             ours |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         elif place.devices is not None:
             ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))

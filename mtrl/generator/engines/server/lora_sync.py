@@ -1,4 +1,4 @@
-"""Adapters (LoRA) to servers: merged into the weights that the servers started with, or as they are."""
+"""Weight sync of LoRA adapters to servers: merged into the weights that the servers started with, or as adapters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from mtrl.models.lora import merged_state_of, save_adapter_files
 
 
 class Merged:
-    """From adapters to whole weights: an `Outgoing`.
+    """An `Outgoing` that merges adapters into whole weights.
 
-    The weights of the start stay in their files (mapped, so that the system may forget what is not used just now), and
-    are merged anew for each version: W0 in the servers' precision, plus the product in float32, rounded once, as the
-    trainer's own engine does (`LoraWeights`).
+    The initial weights W0 stay in their files (memory-mapped, so that the system can evict unused pages). They are
+    merged anew for each version: W0 in the servers' precision plus the product of the adapters in float32, rounded
+    once, as in the trainer's own engine (`LoraWeights`).
     """
 
     def __init__(self, model: str, dtype: str, scaling: float):
@@ -44,10 +44,10 @@ class Merged:
 
 
 def start_weights(model: str) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a model's safetensors files, tied ones once.
+    """Yield the names and tensors of a model's safetensors files, tied ones once.
 
     Raises:
-        UserError: it has none.
+        UserError: the model has no safetensors files.
     """
     folder = model_folder(model)
     files = sorted(folder.glob("*.safetensors"))
@@ -64,10 +64,10 @@ def start_weights(model: str) -> Iterator[tuple[str, Tensor]]:
 
 
 class AdapterSync:
-    """A `WeightSync` that loads each version as an adapter of its own (`adapter_name`) beside those that are there.
+    """A `WeightSync` that loads each version as a separate adapter (`adapter_name`), in addition to the loaded ones.
 
-    Turns name the adapter that samples them, so nothing need be paused, and no cache forgotten. Who knows that an
-    adapter is not used any more drops it (`ServerApi.drop_adapter`).
+    Every turn names the adapter that samples it, so that no pause is needed and no cache is dropped. `Adapters` drops
+    an adapter that no turn uses any more (`ServerApi.drop_adapter`).
     """
 
     def __init__(self, settings: ServerConfig, model: str, scaling: float):
@@ -76,7 +76,7 @@ class AdapterSync:
         self._written: list[str] = []
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
-        """`weights` are adapters, as `adapter_state` names them."""
+        """`weights`: tensors of the adapters, by the names of `adapter_state`."""
         name = adapter_name(version)
         write = partial(save_adapter_files, weights, self._scaling, self._model)
         size = sum(value.nbytes for value in weights.values())
@@ -85,7 +85,7 @@ class AdapterSync:
         await company.each(lambda server: server.load_adapter(name, str(folder)), self._seconds)
         if name not in self._written:
             self._written.append(name)
-        while len(self._written) > 2:  # one that a server may still be loading stays
+        while len(self._written) > 2:  # the last but one stays, because a server may still be loading it
             await asyncio.to_thread(self._folder.remove, self._written.pop(0))
         company.check()
 
@@ -94,5 +94,5 @@ class AdapterSync:
 
 
 def adapter_name(version: int) -> str:
-    """What servers call the adapter of a policy version."""
+    """Return the servers' name of the adapter of a policy version."""
     return f"policy-{version}"

@@ -1,4 +1,4 @@
-"""The Hugging Face folder that servers start with."""
+"""The Hugging Face folder of the model that servers start with."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from mtrl.hub import is_out_of_reach
 from mtrl.tracking.text import one_line
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-"""Endings of files of weights, and of what says which of them holds what."""
+"""Suffixes of files of weights and of their indices."""
 HEAD = "lm_head.weight"
-"""What the output matrix is called; in files of a model where it is tied it may be there or not."""
+"""Name of the output matrix. The files of a model in which it is tied may contain it or not."""
 SMALL = 2**26
-"""Bytes up to which another file is taken for a part of the tokenizer or the configuration."""
+"""Maximum size, in bytes, of another file that counts as part of the tokenizer or the configuration."""
 
 
 def model_folder(model: str) -> Path:
-    """That folder, for a folder or for a name of the Hub (whose files are in its cache, or are fetched).
+    """Return the folder of a model, given as a folder or as a Hub name (whose files are downloaded if they are not
+    cached).
 
     Raises:
-        UserError: there is none.
+        UserError: the model does not exist.
     """
     if (folder := Path(model)).is_dir():
         return folder
@@ -38,19 +39,20 @@ def model_folder(model: str) -> Path:
                 local_files_only=is_out_of_reach(model),
             )
         )
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the Hub's client raises errors of many types
         raise UserError(f"model.path={model} is neither a folder nor a model of the Hub ({one_line(error)})") from error
 
 
 def copy_settings(model: str, folder: Path) -> None:
-    """Everything but the weights: configuration, tokenizer, template."""
+    """Copy all files of a model but the weights to `folder`: configuration, tokenizer, template."""
     for file in sorted(model_folder(model).iterdir()):
         if file.is_file() and not file.name.endswith(WEIGHTS) and file.stat().st_size <= SMALL:
             shutil.copyfile(file, folder / file.name)
 
 
 def model_shapes(model: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by the names in the model's safetensors files, tied ones once; empty where it has none."""
+    """Return the shapes of a model's weights by their names in its safetensors files, tied ones once; empty where it
+    has no such files."""
     folder = model_folder(model)
     files, tied = sorted(folder.glob("*.safetensors")), is_tied(folder)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -63,6 +65,6 @@ def model_shapes(model: str) -> dict[str, tuple[int, ...]]:
 
 
 def is_tied(folder: Path) -> bool:
-    """Whether the model's output matrix is its embedding."""
+    """Whether the output matrix of the model is tied to its embedding."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return bool(config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", False)))

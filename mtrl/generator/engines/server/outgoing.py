@@ -1,4 +1,4 @@
-"""What is sent to servers: whole weights, in the servers' precision."""
+"""The weights that are sent to servers: whole weights, in the servers' precision."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mtrl.generator.engines.server.model_folder import model_shapes
 
 
 class Outgoing(Protocol):
-    """From what the trainer trains to what servers load."""
+    """Converts the tensors that the trainer trains to the weights that servers load."""
 
     def __call__(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole weights by the names of a checkpoint, each with memory of its own or shared with `trained`."""
+        """Return whole weights by the names of a checkpoint, each with its own memory or with that of `trained`."""
 
 
 class Whole:
-    """The trainer has whole weights: only their precision changes.
+    """An `Outgoing` for a trainer that trains whole weights: only their precision changes.
 
-    They must be those of the model that the servers started with, by name and shape. Engines differ in what they make
-    of others: SGLang passes over names that it does not know, and ends itself at a wrong shape.
+    Their names and shapes must be those of the model that the servers started with. Engines treat other weights
+    differently: SGLang ignores names that it does not know, and ends itself at a wrong shape.
     """
 
     def __init__(self, model: str, dtype: str):
-        """`model` is a folder or Hub name; one without safetensors files is not compared."""
+        """`model`: folder or Hub name. The weights are not compared with a model without safetensors files."""
         self._model, self._dtype = model, getattr(torch, dtype)
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def __call__(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """
         Raises:
-            UserError: they are others.
+            UserError: names or shapes differ from those of the model.
         """
         if self._shapes is None:
             self._shapes = model_shapes(self._model)
@@ -47,7 +47,7 @@ class Whole:
 
 
 def _differences(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> str:
-    """Some of them; empty where there are none."""
+    """Describe up to three differences; empty where there are none."""
     odd = [
         *(f"{name} is not in them" for name in ours.keys() - theirs.keys()),
         *(f"{name} is in them alone" for name in theirs.keys() - ours.keys()),
@@ -61,5 +61,5 @@ def _differences(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple
 
 
 def in_precision(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded once, to the nearest. Tables of whole numbers stay what they are."""
+    """Convert a tensor to `dtype`, rounding to nearest. Tensors of integers are not changed."""
     return (value.to(dtype) if value.is_floating_point() else value).contiguous()

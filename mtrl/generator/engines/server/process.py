@@ -1,4 +1,4 @@
-"""A server of an engine as a process of this machine, which does not outlive the trainer."""
+"""A server of an engine as a process of this machine, which ends when the trainer ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mtrl.generator.engines.server.kept_process import KeptProcess
 from mtrl.generator.engines.server.words import is_port_taken, last_words
 
 TAIL = 2**18
-"""Bytes at the end of a log that are read."""
+"""Maximum number of bytes that are read from the end of a log."""
 
 
 class ServerProcess(KeptProcess):
-    """Starts the server at once, under its keeper and in a scrubbed environment."""
+    """A server process under a keeper and in a scrubbed environment; the constructor starts it."""
 
     def __init__(self, command: Command, log: Path, name: str):
         """
         Args:
-            log: its output is appended here; only its owner may read it.
-            name: what it is called in messages.
+            log: file to which the server's output is appended; only its owner may read it.
+            name: name of the server in messages.
 
         Raises:
             OSError: the log cannot be written.
@@ -36,7 +36,7 @@ class ServerProcess(KeptProcess):
             super().__init__(command.argv, environment, output, name)
 
     def last_words(self) -> str:
-        """One line: why it died, as well as its log tells; empty where it has said nothing."""
+        """Return one line of the log that best explains why the server died; empty where the log is empty."""
         text = self._said()
         for secret in self._secrets:
             text = text.replace(secret, "***")
@@ -44,7 +44,8 @@ class ServerProcess(KeptProcess):
 
     @property
     def lost_port(self) -> bool:
-        """Whether it says that another process has its port: it may be started again with another one."""
+        """Whether the log says that another process has the server's port, so that a restart with another port may
+        succeed."""
         return is_port_taken(self._said())
 
     def _said(self) -> str:
@@ -54,7 +55,7 @@ class ServerProcess(KeptProcess):
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Append to it; nobody else reads what a server says."""
+    """Open a log for appending; only its owner may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.fchmod(number, 0o600)
@@ -64,8 +65,8 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at now. Another process may take it before the server does, which
-    `ServerProcess.lost_port` tells."""
+    """Return a free port of this machine. Another process may take it before the server does, which
+    `ServerProcess.lost_port` reports."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]

@@ -1,4 +1,4 @@
-"""One server of an engine: how it starts, whether it lives, and how it ends."""
+"""One server of an engine: its start, its health checks and its end."""
 
 from __future__ import annotations
 
@@ -22,62 +22,64 @@ if TYPE_CHECKING:
     from mtrl.generator.engines.server.update import Weights
 
 PORTS = 5
-"""So many ports are tried before one that others keep taking is an error."""
+"""Maximum number of ports that are tried if other processes keep taking them."""
 LOOK = 10.0
-"""Seconds between two questions whether it is alive, and for an answer."""
+"""Seconds between two health checks, and the timeout of one."""
 MISSES = 3
-"""A server that does not answer so many of them in a row is lost."""
+"""Number of failed health checks in a row after which a server is lost."""
 FIRST_PAUSE = 0.1
-"""Seconds between two questions whether it is ready, which become longer."""
+"""First pause between two readiness checks, in seconds; later ones are longer."""
 LONGEST_PAUSE = 2.0
+"""Maximum pause between two readiness checks, in seconds."""
 WORDS = 400
-"""Characters of a server's own words in an error."""
+"""Maximum number of characters of a server's own words in an error."""
 
 
 class Replica(ABC):
-    """What all servers have in common. Every method but `kill` is called on the event loop that it is attached to."""
+    """Base class of all servers. Every method but `kill` must be called on the event loop that the replica is attached
+    to."""
 
     api: ServerApi
     comes_back = True
-    """Whether it can be started again."""
+    """Whether the server can be restarted."""
 
     def __init__(self, backend: Backend, name: str):
         self.backend, self.name = backend, name
         self.lane = Lane()
         self.weights: Weights | None = None
-        """What it was sent last; None: those that it was started with."""
+        """Weights that were sent last; None: the server has those that it was started with."""
         self.versions: list[int] = []
-        """Policy versions of its weights since it was started, the newest last; empty: it is not started."""
+        """Policy versions of the server's weights since its start, the newest last; empty: it has not started."""
         self.adapters = Adapters()
         self.failures = 0
-        """How often it was lost without a turn sampled in between."""
+        """Number of times that the server was lost in a row, without a turn sampled in between."""
         self._sampled = False
-        """Whether it has sampled since it was last asked whether it is there."""
+        """Whether the server has sampled a turn since the last health check."""
         self.why: str | None = None
-        """Why it was given up; None while it is not."""
+        """Why the server was given up; None while it is in use."""
         self.attach()
 
     def attach(self) -> None:
-        """From now on it is used by another event loop."""
+        """Use the replica on the running event loop from now on."""
         self._doubted, self._given_up = asyncio.Event(), asyncio.Event()
         if self.why is not None:
             self._given_up.set()
 
     @property
     def is_up(self) -> bool:
-        """Whether it is started, and nobody knows better."""
+        """Whether the server has started and has not been given up since."""
         return bool(self.versions) and self.why is None
 
     @property
     @abstractmethod
     def advice(self) -> str:
-        """What a user may do where it does not start."""
+        """Advice for the user if the server does not start."""
 
     async def start(self) -> None:
-        """Return when it can sample.
+        """Start the server, and return when it can sample.
 
         Raises:
-            ServerError: it cannot, within `start_timeout`; with its own words.
+            ServerError: the server cannot sample within `start_timeout`; the message contains its own words.
         """
         self.why, self.weights, self.versions, self.adapters = None, None, [], Adapters()
         self.attach()
@@ -91,10 +93,10 @@ class Replica(ABC):
             raise ServerError(f"was not ready within {key}={seconds:g} s{self._said()}") from None
 
     async def until_lost(self, on_answer: Callable[[bool], None]) -> str:
-        """Return when it is gone, hangs or was given up, and say why; until then ask now and then whether it is there.
+        """Run health checks until the server has ended, hangs or was given up, and return the reason.
 
         Args:
-            on_answer: told whether it answered.
+            on_answer: function that receives whether the server passed a check.
         """
         misses = 0
         while not await self._ended(LOOK / 2 if misses else LOOK):
@@ -108,22 +110,22 @@ class Replica(ABC):
         return self.why or self._how_it_ended()
 
     def note_turn(self) -> None:
-        """It has sampled one."""
+        """Note that the server has sampled a turn."""
         self.failures, self._sampled = 0, True
 
     def doubt(self) -> None:
-        """A turn had no answer: it gets no others before it has shown that it is there."""
+        """Note that a turn had no answer: the server gets no more turns before it passes a health check."""
         self.lane.serving = False
         self._doubted.set()
 
     def give_up(self, why: str) -> None:
-        """It must not go on as it is."""
+        """Give the server up: it gets no more turns before a restart."""
         self.lane.serving = False
         self.why = self.why or one_line(why, 2 * WORDS)
         self._given_up.set()
 
     async def end(self) -> None:
-        """See to it that it is gone, or as good as that."""
+        """End the server, or at least close the connections to it."""
         if hasattr(self, "api"):
             with suppress(Exception):
                 async with asyncio.timeout(LOOK):
@@ -131,14 +133,15 @@ class Replica(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Like `end`, at once and where no event loop runs."""
+        """End the server immediately; no event loop need run."""
 
     @abstractmethod
     async def _start(self) -> None:
-        """Return when it can sample."""
+        """Start the server, and return when it can sample."""
 
     async def _ended(self, seconds: float) -> bool:
-        """Wait so long, or until it is gone, given up or doubted; whether it is gone or given up."""
+        """Wait for `seconds`, or until the server has ended or is given up or doubted. Return whether it has ended or
+        is given up."""
         await _first(seconds, self._given_up.wait(), self._doubted.wait())
         return self.why is not None
 
@@ -164,15 +167,15 @@ class Replica(ABC):
 
     @abstractmethod
     def _how_it_ended(self) -> str:
-        """In words, where it is gone."""
+        """Return a phrase that says how the server ended."""
 
     @abstractmethod
     def _said(self) -> str:
-        """Its own words, at the end of a sentence."""
+        """Return the server's own words, as the end of a sentence."""
 
 
 class GivenReplica(Replica):
-    """A server that somebody else has started, at a URL. It is not ended here, only left."""
+    """A server at a given URL, which mtrl has not started and does not end."""
 
     comes_back = False
 
@@ -189,7 +192,7 @@ class GivenReplica(Replica):
         )
 
     def kill(self) -> None:
-        """It is somebody else's."""
+        """Do nothing: mtrl did not start the server."""
 
     async def _start(self) -> None:
         key = self.backend.settings.api_key_env
@@ -199,7 +202,7 @@ class GivenReplica(Replica):
     async def _is_ready(self) -> bool:
         try:
             return await self.api.is_ready()
-        except ServerRefusedError:  # such as of our token, which waiting does not mend
+        except ServerRefusedError:  # such as a wrong token, which waiting cannot change
             raise
         except ServerError:
             return False
@@ -212,7 +215,7 @@ class GivenReplica(Replica):
 
 
 class OwnReplica(Replica):
-    """A server that is started here, as a process of this machine."""
+    """A server that this process starts on this machine."""
 
     def __init__(self, backend: Backend, index: int, log: Path, devices: Sequence[int] | None):
         super().__init__(backend, f"{backend.name} server {index}")
@@ -250,7 +253,7 @@ class OwnReplica(Replica):
 
     async def _is_ready(self) -> bool:
         assert self.process is not None
-        if self.process.lost_port:  # SGLang lives on without it
+        if self.process.lost_port:  # SGLang does not end when its port is taken
             raise ServerError(self._how_it_ended())
         return await super()._is_ready()
 
@@ -270,7 +273,7 @@ class OwnReplica(Replica):
 
 
 async def _first(seconds: float, *events: Awaitable[object]) -> None:
-    """Wait for the first of these, or so long."""
+    """Wait for the first of these events, for at most `seconds`."""
     tasks = [asyncio.ensure_future(event) for event in events]
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Which replica samples which turn, and which turns wait."""
+"""The assignment of turns to replicas, with a queue of waiting turns."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 SPREAD = 8
-"""A group begins on one replica, so that its prompt is prefilled once, until that has so many trajectories more than
-the replica with the fewest."""
+"""Number of trajectories by which one replica may exceed the replica with the fewest before a group moves away from it.
+Until then, the trajectories of a group begin on one replica, so that their prompt is prefilled once."""
 
 
 @dataclass
 class Lane:
-    """What goes to one replica."""
+    """The turns and trajectories of one replica."""
 
     serving: bool = False
-    """Whether it may be given turns."""
+    """Whether the replica accepts turns."""
     homed: int = 0
-    """Open trajectories whose conversation it has in its cache."""
+    """Number of open trajectories whose conversation is in the cache of the replica."""
     busy: set[Ticket] = field(default_factory=set)
-    """Turns on their way there."""
+    """Turns in flight to the replica."""
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A turn that wants a place."""
+    """A turn that needs a place on a replica."""
 
     number: int
     trajectory_id: str
@@ -39,16 +39,16 @@ class Ticket:
 class _Group:
     home: int
     open: int = 0
-    """Trajectories that have begun and are not released."""
+    """Number of trajectories that have begun and are not released."""
 
 
 class Router:
-    """Gives each turn a place on a replica, at most `limit` on each; whoever comes beyond that waits, in order.
+    """Gives each turn a place on a replica, with at most `limit` turns per replica. Further turns wait in a queue.
 
-    A trajectory stays where its conversation is cached, and the trajectories of a group begin on the same replica. No
-    cache is worth an idle replica: a turn moves where its own replica has more than `slack` turns beyond the least
-    busy one. So while a turn waits, every replica that it may go to has at least `limit - slack`. All calls are made
-    on one event loop; `restart` says that there is a new one.
+    A trajectory stays on the replica where its conversation is cached, and the trajectories of a group begin on the
+    same replica. A turn moves to the least busy replica if its own replica has more than `slack` turns more than that
+    one, since the cache is not worth an idle replica. Therefore, while a turn waits, every replica that it may go to
+    has at least `limit - slack` turns. All calls must be made on one event loop; call `restart` for a new one.
     """
 
     def __init__(self, lanes: Sequence[Lane], limit: int):
@@ -59,32 +59,32 @@ class Router:
         self._waiting: list[Ticket] = []
         self._held = 0
         self.error: Exception | None = None
-        """Why nobody gets a place any more."""
+        """Error that every further turn raises; None while the router works."""
         self._idle = asyncio.Event()
 
     @property
     def waiting(self) -> int:
-        """Turns that have no place yet."""
+        """Number of turns in the queue."""
         return len(self._waiting)
 
     @property
     def serving(self) -> list[int]:
-        """Replicas that may be given turns."""
+        """Indices of the replicas that accept turns."""
         return [i for i, lane in enumerate(self.lanes) if lane.serving]
 
     def restart(self) -> None:
-        """Forget what the last event loop left; conversations stay where they are."""
+        """Discard the turns of the last event loop. Trajectories stay assigned to their replicas."""
         self._waiting, self._held, self._idle = [], 0, asyncio.Event()
         for lane in self.lanes:
             lane.busy.clear()
 
     @asynccontextmanager
     async def place(self, trajectory_id: str, number: int, avoid: int | None = None) -> AsyncIterator[int]:
-        """Wait for a place, and hold it; gives the index of the replica.
+        """Wait for a place, and hold it during the context, which yields the index of the replica.
 
         Args:
-            number: of the turn; the lowest one that waits comes first.
-            avoid: a replica that is taken only where no other has a place.
+            number: number of the turn; the waiting turn with the lowest number comes first.
+            avoid: index of a replica that is used only if no other replica has a free place.
         """
         if self.error is not None:
             raise self.error
@@ -97,7 +97,7 @@ class Router:
             self._leave(ticket)
 
     def release(self, trajectory_id: str) -> None:
-        """The trajectory is over."""
+        """End a trajectory: its replica no longer counts it."""
         home = self._homes.pop(trajectory_id, None)
         if home is None:
             return
@@ -108,7 +108,7 @@ class Router:
             del self._groups[_group_of(trajectory_id)]
 
     def hold(self) -> None:
-        """Give no more places until `go_on` was called as often."""
+        """Assign no more places until `go_on` was called as often as `hold`."""
         self._held += 1
 
     def go_on(self) -> None:
@@ -116,13 +116,13 @@ class Router:
         self.dispatch()
 
     async def idle(self) -> None:
-        """Wait until no turn is on its way."""
+        """Wait until no turn is in flight."""
         while any(lane.busy for lane in self.lanes):
             self._idle.clear()
             await self._idle.wait()
 
     def fail(self, error: Exception) -> None:
-        """Nobody gets a place any more, and whoever waits hears of it."""
+        """Assign no more places; waiting and further turns raise `error`."""
         self.error = error
         for ticket in self._waiting:
             if not ticket.place.done():
@@ -130,7 +130,7 @@ class Router:
         self._waiting = []
 
     def dispatch(self) -> None:
-        """Give the places that there are. To be called when a replica serves again."""
+        """Assign the free places to waiting turns. Call this when a replica accepts turns again."""
         if self._held or not self._waiting:
             return
         left = []
@@ -148,7 +148,8 @@ class Router:
         self._waiting = left
 
     def _choose(self, ticket: Ticket) -> int | None:
-        """The replica for this turn, or None where it waits; at least one serves."""
+        """Return the index of the replica for this turn, or None if the turn must wait. At least one replica must
+        accept turns."""
         others = [i for i in self.serving if i != ticket.avoid]
         options = others if any(len(self.lanes[i].busy) < self.limit for i in others) else self.serving
         home = self._homes.get(ticket.trajectory_id)
@@ -160,7 +161,7 @@ class Router:
         return target if len(self.lanes[target].busy) < self.limit else None
 
     def _beginning(self, trajectory_id: str, options: Sequence[int]) -> int:
-        """Where a trajectory begins that has no home, or none that serves."""
+        """Return the index of the replica for a trajectory without a replica among `options`."""
         fewest = min(options, key=lambda i: (self.lanes[i].homed, len(self.lanes[i].busy)))
         group = self._groups.setdefault(_group_of(trajectory_id), _Group(fewest))
         if group.home not in options or self.lanes[group.home].homed >= self.lanes[fewest].homed + SPREAD:
@@ -187,5 +188,5 @@ class Router:
 
 
 def _group_of(trajectory_id: str) -> str:
-    """`group/index` is a trajectory."""
+    """Return the group id of a trajectory id `group/index`."""
     return trajectory_id.rpartition("/")[0]

@@ -1,7 +1,7 @@
-"""Torch's manager of shared files (`torch_shm_manager`), which lives as long as anybody maps one.
+"""Start of torch's manager of shared files (`torch_shm_manager`), which runs as long as any process maps such a file.
 
-Torch would start it with all open descriptors of this process. It outlives the process while a server has a file
-mapped, and whoever reads our output (`… | tee log`) would wait for the end of the servers.
+Torch would start it with all open descriptors of this process. The manager outlives this process while a server has a
+file mapped, so that a reader of our output (`… | tee log`) would wait for the end of the servers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 PROGRAM = Path(torch.__file__).parent / "bin" / "torch_shm_manager"
 SHARED_MEMORY = Path("/dev/shm")
 STARTING = 30.0
-"""Seconds in which it says where it listens."""
+"""Timeout for the manager's message with its address, in seconds."""
 _SIZE = 8
 
 
 @lru_cache(maxsize=1)
 def start_manager() -> None:
-    """Start one that has no descriptor of ours, unless it was done, and let torch use it from now on.
+    """Start a manager without descriptors of this process, once, and let torch use it from now on.
 
     Raises:
-        RuntimeError: it does not start.
+        RuntimeError: the manager does not start.
     """
     process = subprocess.Popen(
         [PROGRAM], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -45,12 +45,13 @@ def start_manager() -> None:
 
 
 def _register(address: bytes) -> None:
-    """Torch takes the manager that it knows, and knows that of a file that it has mapped."""
+    """Let torch use the manager at this address, by mapping a file of that manager: torch uses a manager that it knows,
+    and it knows the manager of every file that it has mapped."""
     name = f"torch_{os.getpid()}_{secrets.token_hex(8)}"
     with open(SHARED_MEMORY / name, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         file.truncate(_SIZE)
-    torch.UntypedStorage._new_shared_filename_cpu(address, f"/{name}".encode(), _SIZE)  # and removed as it is let go
+    torch.UntypedStorage._new_shared_filename_cpu(address, f"/{name}".encode(), _SIZE)  # freed at once: removed
 
 
 _processes: list[subprocess.Popen[bytes]] = []
-"""Nobody waits for it: it ends after us."""
+"""Processes that are never waited for, because they end after this process."""

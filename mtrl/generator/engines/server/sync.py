@@ -1,4 +1,4 @@
-"""How weights get from the trainer to servers: one class per way."""
+"""Weight sync from the trainer to servers: the protocol, and the choice between its implementations."""
 
 from __future__ import annotations
 
@@ -15,45 +15,46 @@ from mtrl.tracking.text import one_line
 T = TypeVar("T")
 
 GRACE = 2.0
-"""Seconds for which a server's own time limit comes first: it says more."""
+"""Seconds added to a client timeout, so that the server's own timeout, whose error says more, comes first."""
 
 
 class SyncError(ServerError):
-    """Some servers have not got the weights; all others have."""
+    """Some servers did not receive the weights; all other servers did."""
 
     def __init__(self, failed: Mapping[str, str]):
-        """`failed`: what went wrong, in the server's words, by its URL."""
+        """`failed`: the reason, in the server's own words, by the URL of the server."""
         self.failed = dict(failed)
         told = "; ".join(f"{url}: {words}" for url, words in self.failed.items())
         super().__init__(f"new weights did not reach {len(self.failed)} servers ({told})")
 
 
 class WeightSync(Protocol):
-    """Sends weights to servers that are paused, or that sample nothing."""
+    """Protocol for sending weights to servers that are paused or sample no turns."""
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
-        """Let all these servers load `weights` (by the names of a Hugging Face checkpoint, tied ones once) as policy
-        `version`: `begin_update` to `end_update`. Each step has a time limit, and a failure leaves nothing waiting.
+        """Make all these servers load `weights` (by the names of a Hugging Face checkpoint, tied ones once) as policy
+        `version`, with all steps from `begin_update` to `end_update`. Each step has a timeout, and after a failure no
+        process waits.
 
         Raises:
-            SyncError: some server has not got them; its `failed` names which, the others have them.
+            SyncError: some servers did not receive the weights; `failed` of the error names them. All others did.
         """
 
     async def close(self) -> None:
-        """Give up groups, and remove what was written."""
+        """Leave process groups, and remove the files that were written."""
 
 
 def make_sync(settings: ServerConfig, *, model: str, dtype: str, lora_scaling: float | None) -> WeightSync:
-    """The way that `settings` names.
+    """Make the weight sync that `settings` selects.
 
     Args:
         model: folder or Hub name of the model that the servers start with.
-        dtype: of the servers' weights, as torch calls it; what is sent has it.
-        lora_scaling: what the product of adapters counts, where adapters are what is trained; `send` gets them then,
-            as `adapter_state` names them.
+        dtype: torch's name of the dtype of the servers' weights; the weights are sent in it.
+        lora_scaling: factor of the product of the adapters if adapters are trained; `send` then receives adapters, by
+            the names of `adapter_state`. None: whole weights are trained.
 
     Raises:
-        UserError: this way does not lead to these servers.
+        UserError: the selected sync cannot reach these servers.
     """
     from mtrl.generator.engines.server.disk_sync import DiskSync
     from mtrl.generator.engines.server.distributed_sync import DistributedSync
@@ -75,41 +76,43 @@ def make_sync(settings: ServerConfig, *, model: str, dtype: str, lora_scaling: f
 
 
 def engine_key(settings: ServerConfig) -> str:
-    """What these settings are called in a configuration."""
+    """Return the key of these settings in a configuration, such as `generator.vllm`."""
     return f"generator.{type(settings).__name__.removesuffix('Config').lower()}"
 
 
 class Company:
-    """Servers that take the steps of an update together; one that fails a step takes no more."""
+    """Servers that take the steps of an update in parallel. A server that fails a step is left out of later steps."""
 
     def __init__(self, servers: Sequence[ServerApi]):
         self.left = list(servers)
         self.failed: dict[str, str] = {}
 
     async def each(self, step: Callable[[ServerApi], Awaitable[object]], seconds: float) -> None:
-        """Take a step on all at once, in at most so many seconds."""
+        """Take a step on all remaining servers in parallel, with a timeout of `seconds`."""
         ends = await asyncio.gather(*(_end_of(step(server), seconds) for server in self.left))
         words = {server.url: said for server, said in zip(self.left, ends, strict=True) if said is not None}
         self.drop(words)
 
     def drop(self, failed: Mapping[str, str]) -> None:
-        """These have failed, by URL."""
+        """Leave these servers out of later steps; `failed` has the reasons by URL."""
         self.failed |= failed
         self.left = [server for server in self.left if server.url not in failed]
 
     def check(self) -> None:
-        """
+        """Raise an error if servers have failed.
+
         Raises:
-            SyncError: some have failed.
+            SyncError: some servers have failed.
         """
         if self.failed:
             raise SyncError(self.failed)
 
 
 async def limited(call: Awaitable[T], seconds: float) -> T:
-    """
+    """Await a call with a timeout of `seconds + GRACE`.
+
     Raises:
-        ServerGoneError: it took longer.
+        ServerGoneError: the call timed out.
     """
     try:
         async with asyncio.timeout(seconds + GRACE):
@@ -119,7 +122,7 @@ async def limited(call: Awaitable[T], seconds: float) -> T:
 
 
 async def _end_of(step: Awaitable[object], seconds: float) -> str | None:
-    """Why it failed; None: it did not."""
+    """Await a step; return why it failed, or None if it succeeded."""
     try:
         await limited(step, seconds)
     except ServerError as error:

@@ -1,4 +1,5 @@
-"""A private folder for what trainer and servers hand over in files; it does not outlive the trainer for long."""
+"""A private folder for files that the trainer passes to servers. It is removed at the end of the trainer, or later by
+another one."""
 
 from __future__ import annotations
 
@@ -20,23 +21,25 @@ PREFIX = "mtrl-sync-"
 LOCK = "lock"
 SHARED_MEMORY = Path("/dev/shm")
 ROOM = 3
-"""Shared memory is taken where it has room for so many versions: one that is being written beside the newest."""
+"""Number of versions that shared memory must have room for to be used, such as the newest one and one that is being
+written."""
 YOUNG = 3600.0
-"""Seconds for which a folder without a lock may be one that is just being made."""
+"""Maximum age, in seconds, of a folder without a lock file that may still be under creation."""
 
 
 class SyncFolder:
-    """Folders by name in a folder of this process.
+    """A private folder of this process, with a subfolder per name.
 
-    The process holds a lock on a file in it, which the system frees however the process ends; the next one that makes
-    such a folder at the same place finds the lock free and removes what was left.
+    The process holds a lock on a file in the folder, which the system releases when the process ends for any reason.
+    The next process that creates such a folder in the same parent finds the lock free and removes the old folder.
     """
 
     def __init__(self, parent: str | None, key: str):
         """
         Args:
-            parent: where it is made; None: shared memory where there is room, else where temporary files go.
-            key: of the setting that says where, for errors.
+            parent: folder in which it is created; None: shared memory if it has room, else the folder of temporary
+                files.
+            key: configuration key of `parent`, for errors.
         """
         self._parent = None if parent is None else Path(parent)
         self._key = key
@@ -45,13 +48,14 @@ class SyncFolder:
         self._writing = threading.Lock()
 
     def write(self, name: str, size: int, fill: Callable[[Path], None]) -> Path:
-        """A folder `name`, as it is if it is there, else all of it or nothing: `fill` writes beside it.
+        """Return the folder `name`; create it atomically if it does not exist.
 
         Args:
-            size: bytes that will be written, roughly.
+            size: approximate number of bytes that `fill` writes.
+            fill: function that writes the files to a temporary folder, which is renamed afterwards.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the folder cannot be written.
         """
         try:
             with self._writing:
@@ -68,11 +72,11 @@ class SyncFolder:
             ) from error
 
     def remove(self, name: str) -> None:
-        """Remove that folder if it is there; who has a file in it open may read on."""
+        """Remove the folder `name` if it exists. Processes that have a file of it open can still read the file."""
         if self._root is not None and (self._root / name).exists():
             gone = self._root / f".{name}-gone"
             with suppress(OSError):
-                (self._root / name).rename(gone)  # so that nobody finds half of it
+                (self._root / name).rename(gone)  # no process sees an incomplete folder
                 shutil.rmtree(gone, ignore_errors=True)
 
     def close(self) -> None:
@@ -89,10 +93,10 @@ class SyncFolder:
             parent = self._parent or _place(size)
             parent.mkdir(parents=True, exist_ok=True)
             remove_left(parent)
-            root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))  # which only this user can enter
-            new = root / f".{LOCK}"  # by its name it is found when we hold it, else others took it for left
+            root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))  # only this user can enter it
+            new = root / f".{LOCK}"  # gets its final name once it is locked, else others would remove the folder
             self._lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with suppress(OSError):  # a file system without locks: then nobody else gets one either
+            with suppress(OSError):  # a file system without locks, where other processes get none either
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             new.rename(root / LOCK)
             self._root = root
@@ -111,7 +115,7 @@ def _fill_beside(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def remove_left(parent: Path) -> None:
-    """Remove such folders of this user whose process has ended."""
+    """Remove the sync folders of this user whose process has ended."""
     for root in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if root.is_symlink() or not root.is_dir() or root.stat().st_uid != os.getuid():
@@ -121,9 +125,10 @@ def remove_left(parent: Path) -> None:
 
 
 def _is_left(root: Path) -> bool:
-    """
+    """Whether the process of a sync folder has ended.
+
     Raises:
-        OSError: there is no telling.
+        OSError: the state of the lock cannot be determined.
     """
     try:
         lock = os.open(root / LOCK, os.O_RDWR | os.O_NOFOLLOW)
@@ -146,7 +151,8 @@ def _place(size: int) -> Path:
 
 
 def _of_storage(error: Exception) -> str | None:
-    """What a file system said, also through safetensors, which has an error of its own."""
+    """Return the file system's error text, or None if the error has another cause. safetensors wraps such errors in its
+    own error class."""
     if isinstance(error, OSError):
         return "no space left" if error.errno == errno.ENOSPC else one_line(error.strerror or error)
     if type(error).__name__ == "SafetensorError" and "I/O error" in str(error):

@@ -1,4 +1,4 @@
-"""Weights out of memory that trainer and servers both see: files in shared memory, or CUDA IPC on a GPU."""
+"""Weight sync through memory that trainer and servers share: files in shared memory, or CUDA IPC on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-import torch.multiprocessing  # whose import teaches ForkingPickler about tensors
+import torch.multiprocessing  # its import registers tensors with ForkingPickler
 from torch import Tensor
 from torch.multiprocessing import reductions
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -30,19 +30,20 @@ from mtrl.generator.engines.server.shm_manager import SHARED_MEMORY, start_manag
 from mtrl.generator.engines.server.sync import Company, engine_key
 
 BUCKET = 2**29
-"""Bytes of shared memory at a time."""
+"""Maximum size of the shared memory in use, in bytes, unless a single tensor is larger."""
 _DEVICE = 6
-"""Which argument of torch's `rebuild_cuda_tensor` is the number of the GPU."""
+"""Index of the argument of torch's `rebuild_cuda_tensor` that is the number of the GPU."""
 _strategy = threading.Lock()
 
 
 class TensorSync:
-    """See `WeightSync`. Only names and places travel to the servers, which copy the tensors out of our memory."""
+    """See `WeightSync`. Servers receive only the names and memory locations of the tensors, and copy the tensors from
+    the trainer's memory."""
 
     def __init__(self, settings: ServerConfig, outgoing: Outgoing, bucket: int = BUCKET):
         """
         Raises:
-            UserError: a server is on another machine.
+            UserError: a server may be on another machine.
         """
         self._key = f"{engine_key(settings)}.weight_sync=tensor"
         self._seconds, self._workers = settings.sync_timeout, settings.tensor_parallel_size
@@ -60,7 +61,7 @@ class TensorSync:
             was_read = False
             try:
                 word = await asyncio.to_thread(checksum, shared.tensors)
-                # One payload for each, since everybody who reads one gives a reference back.
+                # Each server needs its own payload, since every reader of a payload releases a reference.
                 payloads = {server.url: shared.payload(self._workers) for server in company.left}
                 await company.each(
                     lambda server, payloads=payloads, word=word: server.receive_tensors(  # type: ignore[misc]
@@ -75,7 +76,7 @@ class TensorSync:
         company.check()
 
     async def close(self) -> None:
-        """Nothing outlives `send`."""
+        """Do nothing: `send` leaves no state."""
 
     def _share(self, tensors: Mapping[str, Tensor]) -> SharedTensors:
         size = sum(value.nbytes for value in tensors.values())
@@ -96,10 +97,10 @@ class TensorSync:
 
 
 class SharedTensors:
-    """Copies of tensors of one dtype in one piece of memory that other processes can map."""
+    """Copies of tensors of one dtype in one block of memory that other processes can map."""
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device | None):
-        """`device`: the GPU where they lie; None: the CPU's memory."""
+        """`device`: the GPU that holds the copies; None: CPU memory."""
         flat = flatten(list(tensors.values()))
         if device is None:
             with _file_system():
@@ -107,7 +108,7 @@ class SharedTensors:
                 flat.share_memory_()
         else:
             flat = flat.to(device)
-            torch.cuda.current_stream(device).synchronize()  # other processes read it without waiting for our streams
+            torch.cuda.current_stream(device).synchronize()  # other processes do not wait for our streams
         self._flat: Tensor | None = flat
         parts = flat.split([value.nbytes for value in tensors.values()])
         self.tensors = {
@@ -116,13 +117,13 @@ class SharedTensors:
         }
 
     def payload(self, readers: int) -> str:
-        """Base64 of what `ForkingPickler` makes of `[(name, tensor), …]`.
+        """Return base64 of the `ForkingPickler` output for `[(name, tensor), …]`.
 
         Args:
-            readers: how many processes will read it.
+            readers: number of processes that will read the payload.
         """
         data = b""
-        for _ in range(readers):  # each of which gives the references of one pickling back
+        for _ in range(readers):  # every reader releases the references of one pickling
             buffer = io.BytesIO()
             pickler = ForkingPickler(buffer)
             pickler.dispatch_table[Tensor] = _reduce
@@ -135,8 +136,9 @@ class SharedTensors:
         """Free the memory.
 
         Args:
-            was_read: everybody has read its payload. The last of all processes to let go removes the file then; torch
-                ends a process whose file is gone already. What was not read would keep it for ever.
+            was_read: whether every server has read its payload. If so, the last process that releases the file removes
+                it, and it must not be removed here, because torch ends a process whose file is missing. The references
+                of an unread payload would keep the file forever, so it is removed here.
         """
         assert self._flat is not None
         storage = self._flat.untyped_storage()
@@ -150,8 +152,8 @@ class SharedTensors:
 
 
 def _reduce(tensor: Tensor) -> Any:
-    """As torch does it, but a GPU has the name that is the same in all processes (SGLang reads it; its number depends
-    on CUDA_VISIBLE_DEVICES)."""
+    """Pickle a tensor like torch, but name a GPU by its UUID, which is the same in all processes (SGLang reads it). The
+    number of a GPU depends on CUDA_VISIBLE_DEVICES."""
     rebuild, arguments = reductions.reduce_tensor(tensor)
     if tensor.is_cuda:
         name = str(torch.cuda.get_device_properties(tensor.device).uuid)
@@ -161,7 +163,8 @@ def _reduce(tensor: Tensor) -> Any:
 
 @contextmanager
 def _file_system() -> Iterator[None]:
-    """Let torch share memory by files. Its other way, by descriptors, needs a parent and its child on both sides."""
+    """Make torch share memory by files within the context. Its other strategy, by descriptors, works only between a
+    parent and its child."""
     with _strategy:
         before = torch.multiprocessing.get_sharing_strategy()
         torch.multiprocessing.set_sharing_strategy("file_system")

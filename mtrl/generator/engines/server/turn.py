@@ -1,4 +1,4 @@
-"""One turn, over all the requests that it takes."""
+"""The state of one turn across all the requests that it takes."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from mtrl.types import FinishReason
 
 @dataclass
 class PartialTurn:
-    """What has been sampled of a turn so far.
+    """A turn with the tokens that were sampled so far.
 
-    A server may end a request before its turn is over (some pauses do). The next request then asks for what is still
-    missing after the prompt and what there is, so every token keeps the log-prob and the version that it was sampled
-    with. With stop strings the turn begins anew instead: a server looks for them in its own tokens only, and would
-    miss one that lies across the seam.
+    A server may end a request before its turn has ended (some pauses do). The next request then continues after the
+    prompt and the sampled tokens, so that every token keeps the log-prob and the version that it was sampled with. With
+    stop strings, the turn starts again instead: a server searches only its own tokens for stop strings, and would miss
+    one that spans two requests.
     """
 
     prompt: list[int]
     sampling: SamplingParams
     room: int
-    """Tokens that the whole turn may have."""
+    """Maximum number of tokens of the whole turn."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     version_spans: list[tuple[int, int]] = field(default_factory=list)
     cached_tokens: int = 0
 
     def request(self, request_id: str, cache_salt: str | None, adapter: str | None) -> TurnRequest:
-        """For what is missing."""
+        """Return the request for the tokens that are missing."""
         context, left = [*self.prompt, *self.token_ids], self.room - len(self.token_ids)
         return TurnRequest(request_id, context, self.sampling, left, cache_salt, adapter)
 
     def keeps(self, interrupted: Generation) -> bool:
-        """Whether anything of such an answer is of use."""
+        """Whether the turn can continue after the tokens of an interrupted answer."""
         return bool(interrupted.token_ids) and not self.sampling.stop
 
     def add(self, answer: Generation) -> Generation | None:
-        """The whole turn if this answer to `request` ends it."""
+        """Add an answer to `request`; return the whole turn if it has ended, else None."""
         if not self.token_ids:
             self.cached_tokens = min(max(0, answer.cached_tokens), len(self.prompt))
         if answer.finish == FinishReason.ABORT and not self.keeps(answer):
@@ -63,9 +63,10 @@ class PartialTurn:
 
 
 def check_answer(answer: Generation, request: TurnRequest, vocabulary: int) -> None:
-    """
+    """Check that an answer is a valid answer to the request.
+
     Raises:
-        ServerError: this cannot be an answer to the request.
+        ServerError: the answer is invalid.
     """
     tokens, spans = len(answer.token_ids), sum(count for _, count in answer.version_spans)
     if tokens > request.max_tokens:

@@ -1,4 +1,4 @@
-"""New weights for servers: pause, send, forget what older weights left in caches, check, go on."""
+"""Updates of the servers' weights: pause, send the weights, drop the caches of older weights, check, resume."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mtrl.generator.engines.server.replica import Replica
 from mtrl.generator.engines.server.sync import SyncError, WeightSync
 
 STEPS = 10
-"""Sending weights takes at most so many steps of `sync_timeout`."""
+"""Timeout for sending weights, as a multiple of `sync_timeout`."""
 WAITING = ("drain", "wait")
-"""Pauses that begin with the end of all turns."""
+"""Pause modes that wait until all running turns have ended."""
 STALE = ("in_place",)
-"""Pauses in which turns go on with the keys and values that they have, so that these cannot be dropped."""
+"""Pause modes in which running turns keep their old keys and values, so that the cache cannot be dropped."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Of a policy version, kept for servers that are started again."""
+    """Weights of a policy version, stored for servers that are restarted."""
 
     tensors: Mapping[str, Tensor]
     version: int
@@ -37,21 +37,22 @@ class Weights:
 
 @dataclass
 class Update:
-    """Brings weights to some servers. Whoever calls it sees to it that no new turn is sent meanwhile."""
+    """One update of the weights of some servers. The caller must ensure that no new turn is sent during the update."""
 
     backend: Backend
     sync: WeightSync
     mode: str
-    """One of the server's pause modes."""
+    """Pause mode, one of the server's."""
     replicas: list[Replica]
     weights: Weights
     failed: dict[Replica, str] = field(default_factory=dict)
-    """Those that have not got them, and why, in the server's own words; they may be paused still."""
+    """Replicas that did not load the weights, with the reason in the server's own words; they may still be paused."""
 
     async def run(self) -> None:
-        """
+        """Run the update.
+
         Raises:
-            UserError: weights cannot be sent at all, such as for want of disk space.
+            UserError: the weights cannot be sent to any server, for example because the disk is full.
         """
         settings = self.backend.settings
         pausing = settings.sync_timeout + (settings.request_timeout if self.mode in WAITING else 0)
@@ -71,7 +72,7 @@ class Update:
         return [replica for replica in self.replicas if replica not in self.failed]
 
     async def _send(self, replicas: Sequence[Replica]) -> None:
-        """Send the weights, and drop what older ones left in caches."""
+        """Send the weights, and drop the caches of older weights."""
         await self._load(replicas)
         if self.mode not in STALE:
             sent = [replica for replica in replicas if replica not in self.failed]
@@ -98,7 +99,7 @@ class Update:
         replica.versions.append(self.weights.version)
 
     async def _wrong(self) -> dict[Replica, int]:
-        """Servers that say that they have another version."""
+        """Return the replicas that report another version than that of the update, with that version."""
         found: dict[str, int] = {}
 
         async def look(server: ServerApi) -> None:
@@ -120,13 +121,13 @@ class Update:
 
 @dataclass
 class AdapterUpdate(Update):
-    """Brings adapters to some servers. Nothing is paused, and nothing cached is wrong: each adapter has its own keys
-    and values, and turns on their way go on with theirs."""
+    """One update of the adapters of some servers. It needs no pause and drops no cache: each adapter has its own keys
+    and values, and turns in flight continue with their adapter."""
 
     async def run(self) -> None:
         adapter = Adapter(adapter_name(self.weights.version), self.weights.version)
         old = [replica for replica in self.replicas if replica.adapters.newest == adapter]
-        # No server takes another adapter by a name that it knows.
+        # Servers refuse an adapter under the name of one that is loaded.
         await self._each("dropping an adapter", lambda server: server.drop_adapter(adapter.name), old)
         await self._load(self._good())
         for replica in self._good():
@@ -137,7 +138,8 @@ class AdapterUpdate(Update):
 async def failures(
     replicas: Sequence[Replica], name: str, step: Callable[[ServerApi], Awaitable[None]], seconds: float
 ) -> dict[Replica, str]:
-    """Take a step on all at once; returns those that did not take it within that time, and why."""
+    """Take a step on all replicas in parallel, with a timeout of `seconds`; return the replicas that failed, with the
+    reason."""
 
     async def take(replica: Replica) -> str | None:
         try:

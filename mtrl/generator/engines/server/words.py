@@ -1,4 +1,4 @@
-"""What a server says last: the line of its log that tells best why it died."""
+"""The last words of a server: the line of its log that best explains why it died."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import takewhile
 from mtrl.tracking.text import one_line
 
 SHOWN = 400
-"""Characters of them."""
+"""Maximum length of the last words, in characters."""
 LATELY = 400
-"""Lines at the end of a log that are looked at; the tracebacks of an engine's processes are long."""
+"""Number of lines at the end of a log that are searched; the tracebacks of an engine's processes are long."""
 BELOW = 2
-"""Lines of a message that goes on below (pydantic's)."""
+"""Maximum number of indented lines below the found line that are included (as in pydantic's messages)."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PREFIX = re.compile(
@@ -22,30 +22,30 @@ PREFIX = re.compile(
     r"|\[\d{4}-\d\d-\d\d[^\]]*\]\s*"  # [2026-08-23 12:00:00 TP0]
     r")+"
 )
-"""What loggers of engines put before a line."""
+"""Prefixes that loggers of engines put before a line."""
 TELLING = re.compile(
     r"out of memory|cannot allocate memory|no space left on device|address already in use|less than desired"
     r"|unrecognized arguments|ambiguous option|cannot start ",
     re.IGNORECASE,
 )
-"""Words of causes that are told by other lines than that of an exception, or before others that follow from them."""
+"""Words of known causes. Lines with them explain an error better than the exceptions that follow from it."""
 PORT_TAKEN = re.compile(r"address already in use|address in use|EADDRINUSE", re.IGNORECASE)
 EXCEPTION = re.compile(r"^(?:[\w.]+\.)?_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault)\b(?::|$)|^[\w./ -]+: error: ")
-"""The last line of a traceback, or argparse's."""
+"""Pattern of the last line of a traceback, or of argparse's error line."""
 CONSEQUENCE = re.compile(
     r"root cause|engine core initialization failed|engine core proc|scheduler (?:or detokenizer )?(?:.*)(?:died|dead)"
     r"|^(?:BrokenPipe|EOF|ConnectionReset|ChildProcess)Error|^(?:asyncio\.exceptions\.)?CancelledError"
     r"|^KeyboardInterrupt|^SystemExit|during handling of the above|leaked (?:semaphore|shared_memory)",
     re.IGNORECASE,
 )
-"""Exceptions that follow from others."""
+"""Pattern of lines about exceptions that are consequences of others."""
 
 
 def last_words(log: str) -> str:
-    """One clean line; empty where the log is.
+    """Return one clean line of a log that best explains an error; empty where the log is empty.
 
-    What names a cause that is known comes first, then the last exception that does not follow from another, then the
-    last exception, then the last line. Of several such lines the last one counts, with what is indented below it.
+    A line with a known cause has the highest priority, then an exception that is not a consequence of another, then any
+    exception, then any line. The last line of the highest priority is returned, with the indented lines below it.
     """
     lines = [line for line in map(_bare, log.splitlines()) if line][-LATELY:]
     kinds: tuple[Callable[[str], object], ...] = (
@@ -66,5 +66,5 @@ def is_port_taken(log: str) -> bool:
 
 
 def _bare(line: str) -> str:
-    """Without colours and what a logger puts before it."""
+    """Remove colours and the prefix of a logger from a line."""
     return PREFIX.sub("", COLOUR.sub("", line)).rstrip()

@@ -1,8 +1,8 @@
-"""SGLang's HTTP API (0.5.23), as `ServerApi` has it.
+"""SGLang's HTTP API (0.5.23) as a `ServerApi`.
 
-What one should know of it: `/health` generates a token, so it hangs while the server is paused; requests are aborted by
-the beginning of their name; weights come within a session (`/begin_weight_update`), but from a folder; a cache is not
-flushed while something runs.
+Properties of this API: `/health` generates a token, so it hangs while the server is paused. Requests are aborted by a
+prefix of their name. Weights are sent within a session (`/begin_weight_update`), except from a folder. The cache is not
+flushed while a request runs.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from mtrl.generator.engines.sglang.gate import Gate
 from mtrl.types import FinishReason
 
 LOOK = 5.0
-"""Seconds that a look at the server may take."""
+"""Timeout of short requests, such as health checks, in seconds."""
 PATIENCE = 5.0
-"""Seconds that an aborted turn may take to come back; then its connection is closed, which ends it too."""
+"""Seconds to wait for the answer of an aborted turn; then its connection is closed, which ends the turn as well."""
 SEEDED = "enable-deterministic-inference"
-"""The argument without which SGLang has no random stream of a request's own. It needs a GPU."""
+"""Argument without which SGLang has no separate random stream per request. It needs a GPU."""
 WAIT = "wait"
-"""The pause mode that SGLang does not have: turns end, and new ones are held back here."""
+"""Pause mode that SGLang does not have: running turns end, and new ones are held back on the client's side."""
 
 
 @dataclass
 class _Asked:
-    """A turn that is on its way."""
+    """A turn in flight."""
 
     rid: str
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,9 +51,9 @@ class _Asked:
 class SglangApi:
     """See `ServerApi`.
 
-    New turns are held back here while the server is paused, and never reach it, for it forgets to abort those that
-    wait for its pause to end. A turn of one trajectory is sampled from the server's own random stream: `sampling.seed`
-    counts only for servers with `--enable-deterministic-inference`, which CPUs do not have.
+    The client holds new turns back while the server is paused, because the server does not abort requests that wait for
+    the end of its pause. The server samples turns from its own random stream: `sampling.seed` has an effect only with
+    `--enable-deterministic-inference`, which CPUs do not support.
     """
 
     pause_modes: ClassVar[Mapping[str, str]] = {
@@ -64,8 +64,9 @@ class SglangApi:
         "abort": "abort",
         WAIT: WAIT,
     }
-    """retract: running turns give up their keys and values, which are computed anew under the new weights. in_place:
-    they go on with the old ones. abort: they end with what they have. wait: they end first."""
+    """Pause mode of `ServerApi.pause_modes` -> mode of SGLang. retract: running turns give up their keys and values,
+    which are computed again under the new weights. in_place: running turns keep their old keys and values. abort:
+    running turns end with the tokens sampled so far. wait: running turns end first."""
 
     def __init__(self, url: str, token: str | None, settings: ServerConfig):
         self.url = url.rstrip("/")
@@ -80,10 +81,10 @@ class SglangApi:
         self._is_asleep = False
         self._errands: set[asyncio.Future[Any]] = set()
 
-    # -- how it is ---------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     async def is_alive(self) -> bool:
-        """A server that is busy with weights still answers this; `/health` would not."""
+        """Request `/ping`: a server that is loading weights answers it, unlike `/health`."""
         try:
             await self._http.ask("GET", "/ping", seconds=LOOK)
         except ServerGoneError:
@@ -95,10 +96,10 @@ class SglangApi:
     async def is_ready(self) -> bool:
         """
         Raises:
-            ServerRefusedError: it does not take our token.
+            ServerRefusedError: the server rejects our token.
         """
         try:
-            await self._http.ask("GET", "/model_info", seconds=LOOK)  # unlike /ready it asks for the token
+            await self._http.ask("GET", "/model_info", seconds=LOOK)  # unlike /ready, it requires the token
             await self._http.ask("GET", "/ready", seconds=LOOK)
         except ServerRefusedError:
             raise
@@ -112,14 +113,14 @@ class SglangApi:
         return words.read_version(said, self.url)
 
     async def waiting(self) -> tuple[int, int]:
-        """Requests that are being sampled, and that wait."""
+        """Return the numbers of running and waiting requests."""
         answer = await self._http.ask("GET", "/v1/loads", seconds=LOOK, params={"include": "core"})
         return words.read_loads(answer, self.url)
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
     async def generate(self, request: TurnRequest) -> Generation:
-        # Names are aborted by their beginning, and with its length before it none is the beginning of another.
+        # SGLang aborts by prefix. With its length in front, no name is a prefix of another.
         asked = _Asked(f"{len(request.request_id)}:{request.request_id}")
         self._asked[request.request_id] = asked
         turn = asyncio.ensure_future(self._sample(request, asked))
@@ -159,10 +160,10 @@ class SglangApi:
             self._gate.leave()
 
     async def _given_up(self, asked: _Asked) -> None:
-        """Return when a turn was aborted and nothing need be waited for."""
+        """Return when a turn was aborted and its answer need no longer be waited for."""
         await asked.aborted.wait()
         if asked.is_sent:
-            await self._gate.opened()  # one that is frozen by a pause comes back afterwards
+            await self._gate.opened()  # a turn that a pause has frozen is answered after the pause
             await asyncio.sleep(PATIENCE)
 
     async def _abort(self, rid: str) -> None:
@@ -176,7 +177,7 @@ class SglangApi:
         try:
             if told == WAIT:
                 await self._drain()
-                told = "abort"  # nothing of ours is left
+                told = "abort"  # no turn of this client is left
             await self._tell("/pause_generation", {"mode": told})
         except BaseException:
             self._gate.open()
@@ -195,13 +196,13 @@ class SglangApi:
             raise ServerGoneError(f"{self.url}: turns were not over after {seconds:g} s") from None
 
     async def forget(self) -> None:
-        """Turns that a pause holds frozen (`in_place`) keep what they have, and then nothing is dropped."""
+        """Flush the cache. While a pause holds turns frozen (`in_place`), the server drops nothing."""
         await self._tell("/flush_cache")
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
     async def begin_update(self) -> None:
-        """The session begins with the first tensor that comes in another way than by a folder."""
+        """Do nothing: the session begins with the first tensors that are not sent by a folder."""
 
     async def receive_folder(self, folder: str, version: int, checksum: str | None = None) -> None:
         await self._tell("/update_weights_from_disk", words.folder_words(folder))
@@ -235,9 +236,9 @@ class SglangApi:
         try:
             await self._tell("/begin_weight_update", {})
         except ServerRefusedError as error:
-            if "HTTP 404" in str(error):  # a server from before 0.5.21, which has none
+            if "HTTP 404" in str(error):  # servers before 0.5.21 have no sessions
                 return
-            # An update that failed has left its own open.
+            # A failed update may have left its session open.
             await self._tell("/end_weight_update", {})
             await self._tell("/begin_weight_update", {})
         self._in_session = True
@@ -246,7 +247,8 @@ class SglangApi:
         await self._tell("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
     async def drop_adapter(self, name: str) -> None:
-        """Turns that it samples end first. Who asks for it by its name later loads it again, if its folder is there."""
+        """Unload the adapter after its turns have ended. A later request by its name loads it again if its folder
+        exists."""
         seconds = self._settings.sync_timeout + self._settings.request_timeout
         await self._http.ask("POST", "/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
 
@@ -255,7 +257,7 @@ class SglangApi:
     async def sleep(self) -> None:
         """
         Raises:
-            ServerError: something runs; SGLang would end itself.
+            ServerError: a request runs or waits; SGLang would end itself in this case.
         """
         running, waiting = await self.waiting()
         if running or waiting:
@@ -264,7 +266,7 @@ class SglangApi:
         self._is_asleep = True
 
     async def wake(self) -> None:
-        """Nothing happens to one that is awake; SGLang would end itself."""
+        """Do nothing if the server is awake: SGLang would end itself."""
         if self._is_asleep:
             await self._tell("/resume_memory_occupation", {})
             self._is_asleep = False
@@ -275,20 +277,20 @@ class SglangApi:
         await asyncio.gather(*self._errands, return_exceptions=True)
         await self._http.close()
 
-    # -- underneath ---------------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------------------
 
     async def _tell(self, path: str, body: Json | None = None) -> None:
-        """One of the calls that take their time and answer nothing."""
+        """Send one of the slow requests whose answers hold no data."""
         await self._http.ask("POST", path, body, seconds=self._settings.sync_timeout)
 
     def _start(self, errand: Coroutine[Any, Any, None]) -> None:
-        """Do it on the side; that it fails harms nobody."""
+        """Run a coroutine in the background; its failure is ignored."""
         task = asyncio.ensure_future(asyncio.gather(errand, return_exceptions=True))
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
 
 
 def turn_seed(request: TurnRequest) -> int:
-    """Of this turn: with the trajectory's own seed every turn would draw the same numbers."""
+    """Return the seed of this turn. With the trajectory's seed, every turn would draw the same numbers."""
     name = f"{request.sampling.seed}:{len(request.prompt)}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1

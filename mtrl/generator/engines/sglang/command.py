@@ -1,4 +1,4 @@
-"""The command line of an SGLang server, from the settings that all engines have."""
+"""The command line of an SGLang server, made from the settings that all engines share."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ OURS = {
     "dp-size": "generator.sglang.replicas=N starts N servers, whose weights can be synced",
     "dp": "generator.sglang.replicas=N starts N servers, whose weights can be synced",
 }
-"""Arguments that `generator.sglang.args` may not have, and why. (SGLang cannot sync weights of replicas of its own.)"""
+"""Arguments that `generator.sglang.args` may not have, and the reason. (SGLang cannot sync weights to its own
+data-parallel replicas.)"""
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Layers that adapters may have; `generator.sglang.args.lora-target-modules` names others."""
+"""Layers that adapters may have; `generator.sglang.args.lora-target-modules` overrides them."""
 CPU_TOKENS = 32768
-"""Without a GPU keys and values of so many tokens are kept, unless one conversation needs more: SGLang would take most
-of the machine's memory."""
+"""Maximum size of the key-value cache without a GPU, in tokens, unless one conversation needs more. By default SGLang
+would take most of the machine's memory."""
 
 
 def sglang_command(launch: Launch, place: Place) -> Command:
-    """How one server is started.
+    """Return the command that starts one server.
 
     Raises:
-        UserError: `generator.sglang.args` has an argument that is not the user's.
+        UserError: `generator.sglang.args` has an argument that the user may not set.
     """
     settings = launch.settings
     arguments: dict[str, Any] = {
@@ -50,7 +51,7 @@ def sglang_command(launch: Launch, place: Place) -> Command:
         "max-running-requests": launch.max_num_seqs,
         "tp-size": settings.tensor_parallel_size,
         "weight-version": "0",
-        "sampling-defaults": "openai",  # nothing of the checkpoint's generation_config.json
+        "sampling-defaults": "openai",  # ignores the checkpoint's generation_config.json
         "enable-cache-report": True,
         "disable-radix-cache": not settings.prefix_caching,
         "schedule-policy": "lpm",  # longest prefix first: a group's prompt is computed once
@@ -76,14 +77,15 @@ def _without_gpu(launch: Launch) -> dict[str, Any]:
 
 
 def _with_adapters(launch: Launch) -> dict[str, Any]:
-    """Three at once: the newest, the one that turns in flight still have, and none."""
+    """Return the arguments for adapters. A batch may have three: the newest, the previous one of turns in flight, and
+    no adapter."""
     adapters: dict[str, Any] = {"enable-lora": True, "max-lora-rank": launch.max_lora_rank, "max-loras-per-batch": 3}
-    # Without these SGLang would have to be given an adapter at its start.
+    # Without target modules, SGLang requires an adapter at its start.
     adapters["lora-target-modules"] = LINEAR
     return adapters | ({"lora-backend": "torch_native"} if launch.is_cpu else {})
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """Ranks are bound to cores, which SGLang must be told."""
+    """Return the environment variables. Without a GPU and with several ranks, SGLang needs the cores of each rank."""
     ranks = range(launch.settings.tensor_parallel_size)
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))} if launch.is_cpu and len(ranks) > 1 else {}

@@ -1,4 +1,4 @@
-"""Holds turns back on the trainer's side while a server is paused, and knows when the last one has left."""
+"""A gate that holds turns back on the trainer's side while a server is paused, and counts the turns inside."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 
 class Gate:
-    """Open at first. It belongs to no event loop while nobody waits at it."""
+    """A gate for turns, open at first. It is bound to an event loop only while a turn waits at it."""
 
     def __init__(self) -> None:
         self.inside = 0
-        """Turns that went through and have not left."""
+        """Number of turns that have entered and not left."""
         self._opened: asyncio.Event | None = None
-        """Set when it opens; None: it is open."""
+        """Event that is set when the gate opens; None while it is open."""
         self._emptied: asyncio.Event | None = None
 
     @property
@@ -20,18 +20,18 @@ class Gate:
         return self._opened is None
 
     async def opened(self) -> None:
-        """Return when it is open."""
+        """Wait until the gate is open."""
         while self._opened is not None:
             await self._opened.wait()
 
     async def emptied(self) -> None:
-        """Return when nobody is inside."""
+        """Wait until no turn is inside."""
         while self.inside:
             self._emptied = self._emptied or asyncio.Event()
             await self._emptied.wait()
 
     async def enter(self) -> None:
-        """Wait until it is open; then `leave` is due."""
+        """Wait until the gate is open, and enter; the caller must call `leave` afterwards."""
         await self.opened()
         self.inside += 1
 

@@ -1,5 +1,5 @@
-"""SGLang's ranks meet where only this machine can reach them. Runs inside the engine's environment: torch and the
-standard library only."""
+"""Makes SGLang's ranks meet at a loopback address, which only this machine can reach. This module runs inside the
+engine's environment: torch and the standard library only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mtrl.distributed.broadcast import is_loopback
 
 
 def meet_on_loopback() -> None:
-    """From now on a store that torch's `tcp://` and `env://` open at a loopback host listens at that address alone.
+    """Patch torch so that a store that `tcp://` or `env://` opens at a loopback host listens at that address alone.
 
-    Torch's own listens at every address of the machine whatever host it was given, asks nobody for a password, and its
-    rendezvous has no option for it. Other hosts stay as they are: ranks of other machines have to get there. So does
-    everything where torch has another way to open a store.
+    Torch's own store listens at every address of the machine, whatever its host, and needs no password; the rendezvous
+    has no option to change that. Stores at other hosts are not changed, because ranks of other machines must reach
+    them. If torch opens stores in another way, nothing is changed.
     """
-    rendezvous = import_module("torch.distributed.rendezvous")  # the package has a function of this name
+    rendezvous = import_module("torch.distributed.rendezvous")  # as attribute of the package it is a function
 
     make_store = getattr(rendezvous, "TCPStore", None)
     if make_store is None:
@@ -29,10 +29,10 @@ def meet_on_loopback() -> None:
             return make_store(**options)
         try:
             listener = socket.create_server((host, port), family=_family(host))
-        except OSError:  # torch's own store has it already, and is shared; or torch says what is wrong
+        except OSError:  # torch's own store is shared and listens already, or torch raises the right error
             return make_store(**options)
         port = listener.getsockname()[1]
-        return make_store(**{**options, "port": port, "master_listen_fd": listener.detach()})  # which owns it now
+        return make_store(**{**options, "port": port, "master_listen_fd": listener.detach()})  # the store owns it now
 
     rendezvous.TCPStore = make_local_store  # type: ignore[attr-defined]
 

@@ -1,6 +1,7 @@
-"""Names of two operators, without which torchvision does not import beside a PyTorch that was built without CUDA.
+"""Declares two operators, without which torchvision cannot be imported with a PyTorch that was built without CUDA.
 
-SGLang imports torchvision even for text, and the registry's torchvision is built for CUDA. Nothing calls them.
+SGLang imports torchvision even for text, and the registry's torchvision is built for CUDA. The operators are never
+called.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 _kept: list[Any] = []
-"""A library's operators live as long as it."""
+"""Libraries whose operators stay declared: the operators live as long as their library object."""
 
 
 def declare() -> None:
-    """Declare them where they are missing; before torchvision is imported, in every process."""
+    """Declare the operators if they are missing. Every process must call this before it imports torchvision."""
     import torch
 
     if torch.version.cuda is not None or hasattr(torch.ops.torchvision, "nms"):

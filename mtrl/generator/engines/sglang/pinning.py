@@ -1,7 +1,7 @@
-"""Pinned memory where no accelerator could pin any: ordinary memory.
+"""Ordinary memory in place of pinned memory, for machines without an accelerator.
 
-SGLang's adapters (LoRA) ask for pinned memory without looking whether there is such a thing, and PyTorch refuses it
-on a machine that has only a CPU. Nothing that is computed depends on it.
+SGLang's adapters (LoRA) request pinned memory unconditionally, and PyTorch refuses it on a machine that has only a CPU.
+Results do not depend on pinning.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import wraps
 from typing import Any
 
 FACTORIES = ("arange", "empty", "full", "ones", "ones_like", "tensor", "zeros", "zeros_like")
-"""Functions of torch that take `pin_memory`, as SGLang uses them."""
+"""Names of the functions of torch that SGLang calls with `pin_memory`."""
 
 
 def ignore_pinning() -> None:
-    """From now on `pin_memory` has no effect in this process."""
+    """Patch torch so that `pin_memory` has no effect in this process."""
     import torch
 
     for name in FACTORIES:

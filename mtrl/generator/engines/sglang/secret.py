@@ -1,13 +1,13 @@
-"""The token that every request to a server has to show, and how it stays out of logs."""
+"""The token that every request to a server must carry, as a string that keeps it out of logs."""
 
 from __future__ import annotations
 
 TOKEN = "MTRL_SERVER_TOKEN"
-"""Environment variable that holds it."""
+"""Name of the environment variable that holds the token."""
 
 
 class Secret(str):
-    """SGLang logs all its settings, its keys with them: `repr` of this one is three stars."""
+    """A string whose `repr` is three stars, because SGLang logs all its settings, including API keys."""
 
     def __repr__(self) -> str:
         return "'***'"

@@ -1,7 +1,7 @@
 """Starts SGLang's server with its own arguments: `python -m mtrl.generator.engines.sglang.serve --model-path …`.
 
-Runs inside the engine's environment. What it adds to `sglang serve`: the token comes from the environment, so that
-neither a command line nor a log shows it, its ranks meet on loopback, and PyTorch without CUDA will do.
+This module runs inside the engine's environment. It adds to `sglang serve`: the token comes from the environment, so
+that neither a command line nor a log shows it; the ranks meet on loopback; and PyTorch without CUDA is sufficient.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from mtrl.generator.engines.sglang.loopback import meet_on_loopback
 from mtrl.generator.engines.sglang.operators import declare
 from mtrl.generator.engines.sglang.secret import TOKEN, Secret
 
-# Here, for SGLang's processes import this module again when they are spawned.
+# At module level, because SGLang's spawned processes import this module again.
 declare()
 meet_on_loopback()
 
 
 def main(arguments: list[str]) -> None:
-    """Serve until the end."""
+    """Run the server until it ends."""
     if not os.environ.get(TOKEN):
         raise SystemExit(f"{TOKEN} is not set; it holds the token that every request has to show")
     token = Secret(os.environ.pop(TOKEN))

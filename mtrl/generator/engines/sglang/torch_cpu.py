@@ -1,4 +1,4 @@
-"""The platform that `platform.py` names. Imports SGLang: only for its environment."""
+"""The platform that `platform.py` names. It imports SGLang and runs only inside the engine's environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtrl.generator.engines.sglang.pinning import ignore_pinning
 
 
 class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):
-    """PyTorch's own operators on a CPU: no Triton, no graphs, no kernels of SGLang's."""
+    """PyTorch's own operators on a CPU: no Triton, no graphs, no SGLang kernels."""
 
     _enum = PlatformEnum.OOT
     device_name = device_type = "cpu"

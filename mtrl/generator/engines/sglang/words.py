@@ -1,5 +1,7 @@
-"""What is said to SGLang and what it answers, as JSON: fields of `sglang/srt/managers/io_struct.py` (0.5.23), and of
-`sampling/sampling_params.py`. A field that it does not know is ignored in silence, so a test builds its types of these.
+"""JSON bodies of requests to SGLang and parsers of its answers.
+
+The fields are those of `sglang/srt/managers/io_struct.py` (0.5.23) and of `sampling/sampling_params.py`. SGLang
+silently ignores unknown fields, so a test builds SGLang's own types from these bodies.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from mtrl.tracking.text import one_line
 from mtrl.types import FinishReason
 
 FIRST = "default"
-"""Version of the weights of a server that was started without `--weight-version`."""
+"""SGLang's weight version of a server that was started without `--weight-version`."""
 
 
 def turn_words(request: TurnRequest, rid: str, seed: int | None) -> Json:
-    """Body of `/generate`.
+    """Return the body of `/generate`.
 
     Args:
-        rid: the server's name of the request.
-        seed: None where the server draws from one random stream.
+        rid: name of the request on the server.
+        seed: seed of the turn; None where the server draws from one random stream.
     """
     words: Json = {
         "rid": rid,
@@ -40,13 +42,13 @@ def turn_words(request: TurnRequest, rid: str, seed: int | None) -> Json:
     if request.cache_salt is not None:
         words["extra_key"] = request.cache_salt
     if request.adapter is not None:
-        words["lora_path"] = request.adapter  # which is an adapter's name
+        words["lora_path"] = request.adapter  # SGLang takes the adapter's name here
     return words
 
 
 def sampling_words(sampling: SamplingParams, max_tokens: int, seed: int | None) -> Json:
-    """SGLang ends a turn at the model's own end token too, beside `stop_token_ids`; without any of those it does not
-    end at tokens at all."""
+    """Return SGLang's sampling parameters. With `stop_token_ids`, SGLang also ends a turn at the model's own end token;
+    without them, no token ends a turn."""
     words: Json = {
         "max_new_tokens": max_tokens,
         "temperature": sampling.temperature,
@@ -63,12 +65,12 @@ def sampling_words(sampling: SamplingParams, max_tokens: int, seed: int | None) 
 
 
 def folder_words(folder: str) -> Json:
-    """Body of `/update_weights_from_disk`."""
+    """Return the body of `/update_weights_from_disk`."""
     return {"model_path": folder, "flush_cache": False}
 
 
 def rendezvous_words(rendezvous: Rendezvous) -> Json:
-    """Body of `/init_weights_update_group`."""
+    """Return the body of `/init_weights_update_group`."""
     return {
         "master_address": rendezvous.host,
         "master_port": rendezvous.port,
@@ -80,7 +82,7 @@ def rendezvous_words(rendezvous: Rendezvous) -> Json:
 
 
 def broadcast_words(layouts: Sequence[TensorLayout], group: str) -> Json:
-    """Body of `/update_weights_from_distributed`: one broadcast of all bytes."""
+    """Return the body of `/update_weights_from_distributed`, for one broadcast of the bytes of all tensors."""
     return {
         "names": [layout.name for layout in layouts],
         "dtypes": [layout.dtype for layout in layouts],
@@ -92,20 +94,21 @@ def broadcast_words(layouts: Sequence[TensorLayout], group: str) -> Json:
 
 
 def tensor_words(payload: str, workers: int) -> Json:
-    """Body of `/update_weights_from_tensor`: every worker takes its part of the same tensors."""
+    """Return the body of `/update_weights_from_tensor`: every worker receives the same payload and takes its part of
+    the tensors."""
     return {"serialized_named_tensors": [payload] * workers, "flush_cache": False}
 
 
 def version_words(version: int) -> Json:
-    """Body of `/update_weight_version`, which would abort every request if it were not told otherwise."""
+    """Return the body of `/update_weight_version`, which aborts every request by default."""
     return {"new_version": str(version), "abort_all_requests": False}
 
 
 def read_turn(answer: Any, url: str) -> Generation:
-    """The answer of `/generate`.
+    """Parse the answer of `/generate`.
 
     Raises:
-        ServerError: it is none.
+        ServerError: the answer is not a turn.
     """
     try:
         meta = answer["meta_info"]
@@ -122,10 +125,10 @@ def read_turn(answer: Any, url: str) -> Generation:
 
 
 def read_version(said: Any, url: str) -> int:
-    """A policy version, from the server's name of it.
+    """Return the policy version for the server's name of its weights.
 
     Raises:
-        ServerError: it is none.
+        ServerError: the name is not a policy version.
     """
     if said == FIRST:
         return 0
@@ -135,10 +138,10 @@ def read_version(said: Any, url: str) -> int:
 
 
 def read_loads(answer: Any, url: str) -> tuple[int, int]:
-    """Running and waiting requests, from the answer of `/v1/loads`.
+    """Return the numbers of running and waiting requests from the answer of `/v1/loads`.
 
     Raises:
-        ServerError: they are not in it.
+        ServerError: the answer does not contain them.
     """
     try:
         loads = answer["loads"]
@@ -150,7 +153,7 @@ def read_loads(answer: Any, url: str) -> tuple[int, int]:
 
 
 def _spans(meta: Json, tokens: int) -> list[tuple[int, int]]:
-    """`(version, tokens)`; old servers name only the version at the end."""
+    """Return the `(policy version, tokens)` runs of a turn. Old servers report only the version at its end."""
     if not tokens:
         return []
     said = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": tokens}]

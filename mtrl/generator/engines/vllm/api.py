@@ -1,6 +1,7 @@
-"""A vLLM server in vLLM's own words (0.32). See `mtrl.generator.engines.server.api.ServerApi`.
+"""vLLM's HTTP API (0.32) as a `mtrl.generator.engines.server.api.ServerApi`.
 
-Turns go to `/inference/v1/generate` (`--enable-scale-out`), all else to routes of its developers' mode.
+Turns are requested from `/inference/v1/generate` (`--enable-scale-out`); most other requests go to routes of vLLM's
+development mode.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from mtrl.generator.engines.server.http import Http
 from mtrl.types import FinishReason
 
 UNTOUCHED = "default"
-"""What vLLM calls the weights that it was started with."""
+"""vLLM's weight version of the weights that it was started with."""
 NO_NUMBER = -9999.0
-"""What vLLM answers in place of a log-prob that is no number or minus infinity."""
+"""Value that vLLM returns in place of a log-prob that is NaN or minus infinity."""
 LOOK = 5.0
-"""Seconds in which a healthy server answers that it is there."""
+"""Timeout of a health check, in seconds."""
 FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 SEEDS = 2**63
 
@@ -59,10 +60,10 @@ class VllmApi:
             return False
 
     async def is_ready(self) -> bool:
-        """vLLM listens when its model is loaded, not before.
+        """Whether the server answers: vLLM listens only after its model is loaded.
 
         Raises:
-            ServerRefusedError: it does not know the token.
+            ServerRefusedError: the server rejects the token.
         """
         try:
             await self._http.ask("GET", "/health", seconds=LOOK)
@@ -86,7 +87,7 @@ class VllmApi:
 
     async def pause(self, mode: str) -> None:
         told = self.pause_modes[mode]
-        # What `wait` waits for are turns.
+        # `wait` returns only when all running turns have ended.
         seconds = self._settings.request_timeout if told == "wait" else self._settings.sync_timeout
         await self._http.ask("POST", "/pause", params={"mode": told, "clear_cache": "false"}, seconds=seconds)
 
@@ -98,13 +99,13 @@ class VllmApi:
     async def begin_update(self) -> None:
         try:
             await self._post("/start_weight_update")
-        except ServerError:  # perhaps an update was left open, by a trainer that is gone
+        except ServerError:  # a trainer that has ended may have left an update open
             with suppress(ServerError):
                 await self._update("abandon", "another update begins")
             await self._post("/start_weight_update")
 
     async def receive_folder(self, folder: str, version: int, checksum: str | None = None) -> None:
-        """`checksum` of the trainer, over all tensors of the folder: the server compares it with its own."""
+        """`checksum`: the trainer's checksum of all tensors in the folder; the server compares it with its own."""
         await self._update("folder", folder, checksum)
 
     async def join(self, rendezvous: Rendezvous) -> None:
@@ -113,26 +114,27 @@ class VllmApi:
     async def receive_broadcast(
         self, layouts: Sequence[TensorLayout], group: str, version: int, checksum: str | None = None
     ) -> None:
-        """`checksum` as for `receive_folder`, over these tensors."""
+        """`checksum`: as for `receive_folder`, over these tensors."""
         await self._update("broadcast", broadcast_value(layouts, group), checksum)
 
     async def leave(self, group: str) -> None:
         await self._post("/init_weight_transfer_engine", {"init_info": {"leave": group}})
 
     async def receive_tensors(self, payload: str, version: int, checksum: str | None = None) -> None:
-        """`checksum` as for `receive_folder`, over these tensors."""
+        """`checksum`: as for `receive_folder`, over these tensors."""
         await self._update("tensors", payload, checksum)
 
     async def end_update(self, version: int) -> None:
         """
         Raises:
-            ServerError: weights did not come; their names are in it.
+            ServerError: some weights did not arrive; the message contains their names.
         """
-        await self._update("check", None)  # on its own, for an update whose end fails cannot be begun again
+        await self._update("check", None)  # a separate step: after a failed finish, no update could begin again
         await self._post("/finish_weight_update", {"weight_version": str(version)})
 
     async def forget(self) -> None:
-        """Turns that are paused get keys and values anew: vLLM forgets nothing while it holds some."""
+        """Drop the cache. The keys and values of paused turns are dropped as well and computed again, because vLLM
+        drops nothing while turns hold some."""
         answer = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
         if not isinstance(answer, dict) or answer.get("success") is not True:
             raise ServerError(f"{self.url} did not drop its cached keys and values, and does not say why")
@@ -168,11 +170,11 @@ class VllmApi:
         await self._post("/update_weights", update_body(kind, value, checksum))
 
 
-# -- what is sent ----------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------------------------
 
 
 def turn_body(request: TurnRequest) -> Json:
-    """The body for `/inference/v1/generate`."""
+    """Return the body for `/inference/v1/generate`."""
     body: Json = {
         "request_id": request.request_id,
         "token_ids": [int(token) for token in request.prompt],
@@ -186,11 +188,12 @@ def turn_body(request: TurnRequest) -> Json:
 
 
 def sampling_body(sampling: SamplingParams, max_tokens: int, prompt_tokens: int) -> Json:
-    """vLLM's `SamplingParams`. A turn ends where we say, and not at the token that the checkpoint calls its end."""
+    """Return vLLM's `SamplingParams`. Only the given stop tokens and strings end a turn, not the end token of the
+    checkpoint."""
     body: Json = {
         "max_tokens": max_tokens,
         "temperature": sampling.temperature,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": 0,  # only the log-prob of the sampled token
         "ignore_eos": True,
         "stop_token_ids": list(sampling.stop_token_ids),
         "detokenize": bool(sampling.stop),
@@ -207,18 +210,19 @@ def sampling_body(sampling: SamplingParams, max_tokens: int, prompt_tokens: int)
 
 
 def turn_seed(seed: int, prompt_tokens: int) -> int:
-    """vLLM counts random numbers from the start of a turn: with one seed all turns of a trajectory had the same."""
+    """Return the seed of a turn. vLLM restarts its random stream with every request, so that with one seed all turns of
+    a trajectory would draw the same numbers."""
     digest = blake2b(f"{seed}:{prompt_tokens}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % SEEDS
 
 
 def abort_body(request_id: str) -> Json:
-    """vLLM puts these words before the ids of `/inference/v1/generate`."""
+    """Return the body for `/abort_requests`. vLLM puts a prefix before the request ids of `/inference/v1/generate`."""
     return {"request_ids": [f"generate-tokens-{request_id}"]}
 
 
 def meeting_body(rendezvous: Rendezvous, seconds: float) -> Json:
-    """The body for `/init_weight_transfer_engine`; see `receiver.Meeting`."""
+    """Return the body for `/init_weight_transfer_engine`; see `receiver.Meeting`."""
     place = {
         "backend": rendezvous.backend,
         "host": rendezvous.host,
@@ -232,24 +236,24 @@ def meeting_body(rendezvous: Rendezvous, seconds: float) -> Json:
 
 
 def broadcast_value(layouts: Sequence[TensorLayout], group: str) -> Json:
-    """What `update_body` holds of a broadcast."""
+    """Return the value of `update_body` for a broadcast."""
     tensors = [{"name": layout.name, "dtype": layout.dtype, "shape": list(layout.shape)} for layout in layouts]
     return {"group": group, "tensors": tensors}
 
 
 def update_body(kind: str, value: Any, checksum: str | None = None) -> Json:
-    """The body for `/update_weights`; see `receiver.Step`."""
+    """Return the body for `/update_weights`; see `receiver.Step`."""
     return {"update_info": {"kind": kind, "value": value, "checksum": checksum}}
 
 
-# -- what is answered ------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------------------------
 
 
 def read_turn(answer: Any) -> Generation:
-    """From the answer of `/inference/v1/generate`.
+    """Parse the answer of `/inference/v1/generate`.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError, OverflowError: it is none.
+        LookupError, TypeError, ValueError, AttributeError, OverflowError: the answer is not a turn.
     """
     choice = answer["choices"][0]
     logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"] or {}).get("content") or ()]
@@ -269,8 +273,9 @@ def read_turn(answer: Any) -> Generation:
 
 
 def read_version(said: Any) -> int:
-    """
+    """Return the policy version for vLLM's name of its weights.
+
     Raises:
-        TypeError, ValueError: it is no policy version.
+        TypeError, ValueError: the name is not a policy version.
     """
     return 0 if said == UNTOUCHED else int(said)

@@ -1,4 +1,4 @@
-"""The command line of a vLLM server, from the settings that all engines have."""
+"""The command line of a vLLM server, made from the settings that all engines share."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ OURS = {
     "headless": "a server has to answer",
     "grpc": "servers are asked over HTTP",
 }
-"""Arguments that `generator.vllm.args` may not have, and why."""
+"""Arguments that `generator.vllm.args` may not have, and the reason."""
 CPU_CACHE = 256 * 2**20
-"""Bytes of keys and values without a GPU: vLLM would take 92% of the machine's memory."""
+"""Size of the key-value cache without a GPU, in bytes. By default vLLM would take 92% of the machine's memory."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""`--max-lora-rank` of vLLM."""
+"""Values that vLLM accepts for `--max-lora-rank`."""
 
 
 def vllm_command(launch: Launch, place: Place) -> Command:
-    """How one server is started; `serve.py` adds what every server of ours needs.
+    """Return the command that starts one server; `serve.py` adds the arguments that every server of mtrl needs.
 
     Raises:
-        UserError: `generator.vllm.args` has an argument that is not the user's, or no adapter may have this rank.
+        UserError: `generator.vllm.args` has an argument that the user may not set, or vLLM supports no adapters of this
+            rank.
     """
     settings = launch.settings
     arguments: dict[str, Any] = {
@@ -52,12 +53,12 @@ def vllm_command(launch: Launch, place: Place) -> Command:
         "max_num_seqs": launch.max_num_seqs,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "enable_prefix_caching": settings.prefix_caching,
-        "generation_config": "vllm",  # nothing of the checkpoint's generation_config.json
+        "generation_config": "vllm",  # ignores the checkpoint's generation_config.json
         "disable_uvicorn_access_log": True,
     }
     if launch.is_cpu:
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE, "block_size": 32}
-        # A prompt that is prefilled in parts ends the server: "CPU Generator does not use offset" (turns have seeds).
+        # Chunked prefill of a seeded turn crashes the server: "CPU Generator does not use offset".
         arguments["enable_chunked_prefill"] = False
         if settings.tensor_parallel_size == 1:
             arguments["distributed_executor_backend"] = "uni"
@@ -65,7 +66,7 @@ def vllm_command(launch: Launch, place: Place) -> Command:
         arguments["gpu_memory_utilization"] = launch.gpu_memory_utilization
         arguments["enable_sleep_mode"] = settings.colocate or None
     if rank := launch.max_lora_rank:
-        # Two at once: the newest, and the one that turns in flight still have.
+        # Two adapters at once: the newest, and the previous one of turns in flight.
         arguments |= {"enable_lora": True, "max_lora_rank": _rank(rank), "max_loras": 2, "max_cpu_loras": 4}
     arguments = launch.arguments(arguments, OURS, "_")
     said = {f"no_{name}" if value is False else name: value is False or value for name, value in arguments.items()}
@@ -73,7 +74,7 @@ def vllm_command(launch: Launch, place: Place) -> Command:
 
 
 def _rank(rank: int) -> int:
-    """The smallest that vLLM has room for."""
+    """Return the smallest `--max-lora-rank` of vLLM that is at least `rank`."""
     for room in RANKS:
         if rank <= room:
             return room
@@ -85,7 +86,7 @@ def _environment(launch: Launch) -> dict[str, str]:
     if launch.is_cpu:
         env |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every server is bound to the first cores
-            "TORCHDYNAMO_DISABLE": "1",  # else the first log-probs are compiled by g++, for seconds, or not at all
+            "TORCHDYNAMO_DISABLE": "1",  # else g++ compiles the code of log-probs for seconds, or fails
         }
         if launch.settings.tensor_parallel_size == 1:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # model and scheduler in one process: a faster start

@@ -1,6 +1,7 @@
-"""Every route of a vLLM server asks for the token: vLLM's own `--api-key` leaves pausing and weights open to all.
+"""ASGI middleware that requires the token on every route of a vLLM server: vLLM's own `--api-key` does not protect the
+routes for pauses and weights.
 
-Runs inside the engine's environment, as ASGI middleware.
+This module runs inside the engine's environment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 TOKEN = "MTRL_SERVER_TOKEN"
-"""Environment variable with the token that every request has to show."""
+"""Name of the environment variable with the token that every request must carry."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -26,10 +27,10 @@ _token: bytes | None = None
 
 
 def take_token() -> None:
-    """Move the token out of the environment, where processes that are started later would find it.
+    """Read the token and remove it from the environment, which processes that are started later inherit.
 
     Raises:
-        SystemExit: there is none; a server without one would obey everybody on this machine.
+        SystemExit: no token is set; a server without a token would obey every user of this machine.
     """
     global _token
     token = os.environ.pop(TOKEN, "")
@@ -39,10 +40,11 @@ def take_token() -> None:
 
 
 class Gate:
-    """Lets those in who show the token (`Authorization: Bearer TOKEN`); others get a 401, web sockets are closed.
+    """Middleware that passes on requests with the token (`Authorization: Bearer TOKEN`). Other requests get a 401, and
+    other web sockets are closed.
 
-    Errors that nobody has caught are told as JSON here: uvicorn would close the connection after its answer, and the
-    next request on it would be lost.
+    Uncaught errors are answered here, as JSON: uvicorn would close the connection after its answer, and the next
+    request on it would be lost.
     """
 
     def __init__(self, app: App):

@@ -1,6 +1,7 @@
-"""Tensors in memory that trainer and server share, out of the text that names them.
+"""Decoding of payloads that refer to tensors in memory that trainer and server share.
 
-Runs inside the engine's environment. The text is base64 of a pickle; only what rebuilds shared tensors is let through.
+This module runs inside the engine's environment. A payload is base64 of a pickle; the unpickler accepts only functions
+and classes that rebuild shared tensors.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ REBUILD = {
 
 
 def unpack(payload: str) -> dict[str, Tensor]:
-    """The tensors `[(name, tensor), …]`, where they are.
+    """Return the tensors of a payload of `[(name, tensor), …]` by name, in the shared memory itself.
 
     Raises:
-        ValueError: it is no such payload, or they lie on a GPU that this process does not see.
+        ValueError: the payload is invalid, or the tensors lie on a GPU that this process does not see.
     """
     try:
         pairs = Unpickler(io.BytesIO(base64.b64decode(payload, validate=True))).load()
@@ -49,7 +50,7 @@ def unpack(payload: str) -> dict[str, Tensor]:
 
 
 class Unpickler(pickle.Unpickler):
-    """Calls what rebuilds tensors, and nothing else."""
+    """An unpickler that accepts only functions and classes that rebuild tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (reductions.__name__, reductions.rebuild_cuda_tensor.__name__):
@@ -62,15 +63,16 @@ class Unpickler(pickle.Unpickler):
 
 
 def rebuild_cuda_tensor(*args: Any) -> Tensor:
-    """As torch does it; the seventh argument is the name of a GPU, for its number is another in every process."""
+    """Like torch's function of this name, but the seventh argument may be the UUID of a GPU, because the number of a
+    GPU differs between processes."""
     return reductions.rebuild_cuda_tensor(*args[:6], gpu_number(args[6]), *args[7:])  # type: ignore[call-arg]
 
 
 def gpu_number(gpu: int | str) -> int:
-    """What this process calls the GPU of this UUID.
+    """Return the number of the GPU with this UUID in this process; a number is returned unchanged.
 
     Raises:
-        ValueError: it does not see it.
+        ValueError: this process does not see the GPU.
     """
     numbers = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
     if isinstance(gpu, int):

