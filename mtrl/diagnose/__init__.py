@@ -1,1 +1,1 @@
-"""What is wrong with a run, and the first thing to change: `python -m mtrl.diagnose RUN`, and live in training."""
+"""Diagnosis of a run: symptoms and the first thing to change, by `python -m mtrl.diagnose RUN` and live in training."""

@@ -1,12 +1,12 @@
-"""python -m mtrl.diagnose: what is wrong with a run, and the first thing to change.
+"""python -m mtrl.diagnose: report what is wrong with a run, and the first thing to change.
 
-    python -m mtrl.diagnose RUN                     the first finding in full, the others in a line each
-    python -m mtrl.diagnose RUN --html FILE.html    a page with the curves that show each of them
-    python -m mtrl.diagnose RUN --json FILE.json    all of it for programs; - is the screen
+    python -m mtrl.diagnose RUN                     print the first finding in full and the others in one line each
+    python -m mtrl.diagnose RUN --html FILE.html    write a page with the curves of each finding
+    python -m mtrl.diagnose RUN --json FILE.json    write all findings for programs; - prints them
 
-The run may still go on. Rules are walked in their order, one change is proposed at a time, and a run that followed one
-(parent=RUN) is compared with its parent. It ends with 0 where there is no alarm, 1 where there is one, 2 if the command
-is wrong.
+The run may still be running. The rules are checked in their order and one change is proposed at a time. A run that
+applied a proposed change (parent=RUN) is compared with its parent. The exit status is 0 without an alarm, 1 with an
+alarm, and 2 if the command is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mtrl.tracking.files import replace_text, to_strict_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read, diagnose, report. Returns the exit status."""
+    """Diagnose the run and write the report. Return the exit status."""
     args = parse(argv)
     for option, path in (("--json", args.json), ("--html", args.html)):
         if path is not None and not Path(path).parent.is_dir():

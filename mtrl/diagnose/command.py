@@ -1,4 +1,4 @@
-"""The command that repeats a run with one change: its configuration, as what differs from an experiment."""
+"""The command that repeats a run with one change. It gives the configuration as overrides of an experiment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mtrl.config.compose import merge
 from mtrl.config.overrides import CONF, normalise, quoted
 
 OWN = ("run_dir", "resume", "parent")
-"""Keys that a new run has of its own."""
+"""Keys that are not copied to a new run."""
 
 
 def command(config: Mapping[str, Any], changes: Sequence[str], parent: Path | None) -> str:
-    """`python -m mtrl.main …`, ready to be pasted: the run again, with `changes`, as its child."""
+    """Return the command `python -m mtrl.main …` that repeats the run with `changes`, as its child."""
     words = [*words_of(config, changes), *changes]
     if parent is not None:
         words.append(_word("parent", str(parent)))
@@ -28,7 +28,7 @@ def command(config: Mapping[str, Any], changes: Sequence[str], parent: Path | No
 
 
 def words_of(config: Mapping[str, Any], changes: Sequence[str] = ()) -> list[str]:
-    """The overrides that make `config` again, but for the keys of `changes`."""
+    """Return the overrides that reproduce `config`, except for the keys of `changes`."""
     experiment = _experiment(config)
     changed = {change.partition("=")[0] for change in changes} | set(OWN)
     words = list(_differences(keys.flat(_base(experiment)), keys.flat(config), changed))
@@ -36,7 +36,7 @@ def words_of(config: Mapping[str, Any], changes: Sequence[str] = ()) -> list[str
 
 
 def shipped(config: Mapping[str, Any], key: str) -> Any:
-    """What the experiment that the run began with has under a dotted key; None where it has none."""
+    """Return the value of a dotted key in the experiment that the run started from; None if it has no such key."""
     return keys.flat(_base(_experiment(config))).get(key)
 
 
@@ -46,7 +46,8 @@ def _base(experiment: str) -> Any:
 
 
 def _experiment(config: Mapping[str, Any]) -> str:
-    """The experiment that it began with: named as the run, or as its task; else the default one."""
+    """Return the experiment that the run started from: it has the name of the run or of its task; otherwise the
+    default experiment."""
     task = (config.get("environment") or {}).get("name")
     named = (name for name in (config.get("name"), task) if name and re.fullmatch(r"\w+", str(name)))
     return next((str(name) for name in named if (CONF / "experiment" / f"{name}.yaml").is_file()), "gsm8k")
@@ -74,7 +75,7 @@ def _word(key: str, value: Any) -> str:
 
 
 def _typed(value: Any) -> str:
-    """As Hydra reads it: text in quotes unless it is a plain word."""
+    """Format a value as Hydra reads it: text in quotes unless it is a plain word."""
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_./][\w./-]*", value):
         return quoted("", value)[1:]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The trajectories of a run on which reward and scorer disagree: who they are, and what they said last."""
+"""The trajectories of a run on which reward and scorer disagree: their counts, locations and last responses."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from mtrl.rescore.source import Stored, read
 from mtrl.tracking.text import one_line, short
 
 MOST = 2000
-"""Trajectories after which no further file is looked at, the newest first."""
+"""Number of trajectories after which no further file is read; the newest files come first."""
 SHOWN = 5
 END = 160
-"""Characters of the last response that are shown: its end, where answers are."""
+"""Number of characters shown from the end of the last response, where answers are."""
 ENOUGH = 5
-"""Successes from which on their rewards say something."""
+"""Minimum number of successes for a decision about the claim threshold."""
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """What reward and scorer say of the stored training trajectories."""
+    """Agreement of reward and scorer on the stored trajectories."""
 
     looked_at: int = 0
-    """Of whole steps: what was stored because it disagrees is not counted."""
+    """Number of scored trajectories of whole steps. Trajectories stored because of a disagreement are not counted."""
     lenient: int = 0
-    """Of those."""
+    """Number of counted trajectories that the reward calls solved and the scorer does not."""
     strict: int = 0
+    """Number of counted trajectories that the scorer calls solved and the reward does not."""
     witnesses: tuple[Witness, ...] = ()
-    """The best paid of the lenient ones, of all files."""
+    """Lenient trajectories with the highest rewards, from all files."""
     best_lenient: float = 0.0
     fitting_threshold: float | None = None
-    """Every success earns at least this and every lenient one less: the claim threshold is in the wrong place."""
+    """Claim threshold that separates every success from every lenient trajectory; None if there is none. If it exists,
+    the configured threshold is wrong."""
 
     @property
     def lenient_share(self) -> float:
@@ -43,26 +45,26 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class _Tally:
-    """One file of trajectories."""
+    """Counts of one file of trajectories."""
 
     lines: int
     looked_at: int
     lenient: int
     strict: int
     earned: tuple[float, ...]
-    """By successes."""
+    """Rewards of the successes."""
     witnesses: tuple[tuple[float, Witness], ...]
-    """The best paid of the lenient ones, with their rewards."""
+    """Lenient trajectories with the highest rewards, each with its reward."""
 
 
 def disagreement(record: Record) -> Disagreement:
-    """Look at the newest training trajectories, in the last two windows of steps."""
+    """Compare reward and scorer on the newest training trajectories, from the last two windows of steps."""
     since = max(0, record.step - 2 * record.window)
     return _count(record, record.files("disagree", "train", since=since))
 
 
 def baseline_disagreement(record: Record) -> Disagreement:
-    """Look at the evaluation before training."""
+    """Compare reward and scorer on the evaluation before training."""
     return _count(record, record.files("eval_sampled", "eval_greedy", until=0))
 
 
@@ -88,7 +90,7 @@ def _count(record: Record, files: Iterable[Path]) -> Disagreement:
 
 def _remembered(record: Record, file: Path) -> _Tally:
     success, found = float(record.setting("evaluation.success_threshold")), file.stat()
-    key = ("tally", file, found.st_mtime_ns, found.st_size)  # a run that is set back writes it again
+    key = ("tally", file, found.st_mtime_ns, found.st_size)  # a run that is set back writes the file again
     return record.once(key, lambda: _tally(file, Thresholds(success, record.unit)))
 
 

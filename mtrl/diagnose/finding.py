@@ -1,4 +1,4 @@
-"""A finding: one symptom of a run, what shows it, and the first thing to change."""
+"""A finding: one symptom of a run, its evidence, and the first thing to change."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     ALARM = "alarm"
-    """The run is lost, or teaches the wrong thing, unless something is changed."""
+    """The run fails or learns the wrong behaviour unless something is changed."""
     WARNING = "warning"
-    """It costs the run something."""
+    """The symptom makes the run worse or slower."""
     NOTE = "note"
-    """Worth knowing; nothing has to be done."""
+    """Information; no change is required."""
 
     @property
     def rank(self) -> int:
-        """0 for the worst."""
+        """Rank of the severity, 0 for the worst."""
         return list(Severity).index(self)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One change, as it would be typed; a decision may take more than one word."""
+    """One change, as a user would type it. One decision may need several overrides."""
 
     words: tuple[str, ...]
     """Overrides such as `async_config.max_steps_off_policy=0`."""
     why: str
     current: tuple[str, ...] = ()
-    """What those keys are now, in the same order; filled in when the proposal is checked."""
+    """Current settings of those keys (`key=value`), in the same order; filled in when the proposal is checked."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -47,35 +47,35 @@ class Witness:
     """A trajectory that shows the symptom."""
 
     where: str
-    """FILE:LINE below the folder of the run."""
+    """Location of the trajectory, as FILE:LINE below the folder of the run."""
     said: str
-    """What it shows, in one line: reward, score, the end of the last response."""
+    """Summary of the trajectory in one line: reward, score, the end of the last response."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A symptom. Frozen: a rule makes it, the walk settles its proposals, and everything else only shows it."""
+    """A symptom of a run. A rule creates it, the walk settles its proposals, and all other code only shows it."""
 
     severity: Severity
     title: str
     """The symptom in one sentence, with numbers."""
     rule: str = ""
-    """Its name in the registry, such as `hacked_reward`; the walk fills it in, and `requirements`."""
+    """Name of the rule in the registry, such as `hacked_reward`. The walk fills in `rule` and `requirements`."""
     requirements: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     """Sentences with the numbers and the steps."""
     metrics: tuple[str, ...] = ()
-    """Keys of metrics.jsonl whose curves show it, the most telling one first."""
+    """Keys of metrics.jsonl whose curves show the symptom, the clearest one first."""
     steps: tuple[int, int] = (0, 0)
-    """First and last step that were looked at; where the rule does not say, all of them."""
+    """First and last step that the rule examined; all steps if the rule does not set it."""
     proposals: tuple[Proposal, ...] = ()
-    """The first one is what to change; the others are for when it is done or has not helped."""
+    """Proposed changes. The first one is the change to make; the others follow if it is already made or fails."""
     advice: str = ""
-    """What no setting does: what to look at, or to write otherwise."""
+    """Advice on work that no setting does, such as reading trajectories or rewriting a reward."""
     expect: str = ""
-    """What should then be seen, and within how many steps."""
+    """Expected effect of the change, and the number of steps within which it should appear."""
     look: tuple[str, ...] = ()
-    """Commands that show more."""
+    """Commands that show more detail."""
     witnesses: tuple[Witness, ...] = field(default=())
 
     @property
@@ -87,15 +87,15 @@ class Finding:
         return replace(self, proposals=proposals)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the finding as a dict for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
-        """Back from JSON.
+        """Return the finding from the dict of `to_dict`.
 
         Raises:
-            ValueError: it is not what `to_dict` writes.
+            ValueError: The data is not a dict of `to_dict`.
         """
         try:
             return cls(

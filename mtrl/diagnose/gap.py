@@ -1,4 +1,4 @@
-"""Training rows against held-out rows: the one learnt, the other not."""
+"""Gap between training rows and held-out rows: the policy learns the former but not the latter."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from mtrl.diagnose.rules.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, level
 from mtrl.diagnose.stats import Change, compare, error_of_share, noise
 
 RISE = 0.15
-"""Share of the rollouts: what training must have gained at least, and be ahead of the evaluation."""
+"""Minimum gain of training success, and its minimum lead over the evaluation, as shares of the rollouts."""
 FOLLOWS = 0.5
-"""Held-out success that certainly gained less than this share of what training did has not followed it."""
+"""Share of the gain of training. Held-out success has not followed training if it certainly gained less than this
+share."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Training got better, and the evaluations did not."""
+    """Training improved, and the evaluations did not."""
 
     trained: Change
-    """Success of the rollouts by the scorer, or their reward in units of a success where nothing was scored; from the
-    first window to the one that ends at the last evaluation."""
+    """Success of the rollouts by the scorer, or their reward in units of a success if nothing was scored; from the
+    first window to the window that ends at the last evaluation."""
     scored: bool
-    """Whether it is success."""
+    """Whether `trained` is success by the scorer, not reward."""
     held_out: float
-    """At the last evaluation."""
+    """Held-out success at the last evaluation."""
     best: float
+    """Held-out success of the best evaluation."""
     best_step: int
-    """The best evaluation, and its step."""
+    """Step of the best evaluation."""
     falls: bool
-    """Held-out success is certainly lower than at its best."""
+    """Whether held-out success is certainly lower than at its best."""
 
 
 def find_gap(record: Record) -> Gap | None:
-    """The gap, if the last two evaluations did not follow and training is ahead of the last one, with two standard
-    errors to spare."""
+    """Return the gap if, with a margin of two standard errors, the last two evaluations did not follow and training
+    leads the last one; else None."""
     scored = record.has(SUCCESS)
     train = record.series(SUCCESS if scored else REWARD)
     held = record.series(HELD_OUT)
@@ -55,7 +57,7 @@ def find_gap(record: Record) -> Gap | None:
         gaps.append(trained)
     if gaps[-1].after - held.values[-1] - 2 * error_of_share(held.values[-1], episodes) < RISE:
         return None
-    sampled = record.series(SAMPLED).values  # as training rollouts are: greedy ones may follow in jumps
+    sampled = record.series(SAMPLED).values  # sampled like training rollouts; greedy success may follow in jumps
     if len(sampled) > 1 and _followed(sampled[0], sampled[-1], gaps[-1], episodes):
         return None
     top = int(np.argmax(held.values))
@@ -65,7 +67,7 @@ def find_gap(record: Record) -> Gap | None:
 
 
 def _followed(first: float, last: float, trained: Change, episodes: float) -> bool:
-    """Whether evaluations may have gained what `FOLLOWS` asks for, with two standard errors to spare."""
+    """Whether evaluations may have gained the share `FOLLOWS` of the gain of training, within two standard errors."""
     error = math.hypot(error_of_share(first, episodes), error_of_share(last, episodes))
     return last - first + 2 * error >= FOLLOWS * trained.difference
 

@@ -1,4 +1,4 @@
-"""The runs that a run comes from: what each changed of the one before, and what that did (R155)."""
+"""The ancestors of a run: the settings that each run changed from its parent, and the effect of the change (R155)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mtrl.diagnose.stats import Change, compare, noise
 from mtrl.errors import UserError
 
 MOST = 20
-"""Ancestors that are looked at."""
+"""Maximum number of ancestors that are read."""
 IGNORED = ("name", *keys.IDLE)
 TOGETHER = (
     {"algorithm.group_size", "trainer.prompts_per_step"},
@@ -29,7 +29,7 @@ TOGETHER = (
     {"trainer.mini_batches", "trainer.update_epochs"},
     {"trainer.optimizer.schedule", "trainer.optimizer.min_lr_ratio"},
 )
-"""Keys that are one decision."""
+"""Groups of keys that count as one decision."""
 METRICS = {
     "rollout/success/mean": "success of training rollouts",
     "rollout/reward/mean": "training reward",
@@ -38,7 +38,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A key that a child has otherwise than its parent."""
+    """A key whose value differs between a child and its parent."""
 
     key: str
     before: Any
@@ -54,7 +54,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Effect:
-    """One metric of parent and child over the same steps."""
+    """One metric compared between parent and child over the same steps."""
 
     metric: str
     name: str
@@ -71,7 +71,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Link:
-    """From a parent to its child."""
+    """The changes and effects from a parent to its child."""
 
     parent: str
     child: str
@@ -80,7 +80,7 @@ class Link:
 
     @property
     def decisions(self) -> int:
-        """How many things were changed at once; keys that belong together are one."""
+        """Number of decisions that were changed at once; keys that belong together count as one."""
         left = {setting.key for setting in self.settings}
         count = 0
         for group in TOGETHER:
@@ -91,7 +91,7 @@ class Link:
 
     @property
     def verdict(self) -> str:
-        """That of success, else of the reward; unknown where there are too few steps in common."""
+        """Verdict on success, else on the reward; "too early to tell" if there are too few steps in common."""
         return self.effects[0].verdict if self.effects else "too early to tell"
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,17 +100,17 @@ class Link:
 
 
 def lineage(record: Record) -> list[Link]:
-    """The links from the oldest ancestor to this run; empty for a run without a parent.
+    """Return the links from the oldest ancestor to this run; empty for a run without a parent.
 
     Raises:
-        UserError: a parent that is no run.
+        UserError: A parent is not a run.
     """
     records = [record, *_ancestors(record)][::-1]
     return [_link(parent, child) for parent, child in pairwise(records)]
 
 
 def tried_in_vain(links: list[Link]) -> list[tuple[str, ...]]:
-    """The changes that did not help, as words, so that they are not proposed again."""
+    """Return the changes that did not help, as overrides, so that they are not proposed again."""
     return [
         tuple(setting.word for setting in link.settings)
         for link in links
@@ -133,7 +133,8 @@ def _ancestors(record: Record) -> Iterator[Record]:
 
 
 def _find(name: str, child: Path | None) -> Path:
-    """A parent as it was named, else beside its child: folders of runs are moved together."""
+    """Return the folder of a parent: the path in the child's configuration, else the folder of that name beside the
+    child, because folders of runs are moved together."""
     places = [Path(name), *([child.parent / Path(name).name] if child else [])]
     found = next((place for place in places if place.is_dir() and holds_run(place)), None)
     if found is None:
@@ -153,7 +154,7 @@ def _link(parent: Record, child: Record) -> Link:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Setting]:
-    """What is otherwise; what one of them does not have is the schema's default there."""
+    """Return the keys with different values. A missing key has the schema's default."""
     first, second = keys.flat(before), keys.flat(after)
     found = []
     for key in sorted({*first, *second}):
@@ -168,7 +169,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Set
 
 
 def _effect(parent: Record, child: Record, metric: str, name: str) -> Effect | None:
-    """Over the last window of the steps that both have."""
+    """Compare a metric over the last window of the steps that both runs have."""
     last = min(parent.step, child.step)
     width = min(parent.window, child.window)
     first = last - width + 1
@@ -184,7 +185,8 @@ def _between(series: Series, first: int, last: int) -> Series:
 
 
 def _held_out(parent: Record, child: Record) -> Effect | None:
-    """At the last evaluation that both have; the two are taken as independent, which is cautious."""
+    """Compare held-out success at the last evaluation that both runs have. The two are treated as independent, which
+    is conservative."""
     key = "val/success/mean"
     common = sorted({*parent.series(key).steps.tolist()} & {*child.series(key).steps.tolist()} - {0})
     if not common:
@@ -203,5 +205,5 @@ def _episodes(record: Record, step: int) -> float:
 
 
 def _variance(rate: float, count: float) -> float:
-    share = (rate * count + 1) / (count + 2)  # never quite 0 or 1
+    share = (rate * count + 1) / (count + 2)  # never exactly 0 or 1
     return share * (1 - share) / count

@@ -1,4 +1,4 @@
-"""The diagnosis of a run that goes on: the same rules, after every step."""
+"""Live diagnosis: the same rules, checked after every step of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ENDS = frozenset({"collapse", "hacked_reward"})
 
 
 class Watch:
-    """Reads the row of every step and says what is new. Never raises: a diagnosis must not end a run by accident."""
+    """Checks the row of every step and returns new findings. It never raises, because a diagnosis must not end a run by
+    accident."""
 
     def __init__(self, config: Config, run: RunDir):
         self.stop: Finding | None = None
@@ -40,9 +41,11 @@ class Watch:
         self._take_up()
 
     def after_step(self, row: dict[str, Any]) -> list[Finding]:
-        """Findings that are new or got worse with this row, which has its `step`; they are also in alarms.jsonl.
+        """Return the findings that are new or more severe with this row, which has a `step`; also write them into
+        alarms.jsonl.
 
-        A row of a step that was seen before means that the run was set back: what came after is forgotten.
+        A row of a step that was seen before means that the run was set back. Rows and findings from that step on are
+        forgotten.
         """
         if self._mode == "none":
             return []
@@ -77,7 +80,7 @@ class Watch:
             file.write(to_strict_json({"step": self._record.step, **finding.to_dict()}) + "\n")
 
     def _take_up(self) -> None:
-        """The rows that are there, of a run that goes on."""
+        """Read the existing rows of a resumed run."""
         try:
             for row in MetricsLog(self._metrics).read():
                 self._record.add(row)
@@ -86,7 +89,7 @@ class Watch:
             LOG.warning("what the diagnosis found before cannot be read: %s", error)
 
     def _set_back(self, step: int) -> None:
-        """Forget what was seen and told after `step`."""
+        """Forget rows and findings after `step`."""
         self._record.forget(step)
         self._told.clear()
         kept = [line for line in self._lines() if line["step"] <= step]
@@ -102,13 +105,13 @@ class Watch:
             return []
         found = []
         for line in self._path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # half-written when the run was killed
+            with suppress(ValueError):  # a kill may have left a half-written line
                 found.append(json.loads(line))
         return found
 
 
 def read_alarms(run: RunDir) -> list[tuple[int, Finding]]:
-    """What the live diagnosis of a run told, with the step at which it did; lines that cannot be read are left out."""
+    """Return the findings of the live diagnosis of a run, each with its step. Unreadable lines are left out."""
     path = run.path / FILE
     if not os.path.exists(path):
         return []

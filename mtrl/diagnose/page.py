@@ -1,4 +1,4 @@
-"""A diagnosis as one page of HTML: everything is in it, nothing is loaded, nothing runs."""
+"""A diagnosis as one self-contained page of HTML, which loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mtrl.diagnose.report import Report
 from mtrl.tracking.text import html_text, short
 
 CURVES = 4
-"""Metrics of a finding that are drawn."""
+"""Maximum number of metrics that are drawn for a finding."""
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #777; }
@@ -24,7 +24,7 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; }
 
 
 def page(report: Report) -> str:
-    """The whole document. Text of a run is escaped; there is no script, and a policy forbids any."""
+    """Return the whole document. Text of a run is escaped. The page has no script, and its policy forbids scripts."""
     name = html_text(str(report.record.path))
     findings = "".join(_section(report, finding) for finding in report.diagnosis.findings)
     if not findings:
@@ -96,7 +96,7 @@ def _list(items: list[str]) -> str:
 
 
 def curves(record: Record, finding: Finding) -> str:
-    """The metrics of a finding as SVG, the steps that it looked at shaded; nothing where none was measured."""
+    """Return the metrics of a finding as SVG, with the examined steps shaded; empty if no metric was measured."""
     import matplotlib
     from matplotlib.figure import Figure
 

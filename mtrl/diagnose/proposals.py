@@ -1,4 +1,4 @@
-"""Which proposals a run can take: they change something, pass the checks of the configuration, and were not tried."""
+"""Filter of proposals: a proposal must change a setting, pass the checks of the configuration, and be untried."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Proposals:
     def __init__(self, config: Mapping[str, Any], tried: Collection[tuple[str, ...]] = ()):
         """
         Args:
-            config: as config.yaml holds it.
-            tried: words of proposals that an earlier run of the lineage followed without effect.
+            config: Content of config.yaml.
+            tried: Overrides that an earlier run of the lineage applied without success.
         """
         self._config = config
         self._tried = {frozenset(words) for words in tried}
 
     def settle(self, finding: Finding) -> Finding:
-        """The finding with those of its proposals that can be taken, each with what is set now."""
+        """Return the finding with its applicable proposals, each with the current settings."""
         settled = (self._settled(proposal) for proposal in finding.proposals)
         return finding.with_proposals(tuple(proposal for proposal in settled if proposal is not None))
 
@@ -53,13 +53,13 @@ class Proposals:
                 try:
                     cfg = OmegaConf.merge(cfg, part)
                 except OmegaConfBaseException:
-                    continue  # of another version: the schema's own values stand in
+                    continue  # the section is of another version; the schema's defaults are used
         assert isinstance(cfg, DictConfig)
         return cfg
 
     @cached_property
     def _own_problem(self) -> str | None:
-        """What is wrong with the run's own configuration: its task or its data may not be on this machine."""
+        """Error of the checks for the run's own configuration: its task or its data may not be on this machine."""
         return _problem(self._base)
 
     def _fits(self, words: list[str]) -> bool:
@@ -85,7 +85,7 @@ def _same(now: Any, then: Any) -> bool:
 
 
 def _problem(cfg: DictConfig) -> str | None:
-    """The sentence of the checks, if they refuse it."""
+    """Return the error of the checks if they refuse the configuration, else None."""
     try:
         check(cfg.copy())
     except (UserError, NotImplementedError, OmegaConfBaseException) as error:

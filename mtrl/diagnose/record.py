@@ -1,4 +1,4 @@
-"""What the rules read of a run: its configuration, its metrics as columns, its trajectories when they are asked for."""
+"""The data of a run that the rules read: its configuration, its metrics as columns, and its trajectories on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mtrl.tracking.trajectories import kind_and_step
 T = TypeVar("T")
 
 LEAST_WINDOW = 5
-"""Steps; with fewer nothing is decided, however short the run."""
+"""Minimum length of a window, in steps, however short the run."""
 
 
 @dataclass(frozen=True)
@@ -42,36 +42,36 @@ class Series:
         return Series(self.steps[:count], self.values[:count])
 
     def since(self, step: int) -> Series:
-        """From `step` on."""
+        """Return the part from `step` on."""
         late = self.steps >= step
         return Series(self.steps[late], self.values[late])
 
     def until(self, step: int) -> Series:
-        """Up to `step`, itself included."""
+        """Return the part up to and including `step`."""
         early = self.steps <= step
         return Series(self.steps[early], self.values[early])
 
 
 @dataclass
 class _Column:
-    """Sixteen bytes for each step of a long run, and copied as a block whenever rules look at it."""
+    """Compact storage of one metric: 16 bytes per step, copied as a block when a rule reads it."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
 
 
 class Record:
-    """A run as the rules see it; grows by `add` while the run goes on."""
+    """A run as the rules see it. `add` appends rows while the run goes on."""
 
     def __init__(self, config: Mapping[str, Any], path: Path | None = None, rows: Iterable[Mapping[str, Any]] = ()):
         """
         Args:
-            config: what config.yaml holds; keys that it does not have are the schema's defaults.
-            path: the folder of the run; None: there is none, and no trajectories.
+            config: Content of config.yaml; missing keys have the schema's defaults.
+            path: The folder of the run; None: there is no folder, so there are no trajectories.
         """
         self.config, self.path = config, path
         self.step = 0
-        """The last step that is known."""
+        """Last step of the rows so far."""
         self._columns: dict[str, _Column] = {}
         self._series: dict[str, Series] = {}
         self._memory: dict[Hashable, Any] = {}
@@ -80,10 +80,10 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """A run on disk, also one that still goes on.
+        """Load a run from disk. The run may still be running.
 
         Raises:
-            UserError: there is no run, or it cannot be read.
+            UserError: The run does not exist or cannot be read.
         """
         run = RunDir(path)
         if not path.is_dir():
@@ -100,7 +100,8 @@ class Record:
     # -- growing -----------------------------------------------------------------------------------------------------
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """The row of one step; what is no finite number is left out. A step that is there already is added to."""
+        """Add the row of one step, which may extend an earlier row of the same step. Values that are not finite numbers
+        are left out."""
         step = int(row["step"])
         self.step = max(self.step, step)
         self._series.clear()
@@ -111,7 +112,7 @@ class Record:
                 column.values.append(float(value))
 
     def forget(self, step: int) -> None:
-        """Drop what is after `step`: the run goes on from there."""
+        """Remove all values after `step`, from which the run continues."""
         self._series.clear()
         self.step = min(self.step, step)
         for column in self._columns.values():
@@ -122,21 +123,21 @@ class Record:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def series(self, key: str) -> Series:
-        """A metric; empty where it was never measured."""
+        """Return a metric; the series is empty if it was never measured."""
         if key not in self._series:
             column = self._columns.get(key, _Column())
             self._series[key] = Series(np.array(column.steps, int), np.array(column.values, float))
         return self._series[key]
 
     def metrics(self, prefix: str = "") -> list[str]:
-        """The metrics that there are."""
+        """Return the sorted keys of the measured metrics that begin with `prefix`."""
         return sorted(key for key, column in self._columns.items() if column.steps and key.startswith(prefix))
 
     def has(self, key: str) -> bool:
         return len(self.series(key)) > 0
 
     def setting(self, path: str) -> Any:
-        """A key of the run's configuration, else the schema's default."""
+        """Return the value of a key in the run's configuration, else the schema's default."""
         found: Any = self.config
         for name in path.split("."):
             if not isinstance(found, Mapping) or name not in found:
@@ -147,42 +148,43 @@ class Record:
 
     @property
     def steps(self) -> int:
-        """Training steps that were measured."""
+        """Number of measured training steps."""
         return len(self.series("rollout/reward/mean"))
 
     @property
     def window(self) -> int:
-        """Steps that one decision looks at: `diagnosis.window`, less where the whole run is short."""
+        """Number of steps that one decision examines: `diagnosis.window`, or less for a short run."""
         planned = max(int(self.setting("trainer.max_steps") or 0), self.step)
         return max(LEAST_WINDOW, min(int(self.setting("diagnosis.window")), planned // 3))
 
     @property
     def is_over(self) -> bool:
-        """It has done all of its steps."""
+        """Whether the run has done all of its steps."""
         return self.step >= int(self.setting("trainer.max_steps") or 0)
 
     @property
     def unit(self) -> float:
-        """The reward that means success: what changes of the reward are measured against."""
+        """Reward of a success, which is the unit for changes of the reward."""
         claim = self.setting("evaluation.claim_threshold")
         claim = self.setting("evaluation.success_threshold") if claim is None else claim
         return float(claim) if claim and claim > 0 else 1.0
 
     @property
     def episodes(self) -> int:
-        """Episodes of one training step."""
+        """Number of episodes per training step."""
         return int(self.setting("trainer.prompts_per_step")) * int(self.setting("algorithm.group_size"))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What costs something to find out and does not change any more: the live diagnosis asks after every step."""
+        """Return the cached result of `make`. It is for costly results that do not change, because the live diagnosis
+        asks after every step."""
         if key not in self._memory:
             self._memory[key] = make()
         found: T = self._memory[key]
         return found
 
     def files(self, *kinds: str, since: int = 0, until: int | None = None) -> list[Path]:
-        """The files of trajectories of these kinds (`train`, `disagree`, `eval_greedy`, …), the newest step first. They
-        are written whole and do not change.
+        """Return the files of trajectories of these kinds (`train`, `disagree`, `eval_greedy`, …), the newest step
+        first. The files are written whole and do not change.
         """
         if self.path is None:
             return []

@@ -1,4 +1,4 @@
-"""The rules in the order in which they are walked (R154): what has to hold first, the five rules, the rest."""
+"""The registry of the rules, in the order in which they are checked (R154): prerequisites, the five rules, the rest."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from mtrl.diagnose.finding import Finding
 from mtrl.diagnose.record import Record
 
 LEAST = 10
-"""Steps of a window, for the question whether there are enough."""
+"""Minimum length of a window, in steps, for the decision whether a rule has enough steps."""
 
 Check = Callable[[Record], Finding | None]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One symptom."""
+    """The rule for one symptom."""
 
     name: str
     requirements: tuple[str, ...]
     summary: str
-    """What it looks for, in a few words."""
+    """The symptom in one sentence."""
     check: Check
     windows: float
-    """It decides after so many windows of steps; before that it is too early to tell."""
+    """Number of windows of steps that the rule needs before it can decide."""
 
     def is_due(self, record: Record) -> bool:
         return record.steps >= self.windows * max(record.window, LEAST)
 
 
 RULES: list[Rule] = []
-"""In the order of `mtrl/diagnose/rules/__init__.py`."""
+"""All rules, in the order of `mtrl/diagnose/rules/__init__.py`."""
 
 
 def rule(*requirements: str, windows: float = 1.0) -> Callable[[Check], Check]:
-    """Register a function `record -> Finding | None`, named as the symptom; the first line of its docstring tells it.
+    """Register a function `record -> Finding | None`. Its name is the name of the symptom, and the first line of its
+    docstring describes the symptom.
 
     Args:
-        requirements: the numbers that it answers, such as "R148".
-        windows: windows of steps that it needs before it can decide.
+        requirements: Numbers of the requirements that the rule covers, such as "R148".
+        windows: Number of windows of steps that the rule needs before it can decide.
     """
 
     def register(check: Check) -> Check:

@@ -1,4 +1,4 @@
-"""A diagnosis with everything that is shown of it: the record, the lineage, the command of the first change."""
+"""A diagnosis with all data for its display: the record, the lineage, the command of the first change."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mtrl.errors import UserError
 
 @dataclass
 class Report:
-    """What `python -m mtrl.diagnose` says."""
+    """Report of `python -m mtrl.diagnose`."""
 
     record: Record
     diagnosis: Diagnosis
     links: list[Link] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    """On the lineage: what could not be read, and several changes at once."""
+    """Remarks on the lineage: unreadable ancestors, and several changes at once."""
     command: str | None = None
-    """The run again with the first change of the first finding."""
+    """Command that repeats the run with the first change of the first finding."""
 
     @property
     def first(self) -> Finding | None:
-        """The finding to work on: the worst, and of those the first in the order of the rules."""
+        """The finding to work on: the most severe one; among equals, the first in the order of the rules."""
         return self.diagnosis.findings[0] if self.diagnosis.findings else None
 
     @property
@@ -41,7 +41,7 @@ class Report:
         return "healthy" if len(self.diagnosis.checked) > len(self.diagnosis.early) else "too early to tell"
 
     def to_dict(self) -> dict[str, Any]:
-        """What the JSON holds."""
+        """Return the report as a dict for JSON."""
         return {
             "run": str(self.record.path),
             "status": self.status,
@@ -61,7 +61,7 @@ def diagnose(path: Path) -> Report:
     """Diagnose the run in a folder.
 
     Raises:
-        UserError: there is no run, or it cannot be read.
+        UserError: The run does not exist or cannot be read.
     """
     record = Record.load(path)
     remarks: list[str] = []
@@ -83,7 +83,7 @@ def diagnose(path: Path) -> Report:
 
 
 def _command(report: Report) -> str | None:
-    """Only for a finding that asks for a change: a note does not."""
+    """Return the command of the first finding; None if it proposes no change or is only a note."""
     first = report.first
     if first is None or first.change is None or first.severity == Severity.NOTE:
         return None

@@ -1,4 +1,4 @@
-"""A diagnosis on the screen: the first finding in full, the others in a line each."""
+"""A diagnosis on the screen: the first finding in full, the others in one line each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mtrl.tracking.text import one_line, short
 
 STYLES = {Severity.ALARM: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 CURVES = 3
-"""Metrics of a finding whose curve is shown."""
+"""Maximum number of metrics whose curves are shown for a finding."""
 
 
 def show(report: Report, file: TextIO | None = None, width: int | None = None) -> None:
-    """Print the report. Whatever comes from a run is cleaned: a response must not act on the terminal."""
+    """Print the report. All text from a run is cleaned, because a response must not act on the terminal."""
     screen = Console(file=file or sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     record, diagnosis = report.record, report.diagnosis
     checked = len(diagnosis.checked)
@@ -82,7 +82,7 @@ def _full(screen: Console, report: Report, finding: Finding) -> None:
     for proposal in finding.proposals[1:]:
         _line(screen, "else", f"{proposal} – {proposal.why}", "dim")
     commands = [*([report.command] if report.command else []), *finding.look]
-    for command in commands:  # never broken, so that they can be copied
+    for command in commands:  # never wrapped, so that they can be copied
         screen.print(Text(f"  {one_line(command, 4000)}", style="bold cyan"), soft_wrap=True)
 
 
@@ -102,7 +102,7 @@ def _others(screen: Console, findings: list[Finding]) -> None:
 
 
 def _said_of(link: Link) -> str:
-    """A link in one sentence."""
+    """Describe a link in one sentence."""
     changed = ", ".join(map(str, link.settings)) or "nothing"
     effects = [
         f"{e.name} {short(e.change.before)} → {short(e.change.after)} (± {short(2 * e.change.error)}): {e.verdict}"

@@ -1,7 +1,7 @@
-"""How sure a curve says something: pure functions over the values of a metric, in the order of their steps.
+"""Statistical certainty of curves: pure functions over the values of a metric, in the order of their steps.
 
-Steps of a run are not independent draws: the same policy acts in neighbouring ones, so the error of a mean over them is
-widened by the autocorrelation that is left (Bartlett: by √((1 + r) / (1 - r)) for a lag-1 correlation r).
+Steps of a run are not independent draws, because nearly the same policy acts in neighbouring steps. The error of a mean
+is therefore widened by the remaining autocorrelation (Bartlett: by √((1 + r) / (1 - r)) for a lag-1 correlation r).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 Values = Sequence[float] | np.ndarray
 MAX_CORRELATION = 0.8
-"""More than this is a trend, not noise."""
+"""Upper bound of the lag-1 correlation; a larger correlation is a trend, not noise."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Change:
-    """How much one window differs from another, `after - before`, and the standard error of that."""
+    """Difference between two windows, `after - before`, and its standard error."""
 
     before: float
     after: float
@@ -40,25 +40,27 @@ class Change:
 
     @property
     def z(self) -> float:
-        """In standard errors; infinite for a difference between windows without any noise."""
+        """Difference in standard errors; infinite for a difference between windows without any noise."""
         if self.error > 0:
             return self.difference / self.error
         return math.copysign(math.inf, self.difference) if self.difference else 0.0
 
     def at_least(self, sure: float = 3.0) -> float:
-        """The change that is certain, `sure` errors towards 0; 0 where its sign is not."""
+        """Return the certain part of the change: the difference reduced by `sure` standard errors towards 0; 0 if its
+        sign is uncertain."""
         return math.copysign(max(0.0, abs(self.difference) - sure * self.error), self.difference)
 
     def at_most(self, sure: float = 2.0) -> float:
-        """The largest change, of either sign, that the noise could hide."""
+        """Return the largest change, of either sign, that the noise could hide."""
         return abs(self.difference) + sure * self.error
 
 
 def mean(values: Values, noise: float | None = None) -> Mean:
-    """The mean of `values`; `noise` is their standard deviation around their trend, where it is known better.
+    """Return the mean of `values` and its standard error. `noise` is their standard deviation around their trend, if a
+    better estimate than `wobble` is known.
 
     Raises:
-        ValueError: no values.
+        ValueError: There are no values.
     """
     if not len(values):
         raise ValueError("no values to take the mean of")
@@ -68,9 +70,9 @@ def mean(values: Values, noise: float | None = None) -> Mean:
 
 
 def wobble(values: Values) -> float:
-    """Standard deviation around the straight line through `values`, widened by what correlation is left.
+    """Return the standard deviation around the straight line through `values`, widened by the remaining correlation.
 
-    Fewer than three values lie on their line: infinite, for nothing is known of their noise.
+    It is infinite for fewer than three values, which lie on their line and say nothing about the noise.
     """
     data = np.asarray(values, float)
     if len(data) < 3:
@@ -85,11 +87,10 @@ def wobble(values: Values) -> float:
 
 
 def noise(values: Values, width: int = 10) -> float:
-    """Standard deviation of the steps around the curve, whatever its shape.
+    """Return the standard deviation of the steps around the curve, whatever its shape.
 
-    `wobble` pooled over parts of `width` steps, counted from the end; what is left at the beginning is left out.
-
-    Infinite for fewer than three values.
+    This is `wobble` pooled over parts of `width` steps, counted from the end; the remainder at the beginning is left
+    out. It is infinite for fewer than three values.
     """
     data = np.asarray(values, float)
     parts = len(data) // width
@@ -109,29 +110,32 @@ def noise(values: Values, width: int = 10) -> float:
 
 
 def compare(before: Values, after: Values, noise: float | None = None) -> Change:
-    """From the mean of one window to that of another.
+    """Return the change from the mean of one window to the mean of another.
 
     Raises:
-        ValueError: one of them is empty.
+        ValueError: A window is empty.
     """
     first, second = mean(before, noise), mean(after, noise)
     return Change(first.value, second.value, math.hypot(first.error, second.error))
 
 
 def error_of_share(share: float, episodes: float) -> float:
-    """The standard error of a share of so many episodes, which one more or less cannot make vanish."""
+    """Return the standard error of a share of `episodes` episodes. The share is limited to at least one episode away
+    from 0 and 1, so the error is never 0."""
     kept = min(max(share, 1 / episodes), 1 - 1 / episodes) if episodes > 2 else 0.5
     return math.sqrt(kept * (1 - kept) / episodes)
 
 
 def halves(values: Values) -> Change:
-    """From the first half of `values` to the second; with an odd number the middle one is in neither."""
+    """Return the change from the first half of `values` to the second. With an odd number, the middle value is in
+    neither."""
     half = len(values) // 2
     return compare(values[:half], values[len(values) - half :], wobble(values))
 
 
 def slope(values: Values) -> Mean:
-    """The rise per step of the least-squares line, and its error (as for the mean: widened by correlation)."""
+    """Return the rise per step of the least-squares line, and its standard error, widened by correlation as for the
+    mean."""
     data = np.asarray(values, float)
     if len(data) < 2:
         return Mean(0.0, math.inf, len(data))
@@ -149,9 +153,10 @@ def _line(data: np.ndarray) -> np.ndarray:
 
 
 def change_point(values: Values, least: int = 3) -> int | None:
-    """Where a jump fits best: index of the first value after it, at least `least` from both ends; None for too few.
+    """Return the index of the first value after the best-fitting jump, at least `least` values from both ends; None if
+    there are too few values.
 
-    Of all splits in two levels the one with the smallest sum of squares.
+    The best fit is the split into two levels with the smallest sum of squares.
     """
     data = np.asarray(values, float)
     count = len(data)
@@ -165,7 +170,7 @@ def change_point(values: Values, least: int = 3) -> int | None:
 
 
 def running_mean(values: Values, width: int) -> np.ndarray:
-    """Means of all windows of `width` values: entry i is that of `values[i : i + width]`."""
+    """Return the means of all windows of `width` values: entry i is the mean of `values[i : i + width]`."""
     sums = np.cumsum(np.concatenate([[0.0], np.asarray(values, float)]))
     means: np.ndarray = (sums[width:] - sums[:-width]) / width
     return means
@@ -175,7 +180,8 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Values, width: int = 40) -> str:
-    """The curve as one line of blocks, from its smallest value to its largest; long ones as means of `width` parts."""
+    """Return the curve as one line of blocks, scaled from its smallest value to its largest. A long curve is reduced to
+    the means of `width` parts."""
     data = np.asarray([value for value in values if math.isfinite(value)], float)
     if not len(data):
         return ""

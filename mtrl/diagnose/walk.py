@@ -1,4 +1,4 @@
-"""The walk: every rule in its order, and what each of them says."""
+"""The walk: checks every rule in order, and collects the findings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ LOG = logging.getLogger("mtrl.diagnose")
 
 @dataclass
 class Diagnosis:
-    """What the rules said of a run."""
+    """Results of all rules for a run."""
 
     findings: list[Finding] = field(default_factory=list)
-    """In the order in which they should be worked on: alarms, warnings, notes, each in the order of the rules."""
+    """Findings in the order in which to work on them: alarms, warnings, notes, each in the order of the rules."""
     checked: list[str] = field(default_factory=list)
-    """Rules that were asked."""
+    """Names of the rules that were checked."""
     early: list[str] = field(default_factory=list)
-    """Rules for which there are not enough steps yet."""
+    """Names of the rules for which there are not enough steps yet."""
     broken: list[str] = field(default_factory=list)
-    """Rules that failed on this run: a defect of theirs, told in words."""
+    """Rules that raised an exception on this run, each with its error; this is a defect of the rule."""
 
     def worst(self) -> Severity | None:
         return self.findings[0].severity if self.findings else None
 
 
 def walk(record: Record, settle: Callable[[Finding], Finding] = lambda finding: finding) -> Diagnosis:
-    """Ask every rule that has enough steps. A rule that fails is told, and costs only itself."""
+    """Check every rule that has enough steps. A rule that raises is recorded in `broken`, and the walk continues."""
     diagnosis = Diagnosis()
     for rule in RULES:
         if not rule.is_due(record):
@@ -47,7 +47,7 @@ def walk(record: Record, settle: Callable[[Finding], Finding] = lambda finding: 
         diagnosis.checked.append(rule.name)
         if finding is not None:
             diagnosis.findings.append(finding)
-    diagnosis.findings.sort(key=lambda finding: finding.severity.rank)  # stable: the order of the rules within
+    diagnosis.findings.sort(key=lambda finding: finding.severity.rank)  # stable: keeps the order of the rules
     return diagnosis
 
 

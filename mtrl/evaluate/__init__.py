@@ -1,1 +1,1 @@
-"""Evaluate any model on a fixed held-out split, as a run does: `python -m mtrl.evaluate`."""
+"""Evaluation of any model on a fixed held-out split, as in a run: `python -m mtrl.evaluate`."""

@@ -1,26 +1,26 @@
-"""python -m mtrl.evaluate: any model on a fixed held-out split, played, paid and scored as in training.
+"""python -m mtrl.evaluate: evaluate any model on a fixed held-out split, with the rewards and the scorer of training.
 
-    python -m mtrl.evaluate RUN                                the end of a run, by the run's own configuration
-    python -m mtrl.evaluate RUN evaluation.compare=[base]      and the policy before training, on the same rows
-    python -m mtrl.evaluate RUN/checkpoints/best               other weights of it: best, latest, step_000040
+    python -m mtrl.evaluate RUN                                the final weights of a run, with the run's configuration
+    python -m mtrl.evaluate RUN evaluation.compare=[base]      also the policy before training, on the same rows
+    python -m mtrl.evaluate RUN/checkpoints/best               other weights of the run: best, latest, step_000040
     python -m mtrl.evaluate experiment=text_to_sql evaluation.model=FOLDER      a model folder, or a Hub name
     python -m mtrl.evaluate experiment=gsm8k evaluation.model=NAME@http://HOST:PORT/v1      behind an endpoint
     python -m mtrl.evaluate RUN evaluation.sampled_rows=100 evaluation.samples_per_row=8 evaluation.pass_k_values=[1,8]
 
-Settings, all of `evaluation` in mtrl/config/schema.py:
+Settings of `evaluation`, which mtrl/config/schema.py lists in full:
 
-    model            RUN means its export/, or while it goes on its newest checkpoint; base: the policy before training
+    model            RUN: its export/, or its newest checkpoint while it is running; base: the policy before training
     compare          further models, each compared with the first on the same rows and random streams
     split            test, validation (data.validation_rows) or train
-    rows             rows that are played greedily; sampled_rows and samples_per_row: those that are sampled
-    output           folder of the report; one that is there is gone on with: only what is missing is played
-    endpoint.*       key (by the name of its environment variable), time-out, repetitions, requests at once,
+    rows             number of greedy rows; sampled_rows and samples_per_row: number of sampled rows and their samples
+    output           folder of the report; in an existing folder, only the missing episodes are run
+    endpoint.*       key (by the name of its environment variable), time-out, retries, concurrent requests,
                      price (USD per million tokens) and budget (USD, requests or tokens)
 
-How turns are sampled: generator.eval_sampling_params; null is as in training. Of SageMaker's evaluator, `model` is
-evaluation.model, `dataset` data.path and data.test_split, the agent's configuration environment.* and generator.*, and
-`s3_output_path` evaluation.output. It ends with 0; with 1 if more episodes failed than environment.max_failed_share or
-a budget is spent; with 2 if the command is wrong.
+generator.eval_sampling_params sets the sampling of turns; null means the sampling of training. Equivalents of
+SageMaker's evaluator: `model` is evaluation.model, `dataset` is data.path and data.test_split, the agent's
+configuration is environment.* and generator.*, and `s3_output_path` is evaluation.output. The exit status is 0; 1 if
+more episodes failed than environment.max_failed_share allows or a budget is spent; 2 if the command is wrong.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from mtrl.tracking.text import from_here
 from mtrl.types import Row
 
 BEFORE_ANYTHING = {LOCK, "run.log", f".{MODELS}.part"}
-"""What an evaluation that was killed at its very beginning leaves."""
+"""Names of the files that may be left by an evaluation that was killed at its start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, play, report. Returns the exit status."""
+    """Compose the configuration, run the evaluation and write the report. Return the exit status."""
     args = parse(argv)
     words = Words.of(args.words)
     cfg, warnings = configuration(words, args.config_dir)
@@ -79,12 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def evaluate(
     cfg: DictConfig, task: Task, rows: list[Row], sources: list[Source], folder: Path, console: Console
 ) -> int:
-    """Everything after the checks."""
+    """Run the evaluation after the checks. Return the exit status."""
     from mtrl.evaluate.evaluation import Evaluation
     from mtrl.evaluate.play import TooManyFailedError
 
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
-    config.async_config.max_steps_off_policy = 0  # nothing learns meanwhile, so turns can wait for each other
+    config.async_config.max_steps_off_policy = 0  # no training runs meanwhile, so turns can wait for each other
     again = f"go on with: the same command and evaluation.output={from_here(folder)}"
     try:
         sources = [located(source, config, task, console) for source in sources]
@@ -106,7 +106,8 @@ def evaluate(
 
 
 def located(source: Source, config: Config, task: Task, console: Console) -> Source:
-    """With the folder of the policy before training; the tiny one is made if it is not there yet."""
+    """Return the source with the folder of its weights filled in if it is `base`. The tiny policy is created if it does
+    not exist yet."""
     if source.kind != "base":
         return source
     if config.model.name == "tiny" and not task.splits.train:
@@ -120,10 +121,10 @@ def located(source: Source, config: Config, task: Task, console: Console) -> Sou
 
 
 def output_of(config: Config) -> Path:
-    """The folder, made.
+    """Create and return the output folder.
 
     Raises:
-        UserError: it cannot be, or holds something else than an evaluation.
+        UserError: The folder cannot be created, or holds something other than an evaluation.
     """
     named = config.evaluation.output
     if named is None:

@@ -1,4 +1,4 @@
-"""A model, ready to play episodes: weights on this machine, or an endpoint."""
+"""A model that is ready to run episodes: local weights, or an endpoint."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ from mtrl.types import Row, StopReason, Trajectory
 
 @dataclass
 class Throttle(EpisodeLoop):
-    """An episode loop that plays so many episodes at once: none waits for a slot within its own time limit."""
+    """Episode loop that limits the number of concurrent episodes. Waiting for a slot does not count towards the time
+    limit of an episode."""
 
     slots: asyncio.Semaphore = field(kw_only=True)
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
-        """Where every turn would fail, no environment is made for it."""
+        """Run an episode. If the engine has a `refused` error, every turn would fail, so the episode fails without
+        creating an environment."""
         async with self.slots:
             if (refused := getattr(self.engine, "refused", None)) is not None:
                 return Trajectory(
@@ -51,16 +53,16 @@ class Throttle(EpisodeLoop):
 
 @dataclass
 class Contender:
-    """One model and everything that its episodes share."""
+    """One model and the resources that its episodes share."""
 
     source: Source
     loop: Episodes[Any]
     sampling: SamplingParams
-    """Of evaluations."""
+    """Sampling parameters of evaluations."""
     tokenizer: Any = None
-    """None where it is behind an endpoint."""
+    """Tokenizer; None for a model behind an endpoint."""
     kept: ExitStack = field(default_factory=ExitStack)
-    """What it needs until it is closed."""
+    """Resources that are released when the contender is closed."""
 
     @property
     def engine(self) -> Engine:
@@ -68,7 +70,7 @@ class Contender:
 
     @property
     def refused(self) -> Exception | None:
-        """Why no further episode can succeed, if so."""
+        """Error because of which no further episode can succeed; None if there is none."""
         return getattr(self.engine, "refused", None)
 
     async def close(self) -> None:
@@ -78,10 +80,10 @@ class Contender:
 
 
 def local_contender(source: Source, config: Config, task: Task, rows: Sequence[Row]) -> Contender:
-    """Load the weights.
+    """Load the weights into this process.
 
     Raises:
-        UserError: they cannot be loaded, or a row does not fit.
+        UserError: The weights cannot be loaded, or a row does not fit.
     """
     import torch
 
@@ -90,7 +92,7 @@ def local_contender(source: Source, config: Config, task: Task, rows: Sequence[R
     from mtrl.trainer.models import SMALL_MODEL
     from mtrl.trainer.setup import connect
 
-    gc.collect()  # what the last model held
+    gc.collect()  # frees the memory of the previous model
     model, tokenizer = load(source, config)
     parameters = sum(p.numel() for p in model.parameters())
     torch.set_num_threads(config.trainer.threads or (1 if parameters <= SMALL_MODEL else os.cpu_count() or 1))
@@ -100,13 +102,13 @@ def local_contender(source: Source, config: Config, task: Task, rows: Sequence[R
 
 
 def served_contender(source: Source, config: Config, task: Task, rows: Sequence[Row], logs: Path) -> Contender:
-    """Let servers of `generator.backend` have the weights.
+    """Start servers of `generator.backend` with the weights.
 
     Args:
-        logs: folder of what the servers say.
+        logs: Folder of the servers' output.
 
     Raises:
-        UserError: they cannot be loaded, or a row does not fit.
+        UserError: The weights cannot be loaded, or a row does not fit.
     """
     from mtrl.distributed.world import World
     from mtrl.evaluate.weights import load
@@ -118,13 +120,13 @@ def served_contender(source: Source, config: Config, task: Task, rows: Sequence[
     config = without_trainer(config)
     with ExitStack() as stack:
         path, key = str(source.path), "model.path" if source.kind == "base" else "evaluation.model"
-        if source.kind == "checkpoint":  # no folder that a server can read
+        if source.kind == "checkpoint":  # a server cannot read the format of checkpoints
             path = str(Path(stack.enter_context(TemporaryDirectory(prefix="mtrl-"))) / "model")
             save(*load(source, config), Path(path))
         shape, tokenizer = load_shape(config, path, key)
 
         def start(context: int) -> Engine:
-            """In a thread: servers are started by an event loop of their own."""
+            """Start the engine in a thread, because starting servers needs an event loop of its own."""
             with ThreadPoolExecutor(1) as thread:
                 return thread.submit(server_engine, config, World(), path, shape, context, logs).result()
 
@@ -134,27 +136,27 @@ def served_contender(source: Source, config: Config, task: Task, rows: Sequence[
 
 
 def without_trainer(config: Config) -> Config:
-    """Nobody trains here, so all GPUs are the servers', and nothing else needs their memory."""
+    """Return the configuration with all GPUs and their memory for the servers, because no trainer runs."""
     generator, name = config.generator, config.generator.backend
     generator = replace(generator, **{name: replace(getattr(generator, name), colocate=False)})
     return replace(config, model=replace(config.model, device="cpu"), generator=generator)
 
 
 def company_of(source: Source, config: Config) -> int | None:
-    """So many trajectories are played together, and none joins them; None: whoever is next joins.
+    """Return the number of trajectories per fixed batch, which no other trajectory joins; None: batches are not fixed.
 
-    With the deterministic engine there are such companies: log-probs depend, in their last bits, on who shares a batch,
-    so an evaluation that is gone on with must give each trajectory the company that it would have had.
+    The deterministic engine needs fixed batches, because the last bits of log-probs depend on the composition of the
+    batch. A resumed evaluation must give each trajectory the same batch as an uninterrupted one.
     """
     together = source.kind != "endpoint" and is_deterministic(config)
     return config.generator.max_num_seqs if together else None
 
 
 def endpoint_contender(source: Source, config: Config, task: Task, purse: Purse) -> Contender:
-    """Nothing is asked before the first episode.
+    """Connect to an endpoint. No request is made before the first episode.
 
     Raises:
-        UserError: see `EndpointEngine`.
+        UserError: See `EndpointEngine`.
     """
     from mtrl.generator.chat import ChatConversation
     from mtrl.trainer.setup import eval_sampling_params, limits

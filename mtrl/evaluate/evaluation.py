@@ -1,4 +1,4 @@
-"""One evaluation, from its models to the files of its report."""
+"""Run of one evaluation, from its models to the files of its report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mtrl.types import Row
 
 @dataclass
 class Evaluation:
-    """What is evaluated, and where it is written down."""
+    """Inputs and outputs of one evaluation."""
 
     config: Config
     task: Task
@@ -43,22 +43,23 @@ class Evaluation:
     folder: Path
     console: Console
     purse: Purse = field(init=False)
-    """What endpoints are paid from."""
+    """Budget and accounts of the endpoints."""
 
     def __post_init__(self) -> None:
-        """
+        """Read the amounts spent so far.
+
         Raises:
-            UserError: what was spent before cannot be read.
+            UserError: The amounts spent before cannot be read.
         """
         endpoint, books = self.config.evaluation.endpoint, RunDir(self.folder).spending
         self.purse = Purse(KEY, endpoint.price, endpoint.budget, books / "evaluation.endpoint.json")
 
     def run(self) -> None:
-        """Play, and write everything.
+        """Run all episodes, and write all files.
 
         Raises:
-            TooManyFailedError, UserError: see `Match.play`.
-            BudgetSpentError: there is no report; what was played is in the store.
+            TooManyFailedError, UserError: See `Match.play`.
+            BudgetSpentError: A budget is spent. There is no report, but the finished episodes are in the store.
         """
         run = RunDir(self.folder)
         with (
@@ -72,7 +73,7 @@ class Evaluation:
             self.console.note(str(from_here(where) if isinstance(where, Path) else where))
 
     def _evaluate(self) -> list[Path]:
-        """Play, write and show; returns where the report and the trajectories are."""
+        """Run, write and show the evaluation. Return the paths of the report and the trajectories."""
         found = asyncio.run(self._play())
         models = [found[source.label] for source in self.sources]
         self._write_metrics(models)
@@ -87,7 +88,8 @@ class Evaluation:
         return [*paths, RunDir(self.folder).trajectories]
 
     async def _play(self) -> dict[str, ModelRollouts]:
-        """Endpoints all at once, then the models of this machine one after another: each wants all of it."""
+        """Run all endpoints concurrently, then the local models one after another, because each uses the whole machine.
+        Return the rollouts by label."""
         run = RunDir(self.folder)
         match = Match(
             self.config,
@@ -120,9 +122,9 @@ class Evaluation:
         return contender
 
     def _write_metrics(self, models: list[ModelRollouts]) -> None:
-        """A row for each step, as a run has them. The first model has the names of a run's evaluations; those of the
-        others begin with their label: `base/val/success/mean`. Rows of data on which an episode failed are left out.
-        What endpoints and judges were asked for and cost is `endpoint/…` and `reward/<judge>/…`."""
+        """Write metrics.jsonl with one row per step, as in a run. The first model has the metric names of a run's
+        evaluations; names of other models have their label as a prefix: `base/val/success/mean`. Data rows with a
+        failed episode are left out. Usage and cost of endpoints and judges are `endpoint/…` and `reward/<judge>/…`."""
         rows: dict[int, dict[str, Any]] = {}
         for model in models:
             failed = {t.group_id for t in model.failures()}
@@ -149,7 +151,7 @@ class Evaluation:
                 )
 
     def _facts(self) -> dict[str, str]:
-        """The lines above the first episode."""
+        """Return the facts of the banner."""
         config, evaluation = self.config, self.config.evaluation
         sampled = f", {evaluation.samples_per_row} x {min(evaluation.sampled_rows, len(self.rows))} rows sampled"
         facts = {
@@ -164,7 +166,7 @@ class Evaluation:
 
 
 def described(source: Source) -> str:
-    """Where the weights come from, in a line."""
+    """Describe the source of the weights in one line."""
     where = f"{source.model}@{source.url}" if source.kind == "endpoint" else source.path
     step = f", step {source.step}" if source.step else ""
     return f"{source.label}: {source.kind}{step}, {where}"

@@ -1,4 +1,4 @@
-"""Whether an evaluation that is gone on with is the one that began: the same settings, the same models."""
+"""Check that a resumed evaluation has the same settings and models as when it began."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ FREE = (
     "evaluation.endpoint.retries", "evaluation.endpoint.max_concurrent", "evaluation.endpoint.price",
     "evaluation.endpoint.budget",
 )  # fmt: skip
-"""Settings that may change on the way. The models are compared by what they are, not by how they were written."""
+"""Settings that may change between the calls. Models are compared by their weights, not by the text of the setting."""
 SAMPLE = 1 << 20
-"""Bytes at either end of a file of weights that name it; training changes them all."""
+"""Number of bytes at each end of a file that go into its fingerprint; training changes all weights."""
 NAMED = ("*.safetensors", "*.bin", "config.json", "tokenizer.json", "chat_template*")
 
 
 def begin(folder: Path, cfg: DictConfig, sources: Sequence[Source]) -> bool:
-    """Write down what is evaluated, or find that it is what began here. Returns whether it is gone on with.
+    """Record settings and models of a new evaluation, or check that they match the evaluation in the folder. Return
+    whether it is resumed.
 
     Raises:
-        UserError: it is something else.
+        UserError: The settings or the models differ from those in the folder.
     """
     models = [describe(source) for source in sources]
     known = folder / MODELS
@@ -51,7 +52,7 @@ def begin(folder: Path, cfg: DictConfig, sources: Sequence[Source]) -> bool:
 
 
 def describe(source: Source) -> dict[str, Any]:
-    """What makes a model the same model."""
+    """Return the properties that identify a model."""
     return {
         "label": source.label,
         "kind": source.kind,
@@ -63,7 +64,8 @@ def describe(source: Source) -> dict[str, Any]:
 
 
 def fingerprint(path: str) -> str | None:
-    """Of the files of a folder: names, sizes, and both ends of their bytes. None for a Hub name."""
+    """Return a digest of the model files of a folder, from their names, sizes and the bytes at both ends. None for a
+    Hub name."""
     folder = Path(path)
     if not folder.is_dir():
         return None
@@ -113,7 +115,7 @@ def _counts(key: str) -> bool:
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaf by path."""
+    """Return the leaves of a tree by dotted path."""
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
     return {

@@ -1,4 +1,5 @@
-"""Playing: every model the same rows, through the episode loop, the reward and the scorer of training."""
+"""Rollouts of an evaluation: every model runs the same rows, with the episode loop, the reward and the scorer of
+training."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from mtrl.types import FAILED, Group, Row, Trajectory
 T = TypeVar("T")
 
 HOPELESS = 10
-"""So many episodes without one that did not fail end an evaluation, however many there are still to play."""
+"""Number of episodes that end an evaluation if all of them failed, however many are still to run."""
 
 
 class TooManyFailedError(RuntimeError):
@@ -33,12 +34,12 @@ class TooManyFailedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Kind:
-    """One way of playing the rows."""
+    """One kind of episodes, such as greedy or sampled, and its rows."""
 
     name: str
     rows: list[Row]
     samples: int
-    """Trajectories per row."""
+    """Number of trajectories per row."""
     is_greedy: bool
 
     @property
@@ -50,7 +51,7 @@ class Kind:
 
 
 def kinds_of(config: EvaluationConfig, rows: Sequence[Row]) -> list[Kind]:
-    """Greedy over `rows`; sampled over `sampled_rows`, if any."""
+    """Return the kinds: greedy over `rows`, and sampled over `sampled_rows`, each if it has rows."""
     greedy = Kind("greedy", list(rows[: config.rows]), 1, is_greedy=True)
     sampled = Kind("sampled", list(rows[: config.sampled_rows]), config.samples_per_row, is_greedy=False)
     return [kind for kind in (greedy, sampled) if kind.rows]
@@ -58,7 +59,7 @@ def kinds_of(config: EvaluationConfig, rows: Sequence[Row]) -> list[Kind]:
 
 @dataclass
 class Patience:
-    """How many failures are borne."""
+    """Limit of failed episodes."""
 
     planned: int
     share: float
@@ -66,9 +67,10 @@ class Patience:
     failed: int = 0
 
     def note(self, trajectories: Iterable[Trajectory], label: str) -> None:
-        """
+        """Count trajectories and failures.
+
         Raises:
-            TooManyFailedError: these were too many.
+            TooManyFailedError: Too many episodes have failed.
         """
         for trajectory in trajectories:
             self.played += 1
@@ -85,13 +87,13 @@ class Patience:
 
 @dataclass
 class Standing:
-    """How far one model is with one kind."""
+    """Progress of one model with one kind."""
 
     kind: Kind
     done: dict[int, Group]
-    """Whole groups, by place of their row."""
+    """Whole groups, by the index of their row."""
     missing: list[list[int]]
-    """The places that are played at once, one list after the other."""
+    """Lists of row indices. The rows of a list run concurrently, one list after the other."""
 
     @property
     def groups(self) -> list[Group]:
@@ -100,14 +102,14 @@ class Standing:
 
 @dataclass
 class Match:
-    """Everything that the models share."""
+    """Resources that all models share."""
 
     config: Config
     family: Family
     kinds: list[Kind]
     store: Store
     purse: Purse
-    """Of all endpoints."""
+    """Budget and accounts of all endpoints."""
     console: Console
     composer: RewardComposer = field(init=False)
 
@@ -115,11 +117,11 @@ class Match:
         self.composer = RewardComposer(self.config.reward)
 
     async def play(self, source: Source, enter: Callable[[], Contender], whole: Work) -> ModelRollouts:
-        """All episodes of one model; those that are in the store are read, and if all are, nothing is loaded. Once the
-        purse is closed, those that could not be paid for are left out.
+        """Return all episodes of one model. Stored episodes are read, and no model is loaded if all are stored. Once
+        the budget of the endpoints is spent, the episodes that it did not cover are left out.
 
         Raises:
-            TooManyFailedError, UserError: it cannot go on. What was played is in the store.
+            TooManyFailedError, UserError: The evaluation cannot continue. Finished episodes are in the store.
         """
         company = company_of(source, self.config)
         standings = [self._standing(source.label, kind, company) for kind in self.kinds]
@@ -151,7 +153,7 @@ class Match:
         return Standing(kind, kept, missing if company else [sorted(again)] if again else [])
 
     async def _finish(self, contender: Contender, standing: Standing, whole: Work) -> None:
-        """Play what is missing."""
+        """Run the missing episodes."""
         label, kind, done = contender.source.label, standing.kind, standing.done
         self.store.replace(label, kind.name, done)
         patience = Patience(kind.episodes, self.config.environment.max_failed_share)
@@ -161,7 +163,7 @@ class Match:
             async def one(place: int) -> None:
                 group = await self._group(contender, kind, place)
                 if self._is_broke(contender.source) and any(t.stop_reason in FAILED for t in group.trajectories):
-                    return  # the others may still get the answers that are on their way
+                    return  # other groups may still receive responses to earlier requests
                 done[place] = group
                 self.store.append(label, kind.name, group)
                 bar.advance(kind.samples)
@@ -175,7 +177,7 @@ class Match:
         self.store.replace(label, kind.name, done)
 
     async def _group(self, contender: Contender, kind: Kind, place: int) -> Group:
-        """Play, pay and score. An episode that failed has no score: it says nothing about the model."""
+        """Run, reward and score one group. A failed episode gets no score, because it says nothing about the model."""
         rollouts = Rollouts(contender.loop, self.config.seed, self.config.environment.max_failed_share)
         sampling = kind.sampling(contender.sampling)
         group = await rollouts.group(group_name(kind.name, place), kind.rows[place], kind.samples, sampling)
@@ -188,13 +190,14 @@ class Match:
 
 
 def companies_of(rows: int, samples: int, trajectories: int | None) -> list[list[int]]:
-    """The places of rows that are played together: as many as fill an engine, or each for itself."""
+    """Split the row indices into lists that run together. With `trajectories`, a list has as many rows as fill the
+    engine; otherwise each row is a list of its own."""
     size = max(1, trajectories // samples) if trajectories else 1
     return [list(range(start, min(start + size, rows))) for start in range(0, rows, size)]
 
 
 async def all_at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All of them at once; the first error ends the others and is raised."""
+    """Run coroutines concurrently. The first error cancels the others and is raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""The configuration to evaluate by: a run's own or a composed one, checked, with warnings about what has no effect."""
+"""The configuration of an evaluation: from a run or composed, checked, with warnings about settings without effect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ READ = (
 )
 """Keys and sections that an evaluation reads."""
 OF_A_RUN = ("evaluation.every_steps", "evaluation.before_train", "evaluation.keep_disagreements")
-"""Keys of these sections that only a run reads."""
+"""Keys within these sections that only a training run reads."""
 OF_WEIGHTS = (
     "model",
     "trainer.threads",
@@ -52,28 +52,29 @@ OF_WEIGHTS = (
     "generator.sglang",
     "generator.gpu_memory_utilization",
 )
-"""What only a model that runs here reads."""
+"""Keys and sections that only a local model reads."""
 CHOSEN_HERE = (
     "evaluation.model", "evaluation.compare", "evaluation.output", "evaluation.split", "evaluation.endpoint",
 )  # fmt: skip
-"""What the configuration of a run does not decide."""
+"""Keys and sections that are not taken from the configuration of a run."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """The command line, sorted."""
+    """The parsed words of the command line."""
 
     run: Path | None
-    """The run whose configuration it is."""
+    """Folder of the run whose configuration is used; None without a run."""
     model: str | None
-    """What was written for it: the run, or something in it."""
+    """Path on the command line: the run, or a path within it."""
     overrides: list[str]
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Words:
-        """
+        """Sort the words into a run and overrides.
+
         Raises:
-            UserError: more than one word that is no setting, or one that is no run.
+            UserError: More than one word is not a setting, or that word is not a run.
         """
         paths = [word for word in words if ("=" not in word and not word.startswith("~")) or Path(word).exists()]
         overrides = [word for word in words if word not in paths]
@@ -100,10 +101,10 @@ class Words:
 
 
 def configuration(words: Words, config_dir: str | None = None) -> tuple[DictConfig, list[str]]:
-    """The checked configuration, `evaluation.model` filled in, and warnings.
+    """Return the checked configuration, with `evaluation.model` filled in, and warnings.
 
     Raises:
-        UserError: whatever is wrong with it.
+        UserError: The configuration is invalid.
     """
     if words.run is None:
         cfg = merge(normalise(words.overrides, config_dir), config_dir)
@@ -115,9 +116,10 @@ def configuration(words: Words, config_dir: str | None = None) -> tuple[DictConf
 
 
 def check_servers(config: Config, sources: Sequence[Source]) -> None:
-    """
+    """Refuse running servers as the backend of local models.
+
     Raises:
-        UserError: the servers that sample have weights of their own, which are not those of the models.
+        UserError: The configured servers already have weights, which are not those of the models.
     """
     name = config.generator.backend
     if not serves(config) or not getattr(config.generator, name).urls:
@@ -131,9 +133,10 @@ def check_servers(config: Config, sources: Sequence[Source]) -> None:
 
 
 def check_players(config: Config, sources: Sequence[Source]) -> None:
-    """
+    """Refuse an endpoint as the model of an agent program.
+
     Raises:
-        UserError: a program is to be answered by an endpoint, of whose tokens nothing is known.
+        UserError: An endpoint would answer the program of `generator.agent`, but its tokens are not known.
     """
     if plays_agent(config) and (remote := [source for source in sources if source.kind == "endpoint"]):
         raise UserError(
@@ -143,7 +146,7 @@ def check_players(config: Config, sources: Sequence[Source]) -> None:
 
 
 def idle(overrides: Sequence[str]) -> list[str]:
-    """Warnings about settings that only training reads."""
+    """Return warnings about overrides that only training reads."""
     groups = ("experiment", "debug", "hydra")
     read = [*READ, *groups]
     told = [
@@ -156,10 +159,10 @@ def idle(overrides: Sequence[str]) -> list[str]:
 
 
 def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
-    """The rows of `evaluation.split`, the first ones, and warnings.
+    """Return the first rows of `evaluation.split`, as many as the evaluation needs, and warnings.
 
     Raises:
-        UserError: there are none.
+        UserError: The split has no rows.
     """
     evaluation = config.evaluation
     rows: list[Row] = getattr(splits, evaluation.split)
@@ -172,7 +175,7 @@ def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
             "evaluation.split=train: these are rows to train on, so success on them says nothing about new ones"
         )
     wanted = max(evaluation.rows, evaluation.sampled_rows)
-    is_told = evaluation.split == "test" and len(rows) == config.data.max_test_rows  # by the checks
+    is_told = evaluation.split == "test" and len(rows) == config.data.max_test_rows  # the checks warned already
     if len(rows) < wanted and not is_told:
         limit = " (data.validation_rows)" if evaluation.split == "validation" else ""
         warnings.append(
@@ -182,7 +185,7 @@ def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
 
 
 def without_effect(config: Config, sources: Sequence[Source], overrides: Sequence[str]) -> list[str]:
-    """Warnings about settings that nothing reads, with these models."""
+    """Return warnings about settings that have no effect with these models."""
     evaluation, keys = config.evaluation, [key_of(override) for override in overrides]
     warnings = []
     if not evaluation.sampled_rows and (evaluation.samples_per_row > 1 or list(evaluation.pass_k_values) != [1]):
@@ -215,7 +218,7 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
 
 
 def in_the_open(config: Config, remote: Sequence[Source]) -> list[str]:
-    """Warnings about keys that travel unencrypted."""
+    """Return warnings about API keys that are sent unencrypted."""
     import httpx
 
     variable = config.evaluation.endpoint.api_key_env
@@ -228,7 +231,7 @@ def in_the_open(config: Config, remote: Sequence[Source]) -> list[str]:
 
 
 def trained_elsewhere(config: Config, sources: Sequence[Source]) -> list[str]:
-    """Warnings about models of runs of another task."""
+    """Return warnings about models from runs of another task."""
     from omegaconf import OmegaConf
 
     from mtrl.config.plain_yaml import load_config

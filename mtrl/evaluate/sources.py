@@ -1,4 +1,4 @@
-"""From what a user writes to where a model comes from."""
+"""Parsing of the models that a user names into their sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtrl.tracking.text import one_line
 
 BASE = "base"
 MODELS = "models.json"
-"""What every folder of an evaluation holds."""
+"""Name of the file with the models, which every folder of an evaluation has."""
 ENDPOINT = re.compile(r"(?P<model>.+?)@(?P<url>https?://.+)", re.DOTALL)
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FORMS = "write base, a run, RUN/export, RUN/checkpoints/best, a model folder, a Hub name, or MODEL@http://HOST:PORT/v1"
@@ -23,11 +23,11 @@ STEP = re.compile(r"step_(\d+)")
 
 
 def sources_of(texts: Sequence[str], key: str = "evaluation.model") -> list[Source]:
-    """The models that the texts name, in order, each with a label of its own. The first is `evaluation.model`, the
-    others are `evaluation.compare`.
+    """Return the models that the texts name, in order, each with a unique label. The first text is `evaluation.model`,
+    the others are `evaluation.compare`.
 
     Raises:
-        UserError: a text that names no model, or the same model twice.
+        UserError: A text names no model, or two texts name the same model.
     """
     found: list[Source] = []
     for place, text in enumerate(texts):
@@ -45,10 +45,10 @@ def sources_of(texts: Sequence[str], key: str = "evaluation.model") -> list[Sour
 
 
 def source_of(text: str, key: str = "evaluation.model") -> Source:
-    """The model that a text names.
+    """Return the model that a text names.
 
     Raises:
-        UserError: none; the sentence says what was looked for.
+        UserError: The text names no model.
     """
     text = text.strip()
     if not text:
@@ -72,13 +72,13 @@ def source_of(text: str, key: str = "evaluation.model") -> Source:
 
 
 def run_of(path: Path) -> Path | None:
-    """The run that a path is or lies in, two levels down at most; None where there is none."""
+    """Return the run at a path, or the run that contains it at most two levels above; None if there is none."""
     folders = [path, path.parent, path.parent.parent]
     return next((folder for folder in folders if RunDir(folder).config.is_file()), None)
 
 
 def slug(text: str) -> str:
-    """`text` as part of a file name."""
+    """Convert `text` to a part of a file name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._-")[:80] or "model"
 
 
@@ -99,7 +99,7 @@ def _endpoint(text: str, model: str, url: str, key: str) -> Source:
     url = url.rstrip("/").removesuffix("/chat/completions")
     if not address.host or address.path in ("", "/"):
         raise UserError(f"{key}={one_line(text)} has no host or no path; write {example}")
-    # Servers of this machine's models know them by their folders.
+    # Local servers name their models by their folders.
     label = slug(Path(model).name if model.startswith("/") else model)
     return Source("endpoint", label, text, url=url, model=model)
 
@@ -122,9 +122,9 @@ def _folder(text: str, path: Path, key: str) -> Source:
 
 
 def _run(text: str, run: Path, key: str) -> Source:
-    """The weights at the end of a run; of one that is not over those of its newest checkpoint.
+    """Return the final weights of a run, or those of its newest checkpoint if the run is not over.
 
-    The best checkpoint is not taken unasked: it was chosen by an evaluation, perhaps on the rows of this one.
+    The best checkpoint is used only on request, because an evaluation chose it, perhaps on the same rows.
     """
     if (RunDir(run).export / "config.json").is_file():
         return _export(text, run)
@@ -146,13 +146,13 @@ def _export(text: str, run: Path) -> Source:
 
 
 def _of_checkpoints(text: str, path: Path, key: str) -> Source:
-    """`RUN/checkpoints/best`, `RUN/checkpoints/latest`, or a step that is not there."""
+    """Return the source of `RUN/checkpoints/best` or `RUN/checkpoints/latest`; refuse a step that does not exist."""
     folder = path.parent
     steps = _checkpoints(folder)
     if path.name == "latest" and steps:
         return _checkpoint(text, steps[-1], key)
     if path.name == "best" and steps:
-        # As `Checkpoints.best` takes it: of equals the latest.
+        # Among equal scores take the latest, as `Checkpoints.best` does.
         scores = ((_json(step / "state.json").get("score"), place) for place, step in enumerate(steps))
         scored = [(score, place) for score, place in scores if score is not None]
         if not scored:
@@ -174,7 +174,7 @@ def _checkpoint(text: str, path: Path, key: str) -> Source:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints, by step."""
+    """Return the complete checkpoints, sorted by step."""
     found = [path for path in folder.glob("step_*") if STEP.fullmatch(path.name) and (path / "state.json").is_file()]
     return sorted(found, key=lambda path: int(path.name.partition("_")[2]))
 

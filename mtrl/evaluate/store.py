@@ -1,4 +1,4 @@
-"""The folder of an evaluation: what was played survives a kill at any instant, and is not played again."""
+"""The stored episodes of an evaluation: they survive a kill at any instant, and are not run again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ _PLACE = re.compile(r"eval/\w+/(\d+)")
 
 
 def group_name(kind: str, place: int) -> str:
-    """Names the group of row `place`; the same for all models, so that their random streams are the same as well."""
+    """Return the name of the group of row `place`. It is the same for all models, so that their random streams are the
+    same."""
     return f"eval/{kind}/{place}"
 
 
 class Store:
-    """`trajectories/<label>_<kind>.jsonl` of every model: one trajectory per line, the lines of a group together."""
+    """Files `trajectories/<label>_<kind>.jsonl` of every model: one trajectory per line, with the lines of a group
+    together."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -31,10 +33,11 @@ class Store:
         return self.folder / f"{label}_{kind}.jsonl"
 
     def read(self, label: str, kind: str, rows: Sequence[Row], samples: int) -> dict[int, Group]:
-        """The groups that are whole, by place of their row. Those with a failed episode are not: they are tried again.
+        """Return the whole groups by the index of their row. Groups with a failed episode are left out, so that they
+        are run again.
 
         Raises:
-            UserError: the file holds something else than episodes of these rows.
+            UserError: The file holds something other than episodes of these rows.
         """
         path = self.path(label, kind)
         found: dict[int, dict[int, Trajectory]] = {}
@@ -48,13 +51,13 @@ class Store:
         return whole
 
     def append(self, label: str, kind: str, group: Group) -> None:
-        """A group, in one write."""
+        """Append a group in one write."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.path(label, kind).open("ab") as file:
             file.write(_text([group]).encode())
 
     def replace(self, label: str, kind: str, groups: Mapping[int, Group]) -> None:
-        """All groups, in the order of the rows, whole or not at all."""
+        """Replace the file by these groups, in the order of the rows, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_text(self.path(label, kind), _text(group for _, group in sorted(groups.items())))
 
@@ -64,7 +67,8 @@ def _text(groups: Iterable[Group]) -> str:
 
 
 def _lines(path: Path, rows: Sequence[Row]) -> Iterable[tuple[int, Trajectory]]:
-    """Every whole line with the place of its row. A last line without an end was being written when it was killed."""
+    """Yield the trajectory of each whole line with the index of its row. A last line without a line end is left out,
+    because a kill interrupted its write."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -87,7 +91,7 @@ def _lines(path: Path, rows: Sequence[Row]) -> Iterable[tuple[int, Trajectory]]:
 
 
 class Lock:
-    """Held while an evaluation writes into its folder; the system frees it when the process ends, however it does."""
+    """Lock that an evaluation holds while it writes into its folder. The system frees it whenever the process ends."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -96,7 +100,7 @@ class Lock:
     def __enter__(self) -> Lock:
         """
         Raises:
-            UserError: another process holds it.
+            UserError: Another process holds the lock.
         """
         import fcntl
 

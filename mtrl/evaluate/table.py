@@ -1,4 +1,4 @@
-"""What an evaluation found, as tables of a few lines for the terminal."""
+"""Results of an evaluation as short tables for the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Cell = Callable[[Result], str]
 
 
 def tables_of(report: Report) -> Iterator[Table]:
-    """One for each kind of episodes."""
+    """Yield one table for each kind of episodes."""
     for kind in KINDS:
         models = [model for model in report.models if kind in model.results]
         if models:
@@ -26,7 +26,8 @@ def tables_of(report: Report) -> Iterator[Table]:
 
 
 def table_of(kind: str, models: list[ModelReport], comparisons: list[Comparison]) -> Table:
-    """A column for each model, a line for each number; the model first, then those that it is better or worse than."""
+    """Return a table with one column per model and one line per metric. The evaluated model comes first, then the
+    models that it is compared with."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold", pad_edge=False)
     table.add_column(Text(kind, style="cyan"), no_wrap=True)
     for model in models:
@@ -42,7 +43,7 @@ def table_of(kind: str, models: list[ModelReport], comparisons: list[Comparison]
 
 
 def lines(results: list[Result]) -> Iterator[tuple[str, Cell]]:
-    """The numbers that any of the results has."""
+    """Yield the name and the cell function of each metric that any of the results has."""
     yield "success", lambda result: interval(result.success)
     for k in sorted({each.k for result in results for each in result.pass_at_k}):
         yield f"pass@{k}", lambda result, k=k: pass_at(result, k)  # type: ignore[misc]
@@ -55,7 +56,7 @@ def lines(results: list[Result]) -> Iterator[tuple[str, Cell]]:
 
 
 def usage_lines(report: Report) -> Iterator[str]:
-    """What endpoints and judges were asked for, and what it cost."""
+    """Yield a line with the usage and the cost of each endpoint and judge."""
     for who, spent in report.spending:
         yield f"{one_line(who, 60)}: {described(spent)}"
 

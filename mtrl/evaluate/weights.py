@@ -1,4 +1,4 @@
-"""Loading the weights of a source, without anything that training needs."""
+"""Loading of the weights of a source, without the state that only training needs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from mtrl.trainer.setup import start_of
 
 
 def load(source: Source, config: Config) -> tuple[Any, Any]:
-    """Module and tokenizer of a source that is a folder (that of `base` filled in), a Hub name or a checkpoint.
+    """Return module and tokenizer of a source that is a folder (including `base` with its path filled in), a Hub name
+    or a checkpoint.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: The source cannot be loaded.
     """
     key = "model.path" if source.kind == "base" else "evaluation.model"
     if source.kind != "checkpoint":
@@ -52,8 +53,9 @@ def load(source: Source, config: Config) -> tuple[Any, Any]:
 
 
 def aligned(model: Any) -> Any:
-    """The module with weights in memory of their own. Left in a mapped file they lie as the file has them, and on a CPU
-    the last bits of a product depend on that: the same weights would give other log-probs from another file."""
+    """Copy the weights of a module into memory of their own, and return the module. In a mapped file, the position of
+    weights in memory depends on the file, and on a CPU the last bits of a product depend on that position, so the same
+    weights from another file would give other log-probs."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu":
             parameter.data = parameter.data.clone()
@@ -61,12 +63,12 @@ def aligned(model: Any) -> Any:
 
 
 def _beneath_adapters(own: Any, config: Config) -> tuple[Any, Any]:
-    """The model that a run trained adapters for: their checkpoints hold nothing else."""
+    """Return the base model of a run with adapters, because its checkpoints hold only the adapters."""
     return load_model(config, start_of(own, load_task(own)))
 
 
 def architecture(run: Path, config: Config) -> tuple[Any, Any]:
-    """A module of the run's architecture, its weights about to be replaced, and the run's tokenizer."""
+    """Return a module of the run's architecture, whose weights the caller replaces, and the run's tokenizer."""
     folder = RunDir(run)
     if (folder.export / "config.json").is_file():
         return load_model(config, str(folder.export))

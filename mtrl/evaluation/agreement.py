@@ -1,4 +1,4 @@
-"""Reward against scorer on one trajectory: do they agree on whether it is a success?"""
+"""Agreement of reward and scorer on the success of one trajectory."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from mtrl.config.schema import EvaluationConfig
 from mtrl.types import Trajectory
 
 EPSILON = 1e-9
-"""A sum of rewards that should be 1 can miss it by a rounding."""
+"""Tolerance of thresholds, because a sum of rewards that should be 1 may be below it by rounding."""
 
 
 class Verdict(StrEnum):
-    """What reward and scorer say of one trajectory, side by side."""
+    """Agreement of reward and scorer on one trajectory."""
 
     AGREE = "agree"
     LENIENT = "lenient"
-    """The reward says solved, the scorer does not: what a policy learns to exploit."""
+    """The reward calls the trajectory solved and the scorer does not. A policy learns to exploit this."""
     STRICT = "strict"
-    """The scorer says solved, the reward does not: success that is not paid."""
+    """The scorer calls the trajectory solved and the reward does not. Such success is not rewarded."""
 
 
 def succeeded(trajectory: Trajectory, threshold: float = 1.0) -> bool:
-    """The scorer calls it a success; a trajectory without a score is none."""
+    """Whether the scorer calls the trajectory a success. A trajectory without a score is not a success."""
     return (trajectory.score or 0.0) >= threshold - EPSILON
 
 
 def claimed(trajectory: Trajectory, threshold: float = 1.0) -> bool:
-    """The reward calls it a success."""
+    """Whether the reward calls the trajectory a success."""
     return trajectory.reward >= threshold - EPSILON
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """From where on a score, and a reward, mean success."""
+    """Smallest score, and smallest reward, that mean success."""
 
     success: float = 1.0
     claim: float = 1.0
 
     @classmethod
     def of(cls, config: EvaluationConfig) -> Thresholds:
-        """`evaluation.success_threshold` and `evaluation.claim_threshold`."""
+        """Return the thresholds `evaluation.success_threshold` and `evaluation.claim_threshold`."""
         claim = config.success_threshold if config.claim_threshold is None else config.claim_threshold
         return cls(config.success_threshold, claim)
 
     def verdict(self, trajectory: Trajectory) -> Verdict:
-        """Whether reward and scorer agree. A trajectory that was not scored agrees: nobody has contradicted it."""
+        """Return whether reward and scorer agree. A trajectory without a score counts as agreement."""
         if trajectory.score is None:
             return Verdict.AGREE
         success, claim = succeeded(trajectory, self.success), claimed(trajectory, self.claim)

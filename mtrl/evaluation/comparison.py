@@ -1,4 +1,4 @@
-"""Two models on the same rows: by how much they differ, how sure that is, and which rows changed."""
+"""Comparison of two models on the same rows: their difference, its certainty, and the rows that changed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mtrl.types import Group
 
 @dataclass(frozen=True)
 class RowChange:
-    """A row that went otherwise; rates of its samples."""
+    """A row on which the success rates of the two models differ; rates are over its samples."""
 
     row: str
     before: float
-    """Of the other model."""
+    """Success rate of the other model."""
     after: float
-    """Of the model that is evaluated."""
+    """Success rate of the evaluated model."""
 
 
 @dataclass(frozen=True)
 class PassDifference:
-    """pass@k of the model minus that of the other, over rows with k samples of both."""
+    """pass@k of the evaluated model minus pass@k of the other model, over rows with at least k samples of both."""
 
     k: int
     difference: Difference
@@ -37,30 +37,30 @@ class PassDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The model that is evaluated against another one, on the rows that neither failed on."""
+    """The evaluated model compared with another one, on the rows that have an episode of both that did not fail."""
 
     model: str
     other: str
     kind: str
     rows: int
     left_out: int
-    """Rows that only one of them has an episode of."""
+    """Number of rows that have an episode of only one of the models."""
     value: float
     other_value: float
     difference: Difference
-    """Of success: the model's minus the other's."""
+    """Success of the evaluated model minus success of the other model."""
     paired: Paired
-    """Wins are rows on which the model was better."""
+    """Paired test; wins are rows on which the evaluated model was better."""
     test: str
     p_adjusted: float
-    """Holm's, over the other models of the same kind."""
+    """p-value adjusted by Holm's method over the other models, for the same kind."""
     pass_at_k: list[PassDifference]
     fixed: list[RowChange]
     broken: list[RowChange]
 
 
 Rows = dict[tuple[str, int], list[float]]
-"""Successes (1.0 or 0.0) of a row's samples, by its id, and which one of that id it is."""
+"""Successes (1.0 or 0.0) of the samples of each row, by the row's id and its index among rows with the same id."""
 
 
 def comparisons(
@@ -70,11 +70,11 @@ def comparisons(
     kind: str,
     config: EvaluationConfig,
 ) -> list[Comparison]:
-    """One for each of the others that has a row in common with the model.
+    """Return one comparison for each other model that has a row in common with the evaluated model.
 
     Args:
-        groups: those of the model that is evaluated, of one kind.
-        others: labels and groups of the same kind.
+        groups: Groups of the evaluated model, of one kind.
+        others: Labels and groups of the other models, of the same kind.
     """
     mine = _rows(groups, config.success_threshold)
     found = [

@@ -1,4 +1,4 @@
-"""The episodes on which reward and scorer disagree: all are kept, with what was said last."""
+"""All episodes on which reward and scorer disagree, each with its last response."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ RESPONSE_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Disagreement:
-    """One episode."""
+    """One episode on which reward and scorer disagree."""
 
     model: str
     kind: str
     id: str
-    """Of the trajectory: its group and its place within it."""
+    """Id of the trajectory: its group and its index within the group."""
     row: str
     verdict: Verdict
     reward: float
     score: float | None
     last_response: str
-    """Its middle is left out where it is long."""
+    """Text of the last turn. The middle of a long text is left out."""
     episode: Episode = field(repr=False)
 
 
 def disagreements(model: str, kind: str, result: Result, thresholds: Thresholds) -> list[Disagreement]:
-    """The lenient ones first, then the strict ones, each in the order of the rows."""
+    """Return the disagreements: first the lenient ones, then the strict ones, each in the order of the rows."""
     judged = [(thresholds.verdict(e.trajectory), e) for e in result.seen]
     return [
         Disagreement(

@@ -1,4 +1,5 @@
-"""Held-out evaluation during a run: the same episode loop, the family's scorer, fixed rows, its own sampling."""
+"""Held-out evaluation during a run. It uses the episode loop of training, the family's scorer, fixed rows and its own
+sampling parameters."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from mtrl.types import Group, Row, Trajectory
 
 
 async def score_groups(family: Family, groups: Sequence[Group]) -> None:
-    """Let the scorer judge every trajectory, and the family say whether it holds an answer; one without a turn scores 0
-    and holds none. A scorer that waits for processes is called on as many threads as there are cores."""
+    """Set the score of every trajectory, and whether it holds an answer if the family can tell. A trajectory without a
+    turn scores 0 and holds no answer. A scorer that waits for processes is called on one thread per core."""
     scored = [partial(_score, family, t, group.row) for group in groups for t in group.trajectories]
     if family.waits_for_processes:
         loop = asyncio.get_running_loop()
@@ -37,20 +38,21 @@ def _score(family: Family, trajectory: Trajectory, row: Row) -> None:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """One pool for all: more threads than cores would let the processes of one exceed their time limits."""
+    """Return the shared thread pool. With more threads than cores, the processes of a scorer could exceed their time
+    limits."""
     return ThreadPoolExecutor(os.cpu_count(), "scorer")
 
 
 @dataclass
 class EvaluationReport:
-    """Numbers and trajectories of one evaluation."""
+    """Metrics and trajectories of one evaluation."""
 
     metrics: dict[str, float]
     groups: dict[str, list[Group]]
-    """By kind: greedy, sampled."""
+    """Groups by kind: greedy, sampled."""
 
     def ends(self) -> tuple[Trajectory, Trajectory]:
-        """A trajectory of the highest and one of the lowest reward."""
+        """Return a greedy trajectory of the highest reward and one of the lowest reward."""
         greedy = [t for group in self.groups["greedy"] for t in group.trajectories]
         return max(greedy, key=lambda t: t.reward), min(greedy, key=lambda t: t.reward)
 
@@ -64,15 +66,15 @@ class HeldOut:
     rows: list[Row]
     rollouts: Rollouts
     judge: Callable[[Sequence[Group]], Awaitable[None]]
-    """Pays and scores a group, in place."""
+    """Rewards and scores groups, in place."""
     sampling: SamplingParams
-    """Of evaluations; greedy ones set temperature 0."""
+    """Sampling parameters of evaluations; greedy episodes set temperature 0."""
 
     async def run(self, step: int) -> EvaluationReport:
-        """Greedy, then sampled where `sampled_rows` asks for it.
+        """Run greedy episodes, then sampled ones if `sampled_rows` is not 0.
 
-        `val/success/*`, `val/reward/mean` and `val/turns/mean` are greedy; `val/success/sampled`, `val/*/pass_k_*` come
-        from the sampled episodes (pass@1 from the greedy ones where there are none).
+        `val/success/*`, `val/reward/mean` and `val/turns/mean` come from the greedy episodes; `val/success/sampled` and
+        `val/*/pass_k_*` come from the sampled ones (pass@1 from the greedy ones if there are none).
         """
         config = self.config
         groups = {
@@ -87,7 +89,7 @@ class HeldOut:
         return EvaluationReport(self.metrics(groups), groups)
 
     def metrics(self, groups: dict[str, list[Group]]) -> dict[str, float]:
-        """The `val/…` of groups that were played and scored; `sampled` may be left out."""
+        """Return the metrics `val/…` of scored groups by kind; `sampled` may be missing."""
         return val_metrics(groups, self.config, self.family)
 
     async def _play(self, key: str, rows: list[Row], samples: int, sampling: SamplingParams) -> list[Group]:

@@ -1,4 +1,4 @@
-"""What groups of scored trajectories say, in numbers: the same for a run's evaluations and for `mtrl.evaluate`."""
+"""Metrics of groups of scored trajectories, shared by the evaluations of a run and `mtrl.evaluate`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mtrl.types import FinishReason, Group, Row, StopReason, Trajectory, Turn
 T = TypeVar("T")
 
 FIELD = "field/"
-"""Prefix of a family's measures that are fields of its answer."""
+"""Prefix of a family's measures of single answer fields."""
 FORMAT = "format"
 
 
 @dataclass(frozen=True)
 class Episode:
-    """A trajectory and the row that it was played on."""
+    """A trajectory and its row."""
 
     trajectory: Trajectory
     row: Row
@@ -42,7 +42,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Spread:
-    """How values lie."""
+    """Summary statistics of some values."""
 
     mean: float
     median: float
@@ -51,7 +51,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread | None:
-        """None where there are none. Percentiles are values that occur (nearest rank)."""
+        """Return the statistics of the values; None if there are none. Percentiles are values that occur (nearest
+        rank)."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -59,7 +60,7 @@ class Spread:
 
 
 def nearest_rank(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the ascending values that at least this share of them does not exceed."""
+    """Return the smallest of the ascending values such that at least this share of the values does not exceed it."""
     return float(ordered[max(math.ceil(share * len(ordered)) - 1, 0)])
 
 
@@ -68,68 +69,69 @@ def episodes_of(groups: Iterable[Group]) -> list[Episode]:
 
 
 def successes(groups: Iterable[Group], threshold: float) -> list[list[float]]:
-    """1.0 or 0.0 for every trajectory of every group: whether its score reaches the threshold."""
+    """Return 1.0 or 0.0 for every trajectory of every group: whether its score reaches the threshold."""
     return [[float(succeeded(t, threshold)) for t in group.trajectories] for group in groups]
 
 
 def claims(groups: Iterable[Group], threshold: float) -> list[list[float]]:
-    """1.0 or 0.0 for every trajectory of every group: whether its reward reaches the threshold."""
+    """Return 1.0 or 0.0 for every trajectory of every group: whether its reward reaches the threshold."""
     return [[float(claimed(t, threshold)) for t in group.trajectories] for group in groups]
 
 
 LENGTH_LIMITS = frozenset({StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})
-"""Ends of episodes that a length limit brought about."""
+"""Stop reasons of episodes that a length limit ended."""
 
 
 def at_cap(turn: Turn) -> bool:
-    """Whether it stopped at the limit of tokens per turn. One without a token did not: its context was full."""
+    """Whether the turn stopped at the limit of tokens per turn. A turn without a token did not, because its context was
+    full."""
     return turn.finish == FinishReason.LENGTH and sampled_tokens(turn) != 0
 
 
 def is_cut(trajectory: Trajectory) -> bool:
-    """Whether any of its turns stopped at the limit of tokens per turn."""
+    """Whether any turn of the trajectory stopped at the limit of tokens per turn."""
     return any(map(at_cap, trajectory.turns))
 
 
 def is_completed(trajectory: Trajectory) -> bool:
-    """Whether it holds an answer that the task can read, right or wrong (`Family.answered`). Where the task cannot
-    tell: whether the environment ended it, after a turn that no limit cut."""
+    """Whether the trajectory holds an answer that the task can read, right or wrong (`Family.answered`). If the task
+    cannot tell: whether the environment ended the episode after a turn that no limit cut."""
     if trajectory.answered is not None:
         return trajectory.answered
     return trajectory.stop_reason == StopReason.DONE and not (trajectory.turns and at_cap(trajectory.turns[-1]))
 
 
 def is_out_of_turns(trajectory: Trajectory) -> bool:
-    """Whether its turns were used up without an answer."""
+    """Whether the episode used up its turns without an answer."""
     return trajectory.stop_reason == StopReason.MAX_TURNS and not is_completed(trajectory)
 
 
 def is_overlong(trajectory: Trajectory) -> bool:
-    """Whether a length limit cut it: any of its turns, however it ended, or the episode."""
+    """Whether a length limit cut the episode or any of its turns."""
     return trajectory.stop_reason in LENGTH_LIMITS or is_cut(trajectory)
 
 
 def sampled_tokens(turn: Turn) -> int | None:
-    """Sampled tokens of a turn: its ids; of an endpoint, which gives none, what its provider counted. None where that
-    did not count either."""
+    """Return the number of sampled tokens of a turn. An endpoint gives no ids, so the count of its provider is used;
+    None if the provider did not count either."""
     if turn.action_ids or "completion_tokens" not in turn.metrics:
         return len(turn.action_ids)
     return int(turn.metrics["completion_tokens"]) or None
 
 
 def episode_tokens(trajectory: Trajectory) -> int | None:
-    """Sampled tokens of an episode; None where those of a turn are not known."""
+    """Return the number of sampled tokens of an episode; None if the number of any turn is not known."""
     counts = [sampled_tokens(turn) for turn in trajectory.turns]
     return None if None in counts else sum(count for count in counts if count)
 
 
 def known(values: Iterable[T | None]) -> list[T]:
-    """Those that are not None."""
+    """Return the values that are not None."""
     return [value for value in values if value is not None]
 
 
 def mean_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean over trajectories of what each part of the reward paid in all turns."""
+    """Return the sum of each reward component over all turns, as the mean over trajectories."""
     paid: defaultdict[str, list[float]] = defaultdict(list)
     for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
         for name, value in turn.components.items():
@@ -138,10 +140,10 @@ def mean_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def measured(episodes: Iterable[Episode], family: Family) -> list[dict[str, float]]:
-    """The family's own measures of every episode that has a turn; empty where the family has none.
+    """Return the family's own measures of every episode that has a turn; empty if the family has no measures.
 
     Raises:
-        UserError: one that is not in [0, 1].
+        UserError: A measure is not in [0, 1].
     """
     if family.measure is None:
         return []
@@ -153,7 +155,7 @@ def measured(episodes: Iterable[Episode], family: Family) -> list[dict[str, floa
 
 
 def by_name(values: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
-    """The values under each name, over all that hold the name."""
+    """Return the values of each name, over all mappings that have the name."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for each in values:
         for name, value in each.items():
@@ -162,7 +164,7 @@ def by_name(values: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def field_accuracies(values: Iterable[Mapping[str, float]]) -> list[float]:
-    """The share of right fields of every episode that has fields."""
+    """Return the share of right fields of every episode that has fields."""
     fields = ([v for name, v in each.items() if name.startswith(FIELD)] for each in values)
     return [fmean(right) for right in fields if right]
 
@@ -171,18 +173,18 @@ def field_accuracies(values: Iterable[Mapping[str, float]]) -> list[float]:
 
 
 def val_metrics(groups: Mapping[str, list[Group]], config: EvaluationConfig, family: Family) -> dict[str, float]:
-    """The row of metrics of one evaluation: `val/…`.
+    """Return the row of metrics of one evaluation: `val/…`.
 
-    All are of the greedy episodes, except `val/success/sampled`, `val/reward/sampled` and pass@k, which are of the
-    sampled ones (of the greedy ones, for k = 1, where there are none). `val/success/pass_k_K` counts samples whose
-    score reaches `evaluation.success_threshold`, `val/reward/pass_k_K` those whose reward reaches
-    `evaluation.claim_threshold`. Episodes that failed count as they were scored: 0 where there is no turn.
+    All metrics are of the greedy episodes, except `val/success/sampled`, `val/reward/sampled` and pass@k, which are of
+    the sampled ones (pass@1 is of the greedy ones if there are no sampled ones). `val/success/pass_k_K` counts samples
+    whose score reaches `evaluation.success_threshold`, and `val/reward/pass_k_K` samples whose reward reaches
+    `evaluation.claim_threshold`. Failed episodes count with their score, which is 0 if there is no turn.
 
     Args:
-        groups: by kind, `greedy` and perhaps `sampled`; scored and paid.
+        groups: Scored and rewarded groups by kind: `greedy`, and optionally `sampled`.
 
     Raises:
-        UserError: a prompt with fewer samples than a value of `evaluation.pass_k_values`.
+        UserError: A prompt has fewer samples than a value of `evaluation.pass_k_values`.
     """
     greedy, sampled = groups["greedy"], groups.get("sampled", [])
     metrics = _outcomes(greedy, config) | _course(greedy) | _family_metrics(greedy, family)
@@ -198,7 +200,7 @@ def val_metrics(groups: Mapping[str, list[Group]], config: EvaluationConfig, fam
 
 
 def _outcomes(groups: Sequence[Group], config: EvaluationConfig) -> dict[str, float]:
-    """What came of the episodes, by scorer and by reward."""
+    """Return the outcomes of the episodes by scorer and by reward."""
     trajectories = [t for group in groups for t in group.trajectories]
     rate = success_rate(successes(groups, config.success_threshold), config.confidence)
     return {
@@ -212,7 +214,7 @@ def _outcomes(groups: Sequence[Group], config: EvaluationConfig) -> dict[str, fl
 
 
 def agreement_metrics(prefix: str, trajectories: Sequence[Trajectory], thresholds: Thresholds) -> dict[str, float]:
-    """Shares of trajectories: what the reward calls solved, and where the scorer says otherwise."""
+    """Return shares of trajectories: those that the reward calls solved, and those on which the scorer disagrees."""
     verdicts = Counter(thresholds.verdict(t) for t in trajectories)
     return {
         f"{prefix}/claims/mean": fmean(claimed(t, thresholds.claim) for t in trajectories),
@@ -222,7 +224,7 @@ def agreement_metrics(prefix: str, trajectories: Sequence[Trajectory], threshold
 
 
 def _course(groups: Sequence[Group]) -> dict[str, float]:
-    """How the episodes went and ended."""
+    """Return turns, limits, completion, stop reasons and reward components of the episodes."""
     trajectories = [t for group in groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     stops = Counter(t.stop_reason for t in trajectories)
@@ -237,7 +239,8 @@ def _course(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _family_metrics(groups: Sequence[Group], family: Family) -> dict[str, float]:
-    """`val/format`, `val/fields/<name>` and their mean `val/field_accuracy`, and `val/measures/<name>`."""
+    """Return `val/format`, `val/fields/<name>`, `val/field_accuracy` (the mean share of right fields per episode), and
+    `val/measures/<name>`."""
     values = measured(episodes_of(groups), family)
     metrics = {_val_key(name): fmean(found) for name, found in sorted(by_name(values).items())}
     accuracies = field_accuracies(values)

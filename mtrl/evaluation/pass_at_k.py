@@ -1,4 +1,4 @@
-"""pass@k: the chance that at least one of k samples succeeds, estimated without bias from n >= k samples."""
+"""pass@k: the probability that at least one of k samples succeeds, estimated without bias from n >= k samples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mtrl.errors import UserError
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n-c, k) / C(n, k): the share of the k-subsets of n samples that hold one of the c successes.
+    """Return 1 - C(n-c, k) / C(n, k): the share of the k-subsets of n samples with at least one of the c successes.
 
-    The unbiased estimator of Chen et al., 2107.03374, eq. 1, on whole numbers: the only rounding is that of the result.
-    (1 - (1 - c/n)^k, its plug-in look-alike, is biased low.)
+    This is the unbiased estimator of Chen et al., 2107.03374, eq. 1. It is computed with integers, so only the result
+    is rounded. (The plug-in estimator 1 - (1 - c/n)^k is biased low.)
 
     Raises:
-        UserError: not 1 <= k <= n.
-        ValueError: not 0 <= c <= n.
+        UserError: 1 <= k <= n does not hold.
+        ValueError: 0 <= c <= n does not hold.
     """
     _check(n, k)
     if not 0 <= c <= n:
@@ -26,12 +26,13 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def best_of_k(scores: Sequence[float], k: int) -> float:
-    """The mean, over all k-subsets of the n scores, of the best score: pass@k for scores between failure and success.
+    """Return the mean, over all k-subsets of the n scores, of the best score: pass@k for scores between 0 and 1.
 
-    Σ_{i=k..n} C(i-1, k-1) g_(i) / C(n, k), scores ascending (PKPO, 2505.15201). On scores of 0 and 1: `pass_at_k`.
+    It is Σ_{i=k..n} C(i-1, k-1) g_(i) / C(n, k) with ascending scores g (PKPO, 2505.15201). For scores of 0 and 1 it
+    equals `pass_at_k`.
 
     Raises:
-        UserError: not 1 <= k <= n.
+        UserError: 1 <= k <= n does not hold.
     """
     n = len(scores)
     _check(n, k)
@@ -41,15 +42,15 @@ def best_of_k(scores: Sequence[float], k: int) -> float:
 
 
 def pass_at_k_by_prompt(scores: Sequence[Sequence[float]], k: int, success_threshold: float = 1.0) -> list[float]:
-    """pass@k of each prompt; a sample succeeds when its score reaches `success_threshold`.
+    """Return the pass@k of each prompt; a sample succeeds if its score reaches `success_threshold`.
 
-    Their mean is the pass@k to report; `statistics.mean_rate` adds its confidence interval.
+    The mean of the values is the pass@k to report; `statistics.mean_rate` adds its confidence interval.
 
     Args:
         scores: P prompts, each with the scores of its n samples; n may differ between prompts.
 
     Raises:
-        UserError: a prompt with fewer than k samples.
+        UserError: A prompt has fewer than k samples.
     """
     counts = [(len(samples), sum(score >= success_threshold for score in samples)) for samples in scores]
     return [pass_at_k(n, c, k) for n, c in counts]

@@ -1,4 +1,4 @@
-"""What a reader of the numbers should know, in words, each with the one thing to change."""
+"""Remarks on an evaluation in words, each with one thing to change."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mtrl.evaluation.statistics import mcnemar
 from mtrl.tracking.text import percent
 
 WIDE = 0.10
-"""Width of an interval from which its rate is not to be quoted without it."""
+"""Width of an interval above which its rate should not be quoted without the interval."""
 FEW = 30
-"""Rows below which one row changes the rate by more than three points."""
+"""Number of rows below which one row changes the rate by more than three points."""
 TOKEN_CAP_SHARE, OUT_OF_TURNS_SHARE = 0.05, 0.10
-"""Shares of episodes that may run into the limit of tokens per turn, and of turns."""
+"""Largest allowed shares of episodes that reach the limit of tokens per turn, and the limit of turns."""
 NEARLY_ALL, FEW_FINISH, FEW_SOLVED = 0.8, 0.8, 0.3
 POOR_RANKING = 0.8
 SURE = 0.05
@@ -33,18 +33,18 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Remark:
-    """One sentence or two, and what to do about it."""
+    """One or two sentences, and the recommended change."""
 
     level: Level
     topic: str
     """failures | foothold | generosity | severity | completion | answers | turns | tokens | context | ranking |
     interval | pairs | difference"""
     model: str
-    """Label of the model that it is about."""
+    """Label of the model that the remark is about."""
     text: str
     change: str
     kind: str = ""
-    """greedy | sampled; empty: the text says it."""
+    """greedy | sampled; empty if the text names the kind."""
 
     @property
     def about(self) -> str:
@@ -52,7 +52,7 @@ class Remark:
 
 
 def remarks_on(model: str, result: Result, kind: str, config: Config) -> list[Remark]:
-    """Those on the episodes of the model that is evaluated, of one kind."""
+    """Return the remarks on the episodes of the evaluated model, of one kind."""
     said = [
         *_completion(model, result),
         *_budgets(model, result, config),
@@ -63,7 +63,8 @@ def remarks_on(model: str, result: Result, kind: str, config: Config) -> list[Re
 
 
 def remarks_on_other(model: str, result: Result, kind: str) -> list[Remark]:
-    """Those on a model that it is compared with: whether the comparison is a fair one."""
+    """Return the remarks on a model that is compared with the evaluated one. They concern the fairness of the
+    comparison."""
     said = [*_failures(model, result), *_foothold(model, result), *_generosity(model, result)]
     return [replace(remark, kind=kind) for remark in said]
 
@@ -73,7 +74,8 @@ def remarks_on_comparisons(found: Sequence[Comparison]) -> list[Remark]:
 
 
 def gravest_first(remarks: Iterable[Remark]) -> list[Remark]:
-    """Sorted by level; of one model and topic only the gravest, for greedy and sampled episodes often show the same."""
+    """Sort the remarks by level, and keep only the gravest remark per model and topic, because greedy and sampled
+    episodes often show the same."""
     first: dict[tuple[str, str, str], Remark] = {}
     for remark in sorted(remarks, key=lambda remark: list(Level).index(remark.level)):
         about = remark.text if remark.topic in ("pairs", "difference") else ""
@@ -82,7 +84,8 @@ def gravest_first(remarks: Iterable[Remark]) -> list[Remark]:
 
 
 def generalisation(split: str, rows: int, source: Source, validation_rows: int) -> str:
-    """The first of the two questions, which the scorer's numbers answer as far as split and model allow."""
+    """Return the answer to the first of the two questions: whether the success rate holds for new rows, as far as split
+    and model show."""
     if split == "train":
         return (
             f"Not shown here. These {rows} rows are of the train split, which training may have seen: the numbers tell "
@@ -107,7 +110,7 @@ def generalisation(split: str, rows: int, source: Source, validation_rows: int) 
 
 
 def _is_chosen(source: Source) -> bool:
-    """Whether somebody asked for this checkpoint, and not for the newest."""
+    """Whether the user named this checkpoint and did not ask for the newest."""
     path = Path(source.text)
     return source.kind == "checkpoint" and path.parent.name == "checkpoints" and path.name != "latest"
 
@@ -116,11 +119,11 @@ NO_SCORER = (
     "No. This task has no scorer of its own: success is a reward sum of at least 1, so whatever deceives the reward "
     "counts as success here as well. Give the environment a score, which reads the trajectory in its own way."
 )
-"""The second question, where the reward judges itself."""
+"""Answer to the second question if the task has no scorer, so the reward judges itself."""
 
 
 def independence(result: Result) -> str:
-    """The second question: does somebody else than the reward say so?"""
+    """Return the answer to the second question: whether a judge other than the reward confirms the success."""
     agreement = result.agreement
     head = (
         "Success is judged by the task's scorer, which shares no code with the reward. On these episodes the two agree "
@@ -197,7 +200,7 @@ def _generosity(model: str, result: Result) -> Iterator[Remark]:
 
 
 def _completion(model: str, result: Result) -> Iterator[Remark]:
-    """High success with low completion is a matter of budgets; the reverse one of the reward."""
+    """Low completion with high success is a problem of budgets; the reverse is a problem of the reward."""
     success, completion = result.success.value, result.completion.value
     if success and completion < FEW_FINISH and success >= NEARLY_ALL * completion:
         yield Remark(
@@ -341,7 +344,7 @@ def _difference(c: Comparison) -> Iterator[Remark]:
 
 
 def points(difference: float) -> str:
-    """A difference of rates in percentage points."""
+    """Format a difference of rates in percentage points."""
     return f"{100 * difference + 0.0:+.1f}"
 
 

@@ -1,4 +1,4 @@
-"""The report of an evaluation: numbers, comparisons and words; written as JSON, Markdown and one HTML page."""
+"""The report of an evaluation: metrics, comparisons and remarks, written as JSON, Markdown and one HTML page."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ KINDS = ("greedy", "sampled")
 
 @dataclass(frozen=True)
 class ModelReport:
-    """One model."""
+    """Report on one model."""
 
     label: str
     source: dict[str, Any]
-    """Where it comes from, as `mtrl.evaluation.rollouts.Source` says it."""
+    """Source of the model, with the fields of `mtrl.evaluation.rollouts.Source`."""
     usage: dict[str, float]
     results: dict[str, Result]
-    """By kind; one of which every episode failed is not in it."""
+    """Results by kind, without a kind of which every episode failed."""
     lost: dict[str, dict[str, int]]
-    """By kind of which every episode failed: how many, by stop reason."""
+    """Number of episodes by stop reason, for each kind of which every episode failed."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an evaluation found. The first model is what was evaluated; the others are compared with it."""
+    """Report of an evaluation. The first model is the evaluated one; the others are compared with it."""
 
     name: str
     created: str
@@ -57,13 +57,13 @@ class Report:
     disagreements: list[Disagreement]
     remarks: list[Remark]
     generalisation: str
-    """Whether the rows say anything about new ones, in words."""
+    """Answer in words: whether the results on these rows hold for new rows."""
     independence: str
-    """Whether anybody but the reward calls it success, in words."""
+    """Answer in words: whether a judge other than the reward confirms the success."""
     method: dict[str, Any]
     """Split, rows, sampling, seed, thresholds, versions."""
     judges: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What judges of the reward were asked for, by their names; the keys are those of `usage`."""
+    """Requests to the judges of the reward and their cost, by judge name; the keys are those of `usage`."""
 
     @property
     def main(self) -> ModelReport:
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def spending(self) -> list[tuple[str, dict[str, float]]]:
-        """Who was asked over an API, models and judges, and for how much."""
+        """Usage of every model and judge that was called over an API, by name."""
         models = [(model.label, model.usage) for model in self.models if model.usage]
         return [*models, *((f"judge {name}", spent) for name, spent in self.judges.items())]
 
@@ -82,13 +82,14 @@ def build_report(
     family: Family,
     judges: Mapping[str, dict[str, float]] | None = None,
 ) -> Report:
-    """
+    """Build the report of an evaluation.
+
     Args:
-        models: at least one; scored and paid, on the same rows.
-        judges: see `Report`.
+        models: Scored and rewarded episodes of at least one model; all models have the same rows.
+        judges: See `Report`.
 
     Raises:
-        UserError: every episode of the first model failed, or a measure of the family is not in [0, 1].
+        UserError: Every episode of the first model failed, or a measure of the family is not in [0, 1].
     """
     evaluated = [_model(rollouts, config, family) for rollouts in models]
     main = evaluated[0]
@@ -133,13 +134,13 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"report.json": to_json(report), "report.md": to_markdown(report), "report.html": to_html(report)}
     for name, text in texts.items():
-        # Halves of surrogate pairs, which no file takes; within the strings of JSON the escape stands for the half.
+        # UTF-8 cannot encode half of a surrogate pair. In JSON strings, the escape represents the half.
         replace_text(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
     return [folder / name for name in texts]
 
 
 def method(config: Config, family: Family, rows: dict[str, int]) -> dict[str, Any]:
-    """How the numbers came about. `rows` by kind of episodes."""
+    """Return the method of the evaluation. `rows` is the number of rows by kind of episodes."""
     evaluation, generator = config.evaluation, config.generator
     sampling = generator.eval_sampling_params or generator.sampling_params
     return {
@@ -191,7 +192,7 @@ def _remarks(models: Sequence[ModelReport], compared: Sequence[Comparison], conf
         for kind, result in other.results.items()
         for r in remarks_on_other(other.label, result, kind)
     ]
-    # Greedy episodes alone do not show that there is nothing to reinforce where samples were solved.
+    # A model whose sampled episodes have successes can be trained, even if no greedy episode was solved.
     solved = {model.label for model in models if any(result.success.value for result in model.results.values())}
     found = [remark for remark in found if remark.topic != "foothold" or remark.model not in solved]
     return gravest_first([*found, *remarks_on_comparisons(compared)])

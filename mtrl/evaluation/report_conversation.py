@@ -1,4 +1,4 @@
-"""One trajectory in report.html, turn by turn. Whatever a model wrote is cut, made harmless, and escaped."""
+"""One trajectory in report.html, turn by turn. Text of a model is cut, cleaned and escaped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mtrl.types import ROLES, Message, Row, Trajectory, Turn
 MESSAGE_CHARACTERS, MESSAGE_LINES = 1600, 40
 OTHER_CHARACTERS = {"system": 400, "expected": 600}
 TURNS = 12
-"""Shown of one conversation: the first and the last ones."""
+"""Maximum number of turns shown of one conversation: the first and the last ones."""
 
 
 def conversation(disagreement: Disagreement) -> str:
-    """A closed `<details>`."""
+    """Return the conversation as a closed `<details>` element."""
     trajectory, d = disagreement.episode.trajectory, disagreement
     facts = [
         f"row {one_line(d.row, 60)}",
@@ -36,7 +36,7 @@ def conversation(disagreement: Disagreement) -> str:
 
 
 def _expected(row: Row) -> str:
-    """The row's ground truth, without which nobody could tell which of the two verdicts is right."""
+    """Return the ground truth of the row, which a reader needs to decide which verdict is right."""
     return json.dumps(row.get("ground_truth"), ensure_ascii=False, default=str)
 
 
@@ -66,7 +66,7 @@ def _head(index: int, turn: Turn) -> str:
 
 
 def _said(turn: Turn) -> str:
-    """The turn's text, which holds the calls as they were written; the message where there is no text."""
+    """Return the text of the turn, which holds the calls as the model wrote them; the message if there is no text."""
     return _block("assistant", turn.text or message_text(turn.message))
 
 

@@ -1,4 +1,4 @@
-"""report.html: one file that needs nothing else, with plots, and with the conversations where verdicts differ."""
+"""report.html: one self-contained file with plots, and with the conversations on which reward and scorer disagree."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from mtrl.evaluation.statistics import Rate
 from mtrl.tracking.text import html_text, percent, short
 
 CONVERSATIONS = 30
-"""Shown on the page; all disagreements are in report.json, and whole in trajectories/."""
+"""Maximum number of conversations on the page. report.json has all disagreements, and trajectories/ has their whole
+conversations."""
 ROWS_NAMED = 60
 COMPARED = 2
-"""Differences among the figures at the top."""
+"""Maximum number of differences among the figures at the top."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content security policy: the page may load nothing and run nothing."""
+"""Content security policy: the page may load no file and run no script."""
 
 
 def to_html(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""report.json: every number of a report, in a form that does not change within a version."""
+"""report.json: all values of a report, in a form that is stable within a version."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from mtrl.evaluation.report import ModelReport, Report
 from mtrl.tracking.files import to_strict_json
 
 VERSION = 1
-"""Grows when a key changes its meaning or goes away; new keys may come within a version."""
+"""Version of the format. It increases when a key changes its meaning or is removed; new keys may be added within a
+version."""
 INTERNAL = frozenset({"seen", "episode"})
-"""Fields that hold whole episodes, which are files of their own."""
+"""Names of fields that hold whole episodes, which are stored in other files."""
 
 
 def to_json(report: Report) -> str:
-    """Strict JSON with a final newline."""
+    """Return the report as strict JSON with a final newline."""
     return to_strict_json(to_dict(report), indent=2) + "\n"
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """`{"format": "mtrl.evaluation", "version": 1, …}`; rates are `{value, low, high, effective_samples}` in [0, 1]."""
+    """Return `{"format": "mtrl.evaluation", "version": 1, …}`. A rate is `{value, low, high, effective_samples}` with
+    the first three in [0, 1]."""
     return {
         "format": "mtrl.evaluation",
         "version": VERSION,

@@ -11,11 +11,11 @@ from mtrl.evaluation.report_tables import Table
 from mtrl.tracking.text import one_line, short
 
 ROWS_NAMED = 12
-"""Changed rows that are named; report.json has all."""
+"""Maximum number of changed rows that are named; report.json has all."""
 DISAGREEMENTS = 20
 RESPONSE_CHARACTERS = 160
 _MARKUP = re.compile(r"([\\`*\[\]|~]|<(?=[A-Za-z/!?])|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_]))")
-"""What Markdown reads as markup; an underscore within a word is none."""
+"""Characters that Markdown reads as markup; an underscore within a word is not one."""
 
 
 def to_markdown(report: Report) -> str:
@@ -51,12 +51,13 @@ def to_markdown(report: Report) -> str:
 
 
 def escape(text: str) -> str:
-    """One line of text that Markdown shows as it is, and a terminal as well."""
+    """Return one line of text that Markdown and a terminal show literally."""
     return _MARKUP.sub(r"\\\1", one_line(text, 2000))
 
 
 def markdown_table(table: Table) -> str:
-    """Columns as wide as their widest text, names at the left, numbers at the right."""
+    """Return a Markdown table. Columns are as wide as their widest text, with names left-aligned and numbers
+    right-aligned."""
     rows = [[escape(cell) for cell in row] for row in table.rows]
     head = [escape(cell) for cell in table.head]
     widths = [max(3, *(len(row[column]) for row in [head, *rows])) for column in range(len(head))]

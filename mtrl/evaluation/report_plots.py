@@ -1,4 +1,4 @@
-"""The plots of report.html, as SVG that takes its colours and its font from the page."""
+"""The plots of report.html, as SVG with the colours and the font of the page."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, MUTED, RULE = "#010203", "#040506", "#070809"
-"""Stand for the page's colours until the SVG is written."""
+"""Placeholders of the page's colours until the SVG is written."""
 SERIES = [COLOURS[each] for each in ("blue", "orange", "green", "purple", "grey")]
 WIDTH = 4.4
-"""Inches; at 400 pixels the text is as large as that of the page."""
+"""Width of a plot in inches. At 400 pixels, its text is as large as the text of the page."""
 NAMED = 12
-"""Models, tools or fields in one plot; the tables have all of them."""
+"""Maximum number of models, tools or fields in one plot; the tables have all."""
 POINTS = 400
-"""Episodes in one column of a scatter; of more, so many are drawn by chance."""
+"""Maximum number of episodes in one column of a scatter plot; a random sample of more episodes is drawn."""
 
 
 def success(report: Report) -> str:
-    """Success with its interval, and what the reward says, of every model and kind."""
+    """Plot success with its interval, and the share of claims of the reward, of every model and kind."""
     rows = [(label, result) for label, _, result in each_result(report)][:NAMED]
 
     def draw(axes: Axes) -> None:
@@ -55,7 +55,7 @@ def success(report: Report) -> str:
 
 
 def differences(report: Report) -> str:
-    """The difference to every other model with its interval, and zero."""
+    """Plot the difference to every other model with its interval, and a line at 0."""
     shown = report.comparisons[:NAMED]
 
     def draw(axes: Axes) -> None:
@@ -74,7 +74,7 @@ def differences(report: Report) -> str:
 
 
 def pass_at_k(report: Report) -> str | None:
-    """pass@k over k, with its interval; None where there is only one k."""
+    """Plot pass@k over k with its interval; None if there is only one k."""
     curves = [
         (model.label, model.results["sampled"].pass_at_k) for model in report.models if "sampled" in model.results
     ]
@@ -101,7 +101,7 @@ def pass_at_k(report: Report) -> str | None:
 
 
 def reward_against_score(report: Report) -> str:
-    """The reward of every episode, beside each other those that the scorer calls solved and those that it does not."""
+    """Plot the reward of every episode, with solved and unsolved episodes (by the scorer) side by side."""
     shown = _of_one_kind(report)[:4]
     threshold = report.method["success_threshold"]
 
@@ -128,7 +128,7 @@ def reward_against_score(report: Report) -> str:
 
 
 def stops(report: Report) -> str:
-    """How episodes ended: shares, one bar per model and kind."""
+    """Plot the shares of stop reasons, with one bar per model and kind."""
     rows = [(label, result) for label, _, result in each_result(report)][:NAMED]
     totals: dict[str, float] = {}
     for _, result in rows:
@@ -155,7 +155,7 @@ def stops(report: Report) -> str:
 
 
 def turns(report: Report) -> str:
-    """Share of episodes with so many turns."""
+    """Plot the distribution of the number of turns, as shares of episodes."""
     shown = _of_one_kind(report)
     counts = [Counter(len(e.trajectory.turns) for e in result.seen) for _, result in shown]
 
@@ -176,7 +176,7 @@ def turns(report: Report) -> str:
 
 
 def tokens(report: Report) -> str | None:
-    """Share of episodes with at most so many sampled tokens; None where nobody counted them."""
+    """Plot the cumulative distribution of sampled tokens per episode; None if the tokens are not known."""
     counted = [
         (label, sorted(known(episode_tokens(e.trajectory) for e in result.seen)))
         for label, result in _of_one_kind(report)
@@ -202,7 +202,7 @@ def tokens(report: Report) -> str | None:
 
 
 def tools(report: Report) -> str | None:
-    """Calls per episode of the tools that are called most; None where none is."""
+    """Plot the calls per episode of the most used tools; None if there are no calls."""
     shown = _of_one_kind(report)[:4]
     calls = [{tool.name: tool.calls_per_episode for tool in result.tools} for _, result in shown]
     names = sorted({key for each in calls for key in each}, key=lambda key: (-max(e.get(key, 0) for e in calls), key))
@@ -222,7 +222,7 @@ def tools(report: Report) -> str | None:
 
 
 def fields(report: Report) -> str | None:
-    """Accuracy of every field, and format, with intervals; None where the family measures no fields."""
+    """Plot the accuracy of every field, and format, with intervals; None if the family measures no fields."""
     shown = _of_one_kind(report)[:4]
     names = list(dict.fromkeys(key for _, result in shown for key in result.measures.fields))[:NAMED]
     if not names:
@@ -245,11 +245,11 @@ def fields(report: Report) -> str | None:
     return _svg("fields", 1.3 + 0.36 * len(names), draw)
 
 
-# -- how they are drawn ----------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------------------------
 
 
 def _of_one_kind(report: Report) -> list[tuple[str, Result]]:
-    """The greedy episodes of every model, or the sampled ones where the model that is evaluated has no others."""
+    """Return the greedy results of every model, or the sampled ones if the evaluated model has no greedy results."""
     kind = next(kind for kind in KINDS if kind in report.main.results)
     return [(name(m.label), m.results[kind]) for m in report.models if kind in m.results][:NAMED]
 
@@ -260,7 +260,7 @@ def _rates(result: Result) -> dict[str, Rate | None]:
 
 
 def _colours(report: Report) -> dict[str, str]:
-    """Colour by the shown name of a model; the one that is evaluated is blue."""
+    """Return the colour of each model by its shown name; the evaluated model is blue."""
     return {name(model.label): SERIES[i % len(SERIES)] for i, model in enumerate(report.models)}
 
 
@@ -270,7 +270,7 @@ def _interval(axes: Axes, rate: Rate, place: float) -> None:
 
 
 def _strip(axes: Axes, place: float, values: Sequence[float], colour: str, rng: random.Random) -> None:
-    """Every value as a point, and a box over them."""
+    """Plot every value as a point, and a box plot over the points."""
     if not values:
         return
     shown = list(values) if len(values) <= POINTS else rng.sample(list(values), POINTS)
@@ -284,7 +284,7 @@ def _strip(axes: Axes, place: float, values: Sequence[float], colour: str, rng: 
 
 
 def _categories(axes: Axes, labels: Sequence[str]) -> None:
-    """Names at the left, the first one on top."""
+    """Put the names at the left, the first one on top."""
     axes.set_yticks(range(len(labels)), [_short(label) for label in labels])
     axes.set_ylim(len(labels) - 0.45, -0.55)
     axes.grid(False, axis="y")
@@ -302,7 +302,8 @@ def _shares(axis: Any) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    """Below the plot, from the left edge of the figure, for names at the left can take half of its width."""
+    """Put the legend below the plot, from the left edge of the figure, because the names at the left can take half of
+    its width."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         columns = 3 if max(map(len, labels)) < 12 else 2
@@ -322,7 +323,7 @@ _STYLE: Any = {
 
 
 def _svg(title: str, height: float, draw: Callable[[Axes], None]) -> str:
-    """An `<svg>` element without a background, whose ids are its own."""
+    """Return an `<svg>` element without a background, whose ids are unique on the page."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,7 +1,7 @@
-"""The style sheet of report.html: light and dark, wide and narrow, no scripts, nothing loaded."""
+"""The style sheet of report.html: for light and dark themes and wide and narrow screens, without external files."""
 
 COLOURS = {"blue": "#0072b2", "orange": "#d55e00", "green": "#009e73", "purple": "#aa4499", "grey": "#777777"}
-"""Those of the plots of a run, on white."""
+"""Colours on a white background, the same as in the plots of a run."""
 ON_DARK = {"blue": "#56b4e9", "orange": "#f0884a", "green": "#3fc79a", "purple": "#d787c4", "grey": "#9aa0a8"}
 
 

@@ -21,7 +21,7 @@ NAME_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; nothing in it is escaped yet. The first column holds names, the others numbers."""
+    """A table of unescaped texts. The first column holds names, the others hold numbers."""
 
     head: list[str]
     rows: list[list[str]]
@@ -76,7 +76,7 @@ def comparison(report: Report) -> Table | None:
 
 
 def pass_at_k(report: Report) -> Table | None:
-    """By the scorer, and beside it by the reward; None where no model was sampled."""
+    """Return pass@k by the scorer and by the reward; None if no model has sampled episodes."""
     rows = [
         [
             f"{name(model.label)}, k = {scored.k}",
@@ -154,7 +154,7 @@ def lengths(report: Report) -> Table:
 
 
 def tools(report: Report) -> Table | None:
-    """One row per tool, one column per model and kind."""
+    """Return tool calls: one row per tool, one column per model and kind."""
     found = [(label, {tool.name: tool for tool in result.tools}) for label, _, result in each_result(report)]
     names = list(dict.fromkeys(key for _, each in found for key in each))
     rows = [[name(key), *(_calls(each.get(key)) for _, each in found)] for key in names]
@@ -166,7 +166,7 @@ def tools(report: Report) -> Table | None:
 
 
 def fields(report: Report) -> Table | None:
-    """One row per field, format and other measure; one column per model and kind."""
+    """Return measures: one row per field, format and other measure, one column per model and kind."""
     found = [(label, result.measures) for label, _, result in each_result(report)]
     names = list(dict.fromkeys(key for _, each in found for key in [*each.fields]))
     others = list(dict.fromkeys(key for _, each in found for key in each.others))
@@ -193,7 +193,7 @@ def components(report: Report) -> Table | None:
 
 
 def spending(report: Report) -> Table | None:
-    """A row for everybody who was asked over an API."""
+    """Return the usage of endpoints: one row per model or judge that was called over an API."""
     columns = ("requests", "retries", "prompt_tokens", "cached_tokens", "completion_tokens")
     rows = []
     for who, spent in report.spending:
@@ -218,14 +218,14 @@ def method(report: Report) -> Table:
 
 
 def each_result(report: Report) -> Iterator[tuple[str, ModelReport, Result]]:
-    """Name of the row, model and numbers, of every model and kind."""
+    """Yield the name of the row, the model and the result, for every model and kind."""
     for model in report.models:
         for kind, result in model.results.items():
             yield f"{name(model.label)}, {kind}", model, result
 
 
 def name(text: str) -> str:
-    """A name of unknown origin, on one line."""
+    """Return a name of unknown origin as one line."""
     return one_line(text, NAME_CHARACTERS)
 
 
@@ -238,7 +238,7 @@ def p_value(p: float) -> str:
 
 
 def changes(comparison: Comparison, what: str, limit: int) -> str:
-    """`12 rows fixed: a, b (0% → 50%), …`"""
+    """Return a sentence such as `12 rows fixed: a, b (0% → 50%), …`."""
     rows = comparison.fixed if what == "fixed" else comparison.broken
     single = comparison.test.startswith("exact")
     shown = [name(c.row) + ("" if single else f" ({c.before:.0%} → {c.after:.0%})") for c in rows[:limit]]
@@ -252,7 +252,7 @@ def _sampled_word(what: str) -> str:
 
 
 def _pass_difference(report: Report, model: ModelReport, k: int, rows: int) -> str:
-    """With the number of its rows where it is not that of the model's own rate."""
+    """Return the difference in pass@k to a model, with the number of its rows if it differs from `rows`."""
     if model is report.main:
         return ""
     found = (d for c in report.comparisons if c.other == model.label for d in c.pass_at_k if d.k == k)

@@ -1,4 +1,4 @@
-"""The numbers of one model's episodes of one kind, greedy or sampled."""
+"""Results of one model's episodes of one kind, greedy or sampled."""
 
 from __future__ import annotations
 
@@ -46,71 +46,73 @@ class PassAtK:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the reward says of the same episodes that the scorer judged."""
+    """Agreement of reward and scorer on the same episodes."""
 
     claims: float
     """Share of episodes that the reward calls solved."""
     lenient: int
-    """Episodes that the reward calls solved and the scorer does not."""
+    """Number of episodes that the reward calls solved and the scorer does not."""
     strict: int
-    """The reverse."""
+    """Number of episodes that the scorer calls solved and the reward does not."""
     agree: Rate
-    """Share of episodes on which both say the same."""
+    """Share of episodes on which reward and scorer agree."""
     ranking: float | None
-    """Chance that a solved episode was paid more than one that is not (ties half); None where all are alike."""
+    """Probability that a solved episode has a higher reward than an unsolved one (ties count half); None if all
+    episodes are solved or none is."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the episodes were; None where that is not known, as of an endpoint that counts no tokens."""
+    """Lengths of the episodes. A value is None if it is not known, as for an endpoint that counts no tokens."""
 
     turns: Spread | None
     response_tokens: Spread | None
-    """Tokens of one turn."""
+    """Number of sampled tokens of one turn."""
     episode_tokens: Spread | None
-    """Sampled tokens of a whole episode."""
+    """Number of sampled tokens of a whole episode."""
 
 
 @dataclass(frozen=True)
 class Budgets:
-    """Shares of episodes (of turns, for `cut_turns`) that ran into a limit."""
+    """Shares of episodes (of turns, for `cut_turns`) that reached a limit."""
 
     out_of_turns: float
-    """Ended by max_turns, without a final answer."""
+    """Share of episodes that max_turns ended without a final answer."""
     at_token_cap: float
-    """With any turn cut at the limit of tokens per turn."""
+    """Share of episodes with any turn cut at the limit of tokens per turn."""
     cut_turns: float
     out_of_context: float
 
 
 @dataclass(frozen=True)
 class FamilyRates:
-    """What `Family.measure` found."""
+    """Rates of the measures of `Family.measure`."""
 
     format: Rate | None = None
     field_accuracy: Rate | None = None
-    """Mean over episodes of their share of right fields."""
+    """Mean over episodes of the share of right fields."""
     fields: dict[str, Rate] = field(default_factory=dict)
     others: dict[str, Rate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One model, one kind. Rates are over the episodes that did not fail."""
+    """Result of one model for one kind. Rates are over the episodes that did not fail."""
 
     rows: int
-    """Rows with an episode that did not fail."""
+    """Number of rows with an episode that did not fail."""
     episodes: int
-    """Episodes that did not fail."""
+    """Number of episodes that did not fail."""
     failures: dict[str, int]
-    """Episodes that failed, by stop reason: of the environment, the endpoint or an interruption, not of the policy."""
+    """Number of failed episodes by stop reason. The environment, the endpoint or an interruption caused them, not the
+    policy."""
     success: Rate
     success_with_failures: float
     """Success if the failed episodes are counted as not solved."""
     pass_at_k: list[PassAtK]
-    """Of sampled episodes: the chance that the scorer calls one of k solved."""
+    """Probability that the scorer calls at least one of k sampled episodes solved."""
     reward_pass_at_k: list[PassAtK]
-    """Of sampled episodes: the chance that the reward of one of k reaches `evaluation.claim_threshold`."""
+    """Probability that the reward of at least one of k sampled episodes reaches `evaluation.claim_threshold`."""
     reward: Spread
     completion: Rate
     """Share of episodes with an answer that the task can read, right or wrong."""
@@ -126,10 +128,10 @@ class Result:
 
 
 def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, family: Family) -> Result | None:
-    """None where every episode failed, or there are none.
+    """Return the result of some groups; None if every episode failed, or there are none.
 
     Raises:
-        UserError: a measure of the family that is not in [0, 1].
+        UserError: A measure of the family is not in [0, 1].
     """
     whole = [Group(g.group_id, g.row, [t for t in g.trajectories if not failed(t)]) for g in groups]
     judged = [group for group in whole if group.trajectories]
@@ -163,21 +165,21 @@ def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, fami
 
 
 def failed(trajectory: Trajectory) -> bool:
-    """Whether it says nothing about the policy."""
+    """Whether the trajectory failed or has no turn, so it says nothing about the policy."""
     return trajectory.stop_reason in (*FAILED, StopReason.ABORTED) or not trajectory.turns
 
 
 def pass_at_k_rates(solved: Sequence[Sequence[float]], ks: Iterable[int], level: float) -> list[PassAtK]:
-    """pass@k for every k that some row has samples for.
+    """Return pass@k for every k for which any row has enough samples.
 
     Args:
-        solved: by row, 1.0 or 0.0 for each sample.
+        solved: Rows with 1.0 or 0.0 for each sample.
     """
     rates = []
     for k in sorted(set(ks)):
         rows = [samples for samples in solved if len(samples) >= k]
         if rows:
-            worth = sum(len(samples) // k for samples in rows)  # trials of k samples that share none
+            worth = sum(len(samples) // k for samples in rows)  # disjoint trials of k samples
             rates.append(PassAtK(k, mean_rate(pass_at_k_by_prompt(rows, k), worth, level), len(rows)))
     return rates
 
@@ -228,7 +230,7 @@ def _agreement(groups: Sequence[Group], config: EvaluationConfig) -> Agreement:
 
 def _family_rates(seen: Sequence[Episode], family: Family, level: float) -> FamilyRates:
     by_row: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for episode, found in zip(seen, measured(seen, family), strict=False):  # nothing is found without the hook
+    for episode, found in zip(seen, measured(seen, family), strict=False):  # empty if the family has no `measure`
         for name, value in found.items():
             by_row[name][episode.trajectory.group_id].append(float(value))
         for accuracy in field_accuracies([found]):

@@ -1,4 +1,4 @@
-"""How sure a measured success rate is, and whether two policies differ: closed forms, no resampling."""
+"""Certainty of success rates, and tests for differences between policies, in closed form without resampling."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Rate:
     low: float
     high: float
     effective_samples: float
-    """Independent trials that would tell as much."""
+    """Equivalent number of independent trials."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """What two policies did on the same prompts."""
+    """Paired result of two policies on the same prompts."""
 
     wins: int
-    """Prompts on which the second was better."""
+    """Number of prompts on which the second policy was better."""
     losses: int
     ties: int
     difference: float
     """Mean of second - first."""
     p_value: float
-    """Two-sided, of the hypothesis that wins and losses are equally likely."""
+    """Two-sided p-value of the hypothesis that wins and losses are equally likely."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,11 @@ class Difference:
 
 
 def wilson(successes: float, trials: float, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927): (low, high) in [0, 1], sound at 0 and at n successes.
+    """Return Wilson's score interval of a proportion (Wilson 1927): (low, high) in [0, 1], valid also if no trial or
+    every trial succeeds.
 
     Raises:
-        ValueError: not 0 <= successes <= trials, or no trials, or `level` not between 0 and 1.
+        ValueError: 0 <= successes <= trials does not hold, there are no trials, or `level` is not between 0 and 1.
     """
     if not (trials > 0 and 0 <= successes <= trials and 0 < level < 1):
         raise ValueError(f"no interval at level {level} for {successes} successes in {trials} trials")
@@ -56,25 +57,25 @@ def wilson(successes: float, trials: float, level: float = 0.95) -> tuple[float,
     scale = 1 + z * z / trials
     centre = (rate + z * z / (2 * trials)) / scale
     half = z / scale * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2)
-    low = 0.0 if successes == 0 else max(centre - half, 0.0)  # at the ends the formula is exact but for rounding
+    low = 0.0 if successes == 0 else max(centre - half, 0.0)  # at the ends the formula is exact except for rounding
     high = 1.0 if successes == trials else min(centre + half, 1.0)
     return low, high
 
 
 def success_rate(outcomes: Sequence[Sequence[float]], level: float = 0.95) -> Rate:
-    """The mean over prompts of the success rate of their samples, with an interval that respects the prompts.
+    """Return the mean over prompts of the success rate of their samples, with an interval that accounts for prompts.
 
-    Samples of one prompt resemble each other, so n samples of P prompts tell less than n x P independent trials
+    Samples of one prompt are correlated, so n samples each of P prompts are worth less than n x P independent trials
     ("Adding error bars to evals", 2411.00640). The variance is therefore taken between prompts, s^2 / P, and Wilson's
-    interval is computed for the number of independent trials of that variance, p (1 - p) / (s^2 / P), which is kept
-    between P and the number of samples (Korn and Graubard 1998; Wilson's form: Franco et al. 2019, PMC6690503). One
-    sample per prompt gives plain Wilson.
+    interval is computed for the number of independent trials of that variance, p (1 - p) / (s^2 / P), which is limited
+    to between P and the number of samples (Korn and Graubard 1998; Wilson's form: Franco et al. 2019, PMC6690503). With
+    one sample per prompt this is the plain Wilson interval.
 
     Args:
         outcomes: P prompts, each with the outcomes of its samples in [0, 1].
 
     Raises:
-        ValueError: no prompts, a prompt without samples, or an outcome outside of [0, 1].
+        ValueError: There are no prompts, a prompt has no samples, or an outcome is outside of [0, 1].
     """
     if not all(outcomes):
         raise ValueError("every prompt needs at least one outcome")
@@ -83,14 +84,14 @@ def success_rate(outcomes: Sequence[Sequence[float]], level: float = 0.95) -> Ra
 
 
 def mean_rate(values: Sequence[float], samples: int, level: float = 0.95) -> Rate:
-    """The mean of one value per prompt, such as its pass@k, with an interval as in `success_rate`.
+    """Return the mean of one value per prompt, such as its pass@k, with an interval as in `success_rate`.
 
     Args:
         values: P independent values in [0, 1].
-        samples: how many independent trials they can at most be worth; P is the cautious choice.
+        samples: Maximum number of independent trials that the values are worth; P is the conservative choice.
 
     Raises:
-        ValueError: no values, a value outside of [0, 1], or fewer samples than values.
+        ValueError: There are no values, a value is outside of [0, 1], or there are fewer samples than values.
     """
     prompts = len(values)
     if not prompts or samples < prompts or not all(0 <= value <= 1 for value in values):
@@ -99,7 +100,7 @@ def mean_rate(values: Sequence[float], samples: int, level: float = 0.95) -> Rat
         )
     mean = math.fsum(values) / prompts
     variance = math.fsum((value - mean) ** 2 for value in values) / max(prompts - 1, 1) / prompts
-    # Without spread (all succeed, all fail, a single prompt) the variance is not known: trust only the prompts.
+    # Without spread (all succeed, all fail, a single prompt) the variance is unknown: count only the prompts.
     effective = mean * (1 - mean) / variance if variance > 0 else prompts
     effective = min(max(effective, prompts), samples)
     low, high = wilson(mean * effective, effective, level)
@@ -107,17 +108,19 @@ def mean_rate(values: Sequence[float], samples: int, level: float = 0.95) -> Rat
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """Exact two-sided p-value of McNemar's test: `wins + losses` fair coins are at least so one-sided."""
+    """Return the exact two-sided p-value of McNemar's test: the probability that `wins + losses` fair coin flips are at
+    least as one-sided."""
     changed, fewer = wins + losses, min(wins, losses)
     tail = sum(math.comb(changed, i) for i in range(fewer + 1))
     return min(1.0, 2 * tail / 2**changed)
 
 
 def compare(first: Sequence[float], second: Sequence[float]) -> Paired:
-    """The sign test of two policies on the same prompts, in the same order; on successes (0 or 1) it is McNemar's.
+    """Return the sign test of two policies on the same prompts, in the same order. For successes (0 or 1) it is
+    McNemar's test.
 
     Raises:
-        ValueError: no prompts, or not the same number.
+        ValueError: There are no prompts, or the numbers of prompts differ.
     """
     if not first or len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} results cannot be paired")
@@ -128,15 +131,16 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Paired:
 
 
 def mean_difference(differences: Sequence[float], level: float = 0.95) -> Difference:
-    """The mean of paired differences, one per prompt, with its confidence interval.
+    """Return the mean of paired differences, one per prompt, with its confidence interval.
 
-    Two made-up prompts, one won and one lost, are added to the others before mean and variance are taken. On successes
-    (differences -1, 0, 1) that is the interval of Bonett and Price (2012, J. Educ. Behav. Stat. 37), which keeps its
-    level where the plain one fails: few prompts, or none that changed. Differences of rates spread less, so there it
-    errs to the wide side. Samples of one prompt must be averaged first: prompts are what is independent.
+    Two artificial prompts, one won and one lost, are added before mean and variance of the interval are computed. For
+    successes (differences -1, 0, 1) this is the interval of Bonett and Price (2012, J. Educ. Behav. Stat. 37), which
+    keeps its level where the plain interval fails: with few prompts, or if no prompt changed. Differences of rates
+    spread less, so their interval is wider than necessary. Average the samples of one prompt first, because only
+    prompts are independent.
 
     Raises:
-        ValueError: no differences, one outside of [-1, 1], or `level` not between 0 and 1.
+        ValueError: There are no differences, one is outside of [-1, 1], or `level` is not between 0 and 1.
     """
     if not differences or not all(-1 <= d <= 1 for d in differences) or not 0 < level < 1:
         raise ValueError(f"no interval at level {level} for {len(differences)} differences; they must be in [-1, 1]")
@@ -149,11 +153,11 @@ def mean_difference(differences: Sequence[float], level: float = 0.95) -> Differ
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment of several tests (Holm 1979): what is below α keeps the chance of any false finding
-    below α. The order stays.
+    """Return the p-values of several tests after Holm's step-down adjustment (Holm 1979), in the same order. If
+    adjusted values below α count as findings, the probability of any false finding is at most α.
 
     Raises:
-        ValueError: a p-value outside of [0, 1].
+        ValueError: A p-value is outside of [0, 1].
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p-values must be in [0, 1]: {list(p_values)}")
@@ -166,11 +170,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def ranking(higher: Sequence[float], lower: Sequence[float]) -> float:
-    """The chance that one of `higher` is above one of `lower`, ties counting half: the area under the ROC curve
-    (Mann and Whitney 1947). 1: all are above; 0.5: no better than a coin.
+    """Return the probability that a value of `higher` is above a value of `lower`, with ties counting half: the area
+    under the ROC curve (Mann and Whitney 1947). 1: all are above; 0.5: no better than chance.
 
     Raises:
-        ValueError: one of them is empty.
+        ValueError: `higher` or `lower` is empty.
     """
     if not higher or not lower:
         raise ValueError("a ranking needs values of both kinds")

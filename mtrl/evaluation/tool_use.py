@@ -1,4 +1,4 @@
-"""Which tools were called, how often, and how many calls went wrong; without knowing the tools."""
+"""Statistics of tool calls: names, counts and errors. The tools need not be known."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any
 from mtrl.types import Message, Trajectory, Turn
 
 NAMES = 20
-"""Names that are told apart; a model can invent any number of them."""
+"""Maximum number of names that are counted separately, because a model can invent any number of names."""
 OTHERS = "(others)"
 MALFORMED = "(malformed)"
 NO_TOOLS = frozenset(
     {"think", "reasoning", "answer", "solution", "final_output", "information", "observation", "result"}
 )
-"""Tags of a response that call nothing: thoughts, answers, and the environment's words that a model made up."""
+"""Tags of a response that are not calls: thoughts, answers, and imitations of the environment's messages."""
 LONGEST = 50_000
-"""Characters of a response that are looked at."""
+"""Maximum number of characters, from the end of a response, that are searched."""
 
 _TAG = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_-]{0,39})>")
 _BLOCK = re.compile(r"^```(?:mswea_)?(bash|sh|shell|python)(?:_command)?[ \t\r]*$", re.MULTILINE)
 _ERROR = re.compile(r"(?:^|>)\s*error\b", re.IGNORECASE | re.MULTILINE)
 _ERROR_COUNTS = ("_errors", "failed_commands")
-"""Ends of the names of turn metrics that count calls that failed."""
+"""Suffixes of the names of turn metrics that count failed calls."""
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """One tool, over all episodes."""
+    """Calls of one tool over all episodes."""
 
     name: str
     calls: int
@@ -43,11 +43,11 @@ class ToolUse:
 
 
 def tool_use(trajectories: Iterable[Trajectory]) -> list[ToolUse]:
-    """The tools by number of calls.
+    """Return the tools, sorted by descending number of calls.
 
-    Calls are those of the messages (`tool_calls`); of messages without any, the elements `<name>…</name>` and the
-    blocks of shell or Python in their text. An element whose content is JSON with a `name` counts under that name.
-    A call went wrong if it is malformed, or its reply says so.
+    Calls are the `tool_calls` of messages. In messages without `tool_calls`, they are the elements `<name>…</name>` and
+    the blocks of shell or Python in the text. An element whose content is JSON with a `name` counts under that name. A
+    call is an error if it is malformed, or if its reply reports an error.
     """
     calls, errors, users = Counter[str](), Counter[str](), Counter[str]()
     episodes = 0
@@ -71,7 +71,7 @@ def tool_use(trajectories: Iterable[Trajectory]) -> list[ToolUse]:
 
 
 def _calls_of(trajectory: Trajectory) -> Iterable[tuple[str, bool]]:
-    """Name of every call, and whether it went wrong."""
+    """Yield the name of every call, and whether it is an error."""
     turns = trajectory.turns
     replies = [turn.observation for turn in turns[1:]] + [trajectory.final_observation]
     for turn, reply in zip(turns, replies, strict=False):
@@ -100,14 +100,14 @@ def _text_calls(turn: Turn, reply: list[Message]) -> list[tuple[str, bool]]:
 
 
 def _elements(text: str) -> Iterable[str]:
-    """Names of the elements that hold no other."""
+    """Yield the names of the elements that contain no other element."""
     for opening, closing in pairwise(_TAG.finditer(text)):
         if not opening[1] and closing[1] and opening[2] == closing[2]:
             yield _named_inside(text[opening.end() : closing.start()]) or opening[2]
 
 
 def _named_inside(body: str) -> str | None:
-    """The name in the JSON of a call."""
+    """Return the name in the JSON of a call, if there is one."""
     if not body.lstrip().startswith("{") or len(body) > 10_000:
         return None
     try:

@@ -1,13 +1,13 @@
-"""python -m mtrl.figures: figures of runs, fit for a paper.
+"""python -m mtrl.figures: draw figures of runs in the quality of a paper.
 
-    python -m mtrl.figures RUN                                into RUN/figures, with an index.html
-    python -m mtrl.figures RUN RUN RUN --out FOLDER           runs that differ only by their seed are one line
-    python -m mtrl.figures SWEEP --out FOLDER --x tokens      every run up to two levels below a folder
+    python -m mtrl.figures RUN                                write RUN/figures, with an index.html
+    python -m mtrl.figures RUN RUN RUN --out FOLDER           draw runs that differ only by their seed as one line
+    python -m mtrl.figures SWEEP --out FOLDER --x tokens      draw every run up to two levels below a folder
     python -m mtrl.figures SWEEP --only learning,stops --format pdf --out FOLDER
-    python -m mtrl.figures SWEEP --table --out FOLDER         and a table of the final success of each group
+    python -m mtrl.figures SWEEP --table --out FOLDER         also write a table of the final success of each group
 
-Runs are grouped by their configuration, and a group is called by what tells it from the others.
-It ends with 0, or with 2 if the command is wrong.
+Runs are grouped by their configuration. The label of a group names the settings that distinguish it from the others.
+The exit status is 0, or 2 if the command is wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mtrl.tracking.files import replace_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read, group, draw. Returns the exit status."""
+    """Read and group the runs, and draw the figures. Return the exit status."""
     args = parse(argv)
     names = chosen(args.only, args.x)
     groups = read_groups(args.runs)
@@ -72,10 +72,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(only: str | None, axis: Axis) -> list[str]:
-    """The names of the figures to draw, in the order of the catalogue.
+    """Return the names of the figures to draw, in the order of the catalogue.
 
     Raises:
-        UserError: one of them is unknown, or none of them has the axis that was asked for.
+        UserError: A name is unknown, or no named figure uses the requested axis.
     """
     if only is None:
         return list(FIGURES)
@@ -92,10 +92,10 @@ def chosen(only: str | None, axis: Axis) -> list[str]:
 
 
 def read_groups(paths: Sequence[str]) -> list[Group]:
-    """The groups of all runs; what is left out or counts twice is told on stderr.
+    """Return the groups of all runs. Runs that are left out or count twice are reported on stderr.
 
     Raises:
-        UserError: no run has a row of metrics.
+        UserError: No run has a row of metrics.
     """
     runs, empty = measured([read_run(path) for path in find_runs(paths)])
     if not runs:
@@ -120,9 +120,10 @@ def counted(groups: Sequence[Group]) -> str:
 
 
 def default_folder(groups: Sequence[Group]) -> Path:
-    """
+    """Return the folder of the figures of a single run.
+
     Raises:
-        UserError: the figures are of several runs, and belong in none of them.
+        UserError: The figures are of several runs, so they belong to no single folder.
     """
     if len(groups) > 1 or groups[0].seeds > 1:
         raise UserError("figures of several runs need --out FOLDER")

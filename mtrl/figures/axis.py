@@ -1,4 +1,4 @@
-"""What the curves run along: steps, or what the steps have cost."""
+"""The horizontal axis of curves: steps, or the cumulative cost of the steps."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NEEDS = {
     Axis.TOKENS: ("perf/tokens_per_second", "time/step"),
     Axis.HOURS: ("time/step",),
 }
-"""The metrics that an axis is computed from."""
+"""Metrics from which an axis is computed."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the steps of a group lie on an axis."""
+    """Positions of the steps of a group on an axis."""
 
     axis: Axis
     by_step: dict[int, float]
@@ -48,17 +48,18 @@ class Places:
 
 
 def places(group: Group, axis: Axis) -> Places:
-    """Seeds are compared step by step; where a step costs them more or less, it lies at their mean cost."""
+    """Return the positions of the steps of a group. Seeds are compared step by step, so the position of a step is the
+    mean of its costs over seeds."""
     costs = [cost(run, axis) for run in group]
     steps = sorted(set().union(*costs))
     return Places(axis, {step: fmean(c[step] for c in costs if step in c) for step in steps})
 
 
 def cost(run: Run, axis: Axis) -> dict[int, float]:
-    """Step -> what all steps up to it have taken; step 0, before training, is 0.
+    """Return step -> cumulative cost of all steps up to it; step 0, before training, is 0.
 
     Raises:
-        UserError: a step has not measured what the axis needs.
+        UserError: A step lacks a metric that the axis needs.
     """
     if axis is Axis.STEPS:
         return {row["step"]: float(row["step"]) for row in run.rows}
@@ -77,7 +78,7 @@ def cost(run: Run, axis: Axis) -> dict[int, float]:
 
 
 def _share(row: dict[str, float], axis: Axis) -> float:
-    """What one step has taken. The rate of tokens is that of all tokens sampled in `time/step`."""
+    """Return the cost of one step. `perf/tokens_per_second` is the rate of all tokens sampled in `time/step`."""
     if axis is Axis.HOURS:
         return row["time/step"] / 3600
     tokens = row["perf/tokens_per_second"] * row["time/step"]

@@ -19,11 +19,11 @@ class Band:
     steps: list[int]
     mean: list[float]
     low: list[float]
-    """The lowest seed."""
+    """Value of the lowest seed."""
     high: list[float]
-    """The highest seed."""
+    """Value of the highest seed."""
     seeds: list[int]
-    """How many seeds had begun to measure at the step, and had not ended."""
+    """Number of seeds whose first measurement is not after the step and whose last one is not before it."""
 
     @property
     def most(self) -> int:
@@ -33,9 +33,9 @@ class Band:
         return bool(self.steps)
 
     def stretches(self) -> list[tuple[int, int, bool]]:
-        """Index ranges `(first, last, whole)`, ends included: whole ones have every seed, the others lack some.
+        """Return index ranges `(first, last, whole)`, ends included. Whole ranges have every seed; others lack some.
 
-        They share their ends, so that lines drawn of them leave no gap.
+        Neighbouring ranges share their ends, so that lines drawn from them leave no gap.
         """
         found: list[tuple[int, int, bool]] = []
         for i in range(len(self.steps) - 1):
@@ -48,19 +48,18 @@ class Band:
 
 
 def seed_band(group: Group, key: str, smooth: bool = False) -> Band:
-    """Mean, lowest and highest seed of a metric, aligned by step.
+    """Return mean, lowest and highest seed of a metric, aligned by step.
 
-    What was not measured, or is NaN, is missing: see `band`. With `smooth` each seed is replaced by its moving average
-    first.
+    Missing values and NaN are treated as in `band`. With `smooth`, each seed is first replaced by its moving average.
     """
     return band([_smooth(run.series(key)) if smooth else run.series(key) for run in group])
 
 
 def band(seeds: Sequence[dict[int, float]]) -> Band:
-    """Mean, lowest and highest of several series of step -> value.
+    """Return mean, lowest and highest of several series of step -> value.
 
-    Between two measured steps a seed lies on the straight line that a plot would draw; before its first and after its
-    last one it does not count.
+    Between two measured steps, the value of a seed is interpolated linearly, as in a plot. Before its first and after
+    its last measured step, a seed does not count.
     """
     steps = sorted({step for series in seeds for step in series})
     joined = [_joined(series, steps) for series in seeds]
@@ -88,10 +87,10 @@ def _smooth(series: dict[int, float]) -> dict[int, float]:
 
 
 def window(group: Group, key: str) -> int:
-    """Steps of the moving average of the longest seed."""
+    """Return the width of the moving average of the longest seed, in steps."""
     return 2 * half_window(max((len(run.series(key)) for run in group), default=0)) + 1
 
 
 def keys_below(group: Group, prefix: str) -> list[str]:
-    """The metrics whose names start so, in the order of their names, that any seed ever measured."""
+    """Return the sorted keys with this prefix that any seed ever measured."""
     return sorted({key for run in group for row in run.rows for key in row if key.startswith(prefix)})

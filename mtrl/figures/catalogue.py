@@ -14,7 +14,7 @@ from mtrl.figures.style import PAPER
 class Entry:
     draw: Callable[[Study], Drawing]
     over_time: bool
-    """Whether it has the axis of the study."""
+    """Whether the figure uses the axis of the study."""
 
 
 FIGURES = {
@@ -31,11 +31,11 @@ FIGURES = {
     "actions": Entry(positions.actions, False),
     "timeline": Entry(phases.timeline, False),
 }
-"""In the order in which they are read."""
+"""Figures by name, in the order of their display."""
 
 
 def draw(name: str, study: Study) -> Drawing:
-    """Draw a figure in the style of papers, whatever the style of the process is."""
+    """Draw a figure in the style `PAPER`, independent of the style of the process."""
     import matplotlib
 
     with matplotlib.rc_context(PAPER):

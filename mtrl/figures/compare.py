@@ -1,4 +1,4 @@
-"""Whether two groups of seeds differ: Student's t test, paired by seed where it can be, else Welch's."""
+"""Test for a difference between two groups of seeds: Student's t test paired by seed where possible, else Welch's."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ class Comparison:
     difference: float
     """Mean of the second minus mean of the first."""
     p_value: float | None
-    """Two-sided, of the hypothesis that there is no difference; None where there are too few seeds to tell."""
+    """Two-sided p-value of the hypothesis that there is no difference; None if there are too few seeds."""
     method: str
     """paired | Welch"""
 
 
 def compare_seeds(first: Mapping[object, float], second: Mapping[object, float]) -> Comparison:
-    """Compare two groups given as seed -> value. The same seeds on both sides are pairs; a seed alone tells nothing.
+    """Compare two groups given as seed -> value. If both groups have the same seeds, the test is paired. A group of a
+    single seed gives no p-value.
 
     Raises:
-        ValueError: a group is empty.
+        ValueError: A group is empty.
     """
     if not first or not second:
         raise ValueError("a group without values cannot be compared")
@@ -35,13 +36,13 @@ def compare_seeds(first: Mapping[object, float], second: Mapping[object, float])
 
 
 def paired(differences: Sequence[float]) -> float | None:
-    """p of Student's test that the differences have the mean 0."""
+    """Return the p-value of Student's test that the differences have the mean 0."""
     n = len(differences)
     return None if n < 2 else _p(fmean(differences), variance(differences) / n, n - 1)
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """p of Welch's test (1947) that two samples of different variances have the same mean."""
+    """Return the p-value of Welch's test (1947) that two samples of different variances have the same mean."""
     if min(len(first), len(second)) < 2:
         return None
     errors = [variance(some) / len(some) for some in (first, second)]
@@ -50,13 +51,13 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def _p(mean: float, squared_error: float, freedom: float) -> float:
-    if squared_error <= 0:  # no spread at all: the means are what they are
+    if squared_error <= 0:  # no spread: the means are exact
         return 1.0 if mean == 0 else 0.0
     return tail(abs(mean) / math.sqrt(squared_error), freedom)
 
 
 def tail(t: float, freedom: float) -> float:
-    """P(|T| > t) of Student's distribution. With T = sqrt(freedom) tan(a), the density of a is that of
+    """Return P(|T| > t) of Student's distribution. With T = sqrt(freedom) tan(a), the density of a is proportional to
     cos(a)^(freedom - 1), which is integrated numerically."""
 
     def area(low: float) -> float:

@@ -1,4 +1,4 @@
-"""How a metric is drawn over the steps: a line for the mean of the seeds, a band for their spread."""
+"""Drawing of a metric over the steps: a line for the mean of the seeds, a band for their spread."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 PLACE = "Seeds are aligned by step, and lie at their mean place on the axis."
 HOURS = "Hours do not count evaluations."
 MARKS = 25
-"""Up to so many points are marked."""
+"""Maximum number of points of a line that has markers."""
 
 
 def draw_band(axes: Axes, places: Places, band: Band, label: str, **look: Any) -> bool:
-    """The mean as a line and, where two or more seeds measured a step, lowest to highest seed as a band.
+    """Draw the mean as a line, and lowest to highest seed as a band at steps that two or more seeds measured.
 
-    Where some seeds are missing, as at the end of a partial run, the line is thin and dotted. Returns whether there was
-    anything to draw.
+    Where some seeds are missing, as at the end of a partial run, the line is thin and dotted. Return whether there were
+    data to draw.
     """
     if not band:
         return False
     x = places.of(band.steps)
     look = {"marker": "o" if len(x) <= MARKS else None, "markersize": 2.5} | look
-    pieces = sorted(band.stretches(), key=lambda piece: not piece[2])  # the legend shows a whole one
+    pieces = sorted(band.stretches(), key=lambda piece: not piece[2])  # the legend shows the style of a whole one
     for number, (first, last, whole) in enumerate(pieces):
         part = slice(first, last + 1)
         how = look if whole else {**look, "linestyle": ":", "linewidth": 0.8}
@@ -40,14 +40,14 @@ def draw_band(axes: Axes, places: Places, band: Band, label: str, **look: Any) -
     several = [count > 1 for count in band.seeds]
     if any(several):
         axes.fill_between(x, band.low, band.high, where=several, color=look["color"], alpha=0.1, linewidth=0)
-        for edge in (band.low, band.high):  # whose band it is can be seen where bands lie over each other
+        for edge in (band.low, band.high):  # edges distinguish bands that overlap
             ends = [value if some else math.nan for value, some in zip(edge, several, strict=True)]
             axes.plot(x, ends, color=look["color"], alpha=0.5, linewidth=0.6, label=f"_edge of {label}")
     return True
 
 
 def draw_mean(axes: Axes, places: Places, band: Band, label: str, **look: Any) -> bool:
-    """Only the mean; for panels with several metrics, whose bands would hide each other."""
+    """Draw only the mean, for panels with several metrics, whose bands would hide each other."""
     if band:
         marker = "o" if len(band.steps) == 1 else None
         axes.plot(places.of(band.steps), band.mean, label=label, marker=marker, markersize=2.5, **look)
@@ -57,10 +57,10 @@ def draw_mean(axes: Axes, places: Places, band: Band, label: str, **look: Any) -
 def per_group(
     study: Study, draw: Callable[[Axes, Group], bool], xlabel: str, ylabel: str, height: float = 2.1
 ) -> Figure:
-    """A panel for each group, on the same vertical scale, and one legend for all.
+    """Return a figure with one panel per group, on the same vertical scale, and one legend for all.
 
     Args:
-        draw: draws a group and says whether there was anything to draw.
+        draw: Draws a group and returns whether there were data to draw.
     """
     count = len(study.groups)
     columns = min(2, count)
@@ -82,7 +82,7 @@ def per_group(
 
 
 def same_scale(some: list[Axes]) -> None:
-    """The same vertical limits for panels that are to be compared."""
+    """Set the same vertical limits for panels that are to be compared."""
     if some:
         limits = [axes.get_ylim() for axes in some]
         for axes in some:
@@ -90,7 +90,7 @@ def same_scale(some: list[Axes]) -> None:
 
 
 def along(axes: Axes, study: Study) -> None:
-    """Name and ticks of the axis of a study."""
+    """Set the name and the ticks of the axis of a study."""
     axes.set_xlabel(NAMES[study.axis])
     if study.axis is Axis.STEPS:
         whole_ticks(axes)
@@ -103,13 +103,13 @@ def along(axes: Axes, study: Study) -> None:
 
 
 def seeds_of(group: Group) -> str:
-    """A group and how many runs its mean is of."""
+    """Return the label of a group with the number of its runs."""
     different = len({str(run.seed) for run in group}) == group.seeds
     return f"{group.label} ({group.seeds} {'seeds' if different else 'runs'})" if group.seeds > 1 else group.label
 
 
 def spread(study: Study) -> str:
-    """How to read lines and bands, for captions."""
+    """Return the explanation of lines and bands for captions."""
     if study.most_seeds == 1:
         return "One run each." if study.axis is not Axis.HOURS else f"One run each. {HOURS}"
     counts = sorted({group.seeds for group in study.groups})

@@ -1,4 +1,5 @@
-"""What the figures need of stored trajectories, read line by line: never more than a share of them at once."""
+"""The data that figures need from stored trajectories. Files are read line by line, and at most `CAP` trajectories of a
+run are used."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ from mtrl.tracking.trajectories import whole_lines
 from mtrl.types import Trajectory, Turn, trajectory_from_dict
 
 CAP = 8192
-"""Trajectories that are read of a run; of more, so many are drawn by lot, the same ones every time."""
+"""Maximum number of trajectories read per run. If there are more, a random sample with a fixed seed is read."""
 NAME = re.compile(r"(train|eval_greedy|eval_sampled)_step_(\d+)")
-"""The files that stand for all episodes of their step. `disagree` files do not: they were chosen."""
+"""Pattern of the files that represent all episodes of their step. `disagree` files do not, because their trajectories
+were selected."""
 
 _TOOL = re.compile(r"tool/(.+)/calls")
 
@@ -28,13 +30,13 @@ _TOOL = re.compile(r"tool/(.+)/calls")
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
     tokens: int
-    """Sampled."""
+    """Number of sampled tokens."""
     reward: float
     components: dict[str, float]
     metrics: dict[str, float]
-    """What the environment counted in it; the calls of a tool by the tool's name."""
+    """Counts of the environment in this turn; the number of calls of a tool has the tool's name."""
     advantage: float | None
-    """Mean over its tokens; None where it was not credited."""
+    """Mean advantage over the tokens of the turn; None if it has no advantages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Episode:
     succeeded: bool
     stop: str
     context: int
-    """Tokens of the whole conversation at its end."""
+    """Number of tokens of the whole conversation at its end."""
     turns: tuple[TurnFacts, ...]
 
     @property
@@ -59,7 +61,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes in the order of their files, and how many there are on disk."""
+    """Episodes in the order of their files, and the number of episodes on disk."""
 
     kept: list[Episode]
     stored: int
@@ -73,17 +75,17 @@ class Episodes:
 
     @property
     def note(self) -> str:
-        """For captions: a sentence where not all were read, else nothing."""
+        """Sentence for captions if not all episodes were read, else empty."""
         if len(self.kept) == self.stored:
             return ""
         return f" {len(self.kept):,} of {self.stored:,} stored trajectories, drawn by lot."
 
 
 def read_episodes(run: Run, cap: int = CAP) -> Episodes:
-    """The stored trajectories of a run, `cap` of them at most, drawn with a fixed seed from all of them.
+    """Return the stored trajectories of a run: all, or a random sample of `cap` with a fixed seed.
 
     Raises:
-        UserError: a line that is to be read is no trajectory.
+        UserError: A line to be read is not a trajectory.
     """
     paths = sorted(run.folder.trajectories.glob("*.jsonl"))
     files = [(path, found) for path in paths if (found := NAME.fullmatch(path.stem))]
@@ -143,7 +145,8 @@ def _turn(turn: Turn) -> TurnFacts:
 
 
 def _metrics(turn: Turn) -> dict[str, float]:
-    """`tool/NAME/calls` is called NAME; where nothing counted the calls, those of the message are counted."""
+    """Return the metrics of a turn, with `tool/NAME/calls` renamed to NAME. If the environment did not count the calls,
+    the calls of the message are counted."""
     found = {_TOOL.sub(r"\1", name): float(value) for name, value in turn.metrics.items()}
     if not any(map(_TOOL.fullmatch, turn.metrics)):
         for call in turn.message.get("tool_calls") or []:

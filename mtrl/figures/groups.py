@@ -1,4 +1,4 @@
-"""Runs that differ only by their seed belong together."""
+"""Groups of runs that differ only by their seed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mtrl.figures.runs import Run
 from mtrl.tracking.text import one_line
 
 APART = ("seed", *IDLE)
-"""Settings, and sections of them, that do not tell one experiment from another."""
+"""Settings, and sections of settings, that do not distinguish experiments."""
 NAMES = {"algorithm.advantage_method": "algorithm", "algorithm.loss_fn": "loss", "environment.name": "environment"}
-"""Keys that a label calls otherwise than by their last word."""
+"""Names of keys in labels, where they differ from the last part of the key."""
 FIRST = ("name", "environment.name", "model.name", "algorithm.advantage_method", "algorithm.loss_fn")
-"""Keys that a label is made of if they can do it."""
+"""Keys that labels prefer, if they distinguish the groups."""
 
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one experiment: its seeds."""
+    """The runs of one experiment, one per seed."""
 
     label: str
     runs: tuple[Run, ...]
@@ -39,12 +39,12 @@ class Group:
 
     @cached_property
     def episodes_by_run(self) -> list[Episodes]:
-        """What is kept of the stored trajectories of each run."""
+        """Stored trajectories of each run."""
         return [read_episodes(run) for run in self.runs]
 
     @cached_property
     def episodes(self) -> Episodes:
-        """Those of all seeds together."""
+        """Stored trajectories of all runs together."""
         return Episodes.together(self.episodes_by_run)
 
     def setting(self, key: str) -> Any:
@@ -52,7 +52,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Groups in the order of their first runs, labelled by what tells them apart."""
+    """Return the groups in the order of their first runs, labelled by the settings that distinguish them."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(json.dumps(identity(run.settings), sort_keys=True, default=str), []).append(run)
@@ -62,21 +62,21 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def identity(settings: Settings) -> dict[str, Any]:
-    """The settings that make an experiment what it is; 1.0 is 1."""
+    """Return the settings that define an experiment; 1.0 is converted to 1."""
     apart = tuple(f"{key}." for key in APART)
     return {key: _plain(value) for key, value in settings.items() if not f"{key}.".startswith(apart)}
 
 
 def repeated_seeds(group: Group) -> list[tuple[Run, Run]]:
-    """Pairs of runs with the same settings and the same seed: they count twice, and narrow the spread for nothing."""
+    """Return pairs of runs with the same settings and the same seed. They count twice and make the spread too small."""
     first: dict[Any, Run] = {}
     return [(first[run.seed], run) for run in group if first.setdefault(run.seed, run) is not run]
 
 
 def labels(identities: Sequence[Settings]) -> list[str]:
-    """A short label for each: the fewest differing keys that tell them apart, as `key=value`.
+    """Return a short label for each experiment: few differing keys that distinguish them, as `key=value`.
 
-    A single experiment is called by its name.
+    The label of a single experiment is its name.
     """
     if len(identities) == 1:
         return [one_line(identities[0].get("name", "run"), 40)]
@@ -87,7 +87,8 @@ def labels(identities: Sequence[Settings]) -> list[str]:
 
 
 def telling(identities: Sequence[Settings]) -> list[str]:
-    """The keys of the labels, one by one: those of FIRST that tell any apart, then whichever tells most apart."""
+    """Choose the keys of the labels one by one: first keys of FIRST that distinguish any experiments, then the key that
+    distinguishes most."""
     chosen: list[str] = []
     candidates = sorted(differing(identities), key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
     while _kinds(identities, chosen) < len(identities):
@@ -101,7 +102,7 @@ def telling(identities: Sequence[Settings]) -> list[str]:
 
 
 def differing(identities: Sequence[Settings]) -> list[str]:
-    """The keys whose values are not the same everywhere, in the order of the configuration."""
+    """Return the keys whose values differ between the experiments, in the order of the configuration."""
     keys = list(dict.fromkeys(key for settings in identities for key in settings))
     return [key for key in keys if _kinds(identities, [key]) > 1]
 

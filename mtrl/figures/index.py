@@ -1,4 +1,4 @@
-"""index.html: all figures of a folder with their captions, and what they were drawn from."""
+"""index.html: all figures of a folder with their captions, and the runs that they show."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ td:last-child { white-space: nowrap; }
 """
 
 PIXELS = 130
-"""Of the page, to an inch of paper."""
+"""Pixels of the page per inch of paper."""
 
 
 def page(drawings: Mapping[str, Drawing], groups: Sequence[Group], kind: str, tabled: bool) -> str:
-    """The page.
+    """Return the page as HTML.
 
     Args:
-        drawings: by the names of the figures.
-        kind: png, svg or pdf: the figures lie beside the page as NAME.kind.
-        tabled: whether the results are shown.
+        drawings: Drawings by the names of the figures.
+        kind: png, svg or pdf. The figures are stored beside the page as NAME.kind.
+        tabled: Whether to show the table of results.
     """
     figures = "\n".join(_figure(name, drawing, kind) for name, drawing in drawings.items())
     title = "Figures of " + (groups[0].label if len(groups) == 1 else f"{len(groups)} groups of runs")
@@ -76,7 +76,7 @@ def _runs(groups: Sequence[Group]) -> str:
 
 
 def _differences(groups: Sequence[Group]) -> str:
-    """Everything that differs between the groups: labels name only what tells them apart."""
+    """Return a table of all settings that differ between the groups; labels name only enough to distinguish them."""
     identities = [identity(group.runs[0].settings) for group in groups]
     keys = differing(identities)
     rows = [[key, *(_text(settings.get(key)) for settings in identities)] for key in keys]

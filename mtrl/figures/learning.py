@@ -1,4 +1,4 @@
-"""Figures of what was learnt: success, reward, and whether there was anything to learn from."""
+"""Figures of learning: success, reward, and the learning signal of the groups."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Panel = tuple[str, str, str]
-"""Title, metric, label of the vertical axis."""
+"""Title, metric and label of the vertical axis of a panel."""
 
 
 def learning(study: Study) -> Drawing:
-    """Held-out success and what training saw, a line for each group."""
+    """Draw held-out success, and success and reward of training, with one line per group."""
     figure = compared(
         study,
         [
@@ -40,7 +40,7 @@ def learning(study: Study) -> Drawing:
 
 
 def signal(study: Study) -> Drawing:
-    """Whether groups still have something to tell."""
+    """Draw the learning signal: groups without an advantage, and the spread and means of rewards."""
     figure = compared(
         study,
         [
@@ -61,7 +61,7 @@ def signal(study: Study) -> Drawing:
 
 
 def budgets(study: Study) -> Drawing:
-    """Whether episodes have room to finish: what the limits cut."""
+    """Draw whether budgets let episodes finish: completion, and the shares that the limits cut."""
     figure = compared(
         study,
         [
@@ -86,7 +86,7 @@ def budgets(study: Study) -> Drawing:
 
 
 def components(study: Study) -> Drawing:
-    """The parts of the reward over time, a panel for each group."""
+    """Draw the components of the reward over time, with one panel per group."""
     prefix = "rollout/components/"
     names = sorted({key for group in study.groups for key in keys_below(group, prefix)})
 
@@ -111,7 +111,7 @@ def components(study: Study) -> Drawing:
 
 
 def compared(study: Study, some: list[Panel], height: float = 1.95) -> Figure:
-    """Panels of metrics, two in a row, with a line for each group in each of them."""
+    """Return a figure with panels of metrics, two per row, each with one line per group."""
     figure, grid = panels(-(-len(some) // 2), 2, height)
     flat = [axes for row in grid for axes in row]
     for axes, (name, metric, label) in zip(flat, some, strict=True):
@@ -135,7 +135,7 @@ def _draw(axes: Axes, study: Study, group: Group, metric: str, number: int) -> b
 
 
 def _interval(axes: Axes, study: Study, group: Group, colour: str) -> None:
-    """The interval of every evaluation of a single run."""
+    """Draw the confidence interval of every evaluation of a single run."""
     low, middle, high = (group.runs[0].series(f"val/success/{name}") for name in ("ci_low", "mean", "ci_high"))
     steps = sorted(low.keys() & middle.keys() & high.keys())
     if steps:
@@ -152,7 +152,7 @@ def _single(study: Study) -> bool:
 
 
 def smoothed(study: Study) -> str:
-    """The moving average of training metrics, for captions."""
+    """Return the sentence for captions about the moving average of training metrics."""
     widths = sorted({window(group, "rollout/reward/mean") for group in study.groups} - {1})
     if not widths:
         return ""

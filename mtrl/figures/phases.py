@@ -1,4 +1,4 @@
-"""Figure of the time: what generator and trainer did when."""
+"""Figure of the time: the activities of generator and trainer."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ COLOURS = {
     IDLE: PALE,
 }
 TALL = 0.76
-"""Height of a lane; spans of it that overlap share that."""
+"""Height of a lane, in units of the distance between lanes; overlapping spans share it."""
 
 
 def timeline(study: Study) -> Drawing:
-    """Some steps in detail, and each lane's share of time over the run: a row for each group that has a timeline."""
+    """Draw some steps in detail, and each lane's shares of time over the run, with one row per group that has a
+    timeline."""
     runs = {group.label: next((run for run in group if run.spans), None) for group in study.groups}
     shown = {label: read_spans(run.spans) for label, run in runs.items() if run} or {study.groups[0].label: []}
     figure, grid = panels(len(shown), 3, 1.9, width=2 * COLUMN / 3)
@@ -79,10 +80,10 @@ def _title(label: str, found: Sequence[Window]) -> str:
 
 
 def _gantt(axes: Axes, spans: Sequence[Span]) -> None:
-    """A lane for each actor, a bar for each span, in seconds from the first of the shown steps.
+    """Draw one lane per actor and one bar per span, in seconds from the first of the shown steps.
 
-    Spans of other steps are there too where they reach into the time of these, as when a step is generated while the
-    one before it is trained. The number of a step is where its first span begins.
+    Spans of other steps that overlap this time are shown too, as when a step is generated while the previous one is
+    trained. The number of a step is placed at the start of its first span.
     """
     steps = middle_steps(spans)
     shown = [span for span in spans if span.step in steps]
@@ -108,7 +109,8 @@ def _gantt(axes: Axes, spans: Sequence[Span]) -> None:
 
 
 def _placed(spans: Sequence[Span], names: Sequence[str]) -> Iterator[tuple[Span, float, float]]:
-    """Each span with the lower edge and the height of its bar; those of a lane that overlap lie in rows of it."""
+    """Yield each span with the lower edge and the height of its bar. Overlapping spans of a lane are in separate rows
+    of it."""
     for place, lane in enumerate(names):
         own = [span for span in spans if span.lane == lane]
         found = rows([(span.start, span.end) for span in own])
@@ -149,7 +151,7 @@ SPEEDS = {
 
 
 def _speeds(run: Run | None) -> str:
-    """The median step's, as far as they were measured."""
+    """Return a sentence with the measured speeds of the median step."""
     series = {words: list(run.series(key).values()) for key, words in SPEEDS.items()} if run else {}
     told = [words.format(median(values)) for words, values in series.items() if values]
     return f" Of the median step: {', '.join(told)}." if told else ""

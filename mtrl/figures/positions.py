@@ -1,4 +1,4 @@
-"""Figures by the place of a turn in its episode: what it earned, what was learnt from it, what was done in it."""
+"""Figures by the position of a turn in its episode: rewards, advantages and actions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROWS = 14
-"""Metrics that are shown."""
+"""Maximum number of metrics that are shown."""
 
 
 def turn_rewards(study: Study) -> Drawing:
-    """What turns paid, by place and by part of the reward; a panel for each group."""
+    """Draw the rewards of turns by position and by component, with one panel per group."""
     names = sorted({name for group in study.groups for name in _parts(group).names})
 
     def draw(axes: Axes, group: Group) -> bool:
@@ -47,7 +47,7 @@ def turn_rewards(study: Study) -> Drawing:
 
 
 def advantages(study: Study) -> Drawing:
-    """The advantages that turns were trained with, by place; a panel for each group."""
+    """Draw the advantages of trained turns by position, with one panel per group."""
 
     def draw(axes: Axes, group: Group) -> bool:
         credited = [
@@ -81,7 +81,8 @@ def advantages(study: Study) -> Drawing:
 
 
 def actions(study: Study) -> Drawing:
-    """What the environment counted in turns, by place: calls of tools, mistakes; a panel for each group."""
+    """Draw the counts of the environment per turn by position, such as tool calls and mistakes, with one panel per
+    group."""
     tables = {group.label: by_turn(group.episodes.of("train"), lambda turn: turn.metrics) for group in study.groups}
     names = counted(list(tables.values()))
     largest = max(
@@ -103,7 +104,8 @@ def actions(study: Study) -> Drawing:
 
 
 def counted(tables: Sequence[ByTurn]) -> list[str]:
-    """The metrics that are not always zero, those of single answer fields left out; the largest ROWS of all groups."""
+    """Return the `ROWS` largest metrics of all groups, without metrics that are always 0 or belong to single answer
+    fields."""
     size: dict[str, float] = {}
     for table in tables:
         for name, row in zip(table.names, table.means, strict=True):
@@ -117,7 +119,7 @@ def _parts(group: Group) -> ByTurn:
 
 
 def _place_ticks(axes: Axes, counts: Sequence[int]) -> None:
-    """Every place, and how many turns there were."""
+    """Label the positions with the numbers of their turns."""
     stride = math.ceil(len(counts) / 10)
     shown = range(0, len(counts), stride)
     axes.set_xticks([place + 1 for place in shown], [f"{place + 1}\nn={_count(counts[place])}" for place in shown])
@@ -130,7 +132,7 @@ def _count(value: int) -> str:
 
 
 def _table(axes: Axes, names: Sequence[str], means: np.ndarray, largest: float) -> None:
-    """Means as a table, its cells shaded by the square root of their size, so that small ones can be seen."""
+    """Draw means as a table. Cells are shaded by the square root of the mean, so that small values are visible."""
     places = means.shape[1]
     axes.imshow(np.sqrt(np.nan_to_num(np.abs(means)) / largest), cmap="Blues", vmin=0, vmax=1.6, aspect="auto")
     for (row, column), value in np.ndenumerate(means):

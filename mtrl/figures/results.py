@@ -18,15 +18,15 @@ LATEX |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
 
 @dataclass(frozen=True)
 class Result:
-    """Held-out success, greedy, of one group."""
+    """Greedy held-out success of one group."""
 
     group: Group
     before: list[float]
-    """Of each seed that was evaluated before its first step."""
+    """Success before training, for each run that was evaluated at step 0."""
     after: list[tuple[object, float]]
-    """Seed and last evaluation of each run that was evaluated; a seed that ran twice is there twice."""
+    """Seed and success at the last evaluation, for each evaluated run; a seed that ran twice is listed twice."""
     steps: list[int]
-    """Of those evaluations."""
+    """Steps of the last evaluations."""
 
 
 def result(group: Group) -> Result:
@@ -41,7 +41,7 @@ def result(group: Group) -> Result:
 
 
 def rows(groups: Sequence[Group]) -> list[list[str]]:
-    """The cells below HEAD, a row for each group, each compared with the first."""
+    """Return the cells below HEAD, with one row per group. Each group is compared with the first."""
     results = [result(group) for group in groups]
     return [_row(some, None if some is results[0] else _compared(results[0], some)) for some in results]
 
@@ -53,7 +53,7 @@ def markdown(groups: Sequence[Group]) -> str:
 
 
 def latex(groups: Sequence[Group]) -> str:
-    """A `tabular` for the booktabs package."""
+    """Return the table as a `tabular` for the booktabs package."""
     lines = [" & ".join(map(_escaped, line)) + r" \\" for line in [HEAD, *rows(groups)]]
     body = "\n".join([lines[0], r"\midrule", *lines[1:]])
     frame = f"\\begin{{tabular}}{{l{'r' * (len(HEAD) - 1)}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}"
@@ -68,7 +68,7 @@ NOTE = (
 
 
 def _compared(first: Result, second: Result) -> Comparison | None:
-    """Runs of the same seed are averaged: they are one draw."""
+    """Compare two groups. Runs of the same seed are averaged, because they are one draw."""
     values = [_by_seed(some.after) for some in (first, second)]
     return compare_seeds(*values) if all(values) else None
 

@@ -1,4 +1,4 @@
-"""Runs as they lie in their folders."""
+"""Reading of runs from their folders."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
 
 LEVELS = 2
-"""How far below a given folder runs are looked for: sweep/run, study/arm/seed."""
+"""Maximum depth below a given folder at which runs are searched: sweep/run, study/arm/seed."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has written down so far."""
+    """The settings and the metrics of a run so far."""
 
     path: Path
     settings: dict[str, Any]
-    """Every setting by its dotted key; those that an older config.yaml does not know have their defaults."""
+    """All settings by dotted key; settings that an older config.yaml lacks have their defaults."""
     rows: list[dict[str, Any]]
-    """Of metrics.jsonl, by step, one a step."""
+    """Rows of metrics.jsonl, sorted by step, one per step."""
 
     @property
     def seed(self) -> Any:
@@ -45,12 +45,12 @@ class Run:
         return RunDir(self.path)
 
     def series(self, key: str) -> dict[int, float]:
-        """Step -> value, where it was measured and is finite."""
+        """Return step -> value for all steps with a finite value."""
         return {row["step"]: float(row[key]) for row in self.rows if is_number(row.get(key))}
 
     @cached_property
     def spans(self) -> list[dict[str, Any]]:
-        """Of timeline.jsonl; empty where it is missing."""
+        """Spans of timeline.jsonl; empty if the file is missing."""
         spans = MetricsLog(self.folder.timeline).read()
         return [span for span in spans if is_number(span.get("start")) and is_number(span.get("end"))]
 
@@ -60,10 +60,10 @@ def is_number(value: Any) -> bool:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The folders of the runs among and below `paths`, each once, in the order of their names below each path.
+    """Return the folders of the runs among and below `paths`, each once, sorted by name below each path.
 
     Raises:
-        UserError: a path does not exist, or holds no run.
+        UserError: A path does not exist, or holds no run.
     """
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
@@ -82,7 +82,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 def _runs(path: Path, levels: int) -> Iterator[Path]:
     if RunDir(path).is_evaluation:
-        return  # its models are no runs of their own
+        return  # the models of an evaluation are not runs
     if RunDir(path).metrics.is_file():
         yield path
     elif levels:
@@ -92,26 +92,28 @@ def _runs(path: Path, levels: int) -> Iterator[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """
+    """Read the run in a folder.
+
     Raises:
         UserError: config.yaml or metrics.jsonl cannot be read.
     """
-    rows = {int(row["step"]): row for row in MetricsLog(RunDir(path).metrics).read()}  # of two rows of a step, the last
+    rows = {int(row["step"]): row for row in MetricsLog(RunDir(path).metrics).read()}  # the last row of a step wins
     return Run(path, read_settings(RunDir(path).config), [rows[step] for step in sorted(rows)])
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """A config.yaml by dotted keys, above the defaults of the schema; only the defaults where there is none."""
+    """Return the settings of a config.yaml by dotted key, merged over the defaults of the schema; only the defaults if
+    the file does not exist."""
     given = flat(read_config(path)) if path.is_file() else {}
     defaults = flat(OmegaConf.to_container(OmegaConf.structured(Config), resolve=False))
     return {**{key: value for key, value in defaults.items() if not _is_open(value)}, **given}
 
 
 def _is_open(value: Any) -> bool:
-    """A default that only a run can fill in: a missing value or an interpolation."""
+    """Whether a default has no value without a run: it is missing or an interpolation."""
     return isinstance(value, str) and (value == "???" or "${" in value)
 
 
 def measured(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """The runs that have a row of metrics, and those that have none yet."""
+    """Return the runs that have a row of metrics, and the runs that have none yet."""
     return [run for run in runs if run.rows], [run for run in runs if not run.rows]

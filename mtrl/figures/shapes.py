@@ -1,4 +1,4 @@
-"""Figures of the shape of episodes: how they end, and how long they are."""
+"""Figures of the shape of episodes: stop reasons and lengths."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 STOP = "rollout/stop/"
 
 Lengths = Callable[[Episode], Iterable[float]]
-"""What an episode adds to a distribution."""
+"""Returns the values that an episode adds to a distribution."""
 
 
 def stops(study: Study) -> Drawing:
-    """Reasons for which training episodes ended, over time, stacked; a panel for each group."""
+    """Draw the stop reasons of training episodes over time, stacked, with one panel per group."""
 
     def draw(axes: Axes, group: Group) -> bool:
         steps, parts = stop_shares(group)
@@ -51,7 +51,8 @@ def stops(study: Study) -> Drawing:
 
 
 def stop_shares(group: Group) -> tuple[list[int], dict[str, list[float]]]:
-    """Steps, and for each reason its share at each of them, mean over seeds; the usual order of reasons."""
+    """Return the steps, and for each stop reason its shares at those steps as means over seeds. Reasons are in their
+    usual order."""
     known = [STOP + name for name in STOPS]
     keys = keys_below(group, STOP)
     bands = {key: seed_band(group, key) for key in [*known, *keys] if key in keys}
@@ -61,7 +62,7 @@ def stop_shares(group: Group) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def lengths(study: Study) -> Drawing:
-    """Distributions of turns and tokens over time: a row of three panels for each group."""
+    """Draw the distributions of turns and tokens over time, with one row of three panels per group."""
     figure, grid = panels(len(study.groups), len(LENGTHS), 1.9, width=2 * COLUMN / 3)
     for row, group in zip(grid, study.groups, strict=True):
         row_title(row[0], group.label)
@@ -100,7 +101,7 @@ LENGTHS: tuple[tuple[str, str, Lengths, str], ...] = (
     ),
     ("context (tokens)", "rollout/context/mean", lambda e: [e.context], "generator.max_context_length"),
 )
-"""Panels: title, metric of its mean, what an episode adds, setting of its limit."""
+"""Panels: title, metric of the mean, values of an episode, setting of the limit."""
 
 
 def _quantile_bands(axes: Axes, study: Study, group: Group, of: Lengths) -> bool:
@@ -112,7 +113,7 @@ def _quantile_bands(axes: Axes, study: Study, group: Group, of: Lengths) -> bool
 
 
 def _bands(axes: Axes, x: list[float], found: Quantiles) -> None:
-    """Nested bands; a single step is drawn as a bar."""
+    """Draw nested bands; a single step is drawn as a bar."""
     values = found.values
     if len(x) == 1:
         x, values = [x[0] - 0.4, x[0] + 0.4], values.repeat(2, axis=0)
@@ -122,7 +123,7 @@ def _bands(axes: Axes, x: list[float], found: Quantiles) -> None:
 
 
 def _limit(axes: Axes, limit: object) -> None:
-    """Where the limit is far above everything it would only flatten the picture."""
+    """Draw the limit, unless it is so far above the data that it would flatten the curves."""
     if isinstance(limit, int) and limit <= 2 * axes.get_ylim()[1]:
         axes.axhline(limit, color=RED, linewidth=0.9, linestyle=(0, (4, 2)), label="limit")
         axes.set_ylim(top=1.06 * max(limit, axes.get_ylim()[1] / 1.06))

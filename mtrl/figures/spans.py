@@ -1,4 +1,4 @@
-"""Where the time of a run went, from the spans of its timeline."""
+"""Shares of the time of a run, computed from the spans of its timeline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 IDLE = "idle"
 WAIT = "wait"
-"""Doing nothing, and known to be for want of rollouts."""
+"""Name of spans in which the trainer waits for rollouts."""
 OUTSIDE = ("evaluate", "save")
-"""What is not part of every step."""
+"""Names of spans that are not part of every step."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Span:
     name: str
     lane: str
     start: float
-    """Seconds since the start of the run."""
+    """Start of the span, in seconds since the start of the run."""
     end: float
+    """End of the span, in seconds since the start of the run."""
 
 
 @dataclass
@@ -33,13 +34,13 @@ class Window:
     start: float
     end: float
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Lane -> what it did -> seconds; those of a lane, IDLE among them, sum to the window's."""
+    """Lane -> activity -> seconds. The seconds of a lane, including IDLE, sum to the length of the window."""
     both: float = 0.0
-    """Seconds in which more than one lane did something; waiting is not."""
+    """Seconds in which more than one lane was active; waiting does not count."""
 
 
 def read_spans(raw: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """By start; a span that ends before it starts is left out."""
+    """Return the spans sorted by start. A span that ends before it starts is left out."""
     spans = [
         Span(int(s["step"]), str(s.get("name", "?")), str(s.get("lane", "?")), float(s["start"]), float(s["end"]))
         for s in raw
@@ -48,16 +49,16 @@ def read_spans(raw: Sequence[Mapping[str, Any]]) -> list[Span]:
 
 
 def lanes(spans: Sequence[Span]) -> list[str]:
-    """The generator above, the trainer below it, then others by name."""
+    """Return the lanes: generator, trainer, then others by name."""
     order = {"generator": 0, "trainer": 1}
     return sorted({span.lane for span in spans}, key=lambda lane: (order.get(lane, 2), lane))
 
 
 def windows(spans: Sequence[Span]) -> list[Window]:
-    """The run cut at the first span of every step, and who did what in each piece.
+    """Cut the run at the first span of every step, and return the activities of the lanes in each window.
 
-    A step that is generated while the one before it is trained begins where its generation does, so the piece of one
-    step can hold the training of another. Where spans of one lane overlap, the time is the later-started one's.
+    A step that is generated while the previous one is trained begins with its generation, so the window of one step can
+    contain the training of another. Where spans of one lane overlap, the time belongs to the span that started later.
     """
     found = [Window(step, start, end) for step, start, end in _cuts(spans)]
     names = lanes(spans)
@@ -75,7 +76,7 @@ def windows(spans: Sequence[Span]) -> list[Window]:
 
 
 def shares(some: Sequence[Window], lane: str) -> dict[str, float]:
-    """What a lane did in these windows, as shares of their time; they sum to 1."""
+    """Return the activities of a lane in these windows as shares of their time, which sum to 1."""
     total = sum(window.end - window.start for window in some)
     spent: defaultdict[str, float] = defaultdict(float)
     for window in some:
@@ -85,20 +86,20 @@ def shares(some: Sequence[Window], lane: str) -> dict[str, float]:
 
 
 def overlap(some: Sequence[Window]) -> float:
-    """Share of the time of these windows in which more than one lane did something."""
+    """Return the share of the time of these windows in which more than one lane was active."""
     total = sum(window.end - window.start for window in some)
     return sum(window.both for window in some) / total if total else 0.0
 
 
 def middle_steps(spans: Sequence[Span], count: int = 3) -> list[int]:
-    """`count` steps in a row from the middle of the run, where it is warm."""
+    """Return `count` consecutive steps from the middle of the run, after its warm-up."""
     steps = sorted({span.step for span in spans if span.name not in OUTSIDE})
     first = max(0, (len(steps) - count) // 2)
     return steps[first : first + count]
 
 
 def _cuts(spans: Sequence[Span]) -> list[tuple[int, float, float]]:
-    """`(step, start, end)` that partition the time of the run."""
+    """Return intervals `(step, start, end)` that partition the time of the run."""
     starts: dict[int, float] = {}
     for span in spans:
         starts[span.step] = min(starts.get(span.step, span.start), span.start)
@@ -110,7 +111,7 @@ def _cuts(spans: Sequence[Span]) -> list[tuple[int, float, float]]:
 
 
 def _stretches(spans: Sequence[Span], cuts: Sequence[float]) -> Iterator[tuple[float, float, list[Span]]]:
-    """Between each two moments at which anything starts, ends or is cut: the spans that run, by start."""
+    """Yield `(left, right, running spans by start)` between each two consecutive starts, ends and cuts."""
     edges = sorted({*cuts, *(moment for span in spans for moment in (span.start, span.end))})
     running: list[Span] = []
     waiting = iter([*spans, None])

@@ -1,4 +1,4 @@
-"""What every figure is drawn from, and what it is: a picture with its caption."""
+"""Input and output of every figure: a study, and a drawing with its caption."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure and what to say below it."""
+    """A figure and its caption."""
 
     figure: Figure
     caption: str

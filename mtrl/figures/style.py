@@ -1,4 +1,4 @@
-"""How every picture of mtrl looks, and how it is written: the same input gives the same bytes."""
+"""Style of all figures of mtrl, and their output, which is deterministic: the same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, GREEN, ORANGE, PURPLE, RED, GREY = "#0072B2", "#009E73", "#D55E00", "#AA4499", "#CC3311", "#777777"
-"""Colours that also differ for the colour-blind (Okabe and Ito, Tol)."""
+"""Colours that people with colour blindness can distinguish (Okabe and Ito, Tol)."""
 YELLOW, SKY, INDIGO, PALE = "#E69F00", "#56B4E9", "#332288", "#DDDDDD"
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, INDIGO, GREY)
-"""In this order where things are only to be told apart."""
+"""Colours of lines without a fixed colour, in this order."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-"""Beyond as many lines as there are colours, the dash differs as well."""
+"""Dashes of lines; the dash changes after every `len(COLOURS)` lines."""
 
 STOPS = {
     "done": GREEN,
@@ -34,7 +34,7 @@ STOPS = {
     "timeout": SKY,
     "aborted": GREY,
 }
-"""Reason for which an episode ended -> colour, in the order in which they are stacked."""
+"""Colour of each stop reason, in the order in which they are stacked."""
 
 STYLE: Any = {
     "font.size": 10,
@@ -53,7 +53,7 @@ STYLE: Any = {
     "legend.fontsize": 9,
     "text.parse_math": False,  # names come from configurations and environments, and may hold a $
 }
-"""Of every picture. Those of `mtrl.figures` are smaller, see PAPER."""
+"""Style of every figure. Figures of `mtrl.figures` use PAPER, which is smaller."""
 
 PAPER: Any = {
     **STYLE,
@@ -71,15 +71,15 @@ PAPER: Any = {
 }
 
 COLUMN = 3.4
-"""Inches: one column of a two-column page."""
+"""Width of one column of a two-column page, in inches."""
 LETTERS = 18
-"""Letters of a legend to the inch, roughly."""
+"""Approximate number of letters per inch of a legend."""
 
 
 def panels(rows: int, columns: int, height: float = 2.2, width: float = COLUMN) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of rows x columns panels, each `width` x `height` inches.
+    """Return a figure of rows x columns panels, each `width` x `height` inches.
 
-    No pyplot: a figure of our own needs no display and leaves no global state.
+    It does not use pyplot, so it needs no display and leaves no global state.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -90,7 +90,7 @@ def panels(rows: int, columns: int, height: float = 2.2, width: float = COLUMN) 
 
 
 def save(figure: Figure, path: Path, caption: str) -> None:
-    """Write the figure whole or not at all, in the format that `path` is named by, with its caption as metadata."""
+    """Write the figure whole or not at all, in the format of the suffix of `path`, with its caption as metadata."""
     import matplotlib
 
     kind = path.suffix.removeprefix(".")
@@ -104,10 +104,10 @@ def save(figure: Figure, path: Path, caption: str) -> None:
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an `<svg>` element of a page, without a background; its text stays text, in the page's font.
+    """Return the figure as an `<svg>` element of a page, without a background. Its text stays text in the page's font.
 
     Args:
-        name: another one for every figure of a page, so that their ids differ.
+        name: Name that is unique among the figures of a page, so that their ids differ.
     """
     import matplotlib
 
@@ -121,7 +121,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def colour_of(number: int) -> dict[str, Any]:
-    """Colour and dash of the number-th line."""
+    """Return colour and dash of the `number`-th line, counted from 0."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[number // len(COLOURS) % len(DASHES)],
@@ -129,28 +129,29 @@ def colour_of(number: int) -> dict[str, Any]:
 
 
 def title(axes: Axes, text: str, width: int = 40) -> None:
-    """The panel's title, broken where it is longer than a column."""
+    """Set the title of a panel, wrapped if it is longer than a column."""
     axes.set_title("\n".join(textwrap.wrap(text, width)) or " ")
 
 
 def row_title(axes: Axes, text: str) -> None:
-    """The title of a row of panels, above its first one; it may run over the others, which have none."""
+    """Set the title of a row of panels above its first panel. It may extend over the other panels, which have no
+    title."""
     axes.set_title(" ")
     above: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "weight": "bold"}
     axes.annotate(text, (0, 1), (0, 5), fontsize=PAPER["axes.titlesize"], **above).set_in_layout(False)
 
 
 def not_measured(axes: Axes, why: str = "not measured") -> None:
-    """An empty panel that says so."""
+    """Show a note in an empty panel."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=GREY)
     axes.set(xticks=[], yticks=[], xlabel="", ylabel="")
     axes.grid(False)
 
 
 def shared_legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend below the panels, in as many columns as fit; the same name means the same thing in each of them.
+    """Draw one legend below the panels, in as many columns as fit. A label must have the same meaning in all panels.
 
-    The figure grows by what the legend needs.
+    The figure grows by the height of the legend.
     """
     found = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     if found:
@@ -161,7 +162,7 @@ def shared_legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def unit_scale(axes: Axes) -> None:
-    """From 0 to 1, and further where the values go further."""
+    """Set the vertical limits to 0 and 1, or wider if the values exceed them."""
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, -0.02) if low < -0.06 else -0.02, max(high, 1.02) if high > 1.06 else 1.02)
 
@@ -173,9 +174,10 @@ def whole_ticks(axes: Axes) -> None:
 
 
 def moving_average(values: list[float], half: int | None = None) -> list[float]:
-    """Centred mean over 2 half + 1 values, fewer at the ends; by default about a tenth of them, 21 at most.
+    """Return the centred mean over 2 half + 1 values, fewer at the ends. By default the width is about a tenth of the
+    values, at most 21.
 
-    Values stay as they are where they are few.
+    Few values (`half` is 0) are returned unchanged.
     """
     half = half_window(len(values)) if half is None else half
     windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
@@ -189,9 +191,9 @@ def half_window(count: int) -> int:
 def stack_shares(
     axes: Axes, x: Sequence[float], parts: Mapping[str, Sequence[float]], colours: Mapping[str, Any], **look: Any
 ) -> None:
-    """Shares that sum to 1, stacked over x; one that is always zero is left out, and a single x is drawn as a bar.
+    """Stack shares that sum to 1 over x. A share that is always 0 is left out, and a single x is drawn as a bar.
 
-    `look` is that of the areas.
+    `look` has further options of the areas.
     """
     shown = {name: list(values) for name, values in parts.items() if any(values)}
     x = list(x)

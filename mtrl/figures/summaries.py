@@ -1,4 +1,4 @@
-"""Numbers of stored episodes: by step, by turn, by verdict."""
+"""Statistics of stored episodes: by step, by turn and by verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtrl.figures.episodes import Episode, TurnFacts
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 TURNS = 24
-"""Positions that are told apart; later turns are left out."""
+"""Number of positions of turns that are shown; later turns are left out."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Quantiles:
 
     places: list[int]
     values: np.ndarray
-    """[places, quantiles], the quantiles in the order of QUANTILES."""
+    """[places, quantiles], with the quantiles in the order of QUANTILES."""
     counts: list[int]
 
     def __bool__(self) -> bool:
@@ -29,7 +29,7 @@ class Quantiles:
 
 
 def quantiles(values: Iterable[tuple[int, float]]) -> Quantiles:
-    """Quantiles of `(place, value)` pairs by place, linear between the values."""
+    """Return the quantiles of `(place, value)` pairs by place, with linear interpolation."""
     found: defaultdict[int, list[float]] = defaultdict(list)
     for place, value in values:
         found[place].append(value)
@@ -44,30 +44,30 @@ class ByTurn:
 
     names: list[str]
     means: np.ndarray
-    """[names, positions]; NaN where no turn reported the name."""
+    """[names, positions]: means over the turns that reported the name; NaN if no turn did."""
     reported: np.ndarray
-    """[names, positions]: turns that reported the name."""
+    """[names, positions]: number of turns that reported the name."""
     counts: list[int]
-    """Turns at each position."""
+    """Number of turns at each position."""
 
     @property
     def per_turn(self) -> np.ndarray:
-        """[names, positions]: means over all turns at the position, where one that did not report the name adds 0."""
+        """[names, positions]: means over all turns at the position; a turn that did not report the name counts as 0."""
         return np.nan_to_num(self.means) * self.reported / np.maximum(self.counts, 1)
 
     def rows(self, names: Sequence[str]) -> np.ndarray:
-        """[names, positions]: the means of these names; NaN for one that no turn reported."""
+        """Return [names, positions]: the means of these names; NaN for a name that no turn reported."""
         missing = np.full(len(self.counts), np.nan)
         found = [self.means[self.names.index(name)] if name in self.names else missing for name in names]
         return np.array(found).reshape(len(names), len(self.counts))
 
     def has(self, names: Sequence[str]) -> bool:
-        """Whether any turn reported any of them."""
+        """Whether any turn reported any of these names."""
         return bool(set(names) & set(self.names))
 
 
 def by_turn(episodes: Iterable[Episode], numbers: Callable[[TurnFacts], dict[str, float]]) -> ByTurn:
-    """Means over the turns at each position that reported a name, the first TURNS positions."""
+    """Return the means over the turns that reported a name, for each of the first TURNS positions."""
     found: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, TURNS)))  # sums, reports
     turns: Counter[int] = Counter()
     for episode in episodes:
@@ -84,20 +84,21 @@ def by_turn(episodes: Iterable[Episode], numbers: Callable[[TurnFacts], dict[str
 
 @dataclass(frozen=True)
 class Cell:
-    """Episodes of nearly the same score and reward."""
+    """Episodes with nearly the same score and reward."""
 
     score: float
-    """Of the cell's middle, as is its reward."""
+    """Score at the middle of the cell."""
     reward: float
+    """Reward at the middle of the cell."""
     count: int
     verdict: str
-    """That of all of them: cells do not mix verdicts."""
+    """Verdict of all episodes of the cell; cells do not mix verdicts."""
 
 
 def cells(episodes: Sequence[Episode], bins: int = 24) -> list[Cell]:
-    """Episodes that were scored, counted on a grid of `bins` widths along both axes.
+    """Count the scored episodes on a grid with `bins` bins along both axes.
 
-    Few different values keep their exact places: only what is finer than the grid is rounded to it.
+    At most `bins` different values keep their exact positions; more values are rounded to the grid.
     """
     scored = [
         (episode.score, episode.reward, str(episode.verdict)) for episode in episodes if episode.score is not None
@@ -116,7 +117,7 @@ def _rounded(values: list[float], bins: int) -> list[float]:
 
 
 def shares(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> dict[int, float]:
-    """Step -> mean of a number over the episodes of the step."""
+    """Return step -> mean of a number over the episodes of the step."""
     found: defaultdict[int, list[float]] = defaultdict(list)
     for episode in episodes:
         found[episode.step].append(of(episode))

@@ -1,4 +1,4 @@
-"""Figures of the reward beside the scorer: where they part, the policy is paid for something else than success."""
+"""Figures that compare reward and scorer: where they differ, the reward does not mean success."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ CORNERS = {
     (True, False): ("lenient", ORANGE),
     (False, True): ("strict", PURPLE),
 }
-"""Claimed, succeeded -> what the corner is called."""
+"""(claimed, succeeded) -> name and colour of the corner."""
 NAMES = {
     Verdict.AGREE: "they agree",
     Verdict.LENIENT: "lenient: paid as solved, and not solved",
     Verdict.STRICT: "strict: solved, and not paid as such",
 }
 LARGEST = 260.0
-"""Points squared: the area of the circle of the most frequent pair."""
+"""Area of the circle of the most frequent pair, in points squared."""
 SMALLEST = 5.0
 FEW = 4
-"""So many different scores have a tick each."""
+"""Maximum number of different scores for which each score has a tick."""
 
 
 def reward_vs_score(study: Study) -> Drawing:
-    """Stored training episodes by score and reward, a panel for each group."""
+    """Draw stored training episodes by score and reward, with one panel per group."""
 
     def draw(axes: Axes, group: Group) -> bool:
         episodes = [episode for episode in group.episodes.of("train") if episode.score is not None]
@@ -59,7 +59,7 @@ def reward_vs_score(study: Study) -> Drawing:
 
 
 def agreement(study: Study) -> Drawing:
-    """Reward, claims and success of training episodes over time, on one axis, a panel for each group."""
+    """Draw reward, claims and success of training episodes over time on one axis, with one panel per group."""
 
     def draw(axes: Axes, group: Group) -> bool:
         places = study.places(group)
@@ -84,7 +84,8 @@ def agreement(study: Study) -> Drawing:
 
 
 def claims_of(group: Group) -> Band:
-    """Share of training episodes that the reward calls solved; of stored ones where the run did not count them."""
+    """Return the share of training episodes that the reward calls solved; of stored episodes if the run did not count
+    claims."""
     found = seed_band(group, "rollout/claims/mean", smooth=True)
     return found or _stored(group, lambda episode: float(episode.claimed))
 
@@ -99,7 +100,7 @@ def _stored(group: Group, of: Callable[[Episode], float]) -> Band:
 
 
 def _gap(axes: Axes, study: Study, claims: Band, success: Band, group: Group) -> None:
-    """Shade where more is claimed than solved."""
+    """Shade the area where claims exceed successes."""
     solved = dict(zip(success.steps, success.mean, strict=True))
     both = [
         (step, claim, solved[step]) for step, claim in zip(claims.steps, claims.mean, strict=True) if step in solved
@@ -132,7 +133,7 @@ def _circles(axes: Axes, episodes: Sequence[Episode]) -> None:
 
 
 def _quadrants(axes: Axes, group: Group, episodes: Sequence[Episode]) -> None:
-    """The thresholds, and the share of the episodes in each of the four corners that they make."""
+    """Draw the thresholds, and the share of the episodes in each of the four corners between them."""
     limits = thresholds_of(group.runs[0])
     scores = {round(episode.score or 0.0, 6) for episode in episodes}
     low, high = min(*scores, 0.0), max(*scores, limits.success)

@@ -1,1 +1,1 @@
-"""python -m mtrl.track: send what a run has recorded to its trackers."""
+"""python -m mtrl.track: send the records of a run to its trackers."""

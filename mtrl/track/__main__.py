@@ -1,12 +1,12 @@
-"""python -m mtrl.track: send what a run has recorded to its trackers.
+"""python -m mtrl.track: send the records of a run to its trackers.
 
-    python -m mtrl.track RUN                                  what its trackers do not have yet
-    python -m mtrl.track RUN --to mlflow                      to this one, whatever the run said
-    python -m mtrl.track RUN --follow                         and go on while the run goes on
-    python -m mtrl.track RUN tracker.mlflow.uri=http://HOST:5000    to another server
+    python -m mtrl.track RUN                                  send the records that its trackers do not have yet
+    python -m mtrl.track RUN --to mlflow                      send to this tracker, not to those of the run
+    python -m mtrl.track RUN --follow                         continue until the run is over
+    python -m mtrl.track RUN tracker.mlflow.uri=http://HOST:5000    send to another server
 
-RUN is the folder of a run or of an evaluation; it holds everything, and what has arrived is noted in RUN/trackers. So
-the command can be repeated at any time: it sends what is new. It ends with 0 if nothing is left, 1 if something is, 2
+RUN is the folder of a run or of an evaluation. Arrived pieces are noted in RUN/trackers, so the command can be repeated
+at any time: it sends only what is new. The exit status is 0 if nothing is left to send, 1 if something is left, and 2
 if the command is wrong.
 """
 
@@ -22,7 +22,7 @@ from mtrl.track.settings import run_at, tracker_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Send, and say what has arrived. Returns the exit status."""
+    """Send the run, and print what has arrived. Return the exit status."""
     args = parse(argv)
     run = run_at(args.run)
     tracker, warnings = tracker_of(run, args.to, args.overrides)

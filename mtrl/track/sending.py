@@ -1,4 +1,4 @@
-"""Sends a run to one tracker after the other, or to all of them while it grows."""
+"""Sending of a run: to one tracker after the other, or to all of them while the run grows."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from mtrl.tracking.metrics import unfinished_row
 from mtrl.tracking.run_dir import RunDir
 
 FOLLOW_SECONDS = 2.0
-"""Between two looks at the folder of a run that goes on."""
+"""Seconds between two checks of the folder of a live run."""
 
 
 @dataclass
 class Outcome:
-    """What became of one tracker."""
+    """Result for one tracker."""
 
     name: str
     sent: int = 0
-    """Pieces that it has by now, of this time and before."""
+    """Number of pieces that the tracker has, from this call and earlier ones."""
     left: dict[str, int] = field(default_factory=dict)
     refused: int = 0
     url: str = ""
     hint: str = ""
     problem: str = ""
-    """Why something is left."""
+    """Reason why pieces are left."""
     is_busy: bool = False
-    """The run itself is sending."""
+    """Whether another process, such as the run itself, is sending."""
 
     @property
     def is_done(self) -> bool:
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def send(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[Outcome]:
-    """Send what is left, by every tracker of `report_to`; `warn` is told of a last row that has no end."""
+    """Send the unsent pieces to every tracker of `report_to`. `warn` is called for a last row without a line end."""
     outcomes = [_each(name, run, tracker, lambda follower: _send_rest(follower, run)) for name in tracker.report_to]
     if sentence := unfinished_row(run.metrics):
         warn(sentence)
@@ -53,7 +53,7 @@ def send(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> lis
 
 
 def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[Outcome]:
-    """Send what comes, until the run is over or the user stops it."""
+    """Send new pieces until the run is over or the user interrupts."""
     opened: list[Follower] = []
     outcomes: list[Outcome] = []
     for name in tracker.report_to:
@@ -82,7 +82,7 @@ def _each(
     problem = ""
     try:
         act(follower)
-    except Exception as error:  # a tracker may say anything
+    except Exception as error:  # a tracker may raise anything
         problem = said(error)
     outcome = _outcome(follower, problem)
     if not keep:
@@ -91,7 +91,7 @@ def _each(
 
 
 def _send_rest(follower: Follower, run: RunDir) -> None:
-    # A run that reports to this tracker holds its journal while it lives; we have it, so the run is over.
+    # A run that reports to this tracker holds its journal while it lives. This process holds it, so the run is over.
     was_its_own = follower.backend.name in ((stored_config(run).get("tracker") or {}).get("report_to") or [])
     screen = Console(stderr=True)
     with screen.status(f"sending to {follower.backend.name}") if screen.is_terminal else nullcontext():
@@ -113,7 +113,7 @@ def _outcome(follower: Follower, problem: str = "") -> Outcome:
 
 
 def lines(outcomes: Sequence[Outcome]) -> list[str]:
-    """One line for each tracker, in columns."""
+    """Return one line per tracker, aligned in columns."""
     name_width = max(len(outcome.name) for outcome in outcomes)
     counts = [
         "being sent by the run itself" if o.is_busy else f"sent {o.sent:>6,}   left {sum(o.left.values()):>6,}"

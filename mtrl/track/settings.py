@@ -1,4 +1,4 @@
-"""The trackers of a run: what its configuration says, with what the command line changes."""
+"""The trackers of a run: the settings of its configuration, changed by the command line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ SECTION = "tracker."
 
 
 def run_at(path: str) -> RunDir:
-    """
+    """Return the run at `path`.
+
     Raises:
-        UserError: there is no run.
+        UserError: `path` is not the folder of a run.
     """
     run = RunDir(path)
     if not run.path.is_dir():
@@ -36,10 +37,10 @@ def run_at(path: str) -> RunDir:
 
 
 def tracker_of(run: RunDir, to: Sequence[str], overrides: Sequence[str]) -> tuple[TrackerConfig, list[str]]:
-    """The settings, and warnings about those that change nothing.
+    """Return the settings, and warnings about settings without effect.
 
     Raises:
-        UserError: a key or a value that does not fit, or no tracker at all.
+        UserError: A key or a value is invalid, or no tracker is named.
     """
     cfg = OmegaConf.create({"tracker": OmegaConf.structured(TrackerConfig)})
     cfg.tracker.merge_with(_known(stored_config(run).get("tracker")))
@@ -54,7 +55,7 @@ def tracker_of(run: RunDir, to: Sequence[str], overrides: Sequence[str]) -> tupl
 
 
 def _known(stored: Any) -> dict[str, Any]:
-    """What is stored and still is a key; a run may be older than the keys."""
+    """Return the stored settings whose keys still exist; the run may be of an older version."""
     stored = stored if isinstance(stored, dict) else {}
     found = _of(TrackerConfig, stored)
     for name, section in (("mlflow", MlflowConfig), ("wandb", WandbConfig)):

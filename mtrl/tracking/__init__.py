@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows: run directory, metrics, console, curves."""
+"""Records and displays of a run: run directory, metrics, console and curves."""

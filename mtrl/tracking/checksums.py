@@ -1,8 +1,8 @@
 """`SHA256SUMS` of a checkpoint or a run: the SHA-256 of its files, in the format that `sha256sum -c` reads.
 
-A disk or a copy may change a bit of a file without an error, and a changed weight is a number like any other: only the
-checksum tells. Of a checkpoint every rank hashes the files that it wrote, and the leader collects the lines; of a run
-its end hashes all that was written before.
+A disk or a copy may change a bit of a file without an error, and a changed weight is still a valid number: only the
+checksum reveals the change. For a checkpoint, every rank hashes the files that it wrote and the leader collects the
+lines. For a run, all files are hashed when the run ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mtrl.tracking.files import replace_text
 
 SUMS = "SHA256SUMS"
 READ = (".json", ".jsonl", ".safetensors")
-"""Suffixes of the files of a checkpoint; a file manager may have put others beside them."""
+"""Suffixes of the files that belong to a checkpoint; files with other suffixes, as file managers add, are ignored."""
 MISSING = (
     f"it has no {SUMS}: an older version of mtrl wrote it, or the file was lost; to trust the files as they are, run "
     f"`sha256sum *.json* *.safetensors > {SUMS}` in it"
@@ -25,20 +25,21 @@ MISSING = (
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits.
+    """Return the SHA-256 of a file, in hexadecimal digits.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The checksums of files in a folder, by name. Hashing releases the interpreter lock, so files go side by side.
+    """Return the checksums of files in a folder, by name. Threads hash the files in parallel, because hashing releases
+    the interpreter lock.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: A file cannot be read.
     """
     names = list(names)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
@@ -46,10 +47,10 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def add_checksums(folder: Path, sums: Mapping[str, str]) -> None:
-    """Append the checksums of files to those of the folder, down to the disk.
+    """Append the checksums of files to `SHA256SUMS` of the folder and flush them to the disk.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: The checksums cannot be written.
     """
     with (folder / SUMS).open("a", encoding="utf-8") as file:
         file.writelines(_lines(sums))
@@ -58,10 +59,11 @@ def add_checksums(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
-    """What is wrong with the files of a checkpoint, in words; None where all are as they were written.
+    """Describe the damage to the files of a checkpoint in words; None if all files are as they were written.
 
     Args:
-        names: the files to look at; default: all of a checkpoint that are there, and all that should be.
+        names: Names of the files to check. Default: all files of the checkpoint that exist, and all that have a
+            checksum.
     """
     try:
         recorded = _recorded(folder)
@@ -81,21 +83,21 @@ def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
 
 
 def write_checksums(folder: Path, files: Iterable[Path]) -> None:
-    """Write the checksums of files in a folder or below it, in place of those that it had.
+    """Write the checksums of files in a folder or below it. They replace the earlier checksums of the folder.
 
     Raises:
-        OSError: a file cannot be read, or the checksums cannot be written.
+        OSError: A file cannot be read, or the checksums cannot be written.
     """
     sums = checksums(folder, sorted(file.relative_to(folder).as_posix() for file in files))
     replace_text(folder / SUMS, "".join(_lines(sums)))
 
 
 def changes(folder: Path, below: str = "") -> str | None:
-    """Which files of a run are not as its end left them, in words; None where all are, or where it has no checksums,
-    since it is not over or an older version of mtrl wrote it.
+    """Describe in words which files of a run have changed since the run ended. None if no file has changed, or if the
+    run has no checksums because it is not over or an older version of mtrl wrote it.
 
     Args:
-        below: look only at the files whose names, relative to the folder, begin so.
+        below: Check only the files whose names, relative to the folder, begin with this prefix.
     """
     try:
         recorded = {name: digest for name, digest in (_recorded(folder) or {}).items() if name.startswith(below)}
@@ -114,11 +116,11 @@ def _lines(sums: Mapping[str, str]) -> list[str]:
 
 
 def _recorded(folder: Path) -> dict[str, str] | None:
-    """Checksums by name.
+    """Return the recorded checksums by file name; None if `SHA256SUMS` does not exist.
 
     Raises:
-        ValueError: a line is no checksum and name.
-        OSError: the file cannot be read.
+        ValueError: A line is not a checksum and a name.
+        OSError: The file cannot be read.
     """
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""The console: what a person sees while a run goes on and when it ends."""
+"""Console output of a run, while it goes on and when it ends."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ OUTCOME = (
 
 
 class _Terminal(RichConsole):
-    """A rich console that outlives its terminal: a closed pipe or a lost session must not end a run."""
+    """Rich console that survives the loss of its terminal: a closed pipe or a lost session must not end a run."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 class Console:
-    """Prints a run: colours and bars in a terminal, the same lines without them elsewhere and in the `mirror`."""
+    """Prints the lines of a run: with colours and bars in a terminal, as plain text elsewhere and in the `mirror`."""
 
     name = "console"
 
@@ -55,27 +55,28 @@ class Console:
         self._pass_1: float | None = None
         self._progress = Progress(self._rich, self.note)
 
-    # -- while the run goes on ---------------------------------------------------------------------------------------
+    # -- during the run ----------------------------------------------------------------------------------------------
 
     def banner(self, facts: Mapping[str, Any], title: str = "mtrl") -> None:
-        """What is about to run: a title and aligned facts."""
+        """Print a title and aligned facts about the run that is about to start."""
         self._print(Rule(Text(one_line(title), style="bold"), align="left", style="cyan"), _facts(facts), Text())
 
     def config(self, tree: Mapping[str, Any], title: str = "config") -> None:
-        """The composed configuration as a tree."""
+        """Print the composed configuration as a tree."""
         self._print(_tree(Tree(Text(one_line(title), style="bold"), guide_style="dim"), tree), Text())
 
     def progress(self, description: str, total: int | None = None) -> AbstractContextManager[Work]:
-        """A bar for long work: `with console.progress("warm start", 300) as bar: … bar.advance()`. May be nested."""
+        """Show a bar for long work: `with console.progress("warm start", 300) as bar: … bar.advance()`. Bars may be
+        nested."""
         return self._progress.track(one_line(description, 40), total)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """One line for one training step; pass@1 is the last evaluation's."""
+        """Print one line for one training step; pass@1 comes from the last evaluation."""
         self._remember(metrics)
         self._print(*self._table.lines({"val/success/pass_k_1": self._pass_1, **metrics}, self._rich.width))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """What the tracker calls: a line if the step trained; evaluations have their own."""
+        """Print a line if the step trained. The tracker calls this; `evaluation` prints the evaluations."""
         self._remember(metrics)
         if any(key.startswith(("rollout/", "train/")) for key in metrics):
             self.step({"step": step, **metrics})
@@ -87,9 +88,9 @@ class Console:
         worst: Trajectory | None = None,
         decode: Decode | None = None,
     ) -> None:
-        """The headline of an evaluation, and one trajectory from each end of the reward range.
+        """Print the headline of an evaluation, and one trajectory from each end of the reward range.
 
-        `decode` shows the sampled tokens as text instead of the turn's own, closing token included.
+        If `decode` is given, the text of a turn is decoded from its sampled tokens, closing token included.
         """
         self._remember(metrics)
         shown: list[RenderableType] = [headline(metrics)]
@@ -101,31 +102,31 @@ class Console:
         self._table.restart()
 
     def show(self, part: RenderableType) -> None:
-        """Anything that rich prints, such as a table."""
+        """Print anything that rich can render, such as a table."""
         self._print(part)
 
     def note(self, text: str) -> None:
-        """One quiet line."""
+        """Print one line in a dim style."""
         self._print(Text(one_line(text, 1000), style="dim"), soft_wrap=True)
 
     def warning(self, text: str) -> None:
-        """One line that should be seen."""
+        """Print one line as a warning and mirror it at the level WARNING."""
         self._print(_warning(text), soft_wrap=True, level=logging.WARNING)
 
     def show_warning(self, text: str) -> None:
-        """A warning that is in run.log already (`RunLog.show_warnings`)."""
+        """Print a warning without mirroring it, because run.log has it already (`RunLog.show_warnings`)."""
         self._print(_warning(text), soft_wrap=True, level=None)
 
     def close(self) -> None:
-        """Nothing to close; the tracker asks every backend."""
+        """Do nothing. The tracker calls `close` of every backend."""
 
-    # -- when it ends ------------------------------------------------------------------------------------------------
+    # -- end of the run ----------------------------------------------------------------------------------------------
 
     def finish(self, summary: Mapping[str, Any], paths: Mapping[str, Any], hints: Mapping[str, str]) -> None:
-        """The last lines: the outcome, where everything is (`name: path`), what to try next (`what for: command`)."""
+        """Print the last lines: the outcome, the paths (`name: path`) and the hints (`purpose: command`)."""
         done = f"{summary.get('steps') or 0} steps in {duration(summary.get('seconds') or 0.0)}"
         self._print(Text(), Rule(Text(done, style="bold"), align="left", style="green"), _outcome(summary))
-        # no line of these is ever broken, so that paths and commands can be copied
+        # These lines are never wrapped, so that paths and commands can be copied.
         lines = [Text(), *_facts_lines(paths)]
         for purpose, command in hints.items():
             lines += [
@@ -135,7 +136,7 @@ class Console:
             ]
         self._print(*lines, soft_wrap=True)
 
-    # -- how lines get out -------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------------
 
     def _remember(self, metrics: Mapping[str, Any]) -> None:
         self._pass_1 = metrics.get("val/success/pass_k_1", self._pass_1)
@@ -143,7 +144,7 @@ class Console:
     def _print(self, *parts: RenderableType, soft_wrap: bool = False, level: int | None = logging.INFO) -> None:
         plain = self._plain(parts, soft_wrap)
         self._progress.heard()
-        with suppress(OSError, ValueError):  # the terminal is gone or closed; the mirror is not
+        with suppress(OSError, ValueError):  # the terminal may be gone or closed; the mirror still gets the lines
             if self._rich.is_terminal:
                 self._rich.print(Group(*parts), soft_wrap=soft_wrap)
             else:
@@ -154,7 +155,7 @@ class Console:
                 self._mirror(line, level)
 
     def _plain(self, parts: Iterable[RenderableType], soft_wrap: bool) -> str:
-        """What `parts` look like without colour and without spaces at the ends of lines."""
+        """Return `parts` as text without colour and without trailing spaces."""
         page = io.StringIO()
         paper = RichConsole(
             file=page, width=self._rich.width, color_system=None, force_terminal=False,
@@ -193,7 +194,7 @@ def _tree(branch: Tree, values: Mapping[str, Any]) -> Tree:
 
 
 def _outcome(summary: Mapping[str, Any]) -> Table:
-    """Before and after, side by side."""
+    """Table of the held-out results, before and after training side by side."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("held out")
     for moment in ("before", "after"):

@@ -1,4 +1,4 @@
-"""How one trajectory looks in a terminal: who said what, and what each turn was paid."""
+"""Terminal view of one trajectory: the messages by role, and the reward of each turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Decode = Callable[[list[int]], str]
 ROLE_STYLES = {"system": "magenta", "user": "blue", "tool": "yellow", "assistant": "green"}
 TEXT_LINES = 8
 TEXT_CHARS = {"system": 160}
-"""Longest text by role; the system prompt is the same in every episode."""
+"""Maximum length of a shown text by role, in characters. The system prompt is short because every episode has the
+same one."""
 OTHER_CHARS = 400
 TURNS_SHOWN = 6
 
@@ -28,7 +29,7 @@ TURNS_SHOWN = 6
 class EpisodeView:
     """Renders a trajectory as a panel: roles at the left, text, the reward of each turn at the right.
 
-    All text goes through `clean` and into `Text` objects, never through markup: what a model writes is hostile.
+    All text goes through `clean` and into `Text` objects, never through markup, because text of a model is hostile.
     """
 
     def __init__(self, title: str, trajectory: Trajectory, decode: Decode | None = None):
@@ -47,7 +48,7 @@ class EpisodeView:
         )  # fmt: skip
 
     def _facts(self) -> str:
-        """What is known of the whole episode, the shortest and surest first."""
+        """Facts about the whole episode in one line. The short and certain ones come first."""
         trajectory = self._trajectory
         count = len(trajectory.turns)
         facts = [
@@ -102,7 +103,7 @@ def _body(text: str, role: str, style: str = "") -> Text:
 
 
 def message_text(message: Message) -> str:
-    """The text of a chat message, its tool calls included; environments may put anything into either."""
+    """Return the text of a chat message, its tool calls included. Environments may put any type into both."""
     content = message.get("content") or ""
     parts = content if isinstance(content, list) else [content]
     return "\n".join(filter(None, map(_part_text, [*parts, *(message.get("tool_calls") or [])])))
@@ -121,5 +122,5 @@ def reward_style(reward: float) -> str:
 
 
 def reward_text(reward: float) -> Text:
-    """A turn's reward, loud only where something was paid."""
+    """Return the reward of a turn as text: bold and coloured if it is not 0, else dim."""
     return Text(signed(reward), style=f"bold {reward_style(reward)}" if reward else "dim")

@@ -1,4 +1,4 @@
-"""What a run is made of, in five lines: the facts of the banner."""
+"""The facts of the banner: task, model, algorithm, steps and folder of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def run_facts(config: Config) -> dict[str, str]:
-    """Name to sentence for `Console.banner`."""
+    """Return the sentence for each name, as `Console.banner` takes them."""
     algorithm, trainer, evaluation = config.algorithm, config.trainer, config.evaluation
     held_out = f"evaluation every {evaluation.every_steps} on {evaluation.rows} held-out rows"
     return {

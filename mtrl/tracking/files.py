@@ -1,4 +1,4 @@
-"""Writing text so that a crash leaves the old file or the new one, never half of one; and strict JSON."""
+"""Atomic file replacement, so that a crash leaves the old file or the new one, never a partial one; and strict JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, then put it in `path`'s place in one move."""
+    """Let `write` fill a file beside `path`, then replace `path` by it in one move."""
     part = path.with_name(f".{path.name}.part")
     try:
         write(part)
@@ -24,7 +24,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """`path` with `text` in it, whole or not at all, also after a power cut."""
+    """Write `text` into `path`, whole or not at all, also after a power cut."""
 
     def write(part: Path) -> None:
         with part.open("w", encoding="utf-8") as file:
@@ -36,7 +36,8 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value` as strict JSON can hold it: NaN and infinities are None, numbers of other libraries are Python's."""
+    """Convert `value` to types that strict JSON can hold: NaN and infinities become None, numbers of other libraries
+    become Python numbers."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -49,5 +50,5 @@ def plain(value: Any) -> Any:
 
 
 def to_strict_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every parser reads. Python's default would write NaN, which is not JSON."""
+    """Return `value` as JSON that every parser reads. Python's default would write NaN, which is not JSON."""
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)

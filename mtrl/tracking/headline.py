@@ -17,7 +17,7 @@ PASS_K = re.compile(r"val/success/pass_k_(\d+)")
 
 
 def headline(metrics: Mapping[str, Any]) -> Group:
-    """A rule with the step, and below it those of the numbers that `metrics` has."""
+    """Return a rule with the step, and below it the headline numbers that `metrics` has."""
     step = metrics.get("step")
     title = "evaluation" if step is None else f"evaluation at step {whole(step)}"
     rule = Rule(Text(title, style="bold"), align="left", style="cyan")

@@ -1,4 +1,4 @@
-"""metrics.jsonl: a row per step that survives being killed at any instant."""
+"""metrics.jsonl: one row per step, written so that a kill at any instant loses no finished row."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from mtrl.tracking.files import replace_file, to_strict_json
 
 
 def unfinished(path: Path | str, line: int) -> str:
-    """The sentence about a last line (1-based) that has no end."""
+    """Return the sentence that reports a last line (1-based number) without a line end."""
     return (
         f"{path}:{line} has no end, so that this row is left out: its run was killed in mid-row, or is writing it now"
     )
 
 
 def unfinished_row(path: Path) -> str | None:
-    """The sentence about the last line of a metrics.jsonl; None where it has its end, or there is no such file."""
+    """Return the sentence about an unfinished last line of a metrics.jsonl; None if the last line has its end, or if
+    the file does not exist."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError:
@@ -31,23 +32,22 @@ def unfinished_row(path: Path) -> str | None:
 
 
 def warn_on_stderr(sentence: str) -> None:
-    """What a program that has no screen of its own does with a warning."""
+    """Print a warning on stderr, for programs without a console of their own."""
     print(f"warning: {sentence}", file=sys.stderr)
 
 
 class MetricsLog:
     """Appends rows `{"step": n, …}` to a file and reads them back.
 
-    A row is one write of one line, so rows are never interleaved, and what was written before a kill is there after
-    it. Only the last line can be half-written; it is told by `warn`, counts as absent and is cut off before the next
-    row.
-    NaN and infinities are null, since JSON knows neither.
+    Each row is one line and one write, so rows are never interleaved, and rows written before a kill survive it. Only
+    the last line can be half-written. Such a line is reported through `warn`, counts as absent and is cut off before
+    the next row. NaN and infinities are written as null, because JSON has neither.
     """
 
     name = "metrics.jsonl"
 
     def __init__(self, path: str | Path, warn: Callable[[str], object] = warn_on_stderr):
-        """`warn` is called with one sentence where a row is left out."""
+        """`warn` is called with one sentence when a row is left out."""
         self.path, self.warn = Path(path), warn
         self._file: int | None = None
 
@@ -63,7 +63,8 @@ class MetricsLog:
             raise OSError(errno.ENOSPC, "no space left for a row", str(self.path))
 
     def truncate(self, step: int) -> None:
-        """Forget the rows after `step`, wherever they stand, and a half-written last line: a resumed run goes on."""
+        """Remove all rows with a later step than `step`, at any position, and a half-written last line. A resumed run
+        writes those steps again."""
         self.close()
         data = self._bytes()
         kept = b"".join(
@@ -75,7 +76,7 @@ class MetricsLog:
             replace_file(self.path, lambda part: part.write_bytes(kept))
 
     def read(self) -> list[dict[str, Any]]:
-        """All rows, also of a run that is still writing."""
+        """Return all finished rows. The run may still be writing."""
         return [row for _, row in self._rows()]
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class MetricsLog:
             self._file = None
 
     def _rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Every whole row with the offset at which it starts."""
+        """Yield each finished row with the offset of its start, in bytes."""
         start = 0
         lines = self._bytes().splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
@@ -106,7 +107,7 @@ class MetricsLog:
         return self.path.read_bytes() if self.path.exists() else b""
 
     def _end(self) -> int:
-        """Where the last whole line ends."""
+        """Return the offset of the end of the last whole line, in bytes."""
         return self._bytes().rfind(b"\n") + 1
 
     def _cut(self, size: int) -> None:

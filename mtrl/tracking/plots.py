@@ -1,4 +1,4 @@
-"""curves.png: a run at a glance."""
+"""curves.png: the main curves of a run in one figure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draw_curves(rows: Rows, path: Path, title: str) -> None:
 
 
 def curves_figure(rows: Rows, title: str) -> Figure:
-    """Eight panels over the steps: above what was reached and by which means, below how the training went."""
+    """Return a figure of eight panels over the training steps (`PANELS`, in two rows of four)."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -130,18 +130,20 @@ def _speed(axes: Axes, rows: Rows) -> None:
 PANELS = (_held_out, _training, _stops, _length, _signal, _entropy, _drift, _speed)
 
 
-# -- how they are drawn ----------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------------------------
 
 
 def _points(rows: Rows, key: str, positive: bool = False) -> tuple[list[float], list[float]]:
-    """Steps and values of the rows that have a finite `key` (above zero, for a log axis)."""
+    """Return the steps and values of the rows whose `key` is finite. With `positive`, only values above 0 (for a log
+    axis)."""
     found = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     found = [(step, value) for step, value in found if math.isfinite(value) and (value > 0 or not positive)]
     return [step for step, _ in found], [value for _, value in found]
 
 
 def _line(axes: Axes, rows: Rows, key: str, label: str, colour: str, log: bool = False, **look: Any) -> None:
-    """A metric of every step: faint as measured, strong as its moving average once there are enough steps."""
+    """Draw a metric of the training steps. Once there are enough steps, the measured values are faint and their moving
+    average is strong."""
     steps, values = _points(rows, key, positive=log)
     if not values:
         return
@@ -155,7 +157,7 @@ def _line(axes: Axes, rows: Rows, key: str, label: str, colour: str, log: bool =
 
 
 def _marks(axes: Axes, rows: Rows, key: str, label: str, colour: str, **style: Any) -> None:
-    """A metric of the evaluations: a mark for each."""
+    """Draw a metric of the evaluations with one mark per evaluation."""
     steps, values = _points(rows, key)
     if values:
         look: Any = {"markersize": 6, "linestyle": ":", "linewidth": 1, "capsize": 3, "zorder": 3} | style
@@ -163,7 +165,8 @@ def _marks(axes: Axes, rows: Rows, key: str, label: str, colour: str, **style: A
 
 
 def _interval(rows: Rows) -> list[list[float]] | None:
-    """How far the confidence interval of greedy success reaches below and above each mark; None if it is not known."""
+    """Return the distances from each mark of greedy success to the lower and the upper end of its confidence interval;
+    None if the interval is not known."""
     middles, lows, highs = (_points(rows, f"val/success/{name}")[1] for name in ("mean", "ci_low", "ci_high"))
     if not len(middles) == len(lows) == len(highs):
         return None
@@ -177,7 +180,7 @@ def _from_zero(axes: Axes) -> None:
 
 
 def _right(axes: Axes) -> Axes:
-    """A second scale at the right, without a second grid."""
+    """Return axes with a second scale at the right and without a second grid."""
     right = axes.twinx()
     right.grid(False)
     right.spines["right"].set_visible(True)
@@ -185,7 +188,7 @@ def _right(axes: Axes) -> Axes:
 
 
 def _finish(axes: Axes, rows: Rows) -> None:
-    """The same steps below every panel, one legend for both scales, and a word where there is nothing to see."""
+    """Give the panel the common range of steps and one legend for both scales, or a note if it has no data."""
     scales = sorted(axes.get_shared_x_axes().get_siblings(axes), key=axes.figure.axes.index)
     named = [pair for scale in scales for pair in zip(*scale.get_legend_handles_labels(), strict=True)]
     if not named:

@@ -1,4 +1,4 @@
-"""Progress bars where there is a terminal, and a sign of life now and then where there is none."""
+"""Progress bars in a terminal; without a terminal, an occasional line that reports the progress."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.console import Console as RichConsole
 from mtrl.tracking.text import duration
 
 SILENCE = 20.0
-"""Seconds without a line, after which long work says where it is when there is no terminal."""
+"""Seconds without output after which long work prints its progress, if there is no terminal."""
 
 
 class Work:
-    """Something long that is going on."""
+    """One long piece of work in progress."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Work:
             self._described(description)
 
     def advance(self, count: int = 1) -> None:
-        """`count` more of `total` are done; a total that turns out to be too small grows with them."""
+        """Count `count` more units as done. The total grows if it turns out to be too small."""
         self.done += count
         if self.total is not None and self.done > self.total:
             self.total = self.done
@@ -52,7 +52,7 @@ class Work:
 
 
 class Progress:
-    """Shows every `Work` inside `track`: nested ones as a stack of bars that vanish when done."""
+    """Shows each `Work` inside `track`. Nested ones are a stack of bars; each bar vanishes when its work is done."""
 
     def __init__(self, console: RichConsole, say: Callable[[str], None]):
         self._console = console
@@ -62,7 +62,7 @@ class Progress:
         self._last_line = time.monotonic()
 
     def heard(self) -> None:
-        """A line was printed: the next sign of life can wait."""
+        """Record that a line was printed, which delays the next progress line."""
         self._last_line = time.monotonic()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Where a result came from: the state of the source tree and the versions of what ran."""
+"""Provenance of a result: the state of the source tree and the versions of the software."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 import mtrl
 
 PACKAGES = ("torch", "transformers", "tokenizers", "renderers", "numpy", "hydra-core", "vllm", "sglang")
-"""Distributions whose version can change a result."""
+"""Names of the Python distributions whose version can change a result."""
 
 
 def git_state(path: Path | None = None) -> dict[str, Any] | None:
-    """`{"commit", "dirty"}` of the tree that holds `path` (default: mtrl itself); None outside git or before a commit.
+    """Return `{"commit", "dirty"}` of the source tree that holds `path` (default: mtrl itself); None outside git or
+    before the first commit.
 
-    Untracked files do not make a tree dirty: runs themselves often write beside the code.
+    Untracked files do not make a tree dirty, because runs often write beside the code.
     """
     folder = path or Path(mtrl.__file__).parent
 
@@ -32,7 +33,7 @@ def git_state(path: Path | None = None) -> dict[str, Any] | None:
 
 
 def versions() -> dict[str, str]:
-    """Name to version of Python, mtrl and the installed ones of `PACKAGES`, read without importing them."""
+    """Return the versions of Python, mtrl and the installed packages of `PACKAGES`, by name, without importing them."""
     found = {"python": platform.python_version(), "mtrl": mtrl.__version__}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""The folder of a run: one contract for people, sweeps and tools."""
+"""The folder of a run: names and meaning of its files."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ SUMMARY_KEYS = (
     "git",
     "versions",
 )
-"""What every summary.json holds; null where the run did not measure it."""
+"""Keys of every summary.json; the value is null if the run did not measure it."""
 
 
 def such_as(folder: Path) -> str:
-    """`, such as RUN`: the newest run up to two levels below, for who named the folder of runs; else nothing."""
+    """Return `, such as RUN` with the newest run up to two levels below `folder`, for users who named the folder of
+    all runs; empty if there is no run."""
     below = [file for levels in ("*", "*/*") for file in folder.glob(f"{levels}/config.yaml")]
     runs = [file.parent for file in below if not RunDir(file.parent).is_evaluation]
     return f", such as {max(runs, key=lambda run: run.stat().st_mtime)}" if runs else ""
 
 
 class RunDir:
-    """Names of everything that a run leaves behind::
+    """Paths of the files and folders that a run writes::
 
-    config.yaml      what ran, resolved            checkpoints/   to resume from
-    metrics.jsonl    a row per step                export/        the final Hugging Face folder
-    trajectories/    what the agent did, JSONL     curves.png     the run at a glance
-    run.log          what the console said         summary.json   the numbers at the end
-    preflight.json   what the checks at its start found
-    timeline.jsonl   what it was doing when          alarms.jsonl   symptoms that it showed
-    tokenizer/       turns token ids into text     trackers/      what has arrived at the trackers, where there are any
-    trace_step_N.json.gz, .txt   one step in detail (trainer.profile_step)
-    launch.txt       which launch of torchrun it belongs to
-    status.txt       running, finished or stopped; a run that was killed leaves it at running
-    SHA256SUMS       the checksums of a finished run's files; a checkpoint has its own
-    spending/        what was asked of endpoints so far, and what it cost
-    engine/          what the engine's servers said, where it has some
+    config.yaml      resolved configuration        checkpoints/   checkpoints to resume from
+    metrics.jsonl    one row per step              export/        final model as a Hugging Face folder
+    trajectories/    trajectories, JSONL           curves.png     main curves of the run
+    run.log          console output and log        summary.json   final numbers
+    preflight.json   findings of the checks at the start
+    timeline.jsonl   spans of the phases of a step   alarms.jsonl   symptoms reported during the run
+    tokenizer/       tokenizer of the token ids    trackers/      receipts of the trackers, if there are any
+    trace_step_N.json.gz, .txt   trace of one step (trainer.profile_step)
+    launch.txt       launch of torchrun that the run belongs to
+    status.txt       running, finished or stopped; still "running" after a kill
+    SHA256SUMS       checksums of a finished run's files; a checkpoint has its own
+    spending/        requests to endpoints so far, and their cost
+    engine/          output of the engine's servers, if it has any
     """
 
     def __init__(self, path: str | Path):
@@ -132,20 +133,21 @@ class RunDir:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it is the folder of an evaluation, which is laid out as a run's is."""
+        """Whether this is the folder of an evaluation, which has the same layout as the folder of a run."""
         return (self.path / "models.json").is_file()
 
     @property
     def has_records(self) -> bool:
-        """Whether the run has got beyond its start."""
+        """Whether the run has written metrics, a summary, trajectories or checkpoints."""
         files, folders = (self.metrics, self.summary), (self.trajectories, self.checkpoints)
         return any(file.exists() for file in files) or any(any(folder.glob("*")) for folder in folders)
 
     def create(self, resume: bool = False) -> RunDir:
-        """Make the folder. `export/` comes with the export, so that an empty one never passes for a model.
+        """Create the folder and return this object. `export/` is created only with the export, so that an empty folder
+        is never mistaken for a model.
 
-        A folder that already holds a run is refused unless the run is resumed: two runs in one file of metrics could
-        not be told apart.
+        A folder that already holds a run is refused unless the run is resumed, because two runs in one file of metrics
+        could not be distinguished.
         """
         if not resume and (self.metrics.exists() or self.summary.exists()):
             raise UserError(
@@ -160,21 +162,22 @@ class RunDir:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Say in status.txt that the run goes on, and in the end whether it finished or stopped. The checksums
-        of an earlier end are removed."""
+        """Write into status.txt that the run is running, and at the end whether it finished or stopped. Checksums of
+        an earlier end are removed."""
         replace_text(self.status, "running\n")
         self.checksums.unlink(missing_ok=True)
         try:
             yield
         except BaseException:
-            with suppress(OSError):  # a full disk may be why it stopped
+            with suppress(OSError):  # a full disk may be the reason for the stop
                 replace_text(self.status, "stopped\n")
             raise
         replace_text(self.status, "finished\n")
 
     def write_checksums(self) -> None:
-        """Write the checksums of the run's files, once nothing writes them any more. Checkpoints have their own,
-        trackers may write theirs later, and a resume that is refused adds to run.log."""
+        """Write the checksums of the run's files, after the last write to them. Left out are checkpoints, which have
+        their own checksums, the files of trackers, which may change later, and run.log, to which a refused resume
+        appends."""
         folders = (self.trajectories, self.export, self.tokenizer, self.spending, self.engine)
         files = chain(self.path.iterdir(), *(folder.rglob("*") for folder in folders))
         others = (self.checksums, self.log)
@@ -182,7 +185,7 @@ class RunDir:
         write_checksums(self.path, ours)
 
     def write_config(self, config: Config | Any) -> None:
-        """The configuration with every interpolation resolved, so that it can be run again anywhere."""
+        """Write config.yaml with every interpolation resolved, so that the run can be repeated anywhere."""
         from omegaconf import OmegaConf
 
         from mtrl.config.plain_yaml import with_end
@@ -191,7 +194,7 @@ class RunDir:
         replace_text(self.config, with_end(OmegaConf.to_yaml(tree, resolve=True)))
 
     def write_summary(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Write summary.json whole or not at all; return what it holds. `git` and `versions` are filled in."""
+        """Write summary.json, whole or not at all, and return its content. `git` and `versions` are added."""
         known = {**dict.fromkeys(SUMMARY_KEYS), "git": git_state(), "versions": versions()}
         summary = plain({**known, **values})
         replace_text(self.summary, to_strict_json(summary, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""One process at a time leads a run in a folder."""
+"""Lock of a run's folder: only one process at a time leads a run in it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mtrl.tracking.run_dir import RunDir
 
 
 class RunLock:
-    """Held while a run writes into its folder; the system frees it when the process ends, however it does::
+    """Lock that a process holds while its run writes into the folder. The system frees it whenever the process ends::
 
         with RunLock(run):
             ...
 
-    Two would overwrite each other's checkpoints: whoever resumes a run may not know that it has not ended. It is a lock
-    on `run.log`, so that nothing else lies in the folder; file systems without locks are not watched over.
+    Two processes would overwrite each other's checkpoints, and a user who resumes a run may not know that it still
+    runs. The lock is on `run.log`, so it needs no file of its own. On file systems without locks it has no effect.
     """
 
     def __init__(self, run: RunDir):
@@ -26,7 +26,7 @@ class RunLock:
     def __enter__(self) -> RunLock:
         """
         Raises:
-            UserError: another process holds it.
+            UserError: Another process holds the lock.
         """
         self._file = os.open(self.run.log, os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -1,4 +1,4 @@
-"""run.log: what the console said, without its colours, and every log record of mtrl."""
+"""run.log: the lines of the console without colours, and every log record of mtrl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RunLog:
 
     with RunLog(run.log) as log:
         console = Console(mirror=log.line)
-        log.show_warnings(console.show)
+        log.show_warnings(console.show_warning)
     """
 
     def __init__(self, path: Path):
@@ -27,12 +27,12 @@ class RunLog:
         self._attach(self._file)
 
     def line(self, text: str, level: int = logging.INFO) -> None:
-        """One line of the console. It goes to the file alone: through a logger it would come back to the terminal."""
+        """Write one line of the console to the file only. A logger would print it in the terminal again."""
         record = {"name": "mtrl.console", "levelno": level, "levelname": logging.getLevelName(level), "msg": text}
         self._file.handle(logging.makeLogRecord(record))
 
     def show_warnings(self, show: Callable[[str], Any]) -> None:
-        """Also hand warnings and errors of the `mtrl` loggers to `show`, which must not mirror them back."""
+        """Also pass warnings and errors of the `mtrl` loggers to `show`, which must not mirror them to this log."""
         self._attach(_Callback(show))
 
     def close(self) -> None:
@@ -54,7 +54,8 @@ class RunLog:
 
 
 class _File(logging.FileHandler):
-    """A line that cannot be written is left out: the run ends by the first row or checkpoint that cannot be written."""
+    """File handler that drops a line that cannot be written. Not a log line but the first row or checkpoint that cannot
+    be written ends the run."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -65,7 +66,7 @@ class _File(logging.FileHandler):
 
 
 class _Callback(logging.Handler):
-    """Calls a function with the first line of each warning: tracebacks are in run.log."""
+    """Calls a function with the first line of each warning; run.log has the tracebacks."""
 
     def __init__(self, show: Callable[[str], Any]):
         super().__init__(logging.WARNING)

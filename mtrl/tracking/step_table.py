@@ -1,4 +1,4 @@
-"""The table of training steps: which metrics a step shows, and how they fit the width."""
+"""The table of training steps: the columns of a step, and their fit to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Column:
     style: str = ""
 
     def cell(self, metrics: Mapping[str, Any]) -> Text:
-        """The metric in exactly `width` characters; red where it is not a finite number."""
+        """Return the metric in exactly `width` characters, in red if it is not a finite number."""
         value = metrics.get(self.key)
         if value is None:
             return Text(MISSING.rjust(self.width), style="dim")
@@ -46,7 +46,7 @@ COLUMNS = (
     Column("tok/s", "perf/tokens_per_second", 9, whole),
     Column("drift", "analysis/logprob_drift/max", 10, scientific, "dim"),
     Column("time", "time/step", 8, duration),
-    # what follows is shown where the terminal is wide enough
+    # The following columns are shown if the terminal is wide enough.
     Column("loss", "train/loss", 10, decimal, "dim"),
     Column("entropy", "train/entropy", 9, decimal, "dim"),
     Column("grad", "train/grad_norm", 8, short, "dim"),
@@ -54,11 +54,11 @@ COLUMNS = (
     Column("longest", "rollout/tokens/response_max", 9, whole, "dim"),
     Column("lr", "train/lr", 9, scientific, "dim"),
 )
-"""In order of importance: a narrow terminal shows the first ones."""
+"""Columns in order of importance: a narrow terminal shows the first ones."""
 
 
 class StepTable:
-    """Aligned lines, one per step, with the titles repeated now and then."""
+    """Aligned lines, one per step; the titles are repeated every `repeat` lines."""
 
     def __init__(self, repeat: int = 20):
         self._repeat = repeat
@@ -66,7 +66,7 @@ class StepTable:
         self._columns: list[Column] = []
 
     def lines(self, metrics: Mapping[str, Any], width: int) -> list[Text]:
-        """The line of one step, below the titles if it is time for them or if the width has changed."""
+        """Return the line of one step. The titles precede it if they are due or if the columns have changed."""
         columns = _fitting(width)
         titled = self._rows % self._repeat == 0 or columns != self._columns
         self._rows = 1 if titled else self._rows + 1
@@ -77,7 +77,7 @@ class StepTable:
         ]
 
     def restart(self) -> None:
-        """Something else was printed: the next step shows the titles again."""
+        """Show the titles again before the next step, because something else was printed."""
         self._rows = 0
 
 

@@ -1,4 +1,4 @@
-"""Text for terminals and pages: hostile text made harmless, long text cut, numbers in few characters."""
+"""Text for terminals and pages: neutralise hostile text, shorten long text, and format numbers in few characters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def clean(text: str) -> str:
-    """`text` with everything that could act on a terminal shown as its code instead (`\\x1b`); line breaks stay."""
+    """Replace every character that could act on a terminal by its code (`\\x1b`); line breaks stay."""
     text = text.replace("\r\n", "\n").replace("\t", "    ")
     return "".join(ch if ch == "\n" or unicodedata.category(ch) not in _UNSAFE else _code(ch) for ch in text)
 
@@ -25,17 +25,18 @@ def _code(ch: str) -> str:
 
 
 def html_text(text: object) -> str:
-    """Text of unknown origin within an element: nothing in it is markup, and nothing turns or hides it."""
+    """Escape text of unknown origin for use within an HTML element: it holds no markup and no character that reverses
+    or hides text."""
     return escape(clean(str(text)))
 
 
 def one_line(text: Any, chars: int = 200) -> str:
-    """A name or message of unknown origin as one clean line."""
+    """Return a name or message of unknown origin as one clean line."""
     return clean(cut(str(text), chars, 1).replace("\n", " "))
 
 
 def cut(text: str, chars: int, lines: int) -> str:
-    """`text` with its middle left out where it is long: the end of a text matters as much as its beginning."""
+    """Leave out the middle of a long `text`, because its end matters as much as its beginning."""
     if len(text) > chars:
         text = f"{text[: chars // 2]} … {len(text) - chars // 2 * 2:,} characters … {text[-(chars // 2) :]}"
     rows = text.split("\n")
@@ -58,7 +59,7 @@ def signed(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Few digits: 3, 2.7, 0.56."""
+    """Format a number with few digits: 3, 2.7, 0.56."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
@@ -71,7 +72,7 @@ def scientific(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1.8s, 42s, 3m12s, 1h05m."""
+    """Format seconds as 1.8s, 42s, 3m12s or 1h05m."""
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds < 9.95:
@@ -84,7 +85,7 @@ def duration(seconds: float) -> str:
 
 
 def from_here(path: Path) -> Path:
-    """A path as a command that is typed here names it: relative where it lies below the working directory."""
+    """Return the path as a user would type it here: relative if it lies below the working directory."""
     try:
         here = Path.cwd()
     except OSError:  # an environment may have changed to a folder that is gone

@@ -1,4 +1,4 @@
-"""timeline.jsonl: what the run was doing when."""
+"""timeline.jsonl: spans of time that a run spent on its phases."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from mtrl.tracking.metrics import MetricsLog
 
 LANES = {"generate": "generator", "rollout": "generator", "evaluate": "generator"}
-"""Who does what; everything else is the trainer's, `wait` (for rollouts) too."""
+"""Lane of each span name; all other spans, including `wait` (for rollouts), belong to the trainer."""
 
 
 class Timeline:
     """Writes spans `{"step": 3, "name": "generate", "lane": "generator", "start": 12.1, "end": 13.0}`, in seconds since
-    the start of the run; the time between a stop and its resumption does not count.
+    the start of the run. The time between a stop and its resumption does not count.
 
-    One span, one line, written when it ends; those of steps that a resumed run makes again are forgotten, as in
-    metrics.jsonl. Spans may overlap, and come from any thread.
+    Each span is one line, written when the span ends. Spans of steps that a resumed run repeats are removed, as in
+    metrics.jsonl. Spans may overlap, and any thread may write them.
     """
 
     def __init__(self, path: Path):
@@ -30,19 +30,19 @@ class Timeline:
         """Called before each `with` block."""
 
     def start(self, step: int, seconds: float) -> None:
-        """Go on after `step`, at which the run had taken `seconds`."""
+        """Continue after `step`, at which the run had taken `seconds`."""
         self._zero = time.perf_counter() - seconds
         with self._lock:
             self._log.truncate(step if step else -1)
 
     @property
     def seconds(self) -> float:
-        """Since the start of the run."""
+        """Seconds since the start of the run."""
         return self.since_start(time.perf_counter())
 
     @contextmanager
     def span(self, name: str, step: int) -> Iterator[Span]:
-        """Time what is done inside for training step `step` (1-based); it counts even where it fails."""
+        """Record the duration of the block as a span of training step `step` (1-based), also if the block fails."""
         self.on_begin()
         span = Span(self.seconds)
         try:
@@ -52,17 +52,17 @@ class Timeline:
             self.record(name, step, span.start, span.end)
 
     def since_start(self, moment: float) -> float:
-        """A moment of `time.perf_counter` in seconds since the start of the run."""
+        """Convert a time of `time.perf_counter` to seconds since the start of the run."""
         return moment - self._zero
 
     def record(self, name: str, step: int, start: float, end: float) -> None:
-        """Write a span that is no `with` block; `start` and `end` were read from `seconds`."""
+        """Write a span that is not a `with` block; `start` and `end` are values of `seconds`."""
         lane = LANES.get(name, "trainer")
         with self._lock:
             self._log.log(step, {"name": name, "lane": lane, "start": round(start, 6), "end": round(end, 6)})
 
     def spans(self, since: float = 0.0) -> list[dict[str, object]]:
-        """What was written and did not end before `since`."""
+        """Return the written spans that did not end before `since` (seconds since the start of the run)."""
         with self._lock:
             return [row for row in self._log.read() if row["end"] >= since]
 
@@ -72,7 +72,7 @@ class Timeline:
 
 
 class Span:
-    """One stretch of time."""
+    """One span of time, in seconds since the start of the run."""
 
     def __init__(self, start: float):
         self.start = self.end = start
@@ -83,7 +83,8 @@ class Span:
 
 
 def rows(stretches: Sequence[tuple[float, float]]) -> list[int]:
-    """A row, from 0, for each `(start, end)`, in order of their starts: the first one that is free by then."""
+    """Assign a row (from 0) to each `(start, end)`, which are in order of their starts: the first row that is free at
+    the start."""
     ends: list[float] = []
     found = []
     for start, end in stretches:

@@ -18,23 +18,23 @@ from mtrl.tracking.files import replace_file, replace_text
 from mtrl.tracking.timeline import Timeline, rows
 
 SECONDS = 5.0
-"""Of each span of the timeline so much is recorded, from its start: operations of small models come by the 100,000 a
-second, and viewers open some millions."""
+"""Seconds of each timeline span that are recorded, from its start. Small models run about 100,000 operations per
+second, and trace viewers open only some millions."""
 COSTLIEST = 40
-"""Operations in the table."""
+"""Maximum number of operations in the table."""
 Event = dict[str, Any]
-"""One of the Chrome trace format (Trace Event Format, Google, 2016): `ph`, `name`, `pid`, `tid`, `ts` and `dur` in
-microseconds."""
+"""One event of the Chrome trace format (Trace Event Format, Google, 2016): `ph`, `name`, `pid`, `tid`, and `ts` and
+`dur` in microseconds."""
 
 
 @contextmanager
 def step_trace(path: Path, timeline: Timeline, seconds: float = SECONDS) -> Iterator[None]:
-    """Record what is done inside, by all threads, into `path` (`….json.gz`), which ui.perfetto.dev and chrome://tracing
-    open; a table of the costliest operations goes beside it (`….txt`).
+    """Record the operations of all threads inside the block into `path` (`….json.gz`), which ui.perfetto.dev and
+    chrome://tracing open. A table of the costliest operations is written beside it (`….txt`).
 
-    The spans of the timeline are a process of their own, `timeline`. Of one that takes longer than `seconds` only the
-    start has operations. Recording slows down operations of microseconds, and writing takes seconds: a traced step is
-    no measure of speed. Nothing is written if what is inside fails.
+    The spans of the timeline appear as a separate process, `timeline`. A span longer than `seconds` has operations only
+    at its start. Recording slows down operations of microseconds, and writing takes seconds, so a traced step does not
+    measure speed. Nothing is written if the block fails.
     """
     start = timeline.seconds
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def step_trace(path: Path, timeline: Timeline, seconds: float = SECONDS) -> Iter
 
 
 class Recorder:
-    """torch.profiler, for a while at a time; what it found goes to files in `folder`."""
+    """Runs torch.profiler for limited periods; each period is exported to a file in `folder`."""
 
     def __init__(self, folder: Path, seconds: float):
         self.folder, self.seconds = folder, seconds
@@ -77,7 +77,7 @@ class Recorder:
             self._timer.start()
 
     def pause(self) -> None:
-        """Record nothing until `go_on`."""
+        """Stop recording until the next call of `go_on`."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -93,7 +93,8 @@ class Recorder:
             return self._profiler is not None
 
     def read(self) -> tuple[list[Event], float]:
-        """All events, without what few read, and the moment (microseconds since 1970) that their times count from."""
+        """Return all events, without the arguments of CPU operations, and the zero of their times in microseconds since
+        1970."""
         events: list[Event] = []
         bases: list[float] = []
         for piece in self._pieces:
@@ -101,7 +102,7 @@ class Recorder:
             bases.append(trace["baseTimeNanoseconds"] / 1e3)
             for event in trace["traceEvents"]:
                 if event.get("cat") == "cpu_op":
-                    event.pop("args", None)  # numbers of the event: half of the file
+                    event.pop("args", None)  # rarely read, and half of the file
                 if "ts" in event:
                     event["ts"] += bases[-1] - bases[0]
                 events.append(event)
@@ -109,7 +110,8 @@ class Recorder:
 
 
 def _profiler() -> Any:
-    """Of all threads: the update runs in one of its own. Shapes and stacks would multiply the events' size."""
+    """Return a profiler of all threads, because the update runs in a separate thread. It records no shapes or stacks,
+    which would multiply the size of the events."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -121,7 +123,8 @@ def _profiler() -> Any:
 
 
 def _lanes(spans: Sequence[dict[str, Any]], zero: float) -> Iterator[Event]:
-    """The spans as events, those that overlap in rows below each other; `zero`: when the timeline began."""
+    """Yield the spans as trace events, with overlapping spans in separate rows. `zero` is the start of the timeline, in
+    microseconds."""
     process = {"ph": "M", "pid": "timeline", "tid": 0}
     yield {**process, "name": "process_name", "args": {"name": "timeline"}}
     yield {**process, "name": "process_sort_index", "args": {"sort_index": -1}}
@@ -137,19 +140,19 @@ def _lanes(spans: Sequence[dict[str, Any]], zero: float) -> Iterator[Event]:
 class Cost:
     calls: int = 0
     own: float = 0.0
-    """Microseconds, less those of the operations that it called."""
+    """Microseconds in the operation, without those of the operations that it called."""
     total: float = 0.0
 
 
 def costs(events: Sequence[Event]) -> dict[tuple[str, str], Cost]:
-    """`(category, name)` -> cost over all calls. One that calls itself counts twice in `total`.
+    """Return `(category, name)` -> cost over all calls. An operation that calls itself counts twice in `total`.
 
-    torch's own `key_averages` takes half a minute for 200,000 events.
+    It replaces torch's `key_averages`, which takes half a minute for 200,000 events.
     """
     timed = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "kernel", "gpu_memcpy")]
     timed.sort(key=lambda e: (str(e["pid"]), str(e["tid"]), e["ts"], -e["dur"]))
     found: defaultdict[tuple[str, str], Cost] = defaultdict(Cost)
-    around: list[tuple[Any, float, Cost]] = []  # thread, end and cost of the operations that go on
+    around: list[tuple[Any, float, Cost]] = []  # thread, end and cost of the enclosing operations
     for event in timed:
         thread, end = (event["pid"], event["tid"]), event["ts"] + event["dur"]
         while around and (around[-1][0] != thread or around[-1][1] <= event["ts"]):
@@ -163,7 +166,7 @@ def costs(events: Sequence[Event]) -> dict[tuple[str, str], Cost]:
 
 
 def table(spans: Sequence[dict[str, Any]], events: Sequence[Event]) -> str:
-    """What took how long, as text: the spans of the timeline, then the costliest operations."""
+    """Return a text table of durations: the spans of the timeline, then the costliest operations."""
     found = sorted(costs(events).items(), key=lambda item: -item[1].own)
     whole = sum(cost.own for _, cost in found) or 1.0
     lines = [f"{'span':<24}{'lane':<12}{'start s':>10}{'end s':>10}"]

@@ -1,4 +1,4 @@
-"""The tracker: one `log(step, metrics)` for everything that records a run."""
+"""The tracker: one `log(step, metrics)` for all backends that record a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Backend(Protocol):
-    """Something that records metrics: the metrics log, the console, MLflow, W&B."""
+    """Destination that records metrics: the metrics log, the console, MLflow, W&B."""
 
     name: str
 
@@ -19,12 +19,13 @@ class Backend(Protocol):
 
 
 class Tracker:
-    """Hands metrics to every backend. One that fails costs its own record and a warning, never the run."""
+    """Passes metrics to every backend. A backend that fails loses its own record and causes a warning, but never ends
+    the run."""
 
     def __init__(self, backends: Sequence[Backend], warn: Callable[[str], Any]):
         self.backends = list(backends)
         self.failures: Counter[str] = Counter()
-        """Failed calls by backend."""
+        """Number of failed calls by backend name."""
         self._warn = warn
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -33,7 +34,7 @@ class Tracker:
             self._try(backend, partial(backend.log, step, dict(metrics)))
 
     def close(self) -> None:
-        """Finish every backend, and say how many calls were lost."""
+        """Close every backend, and warn how many calls failed."""
         for backend in self.backends:
             self._try(backend, backend.close)
         for name, count in self.failures.items():
@@ -51,5 +52,5 @@ class Tracker:
     def _say(self, text: str) -> None:
         try:
             self._warn(text)
-        except Exception:  # the console itself may be what fails
+        except Exception:  # the console itself may fail
             self.failures["warn"] += 1

@@ -1,7 +1,7 @@
-"""Files of trajectories, and beside each an index: what every line holds, without reading it.
+"""Files of trajectories, each with an index beside it that summarises the lines.
 
-`NAME.jsonl` holds one `Trajectory` per line; `NAME.index.json` one `LineSummary` per line and a stamp of the file that
-it was made from. An index that is missing, older or broken is no error: `scan` makes it anew from the file.
+`NAME.jsonl` holds one `Trajectory` per line. `NAME.index.json` holds one `LineSummary` per line, and a stamp of the
+file that it was made from. A missing, outdated or broken index is not an error: `scan` rebuilds it from the file.
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ from mtrl.tracking.trajectory_json import trajectory_line
 from mtrl.types import Group, to_dict
 
 FORMAT = 1
-"""Of the index. Another number: it is made anew."""
+"""Version of the index format. An index with another version is rebuilt."""
 LONGEST_LINE = 64 * 2**20
-"""Bytes; a longer line is told and not read."""
+"""Maximum length of a line, in bytes. A longer line is not read; its summary reports the `problem`."""
 TAIL = 4096
-"""Bytes at the end of a file that its stamp looks at."""
+"""Number of bytes at the end of a file that go into its stamp."""
 REWARDS_KEPT = 64
 NAMES_KEPT = 64
 TEXT_KEPT = 500
-"""Characters of an id or an error."""
+"""Maximum length of an id or an error in a summary, in characters."""
 
 _STEP = re.compile(r"(.+)_step_(\d{1,15})")
 _NUMBER = (int, float, type(None))
 
 
 class LineSummary(NamedTuple):
-    """What a list shows of one trajectory. Numbers that are not finite are None."""
+    """Summary of one trajectory, as lists show it. Numbers that are not finite are None."""
 
     offset: int
-    """Bytes before the line."""
+    """Number of bytes before the line."""
     length: int
-    """Bytes of the line, with its end."""
+    """Length of the line in bytes, line end included."""
     task_id: str
     group_id: str
     place: int
-    """Within its group."""
+    """Index of the trajectory within its group."""
     reward: float | None
     score: float | None
     stop_reason: str
     turns: int
     tokens: int
-    """Sampled ones."""
+    """Number of sampled tokens."""
     longest_turn: int
-    """Sampled tokens of the longest turn."""
+    """Number of sampled tokens of the longest turn."""
     cut_turns: int
     context: int
-    """Tokens of the whole conversation at its end."""
+    """Number of tokens of the whole conversation at its end."""
     oldest_version: int | None
     newest_version: int | None
     advantage: float | None
-    """Mean over the sampled tokens; None where no turn was credited."""
+    """Mean advantage over the sampled tokens; None if no turn has advantages."""
     informative: bool | None
-    """Whether an advantage is not 0; None where no turn was credited."""
+    """Whether any advantage is not 0; None if no turn has advantages."""
     drift: float | None
-    """The largest |trainer's log-prob - sampler's|; None where the trainer did not look."""
+    """Largest |trainer's log-prob - sampler's| of a token; None if the trainer computed no log-probs."""
     components: dict[str, float]
-    """Sums over the turns."""
+    """Sum of each reward component over the turns."""
     rewards: list[float | None]
-    """Of the first turns."""
+    """Rewards of the first turns, at most `REWARDS_KEPT`."""
     trainable: bool
     seconds: float | None
-    """Generation and environment."""
+    """Seconds of generation and environment together."""
     error: str | None
-    """Its last line."""
+    """Last line of the trajectory's error."""
     problem: str | None
-    """Why the line is no trajectory; then all but `offset` and `length` is empty."""
+    """Reason why the line is not a trajectory; then all fields but `offset` and `length` are empty."""
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -95,18 +95,18 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Stamp(NamedTuple):
-    """Tells whether a file is still the one that was indexed."""
+    """Identifies the state of a file that was indexed."""
 
     size: int
     modified: int
-    """Whole seconds: what every copy and archive keeps."""
+    """Time of the last modification in whole seconds, which every copy and archive preserves."""
     tail: int
-    """CRC-32 of its last bytes."""
+    """CRC-32 of the last `TAIL` bytes of the file."""
 
 
 @dataclass
 class TrajectoryIndex:
-    """The lines of a file up to `stamp.size` bytes; a half-written last line is not among them."""
+    """Summaries of the lines of a file up to `stamp.size` bytes, without a half-written last line."""
 
     stamp: Stamp
     lines: list[LineSummary] = field(default_factory=list)
@@ -138,22 +138,24 @@ def write_groups(folder: Path, kind: str, step: int, groups: Iterable[Group]) ->
 
 
 def kind_and_step(path: Path) -> tuple[str, int | None]:
-    """`train_step_000010.jsonl` is (train, 10); other names are kinds without a step."""
+    """Return the kind and the step of a file name: `train_step_000010.jsonl` is (train, 10). Other names are kinds
+    without a step."""
     name = path.name.removesuffix(".jsonl")
     found = _STEP.fullmatch(name)
     return (found[1], int(found[2])) if found else (name, None)
 
 
 def index_path(path: Path) -> Path:
-    """Where the index of a file of trajectories is; no `*.jsonl`, which others take for trajectories."""
+    """Return the path of the index of a file of trajectories. It does not end in `.jsonl`, because programs take every
+    `*.jsonl` for trajectories."""
     return path.with_name(path.name.removesuffix(".jsonl") + ".index.json")
 
 
 def stamp_of(path: Path, size: int | None = None) -> Stamp:
-    """The stamp of a file, or of its first `size` bytes.
+    """Return the stamp of a file, or of its first `size` bytes.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
@@ -166,7 +168,7 @@ def write_index(path: Path, index: TrajectoryIndex) -> None:
     """Write the index of the file `path` beside it, whole or not at all.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: The folder cannot be written.
     """
     content = {"format": FORMAT, "stamp": index.stamp, "fields": LineSummary._fields, "lines": index.lines}
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -182,9 +184,10 @@ def write_index(path: Path, index: TrajectoryIndex) -> None:
 
 
 def read_index(path: Path) -> TrajectoryIndex | None:
-    """The stored index of the file `path`, also of an older state of it; None if there is none that can be used.
+    """Return the stored index of the file `path`, which may describe an older state of the file; None if there is no
+    usable index.
 
-    Compare its stamp with `stamp_of`, or let `continues` say whether the file has only grown since.
+    To check the index, compare its stamp with `stamp_of`, or ask `continues` whether the file has only grown since.
     """
     try:
         content = json.loads(index_path(path).read_bytes())
@@ -203,28 +206,30 @@ def read_index(path: Path) -> TrajectoryIndex | None:
 
 
 def is_fresh(index: TrajectoryIndex, path: Path) -> bool:
-    """Whether the file is the one that was indexed."""
+    """Whether the file is unchanged since it was indexed."""
     return index.stamp == stamp_of(path)
 
 
 def continues(index: TrajectoryIndex, path: Path) -> bool:
-    """Whether the file begins with what was indexed, as far as its end shows: it has only been appended to."""
+    """Whether the file has only been appended to since it was indexed, as judged by the last bytes of the indexed
+    part."""
     size = index.stamp.size
     return path.stat().st_size >= size and stamp_of(path, size).tail == index.stamp.tail
 
 
 def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines that are there to their end. What is appended meanwhile is the rest of the first one that is not."""
+    """Yield the lines up to the first one without a line end. Bytes appended meanwhile belong to that line."""
     return takewhile(lambda line: line.endswith(b"\n"), file)
 
 
 def scan(path: Path, offset: int = 0) -> Iterator[LineSummary]:
-    """Summaries of the lines from `offset` on, empty ones left out; lines that are no trajectory have a `problem`.
+    """Yield summaries of the lines from byte `offset` on, without empty lines. A line that is not a trajectory has a
+    `problem`.
 
-    A last line without its end counts if it is whole; else somebody is writing it.
+    A last line without a line end counts if it is a whole trajectory; otherwise a process is still writing it.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -240,11 +245,11 @@ def scan(path: Path, offset: int = 0) -> Iterator[LineSummary]:
                 if summary.problem is None or is_whole:
                     yield summary
             if not is_whole:
-                return  # what has been appended meanwhile is the rest of this line
+                return  # bytes appended meanwhile belong to this line
 
 
 def summarise_line(line: bytes, offset: int) -> LineSummary:
-    """The summary of one line of a file, whatever it holds."""
+    """Return the summary of one line of a file, which may hold anything."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -253,7 +258,7 @@ def summarise_line(line: bytes, offset: int) -> LineSummary:
 
 
 def summarise(data: Mapping[str, Any], offset: int, length: int) -> LineSummary:
-    """The summary of a trajectory as `to_dict` or JSON gives it."""
+    """Return the summary of a trajectory in the form that `to_dict` or JSON gives."""
     try:
         return _summary(data, offset, length)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -298,12 +303,12 @@ def _summary(data: Mapping[str, Any], offset: int, length: int) -> LineSummary:
 
 
 def _credit(turns: list[Mapping[str, Any]]) -> tuple[float | None, bool | None]:
-    """Mean advantage of the sampled tokens, and whether one of them is not 0."""
+    """Return the mean advantage of the sampled tokens, and whether any advantage is not 0."""
     total, tokens, informative = 0.0, 0, False
     for turn in turns:
         if advantages := turn.get("advantages"):
             count = len(turn["action_ids"])
-            share = count if len(advantages) == 1 else 1  # one number stands for all tokens of the turn
+            share = count if len(advantages) == 1 else 1  # a single number applies to all tokens of the turn
             total += share * math.fsum(advantages)
             tokens += count
             informative = informative or any(advantages)
@@ -311,7 +316,7 @@ def _credit(turns: list[Mapping[str, Any]]) -> tuple[float | None, bool | None]:
 
 
 def _drift(turns: list[Mapping[str, Any]]) -> float | None:
-    """The largest distance between the two log-probs of a token."""
+    """Return the largest absolute difference between the two log-probs of a token."""
     largest = None
     for turn in turns:
         if trainer := turn.get("trainer_logprobs"):
@@ -321,9 +326,9 @@ def _drift(turns: list[Mapping[str, Any]]) -> float | None:
 
 
 def _context(turns: list[Mapping[str, Any]]) -> int:
-    """`Trajectory.context_tokens` of a line that was read and not made into one."""
+    """Return `Trajectory.context_tokens` of parsed JSON, without building a `Trajectory`."""
     ends = [0]
-    """After each turn, and first of none."""
+    """Number of context tokens after each turn; the first entry, 0, is before any turn."""
     for turn in turns:
         parent = turn.get("parent")
         before = ends[-1 if parent is None else parent + 1]
@@ -360,7 +365,8 @@ def _unreadable(offset: int, length: int, problem: str) -> LineSummary:
 
 
 def _encoded(data: dict[str, Any]) -> bytes:
-    """One line. Text that UTF-8 cannot hold (half of a surrogate pair) is written as `\\u` escapes, without loss."""
+    """Return one line of the file. Text that UTF-8 cannot hold (half of a surrogate pair) is written as `\\u` escapes,
+    without loss."""
     try:
         return (trajectory_line(data) + "\n").encode()
     except UnicodeEncodeError:
@@ -368,7 +374,7 @@ def _encoded(data: dict[str, Any]) -> bytes:
 
 
 def _skip_line(file: IO[bytes]) -> int:
-    """Read to the end of the line; how many bytes that were."""
+    """Read to the end of the line, and return the number of bytes read."""
     skipped = 0
     while part := file.readline(2**20):
         skipped += len(part)

@@ -1,6 +1,7 @@
-"""A trajectory as a line of JSON, byte for byte what `json.dumps` writes: its long lists of floats three times as fast.
+"""A trajectory as a line of JSON, byte for byte the same as `json.dumps` but three times as fast for long lists of
+floats.
 
-Most of a file of trajectories is log-probs, and Python takes half a microsecond to print one.
+Most of a file of trajectories is log-probs, and Python takes half a microsecond to print each.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from math import inf
 from typing import Any
 
 LONG = 16
-"""Numbers; shorter lists are not worth the detour."""
+"""Minimum length of a list for the fast printer, in numbers; for shorter lists it does not pay off."""
 
 
 def trajectory_line(data: Mapping[str, Any]) -> str:
-    """What `json.dumps(data, ensure_ascii=False)` gives of a trajectory (`mtrl.types.to_dict`)."""
+    """Return `json.dumps(data, ensure_ascii=False)` of a trajectory (`mtrl.types.to_dict`)."""
     return _object({"turns": _turns}, data)
 
 
 def floats(values: list[Any]) -> str:
-    """What `json.dumps(values)` gives."""
+    """Return `json.dumps(values)`."""
     if len(values) < LONG or set(map(type, values)) != {float}:
         return _plain(values)
     texts = _printer()(values)[1:-1].decode().split(",")
-    # Both print the shortest digits that read back the same; Python writes those of small and large numbers as 1e-05.
+    # Both print the shortest digits that read back the same, but Python writes small and large numbers as 1e-05.
     for place in [place for place, size in enumerate(map(abs, values)) if size < 1e-4 or 1e16 <= size < inf]:
         texts[place] = repr(values[place])
     return f"[{', '.join(texts)}]"
@@ -33,7 +34,8 @@ def floats(values: list[Any]) -> str:
 
 @cache
 def _printer() -> Callable[[list[float]], bytes]:
-    """Rust's; imported late, because whoever reads trajectories needs none of it."""
+    """Return pydantic's printer, which is written in Rust. It is imported late, because readers of trajectories do not
+    need it."""
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(list[float], config=ConfigDict(ser_json_inf_nan="constants")).dump_json

@@ -1,1 +1,1 @@
-"""What the agent did, as a web page on this machine: `python -m mtrl.view`."""
+"""Viewer of runs and trajectories as a local web page: `python -m mtrl.view`."""

@@ -1,11 +1,11 @@
-"""python -m mtrl.view: see what the agent did, in the browser.
+"""python -m mtrl.view: show runs and their trajectories in the browser.
 
-    python -m mtrl.view outputs/gsm8k/RUN              one run, also while it goes on
-    python -m mtrl.view outputs                        all runs below a folder, side by side
-    python -m mtrl.view RUN OTHER_RUN                  these
-    python -m mtrl.view RUN --export run.html          one file to send to others; needs no server
+    python -m mtrl.view outputs/gsm8k/RUN              show one run, which may still be running
+    python -m mtrl.view outputs                        show all runs below a folder, side by side
+    python -m mtrl.view RUN OTHER_RUN                  show these runs
+    python -m mtrl.view RUN --export run.html          write one file to send to others, which needs no server
 
-The page is served on this machine only, and its URL holds a token (MTRL_VIEW_TOKEN, else one is made up).
+By default, only this machine can reach the page. Its URL holds a token: MTRL_VIEW_TOKEN if set, else a random one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORTEST_TOKEN = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Find the runs, and serve or export them. Returns the exit status."""
+    """Find the runs, and serve or export them. Return the exit status."""
     args = parse(argv)
     check(args)
     api = Api(Library([Path(run) for run in args.runs]))
@@ -57,9 +57,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> None:
-    """
+    """Check the options, and fill in the default of `--max-trajectories`.
+
     Raises:
-        UserError: choices that do not go together, or that do nothing.
+        UserError: Options contradict each other, or have no effect.
     """
     if args.export is None:
         if args.max_trajectories is not None:
@@ -75,10 +76,10 @@ def check(args: argparse.Namespace) -> None:
 
 
 def token() -> str:
-    """The user's, or a new one.
+    """Return the token of the user, or a new random one.
 
     Raises:
-        UserError: it could be guessed, or is no word that a cookie can hold.
+        UserError: The token is too short, or has characters that a cookie cannot hold.
     """
     given = os.environ.get(TOKEN_VARIABLE)
     if not given:
@@ -89,7 +90,7 @@ def token() -> str:
 
 
 def serve(api: Api, host: str, port: int | None, opens_browser: bool) -> int:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C. Return the exit status."""
     from mtrl.serving import address_of, bind
     from mtrl.serving import serve as run_server
     from mtrl.view.server import Guard, create_app

@@ -1,66 +1,70 @@
-"""What the page asks, and what it is answered. This is the contract between `mtrl.view` and `mtrl/view/static`.
+"""The HTTP API of the viewer. This is the contract between `mtrl.view` and `mtrl/view/static`.
 
-GET only. Answers are strict JSON; what is not known is null or empty, and no key is ever missing. Errors have a status
-and `{"error": "one sentence"}`; words that mean nothing are refused. Every string that comes from a run is hostile
-text: the page shows it by `textContent`. Times are unix seconds. R is the id of a run, FILE the name of a file of
-trajectories without `.jsonl`, LINE counts from 0; each is percent-encoded in a path.
+All requests are GET. Answers are strict JSON. An unknown value is null or empty, and no key is ever missing. An error
+has a status and `{"error": "one sentence"}`; unknown parameters are refused. Every string from a run is hostile text,
+so the page shows it by `textContent`. Times are unix seconds. R is the id of a run, FILE is the name of a file of
+trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-encoded in a path.
 
-`/api/runs`: `{runs: [RUN], differing: [key], version, warnings: [sentence], sweeps (how many)}`. RUN: `{id, name,
+`/api/runs`: `{runs: [RUN], differing: [key], version, warnings: [sentence], sweeps (number)}`. RUN: `{id, name,
     experiment, path (its last parts), seed, family, status: running | finished | stopped | empty, step, max_steps,
-    started, updated, differences: {key: value}, summary (summary.json), thresholds: {success, claim}, alarms (how
-    many), files, trajectories, has_timeline, tokens: text | ids, problems: [sentence]}`. `family` is a label that runs
-    share which differ in nothing but the seed; `differing` are the keys of config.yaml with several values.
-`/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, job, indexing}]}`, at
-    once; asked about every second. Strings that differ from those of the last answer: ask for that again. `since=STATE`
-    is taken and changes nothing. `indexing` is `{done, total}` in bytes of the files; equal: all lists are complete.
-`/api/sweeps`: `{sweeps: [{name, objective, direction: maximize | minimize, keys (that were swept), jobs: [{number, run
+    started, updated, differences: {key: value}, summary (summary.json), thresholds: {success, claim}, alarms (number),
+    files, trajectories, has_timeline, tokens: text | ids, problems: [sentence]}`. `family` is a label that is shared by
+    runs that differ only in the seed. `differing` lists the keys of config.yaml with several values.
+`/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, job, indexing}]}`. The
+    answer is immediate; the page asks about every second. Where a string differs from the last answer, the page
+    requests that part again. `since=STATE` is accepted and ignored. `indexing` is `{done, total}` in bytes of the
+    files; if both are equal, all lists are complete.
+`/api/sweeps`: `{sweeps: [{name, objective, direction: maximize | minimize, keys (swept keys), jobs: [{number, run
     (its id), settings: {key: text}, value, steps, max_steps, seconds, status: running | finished | pruned | failed |
     interrupted | stopped, said}], the best first, seeds: [{settings, mean, deviation, count}], best: {number, command}
-    or null}]}`: the runs of one folder that are jobs (mtrl/sweep).
+    or null}]}`. A sweep is the runs of one folder that are jobs (mtrl/sweep).
 `/api/runs/R/config`: `{text, flat: {key: value}}`.
 `/api/runs/R/metrics?keys=a,b/*&since=STEP&points=2000`: `{last_step, rows, keys, columns: {key: {steps, values}},
-    thinned: [key], problems}`. A value is null where it was NaN or infinite. Of `thinned` curves the extremes are kept.
+    thinned: [key], problems}`. A NaN or infinite value is null. `thinned` curves keep their extremes.
 `/api/runs/R/timeline?from_step=&to_step=`: `{spans: [{step, name, lane, start, end}], total, shown, problems}`.
-`/api/runs/R/alarms`: `{alarms: [as mtrl/diagnose/finding.py writes them], problems}`.
+`/api/runs/R/alarms`: `{alarms: [in the format of mtrl/diagnose/finding.py], problems}`.
 `/api/runs/R/files`: `{files: [{file, kind, step, size, modified, indexed, count, unreadable, problem, reward_mean,
-    score_mean, success_frac, lenient, strict, failed, truncated, turns_mean, tokens_mean}], indexing}`, the first step
-    first: one file is one kind of trajectories of one step.
+    score_mean, success_frac, lenient, strict, failed, truncated, turns_mean, tokens_mean}], indexing}`, sorted by
+    ascending step. One file holds one kind of trajectories of one step.
 `/api/runs/R/trajectories?FILTERS&sort=&order=&offset=&limit=`: `{total, offset, limit, items: [SUMMARY], indexing}`.
     sort: newest | reward | score | turns | tokens | longest_turn | drift | advantage | gap (|reward - score|) |
-    seconds; order: desc | asc; null last in both. Ties, and `newest`: by step (the latest first, none last; `asc` turns
-    only this), kind, file, line.
+    seconds; order: desc | asc; null is last in both orders. Ties and `newest` are sorted by step (the latest first, no
+    step last; `asc` reverses only the step), kind, file and line.
     SUMMARY: `{file, line, kind, step, task, group, index, reward, score, verdict: agree | lenient | strict | null,
     success, claimed, stop, turns, tokens (sampled), longest_turn, cut_turns, context, versions: [oldest, newest],
-    advantage (null: never credited), drift, components: {name: sum}, rewards (of the first 64 turns), trainable,
+    advantage (null: no advantages), drift, components: {name: sum}, rewards (of the first 64 turns), trainable,
     failed, truncated, seconds, error (its last line), problem (why the line cannot be read)}`.
-    FILTERS, joined by AND: file=, task= (each also several times), group=, kind=a,b, stop=a,b, step=3 or 3-9, contains=
+    FILTERS, joined by AND: file=, task= (both may be repeated), group=, kind=a,b, stop=a,b, step=3 or 3-9, contains=
     (part of the task's id), verdict=agree | lenient | strict | disagree, success= failed= truncated= trainable=
-    readable= 1 or 0, reward_min= reward_max= turns_min= turns_max=. Without a score there is neither verdict nor
+    readable= 1 or 0, reward_min= reward_max= turns_min= turns_max=. A trajectory without a score has no verdict and no
     success. failed: it stopped by env_error, timeout, parse_error or aborted, has an error, or cannot be read.
     truncated: it stopped by turn_token_limit or context_limit, or a turn was cut.
 `/api/runs/R/groups?FILTERS&sort=&order=&offset=&limit=`: `{total, offset, limit, items: [GROUP], indexing}`. sort:
-    newest | reward_mean | reward_std | successes | disagreements | size. GROUP, one file's: `{file, kind, step, group,
-    task, size, reward_mean, reward_std (population), reward_min, reward_max, scored, successes, lenient, strict,
-    failed, tokens_mean, turns_mean, informative (null: never credited), members: [SUMMARY]}`, of members that match.
+    newest | reward_mean | reward_std | successes | disagreements | size. GROUP, within one file: `{file, kind, step,
+    group, task, size, reward_mean, reward_std (population), reward_min, reward_max, scored, successes, lenient, strict,
+    failed, tokens_mean, turns_mean, informative (null: no advantages), members: [SUMMARY]}`. It counts only members
+    that match the filters.
 `/api/runs/R/facets?FILTERS`: `{total, kinds, steps, stops, verdicts: [{value, count}], tasks: [{value, count,
     reward_mean, successes, scored}], tasks_total, components: [name], indexing}`.
 `/api/runs/R/search?q=&FILTERS&sort=&order=&cursor=&limit=`: `{items: [{summary, hits: [{turn (0: the last
-    observation), role, before, match, after}], hit_count}], searched, missed, total, cursor, indexing}`. Plain text in
-    any case, in all messages. A request ends after half a second or `limit` items; its `cursor` goes on from there,
-    null is the end. `missed` came into the list meanwhile, at places that were passed: only a new search sees them.
+    observation), role, before, match, after}], hit_count}], searched, missed, total, cursor, indexing}`. The search is
+    for plain text, ignores case and covers all messages. A request ends after half a second or `limit` items, and a
+    request with its `cursor` continues from there; a null cursor is the end. `missed` counts rows that were added
+    meanwhile at positions already passed; only a new search finds them.
 `/api/runs/R/trajectory/FILE/LINE`: `{summary, tokens: text | ids, metrics, error, final_observation: [MESSAGE], turns:
     [TURN], previous, next: {file, line} of its group, group: [SUMMARY], problem, raw (of a line that cannot be read)}`.
     MESSAGE: `{role, content, tool_calls: [{name, arguments}], name, reasoning}`, all text.
     TURN: `{number, observation: {messages, tokens: TOKENS, whole_context}, action: {text, message, tokens: TOKENS},
     reward, components, metrics, advantage (mean), finish, cut, break, parent (number of the turn that it extends, null:
-    the one before), trained, untrained (why), versions: [[version, tokens]], seconds_generate, seconds_environment}`.
-    TOKENS, columns of equal length: `{ids, texts, special: [place], continued: [place] (their character began before),
-    by: [[count, template | policy | context | a role]], logprobs, trainer_logprobs, drift (trainer - sampler),
-    advantages}`; columns that are not known are null.
+    the one before), trained, untrained (reason), versions: [[version, tokens]], seconds_generate,
+    seconds_environment}`.
+    TOKENS, columns of equal length: `{ids, texts, special: [index], continued: [index] (tokens whose character begins
+    in an earlier token), by: [[count, template | policy | context | a role]], logprobs, trainer_logprobs, drift
+    (trainer - sampler), advantages}`; unknown columns are null.
 
 An exported file holds `{version: 1, created, left_out, runs_left_out, routes: {path: answer}}` in the script element
-`mtrl-export`: the answers to paths without a query, `trajectories` with all that were kept. Groups, facets and finds
-are then made in the page.
+`mtrl-export`. It has the answers to paths without a query; `trajectories` has all exported ones. The page then computes
+groups, facets and search results itself.
 """
 
 from __future__ import annotations
@@ -86,18 +90,18 @@ from mtrl.view.summaries import GROUP_SORTS, facets, file_summary, group_summary
 from mtrl.view.sweep import sweeps_of, to_plain
 
 LARGEST_YAML = 256 * 1024
-"""Characters of config.yaml that are shown."""
+"""Maximum number of characters of config.yaml that are shown."""
 MOST_SPANS = 4000
 MOST_ALARMS = 1000
 MOST_ITEMS = 500
 LISTS_KEPT = 16
-"""Filtered and sorted lists that are kept for the next page of the same."""
+"""Maximum number of filtered and sorted lists in the cache, for requests for further pages."""
 
 Json = dict[str, Any]
 
 
 class Api:
-    """The answers, as Python objects; `mtrl.view.server` sends them, `mtrl.view.export` writes them down."""
+    """The answers of the API as Python objects; `mtrl.view.server` sends them and `mtrl.view.export` stores them."""
 
     def __init__(self, library: Library):
         self.library = library
@@ -106,9 +110,10 @@ class Api:
         self._files: dict[StoredFile, tuple[Any, Json]] = {}
 
     def run(self, run_id: str) -> Run:
-        """
+        """Return a run by its id.
+
         Raises:
-            Refusal: there is no such run.
+            Refusal: The run does not exist.
         """
         run = self.library.run(run_id)
         if run is None:
@@ -157,7 +162,7 @@ class Api:
         }
 
     def changes(self, query: Query) -> Json:
-        """How everything stands; the page compares it with what it knows."""
+        """Return the states of all runs, which the page compares with the last ones."""
         query.check(("since",))
         runs = [self._state(run) for run in self.library.runs]
         return {"state": _digest([{k: v for k, v in run.items() if k != "updated"} for run in runs]), "runs": runs}
@@ -183,7 +188,7 @@ class Api:
         query.check(())
         try:
             text = read(run.dir.config, run.path, LARGEST).decode("utf-8", "replace")[:LARGEST_YAML]
-        except OSError:  # `problems` of the run tells why
+        except OSError:  # `problems` of the run has the reason
             text = ""
         return {"text": text, "flat": run.config}
 
@@ -253,7 +258,8 @@ class Api:
         return {"items": items, **counts, "cursor": found.cursor, "indexing": indexing(run)}
 
     def _list(self, run: Run, query: Query) -> Sequence[Row]:
-        """The filtered and sorted rows; those of the last questions are kept, since pages are asked for one by one."""
+        """Return the filtered and sorted rows. The last lists are cached, because the page requests them page by
+        page."""
         rows = run.trajectories.rows()
         asked = tuple((name, tuple(query.all(name))) for name in (*FILTERS, "sort", "order"))
         key = (run.id, run.trajectories.version, run.thresholds, asked)
@@ -270,7 +276,7 @@ class Api:
         query.check(())
         run.trajectories.rows()
         file = run.trajectories.file(name)
-        lines = file.lines if file is not None else []  # one list: a file that is indexed anew gets another
+        lines = file.lines if file is not None else []  # keep this list: indexing the file again replaces it
         if file is None or not number.isdecimal() or len(number) > 12 or int(number) >= len(lines):
             raise Refusal(404, "there is no such trajectory in this run")
         row = Row(file, int(number), lines[int(number)])
@@ -295,7 +301,7 @@ class Api:
         return answer
 
     def _neighbours(self, row: Row, run: Run) -> Json:
-        """The others of its group."""
+        """Return the members of the trajectory's group, and the previous and the next one."""
         lines = enumerate(list(row.file.lines))
         mates = [Row(row.file, n, line) for n, line in lines if line.group_id == row.line.group_id]
         mates = sorted((r for r in mates if r.line.problem is None), key=lambda r: (r.line.place, r.number))
@@ -319,7 +325,7 @@ OF_A_RUN: dict[str, Callable[[Api, Run, Query], Json]] = {
     "facets": Api.facets,
     "search": Api.search,
 }
-"""The last part of `/api/runs/R/…` to who answers it."""
+"""Method of `Api` for the last part of `/api/runs/R/…`."""
 
 
 def indexing(run: Run) -> Json:
@@ -332,7 +338,7 @@ def tokens_as(run: Run) -> str:
 
 
 def page(items: Sequence[Any], query: Query, size: int) -> Sequence[Any]:
-    """The part of a list that a request asks for."""
+    """Return the part of a list that a request asks for."""
     found = pages(items, query, size)
     return items[found["offset"] : found["offset"] + found["limit"]]
 
@@ -343,5 +349,5 @@ def pages(items: Sequence[Any], query: Query, size: int) -> Json:
 
 
 def _digest(value: Any) -> str:
-    """A short text that changes when the value does."""
+    """Return a short text that changes when the value changes."""
     return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]

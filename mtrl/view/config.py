@@ -1,4 +1,4 @@
-"""config.yaml of a run, with dotted keys. Somebody else may have written it, to do harm."""
+"""config.yaml of a run, with dotted keys. The file may come from another person and be malicious."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mtrl.view.kept import Foreign, read
 
 MOST_KEYS = 5000
 LARGEST_NUMBER = 2**53
-"""JavaScript rounds larger ones, so they go as text."""
+"""Largest magnitude of an integer that is sent as a number. JavaScript rounds larger ones, so they are sent as text."""
 
 Flat = dict[str, Any]
 
 
 def read_config(run: Path) -> tuple[Flat, list[str]]:
-    """config.yaml of the run, and what is wrong with it."""
+    """Return config.yaml of the run with dotted keys, and its problems as sentences."""
     try:
         text = read(RunDir(run).config, run, LARGEST)
         tree = tree_of(text)
@@ -40,18 +40,18 @@ def read_config(run: Path) -> tuple[Flat, list[str]]:
 
 
 def tree_of(text: bytes) -> Any:
-    """What a YAML file holds.
+    """Return the content of a YAML file.
 
     Raises:
-        ValueError: it is too large once it is read; see `check_size`.
-        yaml.YAMLError: it is no YAML, or holds other than plain values.
+        ValueError: The content is too large; see `check_size`.
+        yaml.YAMLError: The text is not YAML, or holds values that are not plain.
     """
     check_size(text)
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def leaves(tree: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values; lists are values, as text where they hold more than plain values."""
+    """Yield dotted keys and values. Lists are values, converted to text."""
     if isinstance(tree, dict) and tree and depth < 20:
         for key, value in tree.items():
             yield from leaves(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
@@ -60,7 +60,7 @@ def leaves(tree: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON and JavaScript have it; others as text, cut where it is long."""
+    """Convert a value for JSON and JavaScript. Values without an equivalent become text, cut if it is long."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_NUMBER:
         return str(value) if value.bit_length() < 2**10 else f"{value:#x}"[:200]
     if value is None or isinstance(value, bool | int | float | str):

@@ -1,4 +1,4 @@
-"""One trajectory for reading: turns, messages, and every token with what is known of it."""
+"""One trajectory in detail: turns, messages, and every token with its data."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from mtrl.types import Trajectory, Turn, trajectory_from_dict
 from mtrl.view.tokens import Tokenizer
 
 RAW_KEPT = 20_000
-"""Characters of a line that cannot be read."""
+"""Maximum number of characters shown of an unreadable line."""
 TRAINED_KINDS = ("train", "disagree")
 
 Json = dict[str, Any]
 
 
 class Unreadable(ValueError):
-    """A line that is no trajectory."""
+    """A line that is not a trajectory."""
 
 
 def parse(line: bytes) -> Trajectory:
-    """
+    """Parse a line into a trajectory, and check the types of its values.
+
     Raises:
-        Unreadable: it is not what mtrl writes.
+        Unreadable: The line is not a trajectory of mtrl.
     """
     try:
         trajectory = trajectory_from_dict(json.loads(line))
@@ -41,7 +42,7 @@ def parse(line: bytes) -> Trajectory:
 
 
 def _check(turn: Turn) -> None:
-    """A line may be JSON of the right keys and hold anything in them."""
+    """Check the types of a turn, because a line may be JSON with the right keys and values of any type."""
     expected = {
         **dict.fromkeys(("observation_ids", "action_ids", "action_logprobs", "version_spans", "observation"), list),
         **dict.fromkeys(("advantages", "trainer_logprobs"), list),
@@ -73,11 +74,11 @@ def _numbers(values: Sequence[Any]) -> None:
     if not {type(value) for value in values} <= {int, float}:
         raise TypeError("a reward, log-prob, advantage or time is no number")
     for value in values:
-        float(value)  # OverflowError: JSON's whole numbers have no limit
+        float(value)  # OverflowError: whole numbers in JSON have no limit
 
 
 def turns_of(trajectory: Trajectory, kind: str, tokenizer: Tokenizer | None) -> list[Json]:
-    """TURNs of `mtrl/view/api.py`."""
+    """Return the TURNs of `mtrl/view/api.py`."""
     return [
         {
             "number": number,
@@ -102,7 +103,7 @@ def turns_of(trajectory: Trajectory, kind: str, tokenizer: Tokenizer | None) -> 
 
 
 def untrained(turn: Turn, trajectory: Trajectory, kind: str) -> str | None:
-    """Why the actions of a turn were not trained on; None if they were."""
+    """Return the reason why the actions of a turn were not trained on; None if they were."""
     if kind not in TRAINED_KINDS:
         return "evaluations are not trained on"
     if not trajectory.trainable:
@@ -140,7 +141,7 @@ def _action(turn: Turn, tokenizer: Tokenizer | None) -> Json:
 
 
 def _columns(ids: list[int], tokenizer: Tokenizer | None) -> Json:
-    """TOKENS of `mtrl/view/api.py`: columns, since a trajectory can have 100,000 tokens."""
+    """Return TOKENS of `mtrl/view/api.py`. They are columns, because a trajectory can have 100,000 tokens."""
     pieces = tokenizer.pieces(ids) if tokenizer is not None else None
     return {
         "n": len(ids),
@@ -161,8 +162,8 @@ def _without_count(columns: Json) -> Json:
 
 
 def speakers(texts: Sequence[str], messages: Sequence[Json]) -> list[list[Any]]:
-    """Who said which tokens, as [count, role] runs: tokens that hold text of a message are its role's, all others the
-    template's."""
+    """Return the speakers of the tokens as runs of [count, role]. Tokens that hold text of a message have its role, all
+    others have the role "template"."""
     whole = "".join(texts)
     said: list[tuple[int, int, str]] = []
     start = 0
@@ -176,7 +177,7 @@ def speakers(texts: Sequence[str], messages: Sequence[Json]) -> list[list[Any]]:
 
 
 def _roles(texts: Sequence[str], said: Sequence[tuple[int, int, str]]) -> Iterator[str]:
-    """The role of each token; a token without text goes with the one before."""
+    """Yield the role of each token. A token without text has the role of the previous token."""
     start, place, role = 0, 0, "template"
     for text in texts:
         end = start + len(text)
@@ -189,7 +190,7 @@ def _roles(texts: Sequence[str], said: Sequence[tuple[int, int, str]]) -> Iterat
 
 
 def message(data: Any) -> Json:
-    """MESSAGE of `mtrl/view/api.py`, from whatever a message holds."""
+    """Return MESSAGE of `mtrl/view/api.py`; `data` may have any type."""
     data = data if isinstance(data, dict) else {"role": "?", "content": data}
     calls = data.get("tool_calls")
     reasoning = data.get("reasoning_content") or data.get("reasoning") or data.get("thinking")
@@ -203,7 +204,7 @@ def message(data: Any) -> Json:
 
 
 def content_text(content: Any) -> str:
-    """Text, or the texts of its parts."""
+    """Return the content as text; parts of a list are joined by line breaks."""
     if content is None:
         return ""
     if isinstance(content, list):

@@ -1,4 +1,5 @@
-"""Several runs side by side: which keys of their configurations differ, and which runs are seeds of one another."""
+"""Comparison of several runs: the keys of their configurations that differ, and the runs that differ only in the
+seed."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from mtrl.view.config import Flat
 from mtrl.view.runs import PLACES
 
 TOLD = 4
-"""Differences in the label of a family."""
+"""Maximum number of differences in the label of a family."""
 
 
 def differing(configs: Sequence[Flat]) -> list[str]:
-    """Keys that have several values, in the order of their names. A key that a run lacks is no difference: older
-    versions had fewer. Where a run is kept never counts."""
+    """Return the sorted keys that have several values. A missing key is not a difference, because older versions had
+    fewer keys. The location of a run never counts."""
     keys = sorted({key for config in configs for key in config} - set(PLACES))
     return [key for key in keys if len({repr(config[key]) for config in configs if key in config}) > 1]
 
@@ -24,7 +25,7 @@ def of_run(config: Flat, keys: Sequence[str]) -> Flat:
 
 
 def families(runs: Sequence[tuple[str, Flat]], keys: Sequence[str]) -> list[str]:
-    """A label for each run (name, configuration); those that differ in nothing but the seed share one."""
+    """Return a label for each run (name, configuration). Runs that differ only in the seed share a label."""
     labels: dict[str, str] = {}
     found = []
     for name, config in runs:

@@ -1,4 +1,4 @@
-"""A page that needs no server: one HTML file with its styles, its scripts and what it shows."""
+"""Export of a page that needs no server: one HTML file with its styles, its scripts and its data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mtrl.view.summaries import grouped, summary
 
 ELEMENT = "mtrl-export"
 LARGEST = 64 * 2**20
-"""Bytes of the trajectories in a file; a browser reads them all at once."""
+"""Maximum size of the trajectories in a file, in bytes, because a browser reads all of them at once."""
 OF_A_RUN = ("config", "metrics", "timeline", "alarms", "files")
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="/static/([\w.-]+\.css)">')
@@ -37,19 +37,19 @@ _IMPORT = re.compile(r"""(\bfrom\s*|^\s*import\s*)(["'])\./([\w.-]+\.js)\2""", r
 
 @dataclass
 class Bundle:
-    """What goes into the file."""
+    """Data of the exported file."""
 
     routes: dict[str, Any] = field(default_factory=dict)
-    """Path to the answer of the server."""
+    """Answer of the server by path."""
     kept: int = 0
     left_out: int = 0
 
 
 def export(api: Api, path: Path, most: int) -> str:
-    """Write the runs of `api` to `path`, with at most `most` trajectories; returns what to tell.
+    """Write the runs of `api` to `path`, with at most `most` trajectories. Return a sentence about the file.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: The file cannot be written.
     """
     if not path.parent.is_dir():
         raise UserError(
@@ -77,7 +77,7 @@ def export(api: Api, path: Path, most: int) -> str:
 
 
 def collect(api: Api, most: int) -> Bundle:
-    """The answers of all routes; of the trajectories those that are most worth reading, as many of each run."""
+    """Return the answers of all routes. Each run has an equal share of the trajectories: those of `worth_reading`."""
     bundle = Bundle({"/api/runs": api.runs(Query())})
     runs = api.library.runs
     size = 0
@@ -105,20 +105,20 @@ def collect(api: Api, most: int) -> Bundle:
             "indexing": indexing(run),
         }
     bundle.routes["/api/sweeps"] = api.sweeps(Query())
-    bundle.routes["/api/runs"] = api.runs(Query())  # now that all is indexed
+    bundle.routes["/api/runs"] = api.runs(Query())  # again, after all files have been indexed
     return bundle
 
 
 def wait_for_indexes(run: Run) -> None:
-    """Until every line of the run is known; of a run that goes on, of those that were there at first."""
+    """Wait until every line of the run is indexed; for a live run, every line that existed at the call."""
     _, wanted = (run.trajectories.rows(), run.trajectories.progress[1])
     while run.trajectories.progress[0] < wanted and not all(file.indexed for file in run.trajectories.files):
         time.sleep(0.05)
 
 
 def worth_reading(rows: Sequence[Row], run: Run, most: int) -> list[Row]:
-    """At most `most` rows: up to a quarter on which reward and scorer disagree, up to an eighth that failed and an
-    eighth that were cut, and for the rest whole groups, one of each file in turn, the newest files first."""
+    """Choose at most `most` rows: up to a quarter with a disagreement of reward and scorer, up to an eighth that failed
+    and an eighth that were cut. The rest are whole groups, one from each file in turn, the newest files first."""
     disagree = [r for r in rows if verdict(r.line, run.thresholds) in (Verdict.LENIENT, Verdict.STRICT)]
     odd = [
         *disagree[: most // 4],
@@ -138,7 +138,8 @@ def worth_reading(rows: Sequence[Row], run: Run, most: int) -> list[Row]:
 
 
 def page(content: dict[str, Any]) -> str:
-    """The page with styles, scripts and data inside. Its own policy lets nothing else run, and nothing load."""
+    """Return the page with styles, scripts and data inside. Its content security policy forbids all other scripts and
+    all loading."""
     html = (STATIC / "index.html").read_text(encoding="utf-8")
     entry = _SCRIPT.search(html)
     if entry is None:
@@ -171,7 +172,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that can stand inside of a script element: no text in it can end the element or a line."""
+    """Return JSON for use inside a script element: no text in it can end the element or a line."""
     text = to_json(value).decode()
     for char in ("<", ">", "&", "\u2028", "\u2029"):
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -179,7 +180,7 @@ def embedded(value: Any) -> str:
 
 
 def modules(name: str) -> Iterator[str]:
-    """A script and all that it imports, each once."""
+    """Yield the names of a script and of all its imports, each once."""
     todo, seen = [name], {name}
     while todo:
         current = todo.pop(0)
@@ -191,7 +192,8 @@ def modules(name: str) -> Iterator[str]:
 
 
 def module(name: str) -> str:
-    """A script that imports by the names of the import map: a `data:` module has no folder to be relative to."""
+    """Return a script that imports by the names of the import map, because a `data:` module has no folder for relative
+    imports."""
     return _IMPORT.sub(r"\1\2mtrl/\3\2", (STATIC / name).read_text(encoding="utf-8"))
 
 

@@ -1,5 +1,5 @@
-"""What belongs to a run: regular files inside of its folder. A folder that somebody sent may hold links to files of
-the reader's, pipes that never end, and devices; what is shown, and exported, is none of them."""
+"""Safe reading of the files of a run: only regular files inside its folder. A folder from another person may hold links
+to files of the reader, endless pipes, and devices, which must be neither shown nor exported."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 
 class Foreign(OSError):
-    """It is there, and no file of the run."""
+    """A path that exists but is not a regular file of the run."""
 
 
 def state_of(path: Path, run: Path, most: int) -> os.stat_result:
-    """The state of a file of the run.
+    """Return the state of a file of the run.
 
     Args:
-        most: bytes that it may have.
+        most: Maximum size of the file, in bytes.
 
     Raises:
-        Foreign: it leads out of the run, is no regular file, or is larger; the message is a sentence.
-        OSError: it is not there, or cannot be looked at.
+        Foreign: The path leads out of the run, is not a regular file, or is too large; the message is a sentence.
+        OSError: The file does not exist, or its state cannot be read.
     """
     found = path.stat()
     name = path.relative_to(run).as_posix()
@@ -34,12 +34,12 @@ def state_of(path: Path, run: Path, most: int) -> os.stat_result:
 
 
 def read(path: Path, run: Path, most: int) -> bytes:
-    """The bytes of a file of the run; see `state_of`."""
+    """Return the bytes of a file of the run; raises as `state_of` does."""
     state_of(path, run, most)
     with path.open("rb") as file:
         return file.read(most)
 
 
 def is_inside(path: Path, run: Path) -> bool:
-    """Whether it is in the folder of the run where all links are followed."""
+    """Whether the path is inside the folder of the run after all links are followed."""
     return path.resolve().is_relative_to(run.resolve())

@@ -1,4 +1,4 @@
-"""What a request asks for: the words after the question mark, checked."""
+"""The parsed and checked query string of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 class Refusal(Exception):
-    """A request that is answered with an error."""
+    """Error answer to a request."""
 
     def __init__(self, status: int, sentence: str):
         super().__init__(sentence)
@@ -16,7 +16,7 @@ class Refusal(Exception):
 
 
 class Query:
-    """Names and values of a request; every name must be asked for by someone, else `check` refuses it."""
+    """Names and values of a query string. `check` refuses names that the route does not know."""
 
     def __init__(self, words: Iterable[tuple[str, str]] = ()):
         self._values: dict[str, list[str]] = {}
@@ -24,9 +24,10 @@ class Query:
             self._values.setdefault(name, []).append(value)
 
     def check(self, known: Iterable[str]) -> None:
-        """
+        """Check that all names are known.
+
         Raises:
-            Refusal: a name that has no effect here.
+            Refusal: A name has no effect here.
         """
         for name in self._values.keys() - set(known):
             raise Refusal(400, f"{name!r} is not known here; there is {', '.join(sorted(known))}")
@@ -38,7 +39,7 @@ class Query:
         return self._values.get(name, [default])[-1]
 
     def words(self, name: str) -> list[str]:
-        """Values with commas between them."""
+        """Return the values of a name, split at commas."""
         return [word for value in self.all(name) for word in value.split(",") if word]
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
@@ -53,7 +54,7 @@ class Query:
         return whole(name, self.text(name)) if name in self._values else None
 
     def choice(self, name: str, known: Sequence[str]) -> str:
-        """One of `known`; the first where nothing is asked for."""
+        """Return the value of a name, which must be one of `known`; the default is the first of them."""
         value = self.text(name, known[0])
         if value not in known:
             wrong(name, value, f"one of {', '.join(known)}")

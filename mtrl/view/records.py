@@ -1,4 +1,4 @@
-"""A file of JSON objects, one per line, that somebody may be writing: read once, then only what is new."""
+"""Incremental reader of a JSONL file that a run may be writing: later reads parse only the new lines."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from mtrl.view.kept import Foreign, state_of
 Record = dict[str, Any]
 
 LARGEST = 512 * 2**20
-"""Bytes of a file that are kept in memory."""
+"""Maximum size of a file that is read, in bytes."""
 LARGEST_NUMBER = 2**53
-"""Of a step or a time: no axis goes further."""
+"""Upper bound of the magnitude of a step or a time, for the axes of plots."""
 TAIL = 4096
-"""Bytes before the place that was read to; if they change, the file was written anew."""
+"""Number of bytes before the read position that are compared; if they changed, the file was rewritten."""
 PROBLEMS_KEPT = 5
 
 
 class Records:
     """The objects of a JSONL file, in order.
 
-    A half-written last line counts when its end is there; until then it is told in `problems`, as lines are that are no
-    object, and left out. A run that is resumed cuts its files and goes on, and then all is read anew.
+    A half-written last line counts once it has its line end. Until then it is left out and reported in `problems`, as
+    are lines that are not objects. A resumed run cuts its files, and then the whole file is read again.
     """
 
     def __init__(self, path: Path, accept: Callable[[Record], bool] = lambda record: True):
         self.path = path
         self.accept = accept
-        """Whether an object is a record of this file."""
+        """Returns whether an object is a record of this file."""
         self.rows: list[Record] = []
         self.state = ""
-        """Changes when the file does."""
+        """Text that changes when the file changes."""
         self._bad: list[int] = []
         self._foreign: list[str] = []
         self._unfinished = False
-        """Whether the last line has no end."""
+        """Whether the last line lacks its line end."""
         self._offset = self._lines = self._tail = 0
         self._lock = threading.Lock()
 
     @property
     def problems(self) -> list[str]:
-        """A sentence each about lines that cannot be read, a last line without an end, and a file that is left out."""
+        """Sentences about unreadable lines, a last line without a line end, and a file that is left out."""
         last = [unfinished(self.path.name, self._lines + 1)] if self._unfinished else []
         if not self._bad:
             return [*self._foreign, *last]
@@ -54,7 +54,7 @@ class Records:
         return [f"{self.path.name}: {len(self._bad)} lines cannot be read ({shown})", *last]
 
     def refresh(self) -> list[Record]:
-        """Read what is new, and return all rows; a file that is not there has none."""
+        """Read the new lines, and return all rows. A missing file has no rows."""
         with self._lock:
             try:
                 found = state_of(self.path, self.path.parent, LARGEST)
@@ -76,7 +76,7 @@ class Records:
             data = file.read()
         end = data.rfind(b"\n") + 1
         self._unfinished = end < len(data)
-        rows = list(self.rows)  # others may be reading the old ones
+        rows = list(self.rows)  # a copy, because other threads may be reading the old list
         for line in data[:end].splitlines():
             self._lines += 1
             if line.strip():
@@ -105,18 +105,18 @@ class Records:
 
 
 def has_step(record: Record) -> bool:
-    """Whether it is a row of metrics."""
+    """Whether the record is a row of metrics."""
     step = record.get("step")
     return isinstance(step, int) and not isinstance(step, bool) and abs(step) < LARGEST_NUMBER
 
 
 def is_span(record: Record) -> bool:
-    """Whether it is a span of the timeline."""
+    """Whether the record is a span of the timeline."""
     return has_step(record) and all(_is_number(record.get(key)) for key in ("start", "end"))
 
 
 def is_finding(record: Record) -> bool:
-    """Whether it is a finding of the diagnosis as far as the page shows it; keys may be missing."""
+    """Whether the record is a finding of the diagnosis, as far as the page shows it; keys may be missing."""
     texts = all(isinstance(record.get(key, ""), str) for key in ("rule", "severity", "title", "advice", "expect"))
     steps = record.get("steps", [])
     parts = {"proposals": (("why",), ("words", "current")), "witnesses": (("where", "said"), ())}
@@ -130,7 +130,7 @@ def is_finding(record: Record) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Of a size that can be drawn; NaN is none."""
+    """Whether the value is a number that can be drawn; NaN is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
 
 

@@ -1,4 +1,4 @@
-"""The runs that are shown: where they are, what they were made of, and how far they are."""
+"""The runs that the viewer shows: their folders, configurations and progress."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from mtrl.view.store import Indexer, TrajectoryFolder
 from mtrl.view.tokens import Tokenizer, find_tokenizer, tokenizer_files
 
 DEPTH = 3
-"""Folders below the one that is named: outputs/NAME/TIME, and the jobs of a sweep below that."""
+"""Maximum depth of runs below the given folder: outputs/NAME/TIME, and the jobs of a sweep below that."""
 MOST_RUNS = 200
 MOST_FOLDERS = 20_000
 LARGEST_SUMMARY = 2**20
-"""Bytes."""
+"""Maximum size of summary.json, in bytes."""
 LONGEST_STATUS = 100
-"""Bytes."""
+"""Maximum size of status.txt, in bytes."""
 SILENCE = 120.0
-"""Seconds without a word after which a run counts as stopped; or ten steps, if those take longer."""
+"""Seconds without a write after which a run counts as stopped; or ten steps, if those take longer."""
 REPORT = "report.json"
-"""What an evaluation (`mtrl.evaluate`) writes last; it has no summary.json."""
+"""Name of the file that an evaluation (`mtrl.evaluate`) writes last; it has no summary.json."""
 PLACES = ("run_dir", "resume")
-"""Keys that are never a difference between runs."""
+"""Keys that never count as a difference between runs."""
 
 
 class Run:
-    """One folder. Everything is read when it is asked for, and again when it has changed."""
+    """The folder of one run. Files are read on request, and again when they have changed."""
 
     def __init__(self, path: Path, run_id: str, indexer: Indexer):
         self.path, self.id = path, run_id
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def config(self) -> Flat:
-        """config.yaml with dotted keys; empty where there is none that can be read."""
+        """config.yaml with dotted keys; empty if it is missing or unreadable."""
         changed = modified(self.dir.config) or 0.0
         if changed != self._config[0]:
             self._config = (changed, *read_config(self.path))
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def place(self) -> str:
-        """As a command of where the viewer was started names it; elsewhere the last parts of its path."""
+        """Path relative to the working directory of the viewer; the last parts of the path if the run is elsewhere."""
         here = Path.cwd()
         inside = here in self.path.parents
         return str(self.path.relative_to(here)) if inside else "/".join(self.path.parts[1:][-3:])
@@ -80,20 +80,21 @@ class Run:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Looked for again while there is none: a run writes it at its start or its end."""
+        """Tokenizer of the run. While there is none, it is searched again, because a run writes it at its start or its
+        end."""
         if self._tokenizer is None or self._tokenizer[0] is None:
             self._tokenizer = find_tokenizer(self.path)
         return self._tokenizer[0]
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether there is a file; it is read when a trajectory is."""
+        """Whether a file of the tokenizer exists. It is read only when a trajectory is shown."""
         if self._tokenizer is not None and self._tokenizer[0] is None and self._tokenizer[1]:
             return False
         return any(path.is_file() for path in tokenizer_files(self.path))
 
     def read_summary(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """summary.json, and what is wrong with it."""
+        """Return summary.json, and its problems as sentences."""
         try:
             summary = json.loads(read(self.dir.summary, self.path, LARGEST_SUMMARY))
         except Foreign as error:
@@ -105,7 +106,7 @@ class Run:
         return (summary, []) if isinstance(summary, dict) else (None, ["summary.json holds no summary"])
 
     def problems(self) -> list[str]:
-        """What could not be read, in sentences."""
+        """Return sentences about the files that cannot be read."""
         broken = [f"trajectories/{f.name}.jsonl {f.problem}" for f in self.trajectories.files if f.problem]
         foreign = [f"{name} leads out of the run and is not read" for name in self.trajectories.foreign]
         records = [problem for file in (self.metrics, self.timeline, self.alarms) for problem in file.problems]
@@ -123,15 +124,16 @@ class Run:
 
     @property
     def updated(self) -> float | None:
-        """When the run last wrote something."""
+        """Time of the run's last write, in unix seconds."""
         newest = (file.modified / 1e9 for file in self.trajectories.files)
         watched = map(modified, (self.dir.metrics, self.dir.log, self.dir.timeline, self.dir.summary))
         return max((t for t in (*watched, *newest) if t is not None), default=modified(self.dir.config))
 
     @property
     def status(self) -> str:
-        """running | finished | stopped | empty: what status.txt says, but for a run that was killed, which is silent.
-        A folder of another program has no such file: it is finished if it has the last thing that one writes."""
+        """running | finished | stopped | empty. This is the content of status.txt, except that a run without recent
+        writes was killed and counts as stopped. A folder without status.txt, such as that of an evaluation, is finished
+        if it has the file that is written last."""
         summary, step, updated = self.read_summary()[0], self.step, self.updated
         said = self._said_of_itself()
         if said in ("finished", "stopped"):
@@ -159,21 +161,22 @@ class Run:
 
 
 class Library:
-    """The runs below the paths of the command line; new ones are found when somebody asks."""
+    """The runs below the paths of the command line. Requests also find new runs."""
 
     LOOK_EVERY = 3.0
-    """Seconds."""
+    """Minimum seconds between two searches for new runs."""
 
     def __init__(self, paths: Sequence[Path]):
-        """
+        """Find the runs.
+
         Raises:
-            UserError: a path that is no run and holds none.
+            UserError: A path is not a run and holds none.
         """
         self.paths = paths
         self.indexer = Indexer()
         self.warnings: list[str] = []
         self.left_out = 0
-        """Runs that were found and are not shown."""
+        """Number of runs that were found and are not shown."""
         self._runs: dict[Path, Run] = {}
         self._looked = -math.inf
         self._lock = threading.Lock()
@@ -188,7 +191,7 @@ class Library:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for new runs, now and then."""
+        """Search for new runs, at most every `LOOK_EVERY` seconds."""
         with self._lock:
             if time.monotonic() - self._looked >= self.LOOK_EVERY:
                 self._looked = time.monotonic()
@@ -205,7 +208,7 @@ class Library:
 
     @property
     def runs(self) -> list[Run]:
-        """In the order of the command line, those of one folder by their names."""
+        """The runs in the order of the command line; runs of one folder are sorted by name."""
         self.refresh()
         return list(self._runs.values())
 
@@ -214,7 +217,7 @@ class Library:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder holds what a run writes."""
+    """Whether a folder holds files of a run."""
     run = RunDir(path)
     if run.metrics.is_file() or next(run.trajectories.glob("*.jsonl"), None) is not None:
         return True
@@ -222,7 +225,7 @@ def is_run(path: Path) -> bool:
 
 
 def find_runs(path: Path) -> Iterator[Path]:
-    """The folder itself if it is a run, else the runs below it, by name."""
+    """Yield the folder itself if it is a run, else the runs below it, sorted by name."""
     todo, seen = [(path.resolve(), 0)], 0
     while todo:
         folder, depth = todo.pop()
@@ -236,7 +239,8 @@ def find_runs(path: Path) -> Iterator[Path]:
 
 
 def names_of(paths: Sequence[Path]) -> dict[Path, str]:
-    """An id for each: the last parts of its path, as many as tell it from the others, and a number if those do not."""
+    """Return an id for each path: as many of its last parts as distinguish it from the others, and a number if that is
+    not enough."""
     ids: dict[Path, str] = {}
     for path in paths:
         parts = path.parts[1:] or ("run",)
@@ -249,7 +253,7 @@ def names_of(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def modified(path: Path) -> float | None:
-    """When a file was changed; None where there is none."""
+    """Return the time of the last change of a file, in unix seconds; None if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""Text in the messages of trajectories: some of the files at a time, so that no request takes long."""
+"""Text search in the messages of trajectories. Each request searches only a part, so that no request takes long."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from mtrl.view.query import Refusal
 from mtrl.view.store import Row, StoredFile
 
 SECONDS = 0.5
-"""That one request may search."""
+"""Maximum seconds of search per request."""
 MOST_HITS = 3
-"""Shown of one trajectory."""
+"""Maximum number of hits shown per trajectory."""
 MOST_COUNTED = 1000
 AROUND = 60
-"""Characters shown on each side."""
+"""Number of characters shown on each side of a hit."""
 LONGEST_QUERY = 1000
 
 _PLAIN = re.compile(r"[ !#-\[\]-~]+")
-"""Text that JSON writes as it is: printable ASCII without quotes and backslashes."""
+"""Text that JSON writes without escapes: printable ASCII without quotes and backslashes."""
 
 
 @dataclass
 class Found:
-    """What one request found."""
+    """Result of one search request."""
 
     rows: list[tuple[Row, list[dict[str, Any]], int]] = field(default_factory=list)
-    """Row, its first hits, and how many it has."""
+    """Found rows, each with its first hits and its number of hits."""
     searched: int = 0
-    """Rows that were looked at up to here, those of earlier requests included."""
+    """Number of rows searched so far, including earlier requests."""
     missed: int = 0
-    """Rows that came into the list since, at places that were already passed: only a new search sees them."""
+    """Number of rows that were added meanwhile at positions already passed; only a new search finds them."""
     cursor: str | None = None
-    """Where to go on; None: all was searched."""
+    """Cursor of the next request; None: all rows were searched."""
 
 
 class Needle:
-    """What is looked for: plain text in any case; only that of ASCII letters if it is all ASCII."""
+    """The text to search for. Case is ignored; for ASCII text, only the case of ASCII letters."""
 
     def __init__(self, text: str):
         if not text.strip() or len(text) > LONGEST_QUERY:
@@ -52,7 +52,8 @@ class Needle:
         self._bytes = text.lower().encode() if _PLAIN.fullmatch(text) else None
 
     def may_be_in(self, line: bytes) -> bool:
-        """False only if the text is in no message of the line. Reading JSON takes ten times as long as this."""
+        """Return False only if no message of the line has the text. Parsing the JSON takes ten times as long as this
+        check."""
         return self._bytes is None or self._bytes in line.lower() or b"\\u00" in line
 
     def hits(self, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
@@ -68,7 +69,7 @@ class Needle:
 
 
 def texts_of(trajectory: Trajectory) -> Iterator[tuple[int, str, str]]:
-    """(turn from 1 on, role, text) of every message; turn 0 is what was said at the end."""
+    """Yield (turn, role, text) of every message. Turns count from 1; turn 0 is the final observation."""
     for number, turn in enumerate(trajectory.turns, 1):
         for each in [*turn.observation, turn.message]:
             yield from _texts(number, each)
@@ -91,10 +92,10 @@ def search(
     most: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """Search on from the cursor until `most` trajectories are found or `SECONDS` are over.
+    """Search from the cursor until `most` trajectories are found or `SECONDS` are over.
 
     Raises:
-        Refusal: the cursor is of another search, or its trajectory is gone.
+        Refusal: The cursor belongs to another search, or its trajectory is gone.
     """
     found = Found()
     start, found.searched = resume(rows, cursor) if cursor else (0, 0)
@@ -114,8 +115,8 @@ def search(
 
 
 def resume(rows: Sequence[Row], cursor: str) -> tuple[int, int]:
-    """Where to go on, and how many were searched. Lists change while a run goes on, so the cursor names the last
-    trajectory: FILE/LINE/PLACE/SEARCHED."""
+    """Return the position from which to continue, and the number of rows already searched. The list changes while a run
+    goes on, so the cursor names the last searched trajectory: FILE/LINE/PLACE/SEARCHED."""
     name, *numbers = cursor.rsplit("/", 3)
     if len(numbers) == 3 and all(n.isdecimal() and len(n) < 18 for n in numbers):
         line, guess, searched = map(int, numbers)
@@ -128,7 +129,7 @@ def resume(rows: Sequence[Row], cursor: str) -> tuple[int, int]:
 def _look(
     row: Row, needle: Needle, files: dict[StoredFile, IO[bytes] | None], stack: ExitStack
 ) -> list[dict[str, Any]]:
-    """The hits in one line; a line that cannot be read has none."""
+    """Return the hits in one line; an unreadable line has none."""
     if row.line.problem is not None:
         return []
     if row.file not in files:

@@ -1,4 +1,4 @@
-"""Which trajectories a list shows, and in which order."""
+"""Filters and orders of the lists of trajectories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERDICTS = (*Verdict, "disagree")
 
 
 def verdict(line: LineSummary, thresholds: Thresholds) -> Verdict | None:
-    """Whether reward and scorer agree; None where one of them said nothing."""
+    """Return whether reward and scorer agree; None if the reward or the score is missing."""
     if line.score is None or line.reward is None:
         return None
     return thresholds.verdict(line)  # type: ignore[arg-type]  # it has the reward and the score of one
@@ -35,7 +35,7 @@ def claim(line: LineSummary, thresholds: Thresholds) -> bool:
 
 
 def failed(line: LineSummary) -> bool:
-    """It says nothing about the policy: the environment broke, or the line cannot be read."""
+    """Whether the trajectory failed or its line cannot be read, so it says nothing about the policy."""
     return line.stop_reason in ENDED_BADLY or line.error is not None or line.problem is not None
 
 
@@ -69,7 +69,7 @@ def _bound(name: str, of: Callable[[LineSummary], float | None], is_low: bool) -
 
 
 def _one_of(of: Callable[[Row], str], apart: bool = True) -> Callable[[list[str], Thresholds], Test]:
-    """`apart`: commas separate values; ids may hold commas."""
+    """Return a filter for several values. With `apart`, commas separate values; ids may contain commas."""
 
     def make(values: list[str], _: Thresholds) -> Test:
         wanted = {word for value in values for word in (value.split(",") if apart else [value])}
@@ -121,7 +121,7 @@ FILTERS: dict[str, Callable[[list[str], Thresholds], Test]] = {
     "turns_min": _bound("turns_min", lambda line: line.turns, True),
     "turns_max": _bound("turns_max", lambda line: line.turns, False),
 }
-"""Word of a request to the test that it asks for."""
+"""Maker of the test for each parameter of a request."""
 
 SORTS: dict[str, Callable[[LineSummary], float | None]] = {
     "reward": lambda line: line.reward,
@@ -139,13 +139,13 @@ ORDERS = ("desc", "asc")
 
 
 def matching(rows: Sequence[Row], query: Query, thresholds: Thresholds) -> Sequence[Row]:
-    """The rows that pass every filter of the query, in the order given."""
+    """Return the rows that pass every filter of the query, in the given order."""
     tests = [make(values, thresholds) for name, make in FILTERS.items() if (values := query.all(name))]
     return [row for row in rows if all(test(row) for test in tests)] if tests else rows
 
 
 def in_order(rows: Sequence[Row], query: Query) -> Sequence[Row]:
-    """Sorted as the query asks; `rows` come newest first."""
+    """Sort the rows as the query asks; `rows` must be sorted newest first."""
     name, is_ascending = query.choice("sort", SORT_NAMES), query.choice("order", ORDERS) == "asc"
     if name == "newest":
         return oldest_first(rows) if is_ascending else rows
@@ -153,12 +153,12 @@ def in_order(rows: Sequence[Row], query: Query) -> Sequence[Row]:
 
 
 def by_value(items: Sequence[Any], of: Callable[[Any], float | None], is_ascending: bool) -> list[Any]:
-    """Sorted by a number; those without one last, ties as they were."""
+    """Sort items by a number. Items without a number are last, and ties keep their order."""
     valued = [(value, item) for item in items if (value := of(item)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=not is_ascending)
     return [item for _, item in valued] + [item for item in items if of(item) is None]
 
 
 def oldest_first(rows: Sequence[Row]) -> list[Row]:
-    """By step from the first on; within one as they were."""
+    """Sort rows by ascending step; rows of the same step keep their order."""
     return by_value(rows, lambda row: row.file.step, is_ascending=True)

@@ -1,4 +1,4 @@
-"""Rows of metrics as curves: columns by key, thinned where a curve has more points than a screen."""
+"""Rows of metrics as curves: columns by key, thinned if a curve has more points than a screen can show."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Points = list[tuple[int, float | None]]
 
 
 def curves(rows: Sequence[Record], patterns: Sequence[str], since: int | None, most: int) -> dict[str, Any]:
-    """What `/metrics` answers.
+    """Return the answer of `/metrics`.
 
     Args:
-        patterns: keys, or beginnings of keys that end with `*`; none: all keys.
-        since: only rows of later steps.
-        most: points per curve.
+        patterns: Keys, or prefixes of keys followed by `*`; empty: all keys.
+        since: Use only rows of later steps.
+        most: Maximum number of points per curve.
     """
     keys = sorted({key for row in rows for key in row if key != "step"})
     wanted = [key for key in keys if not patterns or matches(key, patterns)]
@@ -40,21 +40,23 @@ def matches(key: str, patterns: Iterable[str]) -> bool:
 
 
 def points_of(rows: Iterable[Record], key: str) -> Points:
-    """(step, value) of the rows that have the key, by step; None where the value was not finite. Text is no value."""
+    """Return (step, value) of the rows that have the key, sorted by step. A value that is not finite is None; text is
+    left out."""
     values = ((row["step"], row[key]) for row in rows if key in row)
     points = [(step, finite(value)) for step, value in values if value is None or isinstance(value, int | float)]
-    return sorted(points, key=itemgetter(0))  # an evaluation has the rows of its models in their order
+    return sorted(points, key=itemgetter(0))  # rows of an evaluation are in the order of its models, not by step
 
 
 def finite(value: float | None) -> float | None:
-    """None for what no curve can show; JSON's whole numbers have no limit."""
+    """Return the value as a float; None if no curve can show it. Whole numbers in JSON have no limit."""
     return float(value) if value is not None and abs(value) < sys.float_info.max else None
 
 
 def thin(points: Points, most: int) -> Points:
-    """At most `most` points: of each of equal stretches the lowest and the highest, so that spikes stay.
+    """Reduce a curve to at most `most` points: the lowest and the highest of each of equal stretches, so that spikes
+    stay.
 
-    A stretch without a number keeps that it has none.
+    A stretch without a number keeps one point without a value.
     """
     if len(points) <= most:
         return points

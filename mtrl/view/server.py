@@ -1,4 +1,4 @@
-"""The viewer as a web server: who may ask, and how answers are sent. `mtrl.view.api` says what they are."""
+"""The web server of the viewer: access control and responses. `mtrl.view.api` defines their content."""
 
 from __future__ import annotations
 
@@ -42,26 +42,27 @@ HEADERS = {
 
 
 class Guard:
-    """Who may ask.
+    """Access control of the server.
 
-    - Only GET and HEAD.
-    - On a loopback address the `Host` must be one: a page elsewhere can point its own name at this machine (DNS
-      rebinding), but not write another `Host`.
-    - Whatever tells of a run needs the token, since every user of a machine reaches its loopback: as the cookie that
-      the printed URL sets, or as `Authorization: Bearer`. The page itself holds nothing and needs none, so that a link
-      to a place in it opens from anywhere.
+    - Only GET and HEAD are allowed.
+    - On a loopback address, the `Host` header must be a loopback name. A page elsewhere can point its own name at this
+      machine (DNS rebinding), but it cannot send another `Host`.
+    - All data of a run need the token, because every user of a machine can reach its loopback. The token is the cookie
+      that the printed URL sets, or `Authorization: Bearer`. The page itself holds no data and needs no token, so that a
+      link into it opens from anywhere.
     """
 
     def __init__(self, host: str, port: int, token: str):
         self.token = token
         self.cookie = f"mtrl_view_{port}"
-        """Cookies do not know ports, so each viewer has its own."""
+        """Name of the cookie. It contains the port, because cookies are shared between the ports of a host."""
         self._checks_host = is_loopback(host)
 
     def check(self, request: Any) -> None:
-        """
+        """Check the access of a request.
+
         Raises:
-            Refusal: the request is not to be answered.
+            Refusal: The request is not allowed.
         """
         if request.method not in ("GET", "HEAD"):
             raise Refusal(405, "only GET is answered here")
@@ -86,7 +87,7 @@ class Guard:
 
 
 def name_of(url: str) -> str | None:
-    """The host of a URL, without port and brackets."""
+    """Return the host of a URL, without port and brackets."""
     try:
         return urlsplit(url).hostname
     except ValueError:
@@ -94,7 +95,7 @@ def name_of(url: str) -> str | None:
 
 
 def to_json(value: Any) -> bytes:
-    """Strict JSON. What is not finite is null, and half a surrogate pair stays an escape."""
+    """Return strict JSON. Numbers that are not finite are null, and half a surrogate pair stays an escape."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -103,7 +104,8 @@ def to_json(value: Any) -> bytes:
 
 
 def create_app(api: Api, guard: Guard) -> Any:
-    """The FastAPI application. Plain routes: what a request holds is checked by `Query`, whose errors are sentences."""
+    """Return the FastAPI application. It uses plain routes, because `Query` checks the parameters of a request with
+    readable errors."""
     from fastapi import FastAPI, Request, Response
 
     app = FastAPI(title="mtrl view", docs_url=None, redoc_url=None, openapi_url=None)

@@ -1,4 +1,5 @@
-"""The files of trajectories of a run, and what is known of their lines; made while the page is already shown."""
+"""The files of trajectories of a run, and the summaries of their lines, which a thread computes while the page is
+already shown."""
 
 from __future__ import annotations
 
@@ -30,47 +31,47 @@ from mtrl.tracking.trajectories import (
 from mtrl.view.kept import is_inside
 
 PATIENCE = 2.0
-"""Seconds that the first answer waits for stored indexes."""
+"""Maximum seconds that the first answer waits for stored indexes."""
 PAUSE = 0.4
-"""Seconds between two looks at a folder; more where a look takes long."""
+"""Minimum seconds between two scans of a folder; longer if a scan takes long."""
 SHARE = 0.05
-"""Of the time may go into looking."""
+"""Maximum share of the time that is spent on scanning."""
 WORTH_STORING = 0.1
-"""Share of lines that must be new before an index is written again: a file that grows line by line is not indexed
-anew on disk with each of them."""
+"""Share of lines that must be new before an index is written again, so that a file that grows line by line does not
+cause a write for every line."""
 
 
 class StoredFile:
-    """One file; its lines become more while it is indexed."""
+    """One file of trajectories; lines are added while it is indexed."""
 
     def __init__(self, path: Path):
         self.path = path
         self.name = path.name.removesuffix(".jsonl")
         self.kind, self.step = kind_and_step(path)
         self.order = (self.step is None, -(self.step or 0), self.kind, self.name)
-        """Newest first: by step, those without one last, then kind and name."""
+        """Sort key, newest first: by step, files without a step last, then by kind and name."""
         self.size = self.modified = 0
-        """Bytes, and nanoseconds, when it was last seen."""
+        """Size in bytes and modification time in nanoseconds, at the last scan."""
         self.index: TrajectoryIndex | None = None
         self.indexed = False
-        """Whether the index is that of `size` and `modified`."""
+        """Whether the index belongs to the state `size` and `modified`."""
         self.done = 0
-        """Bytes that are indexed."""
+        """Number of indexed bytes."""
         self.version = 0
-        """Changes when the lines do."""
+        """Number that changes when the lines change."""
         self.problem: str | None = None
         self.stored = 0
-        """Lines of the index in the folder."""
+        """Number of lines of the index on disk."""
 
     @property
     def lines(self) -> list[LineSummary]:
         return self.index.lines if self.index is not None else []
 
     def read_line(self, line: LineSummary) -> bytes:
-        """One line of the file.
+        """Return the bytes of one line of the file.
 
         Raises:
-            OSError: it cannot be read, or is no longer there.
+            OSError: The file cannot be read, or no longer has the line.
         """
         with self.path.open("rb") as file:
             file.seek(line.offset)
@@ -81,27 +82,27 @@ class StoredFile:
 
 
 class Row(NamedTuple):
-    """A line in the lists: where it is, and what is known of it."""
+    """A line of a file in the lists, with its location and its summary."""
 
     file: StoredFile
     number: int
-    """0-based, among the lines that are not empty."""
+    """Index of the line among the lines that are not empty, from 0."""
     line: LineSummary
 
 
 class Indexer:
-    """One thread that indexes files, the quickest first: stored indexes, then small files."""
+    """Thread that indexes files, the fastest first: files with stored indexes, then small files."""
 
     def __init__(self) -> None:
         self._queue: list[tuple[bool, int, int, StoredFile]] = []
         self._numbers = count()
         self._wake = threading.Condition()
         self._quick = 0
-        """Files with a stored index that were not looked at yet."""
+        """Number of queued files with a stored index that has not been read yet."""
         self._thread: threading.Thread | None = None
 
     def add(self, file: StoredFile) -> None:
-        """Have it indexed."""
+        """Add a file to the queue."""
         is_slow = file.index is not None or not index_path(file.path).is_file()
         with self._wake:
             self._quick += not is_slow
@@ -112,7 +113,7 @@ class Indexer:
             self._wake.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the stored indexes are read, but not longer than that."""
+        """Wait until the stored indexes are read, at most `seconds`."""
         with self._wake:
             self._wake.wait_for(lambda: not self._quick, seconds)
 
@@ -130,7 +131,7 @@ class Indexer:
 
 
 def index_file(file: StoredFile) -> None:
-    """Bring the lines of a file up to date; whatever is wrong with it becomes its `problem`."""
+    """Update the lines of a file. An error becomes the `problem` of the file."""
     try:
         found = file.path.stat()
         file.size, file.modified = found.st_size, found.st_mtime_ns
@@ -142,13 +143,13 @@ def index_file(file: StoredFile) -> None:
         file.index, file.problem = index, None
     except OSError as error:
         file.problem = f"cannot be read ({error.strerror})"
-    except Exception as error:  # whatever a file holds, the others are to be indexed
+    except Exception as error:  # no file may prevent the indexing of the others
         file.problem = f"cannot be indexed ({type(error).__name__}: {error})"
     file.version, file.done, file.indexed = file.version + 1, file.size, True
 
 
 def _scan(file: StoredFile, before: TrajectoryIndex | None) -> TrajectoryIndex:
-    """Read what the index of an older state does not hold, and keep the new one where it can be kept."""
+    """Index the lines that the index of an older state lacks, and store the new index if the folder can be written."""
     inode = file.path.stat().st_ino
     known = before.lines if before is not None and continues(before, file.path) else []
     end = known[-1].offset + known[-1].length if known else 0
@@ -159,10 +160,10 @@ def _scan(file: StoredFile, before: TrajectoryIndex | None) -> TrajectoryIndex:
         file.version += 1
     index.stamp = stamp_of(file.path, end)
     if file.path.stat().st_ino != inode:
-        file.index = None  # the stamp is of another file than the lines: nothing may be built on it
+        file.index = None  # stamp and lines belong to different files, so the index is invalid
         raise OSError(errno.ESTALE, "it was replaced while it was read; it is read again")
     if len(index.lines) - file.stored > WORTH_STORING * file.stored:
-        with suppress(OSError):  # a folder that cannot be written: the index stays in memory
+        with suppress(OSError):  # if the folder cannot be written, the index stays in memory only
             write_index(file.path, index)
             file.stored = len(index.lines)
     return index
@@ -178,12 +179,13 @@ class TrajectoryFolder:
         self._files: dict[str, StoredFile] = {}
         self._rows: tuple[Any, list[Row]] = (None, [])
         self.foreign: list[str] = []
-        """What lies among the files and leads out of the run."""
+        """Names of entries in the folder that lead out of the run."""
         self._next_look = -math.inf
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Look which files there are and which have changed, and have those indexed; now and then."""
+        """Scan the folder for new and changed files, and queue them for indexing. Calls shortly after a scan do
+        nothing."""
         with self._lock:
             start = time.monotonic()
             if start < self._next_look:
@@ -199,7 +201,7 @@ class TrajectoryFolder:
             self._next_look = start + max(PAUSE, (time.monotonic() - start) / SHARE)
 
     def _list(self) -> Iterator[tuple[str, tuple[Path, os.stat_result]]]:
-        """Name to path and state of every file of trajectories that is inside of the run."""
+        """Yield the name, path and state of every file of trajectories inside the run."""
         try:
             self.foreign = [] if is_inside(self.folder, self.run) else [self.folder.name]
             entries = [] if self.foreign else list(os.scandir(self.folder))
@@ -222,17 +224,18 @@ class TrajectoryFolder:
 
     @property
     def version(self) -> tuple[tuple[str, int], ...]:
-        """Changes when a row does."""
+        """Value that changes when a row changes."""
         return tuple((name, file.version) for name, file in list(self._files.items()))
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes that are indexed, and all."""
+        """Number of indexed bytes, and of all bytes."""
         files = list(self._files.values())
         return sum(f.size if f.indexed else min(f.done, f.size) for f in files), sum(f.size for f in files)
 
     def rows(self) -> list[Row]:
-        """All lines that are known, newest file first; the first call waits for the stored indexes."""
+        """Return all indexed lines, the newest file first. The call waits for stored indexes, at most `PATIENCE`
+        seconds."""
         self.refresh()
         self.indexer.wait(PATIENCE)
         version = self.version

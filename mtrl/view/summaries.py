@@ -1,4 +1,4 @@
-"""Rows as JSON: summaries of trajectories, of groups, of files, and counts of what there is to choose from."""
+"""Rows as JSON: summaries of trajectories, groups and files, and the choices of the filters with their counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Group = dict[str, Any]
 
 
 def summary(row: Row, thresholds: Thresholds) -> dict[str, Any]:
-    """SUMMARY of `mtrl/view/api.py`."""
+    """Return SUMMARY of `mtrl/view/api.py`."""
     line = row.line
     has_versions = line.oldest_version is not None
     return {
@@ -56,7 +56,7 @@ def summary(row: Row, thresholds: Thresholds) -> dict[str, Any]:
 
 
 def grouped(rows: Iterable[Row]) -> list[list[Row]]:
-    """The rows of each group of each file together, in the order in which the groups first occur."""
+    """Group the rows by file and group, in the order in which the groups first occur."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.file.name, row.line.group_id), []).append(row)
@@ -64,7 +64,7 @@ def grouped(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def spread(rows: Sequence[Row]) -> float | None:
-    """Standard deviation of the rewards (population)."""
+    """Return the population standard deviation of the rewards; None if there are none."""
     rewards = _rewards(rows)
     if not rewards:
         return None
@@ -86,7 +86,7 @@ def sort_groups(groups: list[list[Row]], name: str, is_ascending: bool, threshol
 
 
 def group_summary(rows: Sequence[Row], thresholds: Thresholds) -> Group:
-    """GROUP of `mtrl/view/api.py`."""
+    """Return GROUP of `mtrl/view/api.py`."""
     file, first, rewards = rows[0].file, rows[0].line, _rewards(rows)
     credited = [row.line.informative for row in rows if row.line.informative is not None]
     return {
@@ -121,7 +121,7 @@ def _outcomes(rows: Sequence[Row], thresholds: Thresholds) -> dict[str, int]:
 
 
 def file_summary(file: StoredFile, thresholds: Thresholds) -> dict[str, Any]:
-    """One entry of `/files`."""
+    """Return one entry of `/files`."""
     rows = [Row(file, number, line) for number, line in enumerate(list(file.lines))]
     read = [row for row in rows if row.line.problem is None]
     outcomes = _outcomes(read, thresholds)
@@ -149,7 +149,7 @@ def file_summary(file: StoredFile, thresholds: Thresholds) -> dict[str, Any]:
 
 
 def facets(rows: Sequence[Row], thresholds: Thresholds) -> dict[str, Any]:
-    """What the filters can choose from among these rows."""
+    """Return the values that the filters can choose among these rows, with their counts."""
     tasks: dict[str, list[Row]] = {}
     for row in rows:
         tasks.setdefault(row.line.task_id, []).append(row)

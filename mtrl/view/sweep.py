@@ -1,4 +1,4 @@
-"""The sweeps among the runs that are shown, for the page: their jobs, the best first."""
+"""The sweeps among the shown runs, with their jobs from the best to the worst."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def sweeps_of(runs: Sequence[Run]) -> list[Sweep]:
-    """Runs of one folder that are jobs are a sweep; folders in the order of the runs."""
+    """Return the sweeps in the order of the runs. A sweep is the runs of one folder that are jobs."""
     found: dict[Path, list[Job]] = {}
     for run in runs:
         if (job := read_job(run.path, run)) is not None:
@@ -22,7 +22,7 @@ def sweeps_of(runs: Sequence[Run]) -> list[Sweep]:
 
 
 def to_plain(sweep: Sweep, ids: dict[Path, str] | None = None) -> Json:
-    """A sweep as JSON has it. `ids`: those of the runs in the viewer, by folder."""
+    """Return a sweep as plain values for JSON. `ids` are the ids of the runs in the viewer, by folder."""
     best = sweep.best
     return {
         "name": "/".join(sweep.folder.resolve().parts[-2:]),

@@ -1,4 +1,4 @@
-"""Token ids as text, token by token, through the tokenizer that the run kept."""
+"""Decoding of single token ids with the tokenizer that the run stored."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from mtrl.tracking.run_dir import RunDir
 from mtrl.view.kept import read
 
 LARGEST_TOKENIZER = 256 * 2**20
-"""Bytes."""
+"""Maximum size of a tokenizer.json, in bytes."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The text of each id; a character belongs to the token that holds its first byte."""
+    """The text of each token id. A character belongs to the token that holds its first byte."""
 
     texts: list[str]
     special: list[int]
-    """Places of tokens that stand for no text, such as `<|end|>`, or that the tokenizer does not know."""
+    """Indices of tokens that represent no text, such as `<|end|>`, or that the tokenizer does not know."""
     continued: list[int]
-    """Places of tokens that only hold the rest of a character; their text is empty."""
+    """Indices of tokens that only hold the rest of a character; their text is empty."""
 
 
 class Tokenizer:
-    """A `tokenizer.json`.
+    """Decoder of the tokens of a `tokenizer.json`.
 
-    Byte-level and byte-fallback tokens are put together byte by byte, since one character can take several tokens;
-    bytes that are no UTF-8 are shown as U+FFFD. Special tokens keep their names.
+    Byte-level and byte-fallback tokens are joined byte by byte, because one character can need several tokens. Bytes
+    that are not UTF-8 are shown as U+FFFD. Special tokens are shown by their names.
     """
 
     def __init__(self, path: Path):
-        """
+        """Load the tokenizer.
+
         Args:
             path: `FOLDER/tokenizer.json` of a run.
 
         Raises:
-            ValueError: it is no tokenizer.
+            ValueError: The file is not a tokenizer.
         """
         from tokenizers import Tokenizer as Library
 
@@ -55,7 +56,7 @@ class Tokenizer:
         self._known: dict[int, bytes | None] = {}
 
     def pieces(self, ids: Sequence[int]) -> Pieces:
-        """The texts of `ids`; joined, they are what the ids say."""
+        """Return the texts of `ids`; joined, they are the decoded text."""
         said = [self._bytes(token_id) for token_id in ids]
         owners = [place for place, data in enumerate(said) for _ in data or b""]
         texts = [""] * len(ids)
@@ -73,7 +74,7 @@ class Tokenizer:
         return Pieces(texts, special, continued)
 
     def _bytes(self, token_id: int) -> bytes | None:
-        """What a token says; None where there is no such token."""
+        """Return the bytes of a token; None if the tokenizer has no such token."""
         if token_id not in self._known:
             if token_id in self._added:
                 self._known[token_id] = self._added[token_id].content.encode()
@@ -84,7 +85,7 @@ class Tokenizer:
 
 
 def find_tokenizer(run: Path) -> tuple[Tokenizer | None, list[str]]:
-    """The tokenizer of a run, or of its export, and what is wrong with those that cannot be read."""
+    """Return the tokenizer of a run or of its export, and sentences about tokenizers that cannot be read."""
     problems: list[str] = []
     for path in tokenizer_files(run):
         if path.is_file():
@@ -96,18 +97,18 @@ def find_tokenizer(run: Path) -> tuple[Tokenizer | None, list[str]]:
 
 
 def tokenizer_files(run: Path) -> list[Path]:
-    """Where a run keeps its tokenizer, the best place first."""
+    """Return the possible paths of a run's tokenizer, the preferred one first."""
     return [folder / "tokenizer.json" for folder in (RunDir(run).tokenizer, RunDir(run).export)]
 
 
 def characters(data: bytes) -> Iterator[tuple[str, int]]:
-    """Every character with the number of its bytes; a byte that belongs to none is U+FFFD."""
+    """Yield every character with the number of its bytes. A byte that belongs to no character is U+FFFD."""
     for char in data.decode("utf-8", "surrogateescape"):
         yield ("\ufffd", 1) if "\udc80" <= char <= "\udcff" else (char, len(char.encode()))
 
 
 def bytes_rule(decoder: Any) -> Callable[[str], bytes]:
-    """How the names of tokens become bytes, from the `decoder` of a tokenizer.json."""
+    """Return the function from token names to bytes, according to the `decoder` of a tokenizer.json."""
     kinds = {step["type"]: step for step in _steps(decoder)}
     if "ByteLevel" in kinds:
         return byte_level
@@ -133,14 +134,15 @@ def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
 
 
 def byte_level(token: str) -> bytes:
-    """GPT-2's alphabet, in which every byte is a printable character, back to bytes."""
+    """Convert a token in GPT-2's alphabet, in which every byte is a printable character, to bytes."""
     alphabet = byte_alphabet()
     return b"".join(bytes([alphabet[char]]) if char in alphabet else char.encode() for char in token)
 
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """Character to byte: printable bytes are themselves, the others follow from U+0100 on (as in GPT-2)."""
+    """Return the map from characters to bytes: printable bytes map to themselves, the others follow from U+0100 on (as
+    in GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + n): byte for n, byte in enumerate(others)}}

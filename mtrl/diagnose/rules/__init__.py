@@ -1,5 +1,5 @@
-"""The rules. The order of these imports is the order in which they are walked (R154): what has to hold before anything
-else, the five rules, and then the rest, from what is learnt to what it costs."""
+"""The rules. The order of these imports is the order in which the rules are checked (R154): prerequisites of training,
+the five rules, and then the rest, from learning to cost."""
 
 # ruff: noqa: F401, I001
 from mtrl.diagnose.rules import baseline

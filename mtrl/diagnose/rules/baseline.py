@@ -1,4 +1,4 @@
-"""What has to hold before training: an evaluation, a policy with a foothold, a reward that is not above the scorer."""
+"""Prerequisites of training: an evaluation, a policy with some success, a reward no more lenient than the scorer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtrl.evaluation.statistics import wilson
 from mtrl.tracking.text import percent, short
 
 FEW = 50
-"""Held-out episodes with which an interval of 95 % is wider than ±14 points."""
+"""Number of held-out episodes below which a 95 % interval is wider than ±14 points."""
 
 
 @rule("R101", "R160", windows=0.6)
@@ -58,7 +58,7 @@ def zero_baseline(record: Record) -> Finding | None:
     if len(first) < 5 or not zero or max(zero) > 0 or first.mean() > 1 / record.episodes:
         return None
     if max(level(record, SUCCESS, steps=5), *(float(each.values[-1]) for each in before if len(each))) >= 0.05:
-        return None  # it has found a foothold after all
+        return None  # the policy has had some success since
     paid = level(record, REWARD) > 0.01 * record.unit
     return Finding(
         severity=Severity.WARNING if paid else Severity.ALARM,
@@ -82,12 +82,12 @@ def zero_baseline(record: Record) -> Finding | None:
 
 
 def _warmer(record: Record) -> tuple[Proposal, ...]:
-    """A warm start that goes on until more episodes succeed, or one at all where the task has a demonstrator."""
+    """Propose a longer warm start until more episodes succeed, or a first one if the task has a demonstrator."""
     if record.setting("model.name") != "tiny" and not record.setting("model.warm_start.enabled"):
         why = "imitate the demonstrator of the task until some episodes succeed"
         return (propose(why, model__warm_start__enabled=True),) if _has_demonstrator(record) else ()
     low, high = WarmStartConfig.success_band
-    if record.setting("model.warm_start.success_band")[0] >= low:  # what held on training rows does not hold elsewhere
+    if record.setting("model.warm_start.success_band")[0] >= low:  # training rows reached the band, held-out rows not
         low, high = high, (1 + high) / 2
     steps = 2 * int(record.setting("model.warm_start.max_steps"))
     band = f"[{low:g},{high:g}]"
@@ -101,7 +101,7 @@ def _has_demonstrator(record: Record) -> bool:
     try:
         family = get_family(record.setting("environment.name"), record.setting("environment.target"))
         return family.demonstrate is not None
-    except Exception:  # the task is not installed here; the run is still worth reading
+    except Exception:  # the task may not be installed here; the diagnosis continues without it
         return False
 
 
@@ -120,7 +120,7 @@ def lenient_baseline(record: Record) -> Finding | None:
     seen = baseline_disagreement(record)
     misfit = seen.fitting_threshold is not None
     return Finding(
-        severity=Severity.WARNING,  # an alarm once the policy has learnt to use it
+        severity=Severity.WARNING,  # `hacked_reward` raises an alarm once the policy exploits it
         title=f"Before training {percent(share)} of the rollouts are solved for the reward and not for the scorer",
         evidence=known(
             f"held out at step 0 the mean reward is {short(float(reward.values[0]))} and success "
@@ -147,7 +147,8 @@ def lenient_baseline(record: Record) -> Finding | None:
 
 
 def _lenient_share(record: Record) -> tuple[float, float]:
-    """Of the episodes at step 0, and how many they were: as measured, else as stored."""
+    """Return the lenient share of the episodes at step 0 and their number, from the metrics, else from the stored
+    trajectories."""
     measured = record.series("val/lenient_frac")
     if len(measured) and measured.steps[0] == 0:
         episodes = record.series("val/episodes")

@@ -1,4 +1,4 @@
-"""Budgets: tokens of a turn and turns of an episode; too small they cut, too large they cost."""
+"""Budgets: tokens per turn and turns per episode. A small budget cuts episodes, a large one wastes resources."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from mtrl.types import StopReason
 
 CUT = "rollout/turns/cut_frac"
 OUT_OF_TURNS, USED_UP = "rollout/out_of_turns/mean", "rollout/stop/max_turns"
-"""Share of the rollouts that use up their turns: without an answer, and in all."""
+"""Metrics with the share of the rollouts that use up their turns: those without an answer, and all."""
 MAX_TURNS = "generator.max_turns"
 TOKENS_AT_MOST, TURNS_AT_MOST = 0.05, 0.1
-"""Shares of rollouts that may reach a budget (R145, R146)."""
+"""Largest allowed shares of rollouts that reach the token and the turn budget (R145, R146)."""
 
 
 def _above(share: Mean | None, limit: float) -> bool:
@@ -98,7 +98,7 @@ def turn_budget(record: Record) -> Finding | None:
 @rule("R144", windows=1.0)
 def silent_truncation(record: Record) -> Finding | None:
     """Episodes that a length limit cut are trained on, without the reward of finishing."""
-    # a turn may be cut in an episode that ends otherwise, so neither of the two shares holds the other
+    # A turn may be cut in an episode that ends for another reason, so neither share includes the other.
     ends = [f"rollout/stop/{reason}" for reason in ("turn_token_limit", "context_limit")]
     shares = [found for end in ends if (found := recent(record, end)) is not None]
     ended = Mean(sum(s.value for s in shares), math.hypot(*(s.error for s in shares)), 0) if shares else None
@@ -121,7 +121,7 @@ def silent_truncation(record: Record) -> Finding | None:
 
 
 def _paid(record: Record) -> str | None:
-    """What cut episodes earn next to whole ones, in the newest file of trajectories."""
+    """Compare the mean rewards of cut and whole episodes in the newest file of trajectories."""
     files = record.files("train")[:1]
     return record.once(("paid", files[0]), lambda: _paid_in(files[0])) if files else None
 

@@ -1,4 +1,4 @@
-"""Rule 4: a reward that was there falls towards zero."""
+"""Rule 4: a reward falls towards zero after it was higher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtrl.tracking.text import short
 
 DRIFT = "analysis/logprob_drift/mean"
 MUCH_DRIFT = 0.01
-"""Nats a token: below this it is the rounding of another order of sums, which grows with entropy."""
+"""Drift in nats per token. Below it, the drift is rounding from another order of sums, which grows with entropy."""
 WATCHED = {
     "train/entropy": "entropy",
     "train/grad_norm": "gradient norm",
@@ -55,7 +55,8 @@ def collapse(record: Record) -> Finding | None:
 
 
 def _moved(record: Record, step: int) -> dict[str, tuple[float, float]]:
-    """What else changed there, clearly: its level (the largest gradient) in ten steps before, and since."""
+    """Return the other metrics that changed clearly at `step`: their means in ten steps before and in the last ten
+    steps since (for the gradient norm, the maximum of the latter)."""
     found: dict[str, tuple[float, float]] = {}
     for key in WATCHED:
         series = record.series(key)
@@ -74,8 +75,8 @@ def _rose(moved: dict[str, tuple[float, float]], key: str) -> bool:
 
 
 def _proposals(record: Record, moved: dict[str, tuple[float, float]], at_start: bool) -> list[Proposal]:
-    """Old tokens first, then an unsafe loss, then what the evidence names, then a smaller step. Where the first updates
-    took what the policy could do, it was their size: tokens were new, and ratios near 1."""
+    """Propose in this order: no stale tokens, a safe loss, remedies for the changed metrics, smaller steps. If the
+    first updates caused the fall, their size is the cause, because tokens were fresh and ratios near 1."""
     loss = record.setting("algorithm.loss_fn")
     lr = float(record.setting("trainer.optimizer.lr"))
     low, high = record.setting("algorithm.clip_low_threshold"), record.setting("algorithm.clip_high_threshold")

@@ -1,4 +1,4 @@
-"""Completion next to correctness: they are two metrics, and which of them lags says what to change (R134)."""
+"""Completion compared with correctness. They are two metrics, and the one that lags determines the change (R134)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unfinished_success(record: Record) -> Finding | None:
     limit = int(record.setting("generator.max_turns"))
     cut = level(record, "rollout/stop/max_turns")
     if cut < 0.1:
-        return None  # they end for another reason
+        return None  # episodes end for another reason
     still = finished.values[-1] - finished.values[-2] < 0.05 and finished.values[-1] < 0.7
     return Finding(
         severity=Severity.WARNING if still else Severity.NOTE,
@@ -57,7 +57,7 @@ def finished_failure(record: Record) -> Finding | None:
     if len(passed) < 3 or not len(finished) or finished.values[-1] < 0.9 or passed.values.max() > 0.3:
         return None
     if passed.values[-1] - passed.values[-3] > 0.03 or passed.values[-1] - passed.values[0] > 0.1:
-        return None  # it gets better
+        return None  # pass@1 still improves
     schemes = other_schemes(record)
     return Finding(
         severity=Severity.WARNING,

@@ -1,4 +1,4 @@
-"""The context of an episode grows with every turn, and memory with it."""
+"""Growth of the context of an episode, and of the memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mtrl.tracking.text import percent, short
 
 CONTEXT, LIMIT = "rollout/context/mean", "rollout/stop/context_limit"
 MEMORY, GPU = "perf/memory_bytes", "perf/gpu_memory_bytes"
-"""The most that was held so far: it never falls, and a leak raises it nearly every step."""
+"""Metrics with the peak memory so far, in bytes. They never fall, and a leak raises them in nearly every step."""
 RISING = 0.5
-"""Share of the last steps that raised it."""
+"""Minimum share of the last steps that raised the peak memory."""
 MIB = 2**20
 
 
@@ -68,7 +68,7 @@ def memory_growth(record: Record) -> Finding | None:
     if grown is None or grown.difference < max(0.3 * grown.before, 256 * MIB):
         return None
     if float((np.diff(late) > 0).mean()) < RISING:
-        return None  # it has jumped, and stays: longer episodes, a larger batch
+        return None  # the memory jumped once and then stayed: longer episodes or a larger batch
     return Finding(
         severity=Severity.WARNING,
         title=f"Memory grew from {short(grown.before / MIB)} to {short(grown.after / MIB)} MiB and goes on growing",

@@ -1,4 +1,4 @@
-"""Credit for single turns: is there anything to give it for, and anybody to compare with."""
+"""Credit for single turns: whether turns have rewards, and whether groups have comparable turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EARLY, LONELY = "rollout/reward/early_frac", "analysis/lonely_turns"
 
 
 def _credit(record: Record) -> str | None:
-    """What a turn answers for in this run."""
+    """Return the unit of credit of this run, such as "turn" or "trajectory"; None for an unknown estimator."""
     chosen = record.setting("algorithm.credit")
     try:
         return chosen or next(iter(ESTIMATORS.find(record.setting("algorithm.advantage_method")).credits), None)
@@ -22,8 +22,8 @@ def _credit(record: Record) -> str | None:
 
 
 def _chosen(record: Record) -> bool:
-    """Whether the run asks for credit per turn. `turn_rloo`, the default, asks for nothing: where no turn before the
-    last is paid it is `rloo`."""
+    """Whether the run explicitly asks for credit per turn. The default `turn_rloo` does not count, because it equals
+    `rloo` if no turn before the last one is rewarded."""
     return _credit(record) == "turn" or record.setting("algorithm.advantage_method") == "mt_grpo"
 
 

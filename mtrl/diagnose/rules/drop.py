@@ -1,4 +1,4 @@
-"""A fall of the reward: when it began, and how much is left."""
+"""Detection of a fall of the reward: its first step, and the share of the reward that is left."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from mtrl.diagnose.rules.views import REWARD
 from mtrl.diagnose.stats import change_point, noise, running_mean
 
 HEIGHT = 0.08
-"""Of the reward of a success: what never was higher cannot collapse."""
+"""Minimum peak above the floor, as a share of the reward of a success. A lower reward cannot collapse."""
 GONE, HALF = 0.35, 0.55
-"""Share of its height that is left: a collapse, and the beginning of one."""
+"""Largest shares of the height that are left after a collapse, and after the beginning of one."""
 SURE = 5.0
-"""Standard errors."""
+"""Minimum size of a fall, in standard errors."""
 LAST = 3
-"""Steps that all have to be low."""
+"""Number of last steps that all have to be low."""
 FIRST, REST = 4, 8
-"""Steps at most that a fall at the start leaves before it, and that have to follow."""
+"""Maximum number of steps before a fall at the start, and minimum number of steps after it."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """The fall that the last steps are in."""
+    """A fall of the reward that lasts until the last step."""
 
     step: int
-    """The first step below."""
+    """First step of the fall."""
     peak: float
-    """The best mean of some steps before."""
+    """Highest mean reward of a few consecutive steps before the fall."""
     now: float
-    """The mean of the last steps."""
+    """Mean reward of the last steps."""
     left: float
-    """What is left, as a share of the height over the floor."""
+    """Share of the height above the floor that is left."""
     at_start: bool = False
-    """The first updates made it."""
+    """Whether the first updates caused the fall."""
 
 
 def find_drop(record: Record) -> Drop | None:
-    """The fall, if there is one; its floor is 0, or the lowest reward where rewards are negative."""
+    """Return the fall, if there is one. The floor is 0, or the lowest reward if rewards are negative."""
     return _later(record) or _at_start(record)
 
 
 def _at_start(record: Record) -> Drop | None:
-    """After one to `FIRST` steps, of which no mean of five can be taken; nothing has come back since."""
+    """Return a fall after the first 1 to `FIRST` steps, which are too few for a mean of five, without a recovery
+    since."""
     reward = record.series(REWARD)
     values = reward.values
     for width in range(1, FIRST + 1):
@@ -81,8 +82,8 @@ def _later(record: Record) -> Drop | None:
 
 
 def _chance(record: Record, peak: float) -> float:
-    """How much the mean reward of a step varies by the luck of its prompts, each of which is solved or is not; the
-    standard deviation, where a success earns `record.unit`."""
+    """Return the standard deviation of the mean reward of a step that is due to the choice of its prompts, if each
+    prompt is solved or not and a success earns `record.unit`."""
     share = min(max(peak / record.unit, 0.0), 1.0)
     prompts = max(1, int(record.setting("trainer.prompts_per_step")))
     return record.unit * math.sqrt(share * (1 - share) / prompts) / 2

@@ -43,7 +43,7 @@ def failing_episodes(record: Record) -> Finding | None:
 @rule("R030", windows=0.2)
 def template_breaks(record: Record) -> Finding | None:
     """Turns do not extend the tokens before them, so that an episode falls into several samples."""
-    own = sum(level(record, f"{BREAKS}/{reason}") for reason in ("branch", "retry", "fresh"))  # a program means them
+    own = sum(level(record, f"{BREAKS}/{reason}") for reason in ("branch", "retry", "fresh"))  # made by a program
     share = (level(record, BREAKS) - own) / max(1, record.episodes)
     if share < 0.02:
         return None

@@ -1,4 +1,4 @@
-"""Rule 2: the rollouts of a prompt all score the same, so there is nothing to learn from."""
+"""Rule 2: all rollouts of a prompt have the same reward, so there is nothing to learn from."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from mtrl.diagnose.rules.views import (
 from mtrl.tracking.text import percent, short
 
 MANY, MOST, NEARLY_ALL = 0.75, 0.8, 0.9
-"""Shares of groups: a warning; an alarm where it lasts for a window; an alarm at once."""
+"""Shares of groups without an advantage: for a warning, for an alarm if it lasts for a window, for an immediate
+alarm."""
 LEAST = 10
-"""Steps."""
+"""Minimum number of steps for a decision, however short the window."""
 NEAR = 0.75
-"""Of the reward of a success: above this most groups agree because they succeed."""
+"""Share of the reward of a success. Above it, most groups agree because they succeed."""
 
 
 @rule("R149", "R137", "R138", "R014", windows=0.4)
@@ -43,7 +44,7 @@ def equal_groups(record: Record) -> Finding | None:
     equal = level(record, EQUAL, steps=steps)
     rise = between_last(record, REWARD)
     if equal < MANY or is_solved(record) or rise is None or rise.at_least() > 0 or find_drop(record) is not None:
-        return None  # after a collapse they agree because of it
+        return None  # after a collapse, groups agree because of the collapse
     for_long = level(record, EQUAL) >= MOST and record.steps >= max(record.window, LEAST)
     nearly_all = for_long or (equal >= NEARLY_ALL and record.steps >= LEAST)
     if not nearly_all and record.steps < max(record.window, LEAST):
@@ -77,7 +78,7 @@ def equal_groups(record: Record) -> Finding | None:
 
 
 def _proposals(record: Record, contrast: _Contrast, schemes: list[str]) -> tuple[Proposal, ...]:
-    found = [room_for_responses(record)] if are_cut(record) else []  # what is cut is not paid, in any group
+    found = [room_for_responses(record)] if are_cut(record) else []  # cut responses earn nothing in any group
     temperature = float(record.setting("generator.sampling_params.temperature"))
     if temperature < 1.0:
         found.append(propose("more varied rollouts", generator__sampling_params__temperature=1.0))
@@ -100,24 +101,25 @@ def _proposals(record: Record, contrast: _Contrast, schemes: list[str]) -> tuple
 
 @dataclass(frozen=True)
 class _Contrast:
-    """How many groups have an advantage, now and with other sizes."""
+    """Number of groups with an advantage, now and with other group sizes."""
 
     size: int
     prompts: int
     paid: float
-    """Share of the rollouts that earn something."""
+    """Share of the rollouts with a reward other than 0."""
     equal: float
-    """Share of the groups that have none."""
+    """Share of the groups without an advantage."""
 
     @property
     def smaller(self) -> tuple[int, int]:
-        """The size of smaller groups, and how many of them make as many rollouts."""
+        """Size of smaller groups, and the number of prompts that gives as many rollouts."""
         half = min(self.size, max(4, self.size // 2))
         return half, self.prompts * self.size // half
 
     def groups(self, size: int, prompts: int) -> float:
-        """Groups of a step with an advantage, for an all-or-nothing reward whose chances differ from prompt to prompt
-        as measured. 0 where fewer than one rollout of a step is paid: other groups of them agree as well."""
+        """Return the expected number of groups per step with an advantage, for an all-or-nothing reward whose chances
+        differ between prompts as measured. It is 0 if fewer than one rollout per step is rewarded, because then groups
+        of other sizes agree as well."""
         if self.paid * self.size * self.prompts < 1:
             return 0.0
         return prompts * (1 - self.share_equal(size))
@@ -126,7 +128,8 @@ class _Contrast:
         return share_equal(self.paid, spread_of(self.paid, self.equal, self.size), size)
 
     def told(self) -> str | None:
-        """Both numbers: smaller groups agree more often, and more of them still teach more in all."""
+        """Describe the effect of smaller groups: more of them agree, but the total number with an advantage may
+        grow."""
         half, more = self.smaller
         if half == self.size or not 0 < self.paid < 1:
             return None
@@ -140,11 +143,12 @@ class _Contrast:
 
 
 def share_equal(paid: float, spread: float, size: int) -> float:
-    """The share of groups in which all of `size` rollouts earn, or none does.
+    """Return the share of groups in which all of `size` rollouts earn a reward, or none does.
 
     Args:
-        paid: chance, in the mean over prompts, that a rollout earns.
-        spread: how the chances of prompts differ: Beta(paid / spread, (1 - paid) / spread); 0: all have the same.
+        paid: Mean chance, over prompts, that a rollout earns a reward.
+        spread: Spread of the chances of prompts, which follow Beta(paid / spread, (1 - paid) / spread); 0: all prompts
+            have the same chance.
     """
     if spread <= 0:
         return paid**size + (1 - paid) ** size
@@ -156,7 +160,7 @@ def share_equal(paid: float, spread: float, size: int) -> float:
 
 
 def spread_of(paid: float, equal: float, size: int) -> float:
-    """The `spread` for which `equal` of the groups agree; 0 where equal chances would make as many."""
+    """Return the `spread` for which the share `equal` of the groups agree; 0 if equal chances explain the share."""
     low, high = 0.0, 1e4
     if equal <= share_equal(paid, 0.0, size):
         return 0.0

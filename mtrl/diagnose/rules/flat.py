@@ -1,4 +1,4 @@
-"""Rule 1: the reward does not move from the beginning."""
+"""Rule 1: the reward has not moved since the beginning."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from mtrl.diagnose.stats import halves
 from mtrl.tracking.text import percent, short
 
 TOLERANCE = 0.05
-"""Of the reward of a success: a smaller change is none."""
+"""Smallest change that counts, as a share of the reward of a success."""
 FLOOR = 0.01
-"""Of it: a mean below this is no reward at all."""
+"""Largest mean reward that counts as none, as a share of the reward of a success."""
 LEAST = 10
-"""Steps without any reward before that is said."""
+"""Minimum number of steps without any reward before this is reported."""
 
 
 @rule("R148", windows=0.4)
@@ -44,7 +44,7 @@ def flat_from_start(record: Record) -> Finding | None:
     if is_solved(record) or change is None or not (unpaid or _is_flat(record)):
         return None
     if not unpaid and level(record, EQUAL) >= 0.8:
-        return None  # all groups score the same: the next rule
+        return None  # the groups have equal rewards, which the next rule reports
     late = record.steps >= 2 * record.window
     severity = Severity.ALARM if unpaid else Severity.WARNING if late else Severity.NOTE
     held_back, schemes = [] if unpaid else _held_back(record), other_schemes(record)
@@ -82,8 +82,8 @@ def flat_from_start(record: Record) -> Finding | None:
 
 
 def _is_flat(record: Record) -> bool:
-    """Over the whole run, with a measurement good enough to say so. A short silence at the start is common, so a run
-    that is paid something gets a whole window."""
+    """Whether the reward is flat over the whole run, measured with enough precision. A short flat start is common, so
+    a run with some reward gets a whole window."""
     values = record.series(REWARD).values
     if len(values) < record.window:
         return False
@@ -92,7 +92,8 @@ def _is_flat(record: Record) -> bool:
 
 
 def _held_back(record: Record) -> list[Proposal]:
-    """Groups differ, so there is a gradient, and the policy does not follow it: what pulls it back, and small steps."""
+    """Propose to remove terms that pull the policy back, and to take larger steps. They apply if groups differ, so
+    there is a gradient that the policy does not follow."""
     if level(record, EQUAL) >= 0.5:
         return []
     found = [
@@ -109,7 +110,7 @@ def _held_back(record: Record) -> list[Proposal]:
 
 
 def _parts(record: Record) -> list[str]:
-    """Components that were never paid, and metrics that speak of form."""
+    """Describe the reward components that were always 0, and the metrics of the answers' form."""
     silent = [
         key.removeprefix("rollout/components/")
         for key in record.metrics("rollout/components/")

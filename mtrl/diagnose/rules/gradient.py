@@ -1,4 +1,4 @@
-"""The gradient: spikes, and tokens that the loss clips."""
+"""Rules for the gradient: spikes, and tokens that the loss clips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtrl.tracking.text import percent, short
 
 NORM, CLIPPED = "train/grad_norm", "train/clip_frac"
 SPIKE = 10.0
-"""Times the median."""
+"""Multiple of the median gradient norm above which a step is a spike."""
 
 
 @rule("R153", windows=0.8)
@@ -27,7 +27,7 @@ def gradient_spikes(record: Record) -> Finding | None:
     high = last.values > SPIKE * usual
     passed = usual > 0 and min(float(last.values.max()), limit) > SPIKE / 2 * usual
     if not high.any() or not passed:
-        return None  # the limit on gradients takes them
+        return None  # gradient clipping removes the spikes
     steps = [int(step) for step in last.steps[high]]
     return Finding(
         severity=Severity.WARNING if len(steps) >= 3 else Severity.NOTE,

@@ -1,4 +1,4 @@
-"""Rule 3: the reward rises and success does not: the policy has found what the reward pays by mistake."""
+"""Rule 3: the reward rises and success does not: the policy exploits a mistake of the reward."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from mtrl.tracking.text import percent, short
 
 LENIENT, CLAIMS = "rollout/lenient_frac", "rollout/claims/mean"
 LEAST = 0.1
-"""Share of rollouts that the reward alone calls solved, or rise of the reward in units of a success, that counts."""
+"""Minimum share of rollouts that only the reward calls solved, or minimum rise of the reward in units of a success."""
 OF_CLAIMS = 0.3
-"""Share of what the reward calls solved that the scorer refuses."""
+"""Minimum share of the rollouts called solved by the reward that the scorer refuses."""
 FOLLOWS = 0.25
-"""Success that rises less than this share of what the reward does has not followed it."""
+"""Share of the rise of the reward. Success has not followed the reward if it rises less than this share."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,11 @@ class _Signs:
     reward: Change
     success: Change | None
     lenient: float
-    """Share of the last rollouts."""
+    """Lower bound of the share of the last rollouts that only the reward calls solved."""
     of_claims: float
+    """That share divided by the share of rollouts that the reward calls solved."""
     grows: bool
+    """Whether the share grows, or is above `LEAST` and does not fall."""
 
 
 @rule("R150", "R135", "R104", "R117", windows=0.6)
@@ -114,7 +116,8 @@ def _signs(record: Record) -> _Signs | None:
 
 
 def _is_apart(signs: _Signs, record: Record) -> bool:
-    """The reward has certainly risen, and success certainly not with it. Rates count in units of a success."""
+    """Whether the reward has certainly risen and success certainly has not risen with it. Rewards are in units of a
+    success."""
     if signs.success is None or signs.reward.at_least() < 1.5 * LEAST * record.unit:
         return False
     followed = signs.success.difference + 2 * signs.success.error
@@ -122,8 +125,8 @@ def _is_apart(signs: _Signs, record: Record) -> bool:
 
 
 def _apart_held_out(record: Record) -> int:
-    """The same of the evaluations: how many of them in a row, up to the last, have a reward that rose since step 0
-    and a success that did not."""
+    """Return the number of consecutive evaluations, up to the last one, whose reward has risen since step 0 and whose
+    success has not."""
     reward, scored = record.series("val/reward/mean").values / record.unit, record.series(HELD_OUT).values
     episodes = max(1.0, level(record, "val/episodes") or float(record.setting("evaluation.rows")))
     count = 0
@@ -148,7 +151,7 @@ def _title(signs: _Signs, confirmed: bool) -> str:
 
 
 def _grown(record: Record) -> list[str]:
-    """Components that grew."""
+    """Describe the reward components that grew."""
     said = []
     for key in record.metrics("rollout/components/"):
         change = over_the_run(record, key, max(5, record.window // 3))
@@ -163,7 +166,7 @@ def _proposals(record: Record, schemes: list[str]) -> tuple[Proposal, ...]:
         propose(f"stop paying {name}, which grew while success did not", **{f"reward__components__{name}": 0.0})
         for name in weights
         if name != "environment"
-        and len(weights) > 1  # else nothing would be paid at all
+        and len(weights) > 1  # otherwise no reward would be left
         and (change := over_the_run(record, f"rollout/components/{name}", max(5, record.window // 3)))
         and change.at_least() > 0
     ]
@@ -172,7 +175,8 @@ def _proposals(record: Record, schemes: list[str]) -> tuple[Proposal, ...]:
 
 
 def _misfit(record: Record, signs: _Signs, seen: Disagreement) -> Finding:
-    """Successes earn clearly more than what only looks like one: not the reward is wrong but where it is cut."""
+    """Return the finding for a wrong claim threshold: successes earn clearly more than lenient trajectories, so the
+    threshold is wrong and not the reward."""
     return Finding(
         severity=Severity.WARNING,
         title=f"A reward of {short(record.unit)} counts as a success, and every real success earns "

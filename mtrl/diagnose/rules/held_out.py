@@ -1,4 +1,4 @@
-"""Training rows are learnt, and held-out rows are not: the policy remembers rows, or they are of another kind."""
+"""The policy learns training rows and not held-out rows: it memorises rows, or held-out rows are of another kind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mtrl.diagnose.rules.views import HELD_OUT, SUCCESS, evaluations, from_to, k
 from mtrl.tracking.text import percent, short
 
 WIDE = 0.3
-"""Share of the rollouts: a gap that is an alarm."""
+"""Minimum gap for an alarm, as a share of the rollouts."""
 OFTEN = 3.0
-"""Epochs after which rows count as repeated."""
+"""Number of epochs after which rows count as repeated."""
 
 
 @rule("R135", "R155", windows=1.0)
@@ -21,7 +21,7 @@ def held_out_gap(record: Record) -> Finding | None:
     """Success on training rows rises, and on held-out rows it stands still or falls."""
     gap = find_gap(record)
     if gap is None or not gap.scored:
-        return None  # what was only paid, and never scored, may be no success: hacked_reward
+        return None  # a reward without scores may not mean success; `hacked_reward` handles it
     wide = gap.trained.after - gap.held_out >= WIDE
     epochs = level(record, "train/epoch", steps=3)
     return Finding(

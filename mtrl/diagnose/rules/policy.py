@@ -1,4 +1,4 @@
-"""The policy itself: does the trainer see what the engine sampled, how old is it, how sure is it of its moves."""
+"""Rules for the policy: agreement of engine and trainer, staleness of tokens, and entropy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mtrl.tracking.text import short
 
 DRIFT, STALE, ENTROPY = "analysis/logprob_drift/mean", "analysis/staleness/mean", "train/entropy"
 MUCH_DRIFT, TOO_MUCH_DRIFT = 0.03, 0.1
-"""Nats per token. Bfloat16 against another kernel gives about 0.01."""
+"""Drift in nats per token: for a warning, and for an alarm. Bfloat16 with different kernels gives about 0.01."""
 
 
 @rule("R016", windows=0.4)

@@ -1,4 +1,4 @@
-"""What the groups of a step still teach: variance that collapses, pass@1 that stands still, rewards of 0."""
+"""Rules for the learning signal of the groups: collapsing variance, a flat pass@1, rewards of 0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mtrl.tracking.text import percent, short
 
 VALID, PASS_1, ZERO = "rollout/reward/valid_mean", "val/success/pass_k_1", "rollout/reward/zero_frac"
 HIGH = 0.6
-"""Share of groups without an advantage."""
+"""Minimum share of groups without an advantage."""
 
 
 @rule("R122", "R121", "R087", windows=1.5)
@@ -72,7 +72,7 @@ def stagnant_pass_k(record: Record) -> Finding | None:
     if rise.at_least(2.0) > 0 or lr_share(record) < 0.2 or equal_groups(record) is not None:
         return None
     if find_drop(record) is not None:
-        return None  # it fell with the reward
+        return None  # pass@1 fell with the reward
     episodes = max(1.0, float(record.setting("evaluation.sampled_rows") or record.setting("evaluation.rows")))
     error = (max(float(passes.values[-1]) * (1 - float(passes.values[-1])), 0.02) / episodes) ** 0.5
     last, best = float(passes.values[-1]), float(passes.values.max())

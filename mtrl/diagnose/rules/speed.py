@@ -1,4 +1,4 @@
-"""Speed: a step takes much longer than it did."""
+"""Rule for speed: a step takes much longer than at the beginning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule 5: the reward rose, and rises no more, with everything else in order."""
+"""Rule 5: the reward rose and has stopped rising, while all other metrics are healthy."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from mtrl.diagnose.stats import Change, halves
 from mtrl.tracking.text import percent, short
 
 TOLERANCE = 0.06
-"""Of the reward of a success, in a window or more: a smaller rise is none."""
+"""Smallest rise that counts, as a share of the reward of a success, within a window or more."""
 LEAST = 25
-"""Steps; fewer are no stall (R155)."""
+"""Minimum number of steps of a stall (R155)."""
 LADDERS = (
     ("Qwen/Qwen2.5-{}-Instruct", ("0.5B", "1.5B", "3B", "7B", "14B", "32B")),
     ("Qwen/Qwen2.5-{}", ("0.5B", "1.5B", "3B", "7B", "14B", "32B")),
     ("Qwen/Qwen3-{}", ("0.6B", "1.7B", "4B", "8B", "14B", "32B")),
     ("meta-llama/Llama-3.2-{}-Instruct", ("1B", "3B")),
 )
-"""Models by size: for full fine-tuning the next one is what a higher rank is for LoRA."""
+"""Model families by size. For full fine-tuning, the next larger model corresponds to a higher rank for LoRA."""
 
 
 @rule("R152", windows=2.0)
@@ -45,14 +45,14 @@ def stall(record: Record) -> Finding | None:
     """The reward has stopped rising below success while every other number is healthy: more capacity."""
     since, change = over_the_run(record, REWARD), _plateau(record)
     if since is None or change is None or since.at_least() <= TOLERANCE * record.unit:
-        return None  # it never rose: another rule
+        return None  # it never rose, which another rule reports
     if is_solved(record) or not _is_healthy(record):
         return None
     if hacked_reward(record) is not None:
-        return None  # what stands still is not success
+        return None  # the reward does not mean success here
     held_out = record.series(HELD_OUT).values
     if len(held_out) >= 3 and held_out[-1] - held_out[-3] > 0.05:
-        return None  # held out it still gets better
+        return None  # held-out success still improves
     steps = max(LEAST, 2 * record.window)
     return Finding(
         severity=Severity.WARNING,
@@ -73,7 +73,8 @@ def stall(record: Record) -> Finding | None:
 
 
 def _plateau(record: Record) -> Change | None:
-    """Between the halves of the last two windows or more, where those are equal and measured well enough to say so."""
+    """Return the change between the halves of the last two to four windows if they are equal, measured with enough
+    precision; else None."""
     values = record.series(REWARD).values
     for windows in (2, 3, 4):
         last = values[-windows * record.window :]
@@ -118,14 +119,16 @@ def _proposals(record: Record) -> list[Proposal]:
 
 
 def _doubled(rank: int, alpha: int) -> Proposal:
-    """Small adapters go to 64 with 128 (R018); from there on both double, so that the product counts as often."""
+    """Propose a higher rank: small adapters go to rank 64 with alpha 128 (R018); larger ones double both, so that the
+    scale alpha / rank stays."""
     larger = max(64, 2 * rank)
     return propose("twice the capacity of the adapter" if larger == 2 * rank else "more capacity of the adapter",
                    model__lora_rank=larger, model__lora_alpha=max(2 * alpha, 128 if larger == 64 else 0))  # fmt: skip
 
 
 def _larger(record: Record) -> Proposal:
-    """Both, as in the next larger model of a family: some tasks take layers that width does not replace."""
+    """Propose twice the width and the depth, as in the next larger model of a family, because width cannot replace
+    depth in some tasks."""
     return propose("twice the width and the depth of the policy, which is built anew",
                    model__tiny__hidden_size=2 * int(record.setting("model.tiny.hidden_size")),
                    model__tiny__intermediate_size=2 * int(record.setting("model.tiny.intermediate_size")),
@@ -133,7 +136,7 @@ def _larger(record: Record) -> Proposal:
 
 
 def larger_model(path: str) -> str | None:
-    """The next one of a family that is known here."""
+    """Return the next larger model of a family in `LADDERS`; None if there is none."""
     for template, sizes in LADDERS:
         before, after = template.split("{}")
         found = re.fullmatch(re.escape(before) + r"([\d.]+B)" + re.escape(after), path)

@@ -1,4 +1,4 @@
-"""Several tasks at once compete, and the reward goes up and down."""
+"""Rule for competing tasks: several tasks are trained at once, and the reward fluctuates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mtrl.diagnose.stats import wobble
 from mtrl.tracking.text import short
 
 NAMES = ("domain", "domains", "game", "games", "task", "tasks")
-"""Keys of `environment.config` that choose among the tasks of a family."""
+"""Keys of `environment.config` that choose the tasks of a family."""
 LUCK = 1.3
-"""Times the noise that the luck of drawing prompts explains at most."""
+"""Multiple of the noise from drawing prompts above which the fluctuation counts."""
 
 
 @rule("R156", windows=2.0)
@@ -46,13 +46,13 @@ def competing_tasks(record: Record) -> Finding | None:
 
 
 def _choice(record: Record) -> str | None:
-    """The key that would choose one task, where it does not."""
+    """Return the key that could choose a single task but chooses several; None if there is none."""
     from mtrl.environments.family import get_family
 
     config: dict[str, Any] = record.setting("environment.config") or {}
     try:
         takes = get_family(record.setting("environment.name"), record.setting("environment.target")).config_keys
-    except Exception:  # the task is not installed here
+    except Exception:  # the task may not be installed here
         takes = ()
     for name in NAMES:
         value = config.get(name)

@@ -1,4 +1,4 @@
-"""The update: does it change the policy at all, and did it end too early."""
+"""Rules for the update: whether it changes the policy at all, and whether it ended too early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mtrl.diagnose.rules.views import REWARD, between_last, from_to, is_solved, 
 from mtrl.tracking.text import short
 
 SILENT = 5
-"""Steps in a row without any update."""
+"""Number of consecutive steps without any update."""
 
 
 @rule("R154", windows=0.2)

@@ -1,4 +1,4 @@
-"""What several rules look at: windows of a metric, changes over the run, what counts as flat or solved; and words."""
+"""Shared helpers of the rules: windows and changes of a metric, tests for flat and solved runs, and sentences."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ HELD_OUT, SAMPLED = "val/success/mean", "val/success/sampled"
 EQUAL = "analysis/zero_adv_frac"
 AT_CAP, MAX_TOKENS = "rollout/tokens/at_cap_frac", "generator.sampling_params.max_generate_length"
 SOLVED = 0.9
-"""From this share of successes there is little left to learn, and groups that agree are no symptom."""
+"""Share of successes from which little is left to learn, so equal groups are not a symptom."""
 
 
 def recent(record: Record, key: str, steps: int | None = None) -> Mean | None:
-    """The mean of the last window; None where there are fewer than three values."""
+    """Return the mean of the last window; None if there are fewer than three values."""
     values = record.series(key).values
     last = values[-(steps or record.window) :]
     return mean(last, noise(values)) if len(last) >= 3 else None
 
 
 def level(record: Record, key: str, otherwise: float = 0.0, steps: int | None = None) -> float:
-    """The value of `recent`, or `otherwise` where it is not known."""
+    """Return the value of `recent`, or `otherwise` if it is None."""
     found = recent(record, key, steps)
     return otherwise if found is None else found.value
 
 
 def over_the_run(record: Record, key: str, steps: int | None = None) -> Change | None:
-    """From the first window to the last; they never overlap, so that those of short runs are smaller."""
+    """Return the change from the first window to the last. Windows never overlap, so those of short runs are
+    smaller."""
     values = record.series(key).values
     width = min(steps or record.window, len(values) // 2)
     return compare(values[:width], values[-width:], noise(values)) if width >= 3 else None
 
 
 def between_last(record: Record, key: str, steps: int | None = None) -> Change | None:
-    """From the window before the last one to the last."""
+    """Return the change from the second-to-last window to the last."""
     values = record.series(key).values
     width = min(steps or record.window, len(values) // 2)
     return compare(values[-2 * width : -width], values[-width:], noise(values)) if width >= 3 else None
 
 
 def is_flat(change: Change | None, tolerance: float) -> bool:
-    """Equal up to `tolerance`, and measured well enough to say so: noise alone is no flat curve."""
+    """Whether the change is certainly within `tolerance`. A noisy measurement does not count as flat."""
     return change is not None and change.at_most() <= tolerance
 
 
 def is_solved(record: Record) -> bool:
-    """The agent succeeds nearly always, in training or held out; by the reward only where nothing was ever scored."""
+    """Whether the agent nearly always succeeds, in training or held out. The reward decides only if nothing was ever
+    scored."""
     held_out = record.series(HELD_OUT).values
     if not record.has(SUCCESS) and not len(held_out):
         return level(record, REWARD) >= SOLVED * record.unit
@@ -59,25 +61,26 @@ def is_solved(record: Record) -> bool:
 
 
 def success(record: Record) -> str:
-    """The scorer's metric of the training rollouts, else of the held-out ones."""
+    """Return the key of the scorer's success on training rollouts, else of held-out success."""
     return SUCCESS if record.has(SUCCESS) else HELD_OUT
 
 
 def are_cut(record: Record) -> bool:
-    """Most rollouts have a turn that the token cap cut, and turns are long in the mean: none of them runs away."""
+    """Whether most rollouts have a turn that the token cap cut, and the mean turn is long too, so the cut turns are not
+    runaway exceptions."""
     return (
         level(record, AT_CAP) > 0.5 and level(record, "rollout/tokens/response_mean") >= record.setting(MAX_TOKENS) / 3
     )
 
 
 def room_for_responses(record: Record) -> Proposal:
-    """Twice the tokens of a turn."""
+    """Propose twice the tokens per turn."""
     cap = 2 * int(record.setting(MAX_TOKENS))
     return propose("room for the whole response", generator__sampling_params__max_generate_length=cap)
 
 
 def lr_share(record: Record) -> float:
-    """The learning rate of the last window as a share of its peak: near 0 at the end of a schedule."""
+    """Return the mean learning rate of the last window as a share of its peak: near 0 at the end of a schedule."""
     rates = record.series("train/lr").values
     if not len(rates) or rates.max() <= 0:
         return 1.0
@@ -85,18 +88,19 @@ def lr_share(record: Record) -> float:
 
 
 def span(series: Series) -> tuple[int, int]:
-    """First and last step."""
+    """Return the first and the last step; (0, 0) for an empty series."""
     return (int(series.steps[0]), int(series.steps[-1])) if len(series) else (0, 0)
 
 
 def from_to(name: str, change: Change, show: object = short) -> str:
-    """`name went from 0.21 to 0.62 (± 0.02)`."""
+    """Return a sentence such as `name went from 0.21 to 0.62 (± 0.02)`."""
     error = f" (± {short(2 * change.error)})" if 0 < change.error < math.inf else ""
     return f"{name} went from {show(change.before)} to {show(change.after)}{error}"  # type: ignore[operator]
 
 
 def evaluations(record: Record, key: str, name: str) -> str | None:
-    """`held-out success was 0.10 at step 0, 0.45 at step 40 and 0.44 at step 80`; None with fewer than two."""
+    """Return a sentence such as `held-out success was 0.10 at step 0, 0.45 at step 40 and 0.44 at step 80`; None with
+    fewer than two values."""
     series = record.series(key)
     if len(series) < 2:
         return None
@@ -106,12 +110,12 @@ def evaluations(record: Record, key: str, name: str) -> str | None:
 
 
 def known(*sentences: str | None) -> tuple[str, ...]:
-    """Those that could be said."""
+    """Return the sentences that are not empty or None."""
     return tuple(sentence for sentence in sentences if sentence)
 
 
 def propose(why: str, **words: object) -> Proposal:
-    """Overrides from keywords: `__` is the dot of a key."""
+    """Return a proposal with overrides from keywords; `__` stands for the dot of a key."""
     return Proposal(tuple(f"{key.replace('__', '.')}={_typed(value)}" for key, value in words.items()), why)
 
 
@@ -122,10 +126,10 @@ def _typed(value: object) -> str:
 
 
 def other_schemes(record: Record) -> list[str]:
-    """The scheme `default` of the task, where the run pays by another one; else none.
+    """Return the scheme `default` of the task if the run uses another one; else an empty list.
 
-    No other scheme is proposed: a `default` pays the task alone, or gives back at the end what it paid in advance, and
-    the others may pay play that never solves the task (the check `local_optimum` of `python -m mtrl.preflight`).
+    No other scheme is proposed. `default` rewards only the task, or takes back advance rewards at the end, while other
+    schemes may reward behaviour that never solves the task (the check `local_optimum` of `python -m mtrl.preflight`).
     """
     if not (record.setting("reward.components") or {}).get("environment"):
         return []
@@ -134,12 +138,12 @@ def other_schemes(record: Record) -> list[str]:
     try:
         family = get_family(record.setting("environment.name"), record.setting("environment.target"))
         schemes: Sequence[str] = getattr(family.environment, "reward_schemes", ())
-    except Exception:  # the task is not installed here; the run is still worth reading
+    except Exception:  # the task may not be installed here; the diagnosis continues without it
         return []
     return ["default"] if "default" in schemes and record.setting("reward.scheme") != "default" else []
 
 
 def rescoring(record: Record, schemes: Sequence[str]) -> tuple[str, ...]:
-    """Commands that pay the stored trajectories by other rewards, without a model."""
+    """Return commands that rescore the stored trajectories with other rewards, without a model."""
     run = record.path or "RUN"
     return tuple(f"python -m mtrl.rescore {run} reward.scheme={scheme}" for scheme in schemes)

@@ -1,4 +1,4 @@
-"""Trackers as followers: the folder of a run is the truth, and what is new in it is copied to somewhere else."""
+"""Trackers as followers: the folder of a run is the source, and followers copy its new content to trackers."""
 
 from mtrl.tracking.followers.followers import Followers
 from mtrl.tracking.followers.start import check_trackers, mlflow_url, start_followers

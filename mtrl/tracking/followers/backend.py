@@ -1,4 +1,4 @@
-"""What a tracker is: something that takes the pieces of a run, one kind after the other."""
+"""The interface of a tracker, which receives the pieces of a run, one kind after the other."""
 
 from __future__ import annotations
 
@@ -13,52 +13,53 @@ from mtrl.tracking.run_dir import RunDir
 
 
 class RefusedError(Exception):
-    """The tracker is there and will not take this piece, now or later."""
+    """The tracker answers, but will never accept this piece."""
 
 
 class ReopenError(Exception):
-    """What is to be sent lies before what was sent: the tracker must be opened anew."""
+    """The next piece has an earlier step than one that was already sent, so the tracker must be opened again."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a run is."""
+    """Identity of a run."""
 
     id: str
-    """32 hexadecimal digits, the same for every tracker and every resumption."""
+    """Id of 32 hexadecimal digits, the same for every tracker and every resumption."""
     name: str
-    """`gsm8k 2026-01-31_10-20-30`"""
+    """Name to display, such as `gsm8k 2026-01-31_10-20-30`."""
     started: int
-    """Milliseconds since 1970."""
+    """Start of the run, in milliseconds since 1970."""
     facts: dict[str, str]
-    """What is worth a tag: the commit, versions, the task, the seed."""
+    """Facts for tags, by name: the commit, versions, the task, the seed."""
 
 
 class Backend(Protocol):
-    """One tracker. Every call may take long and may fail; what failed is asked again later.
+    """One tracker. Every call may take long and may fail; a failed call is repeated later.
 
-    A piece may be sent a second time, after a kill between its arrival and its receipt: that must change nothing.
+    A piece may be sent a second time, after a kill between its arrival and its receipt. A repeated send must change
+    nothing.
     """
 
     name: str
     place: Place
     episodes_at_once: int | None
-    """How many trajectories one call takes; None: all of a file."""
+    """Maximum number of trajectories per call; None: all trajectories of a file."""
     is_buffered: bool
-    """What it took has arrived only when it was closed."""
+    """Whether sent pieces arrive only when the backend is closed."""
 
     @property
     def destination(self) -> str:
-        """Where it sends to, in words that stay the same for the same place."""
+        """Stable description of the destination: the same destination always has the same words."""
 
     def url(self, remote: dict[str, str]) -> str:
-        """Where a person looks at the run."""
+        """Return the address at which a person can view the run."""
 
     def hint(self, remote: dict[str, str]) -> str:
-        """The command that shows it or sends it on; empty: none is needed."""
+        """Return the command that shows the run or uploads it; empty if no command is needed."""
 
     def open(self, receipts: Receipts, first_step: int) -> None:
-        """Connect, and find or make the run. It strikes out receipts of what has not arrived after all."""
+        """Connect, and find or create the run. Receipts of pieces that have not arrived are removed."""
 
     def send_settings(self, settings: Settings) -> None: ...
 
@@ -71,19 +72,19 @@ class Backend(Protocol):
     def send_ended(self, ended: Ended) -> None: ...
 
     def close(self) -> None:
-        """Everything that was sent has arrived when this returns."""
+        """Wait until everything that was sent has arrived."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a backend is made from: which run, and the settings of the trackers."""
+    """Inputs of a backend: the run, its identity and the settings of the trackers."""
 
     run: RunDir
     identity: Identity
     tracker: Any
-    """TrackerConfig"""
+    """Settings of the trackers (`TrackerConfig`)."""
 
     @property
     def folder(self) -> Path:
-        """Where runs of this kind lie side by side."""
+        """Parent folder of the run, which holds the other runs of its kind."""
         return self.run.path.resolve().parent

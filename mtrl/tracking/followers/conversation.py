@@ -10,7 +10,8 @@ LONGEST_MESSAGE = 4000
 
 
 def conversation(trajectory: Trajectory, longest: int) -> str:
-    """Who said what and what it was paid, clean, and cut to about `longest` characters."""
+    """Return the messages with their roles and the reward of each turn, cleaned and cut to about `longest`
+    characters."""
     lines: list[str] = []
     for number, turn in enumerate(trajectory.turns):
         lines += map(_said, turn.observation)

@@ -1,4 +1,4 @@
-"""The folder of a run as a row of pieces: what is in it that a destination does not have yet."""
+"""The folder of a run as a sequence of pieces, and which of them a destination does not have yet."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ FILES = (
     *("config.yaml", "summary.json", "curves.png", "preflight.json", "alarms.jsonl", "timeline.jsonl"),
     *("report.json", "report.md", "report.html"),
 )
-"""What goes as it is once the run is over; the last three are an evaluation's."""
+"""Names of the files that are sent unchanged at the end; the last three belong to an evaluation."""
 ENDS = ("summary.json", "report.json")
-"""Files that are written when all is done."""
+"""Names of the files that a run or an evaluation writes last."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a run's folder is read."""
+    """Limits and thresholds for reading the folder of a run."""
 
     trajectories: int
-    """Of each file, so many."""
+    """Maximum number of trajectories sent from each file."""
     thresholds: Thresholds = field(default_factory=Thresholds)
     rows_at_once: int = 10
     episodes_at_once: int | None = 8
-    """None: all of a file."""
+    """Number of trajectories per batch; None: all trajectories of a file."""
 
 
 class Folder:
-    """What is new in the folder of a run, or of an evaluation, which is laid out in the same way."""
+    """Finds the new pieces in the folder of a run, or of an evaluation, which has the same layout."""
 
     def __init__(self, run: RunDir, receipts: Receipts, started: int, reading: Reading):
         self.run, self.receipts, self.started, self.reading = run, receipts, started, reading
@@ -64,18 +64,18 @@ class Folder:
         self._waiting: list[Item] = []
 
     def restart(self) -> None:
-        """The receipts have changed: look at everything again."""
+        """Read everything again, because the receipts have changed."""
         self._rows.restart()
         self._waiting.clear()
 
     def pending(self, final: bool = False, is_over: bool = False) -> Iterator[list[Item]]:
-        """What is to be sent, in batches of one kind, in order. Ask again when the receipts have changed.
+        """Yield the pieces to send, in order, in batches of one kind. Call again when the receipts have changed.
 
-        While a run goes on, a file of trajectories counts as whole when the row of its step is there.
+        While a run goes on, a file of trajectories counts as whole once the row of its step exists.
 
         Args:
-            final: all files too, and trajectories of a step that never got its row.
-            is_over: nobody writes here any more, so that the run has ended in one way or the other.
+            final: Include all files, and trajectories of a step that never got its row.
+            is_over: No process writes here any more, so the run has finished or stopped.
         """
         yield from self._one(self._settings())
         yield from _batches(self._new_rows(), self.reading.rows_at_once)
@@ -89,7 +89,7 @@ class Folder:
                 yield from self._one(self._ended())
 
     def first_step(self) -> int:
-        """The lowest step whose row is to be sent; past the last row if there is none."""
+        """Return the lowest step whose row is to be sent; one past the last row if there is none."""
         return min((row.step for row in self._new_rows() if isinstance(row, Row)), default=self._rows.last_step + 1)
 
     def _one(self, item: Item | None) -> Iterator[list[Item]]:
@@ -113,7 +113,7 @@ class Folder:
         return self._waiting
 
     def _file(self, path: Path) -> Iterator[list[Item]]:
-        """The trajectories of a file that are not sent yet, and then the file."""
+        """Yield the trajectories of a file that are not sent yet, and then the mark of the whole file."""
         key, state = f"trajectories/{path.name}", path.stat()
         whole = Whole(key, f"{state.st_size}:{state.st_mtime_ns}:{self.reading.trajectories}")
         if self.receipts.has(whole):
@@ -143,13 +143,13 @@ class Folder:
         return None if content is None else Artifact(f"file {path.name}", digest(content), path)
 
     def is_finished(self) -> bool:
-        """Whether the files that come last are there, and no row came after them."""
+        """Whether a file of `ENDS` exists, and no row was written after it."""
         ends = [self.run.path / name for name in ENDS if (self.run.path / name).exists()]
         rows = self.run.metrics.stat().st_mtime if self.run.metrics.exists() else 0.0
         return any(path.stat().st_mtime >= rows for path in ends)
 
     def _is_short(self) -> bool:
-        """A run whose last step is not its last one was stopped, though it wrote its summary."""
+        """Whether the run was stopped before `trainer.max_steps`, although it may have written its summary."""
         settings = self._settings()
         steps = settings.values.get("trainer.max_steps") if isinstance(settings, Settings) else None
         return isinstance(steps, int) and not self.run.is_evaluation and self._rows.last_step < steps
@@ -177,7 +177,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def count(batches: Iterable[list[Item]]) -> dict[str, int]:
-    """How many pieces of each kind: `{"rows": 3, "trajectories": 64, "files": 2}`."""
+    """Return the number of pieces of each kind: `{"rows": 3, "trajectories": 64, "files": 2}`."""
     found = {"rows": 0, "trajectories": 0, "files": 0}
     for item in (item for batch in batches for item in batch):
         if isinstance(item, Row):

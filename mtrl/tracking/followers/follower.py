@@ -1,4 +1,4 @@
-"""One tracker following one run: sends what is new, and remembers what has arrived."""
+"""One tracker that follows one run: it sends new pieces and remembers which ones have arrived."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Follower:
     """Holds the journal of one run and one tracker.
 
     Raises:
-        BusyError: another process holds it.
+        BusyError: Another process holds the journal.
     """
 
     def __init__(self, backend: Backend, run: RunDir, started: int, reading: Reading):
@@ -27,10 +27,10 @@ class Follower:
         self._is_open = False
 
     def advance(self, final: bool = False, is_over: bool = False) -> int:
-        """Send what is new, and return how many pieces that were. Arguments as for `Folder.pending`.
+        """Send the new pieces, and return their number. The arguments are those of `Folder.pending`.
 
         Raises:
-            Exception: whatever the tracker says; what was sent before is remembered, the rest is still to be sent.
+            Exception: Any error of the tracker. Pieces sent before it are remembered; the rest is still to be sent.
         """
         before = self.receipts.sent
         if not self._is_open:
@@ -47,11 +47,11 @@ class Follower:
 
     @property
     def was_cut_off(self) -> bool:
-        """A kill came before all that the tracker took had arrived."""
+        """Whether the tracker holds pieces that may not have arrived, as after a kill."""
         return self.receipts.remote.get("held") == "yes"
 
     def close(self) -> None:
-        """Let the tracker finish what it holds. The journal stays, and with it the right to send."""
+        """Close the tracker, so that all sent pieces arrive. The follower keeps the journal and may send again."""
         if self._is_open:
             self._is_open = False
             self.backend.close()
@@ -59,13 +59,13 @@ class Follower:
                 self.receipts.remember(held="no")
 
     def release(self) -> None:
-        """Let another process send."""
+        """Release the journal, so that another process can send."""
         self.receipts.close()
 
     def left(self) -> dict[str, int]:
-        """What is not sent yet: `{"rows": 3, "trajectories": 64, "files": 2}`."""
+        """Return the number of unsent pieces of each kind: `{"rows": 3, "trajectories": 64, "files": 2}`."""
         folder = self.folder
-        fresh = Folder(folder.run, self.receipts, folder.started, folder.reading)  # another thread may be reading
+        fresh = Folder(folder.run, self.receipts, folder.started, folder.reading)  # another thread may be using ours
         return count(fresh.pending(final=True))
 
     def url(self) -> str:
@@ -89,7 +89,7 @@ class Follower:
             self._send([item for item in batch if not isinstance(item, Unreadable)])
 
     def _send(self, batch: list[Any]) -> None:
-        """Send a batch; where it is refused, piece by piece, so that one bad piece keeps no other back."""
+        """Send a batch. If it is refused, send its pieces one by one, so that a bad piece does not block the others."""
         if not batch:
             return
         try:

@@ -1,4 +1,4 @@
-"""The followers of a run while it goes on: a thread for each tracker, which the run never waits for."""
+"""The followers of a live run: one thread per tracker. The run does not wait for them before its end."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from mtrl.tracking.metrics import unfinished_row
 from mtrl.tracking.text import one_line
 
 CLOSE_SECONDS = 60.0
-"""How long the end of a run waits for its trackers."""
+"""Maximum seconds that the end of a run waits for its trackers."""
 SILENT_SECONDS = 20.0
-"""And for one at which nothing arrives any more."""
+"""Maximum seconds that the end of a run waits for a tracker at which nothing arrives."""
 FIRST_DELAY, LONGEST_DELAY = 2.0, 120.0
-"""Seconds between attempts; each delay is twice the one before."""
+"""First and largest delay between attempts, in seconds; each delay is twice the previous one."""
 
 
 class Followers:
-    """`poke` when the folder has something new, `close` at the end. Neither raises, and neither waits for a server.
+    """Threads that send a run to its trackers. Call `poke` when the folder has new content, and `close` at the end;
+    neither raises, and `poke` does not wait for a server.
 
-    Warnings are said by the thread that calls `poke` and `close`, since a console belongs to one thread.
+    The thread that calls `poke` and `close` prints the warnings, because a console belongs to one thread.
     """
 
     def __init__(self, followers: list[Follower], warn: Callable[[str], Any], is_run: bool = True):
-        """`is_run`: this process is the run itself, so that the run is over when the followers are closed."""
+        """`is_run`: this process is the run itself, so the run is over when the followers are closed."""
         self._warn = warn
         self._said: SimpleQueue[str] = SimpleQueue()
         self._threads = [_Thread(follower, self._said.put, is_run) for follower in followers]
@@ -37,14 +38,14 @@ class Followers:
             thread.start()
 
     def poke(self) -> None:
-        """There is something new."""
+        """Notify the threads of new content, and print their warnings."""
         for thread in self._threads:
             thread.poked.set()
         self._tell()
 
     def close(self) -> None:
-        """Send the rest, within a minute at most, and say what is left and how it is sent later, and which row is none
-        because its line has no end."""
+        """Send the rest, within `CLOSE_SECONDS` at most. Then warn of a last row without a line end, and of unsent
+        pieces with the command that sends them later."""
         began = time.monotonic()
         for thread in self._threads:
             thread.close()
@@ -60,11 +61,11 @@ class Followers:
                 self._warn(thread.what_is_left())
 
     def urls(self) -> dict[str, str]:
-        """Tracker -> where a person looks at the run, as far as it is known by now."""
+        """Return the address of the run by tracker name, as far as it is known by now."""
         return {thread.follower.backend.name: thread.follower.url() for thread in self._threads}
 
     def hints(self) -> dict[str, str]:
-        """Tracker -> the command that shows it, where one is needed."""
+        """Return the command that shows the run by tracker name, for trackers that need one."""
         found = {thread.follower.backend.name: thread.follower.hint() for thread in self._threads}
         return {name: hint for name, hint in found.items() if hint}
 
@@ -77,12 +78,12 @@ class Followers:
 
 
 def said(error: Exception) -> str:
-    """What a tracker said, in one line."""
+    """Return the error of a tracker in one line."""
     return one_line(error if isinstance(error, UserError) else f"{type(error).__name__}: {error}", 400)
 
 
 class _Thread(threading.Thread):
-    """Sends when it is poked, and after a failure when its delay is over."""
+    """Thread that sends when it is poked, and after a failure when its delay is over."""
 
     def __init__(self, follower: Follower, say: Callable[[str], Any], is_run: bool):
         super().__init__(name=f"mtrl-{follower.backend.name}", daemon=True)
@@ -119,10 +120,10 @@ class _Thread(threading.Thread):
         self.follower.close()
 
     def what_is_left(self) -> str:
-        """One sentence with the command that sends it."""
+        """Return a sentence about the unsent pieces, with the command that sends them."""
         try:
             left = ", ".join(f"{number} {kind}" for kind, number in self.follower.left().items()) or "the end"
-        except Exception:  # the thread is reading the same files
+        except Exception:  # the thread may be reading the same files
             left = "a part of it"
         command = shlex.join(["python", "-m", "mtrl.track", str(self.follower.folder.run)])
         return f"{self.follower.backend.name} does not have all of the run (left: {left}); send it with: {command}"
@@ -131,7 +132,7 @@ class _Thread(threading.Thread):
         name = self.follower.backend.name
         try:
             act()
-        except Exception as error:  # whatever a tracker does, the run goes on
+        except Exception as error:  # no error of a tracker ends the run
             if not self.has_failed:
                 self._say(
                     f"{name} cannot be reached, and the run goes on; it gets what it misses later ({said(error)})"

@@ -1,4 +1,4 @@
-"""What a run's folder holds, in pieces that are sent one by one and remembered by name and content."""
+"""The pieces of a run's folder, which are sent one by one and remembered by name and content."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from mtrl.types import Trajectory
 _STEP = re.compile(r"metrics\.jsonl:(\d+)|trajectories/.*_step_(\d+)\.jsonl")
 
 CLOCK = ("time/", "perf/")
-"""Metrics that a step which is done anew has otherwise, though it is the same."""
+"""Prefixes of metrics that depend on the clock, so they differ when a step is repeated with the same result."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One piece. It is sent once for each `digest` that it has had."""
+    """One piece of a run. It is sent once for each `digest` that it has had."""
 
     key: str
-    """Where it is: `metrics.jsonl:12` (by step), `trajectories/train_step_000010.jsonl:3` (by line), `summary.json`."""
+    """Location of the piece: `metrics.jsonl:12` (step), `trajectories/train_step_000010.jsonl:3` (line),
+    `summary.json`."""
     digest: str
 
     is_counted: ClassVar[bool] = True
@@ -31,19 +32,20 @@ class Item:
 
 @dataclass(frozen=True)
 class Settings(Item):
-    """config.yaml, flattened: `trainer.optimizer.lr` -> value."""
+    """The content of config.yaml, flattened: `trainer.optimizer.lr` -> value."""
 
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Row(Item):
-    """The numbers of one step."""
+    """The metrics of one step."""
 
     step: int
     metrics: Mapping[str, float]
     milliseconds: int
-    """Wall time since 1970, by the clock of the run: the same whenever the row is sent."""
+    """Time of the step in milliseconds since 1970, computed from the durations of the run's steps, so it does not
+    depend on when the row is sent."""
 
 
 @dataclass(frozen=True)
@@ -51,56 +53,56 @@ class Episode(Item):
     """One trajectory."""
 
     file: str
-    """`train_step_000010`"""
+    """Name of the file without its suffix, such as `train_step_000010`."""
     line: int
-    """From 1."""
+    """Number of the line, from 1."""
     kind: str
-    """train | eval_greedy | eval_sampled | disagree | …"""
+    """Kind of the file: train | eval_greedy | eval_sampled | disagree | …"""
     step: int
     verdict: str
-    """agree | lenient | strict"""
+    """Agreement of reward and scorer: agree | lenient | strict"""
     milliseconds: int
-    """When its step was over."""
+    """End of its step, in milliseconds since 1970."""
     trajectory: Trajectory
 
 
 @dataclass(frozen=True)
 class Artifact(Item):
-    """A file that goes as it is."""
+    """A file that is sent unchanged."""
 
     path: Path
 
 
 @dataclass(frozen=True)
 class Whole(Item):
-    """Nothing to send: all of a file of trajectories was."""
+    """Mark that all trajectories of a file have been sent. It is never sent itself."""
 
     is_counted: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class Unreadable(Item):
-    """Nothing that could be sent."""
+    """A piece that cannot be read, so it is never sent."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Ended(Item):
-    """How the run ended."""
+    """The end of the run: finished or stopped."""
 
     is_counted: ClassVar[bool] = False
     finished: bool
 
 
 def step_of(key: str) -> int:
-    """The step of a row or of a file of trajectories; -1 of what has none."""
+    """Return the step of a row or of a file of trajectories; -1 for other keys."""
     found = _STEP.match(key)
     return int(found[1] or found[2]) if found else -1
 
 
 def digest(value: bytes | str | Mapping[str, Any]) -> str:
-    """16 hexadecimal digits that tell contents apart."""
+    """Return a digest of a content, in 16 hexadecimal digits."""
     if isinstance(value, Mapping):
         value = to_strict_json(value)
     data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
@@ -108,11 +110,11 @@ def digest(value: bytes | str | Mapping[str, Any]) -> str:
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
-    """Of a row, without what a clock decides."""
+    """Return the digest of a row without the metrics that depend on the clock."""
     return digest({key: value for key, value in row.items() if not key.startswith(CLOCK)})
 
 
 def trajectory_digest(data: Mapping[str, Any]) -> str:
-    """Of a trajectory, without what a clock decides."""
+    """Return the digest of a trajectory without the values that depend on the clock."""
     turns = [{k: v for k, v in turn.items() if not k.startswith("seconds_")} for turn in data["turns"]]
     return digest({**data, "turns": turns})

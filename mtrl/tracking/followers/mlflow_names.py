@@ -1,4 +1,4 @@
-"""Names and texts as MLflow takes them."""
+"""Names and texts in the form that MLflow accepts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LONGEST_NAME = 250
 LONGEST_PARAM = 6000
 LONGEST_TAG = 8000
 LONGEST_TEXT = 20_000
-"""Characters of one text in a trace; its ends are kept."""
+"""Maximum length of one text in a trace, in characters. A longer text loses its middle."""
 DEEPEST = 32
 _UNSAFE = re.compile(r"\.(?=x[0-9a-f]+(?:\.|[^A-Za-z0-9_\-. /]))|[^A-Za-z0-9_\-. /]")
 _ESCAPED = re.compile(r"\.x([0-9a-f]+)\.")
 
 
 def safe_name(name: str) -> str:
-    """A metric's name in MLflow: the same wherever MLflow takes it, else with `.x40.` for `@`.
+    """Return the name of a metric in MLflow. Characters that MLflow refuses are escaped: `@` becomes `.x40.`.
 
-    `plain_name` undoes it, but for names of more than 250 characters, which are cut.
+    `plain_name` reverses it, except for names of more than 250 characters, which are cut.
     """
     safe = _UNSAFE.sub(_code, name)
     if posixpath.normpath(safe) != safe or safe.startswith(("..", "/")) or safe == ".":
@@ -31,7 +31,7 @@ def safe_name(name: str) -> str:
 
 
 def plain_name(safe: str) -> str:
-    """The name that `safe_name` was given."""
+    """Return the name from which `safe_name` made `safe`."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), safe)
 
 
@@ -40,16 +40,17 @@ def _code(found: re.Match[str]) -> str:
 
 
 def short_text(text: Any, longest: int) -> str:
-    """A parameter, a tag or a preview: clean, and cut at its end."""
+    """Return a parameter, a tag or a preview as clean text, cut at its end to `longest` characters."""
     said = clean(str(text))
     return said if len(said) <= longest else f"{said[: longest - 1]}…"
 
 
 def presentable(value: Any, whole: str, depth: int = 0) -> Any:
-    """A message as JSON that every database takes: long texts without their middle, and no half characters.
+    """Convert a message to JSON that every database accepts: long texts lose their middle, and half surrogate pairs are
+    escaped.
 
     Args:
-        whole: where the whole text is, which a cut one says.
+        whole: Location of the whole text, which a cut text names.
     """
     if isinstance(value, str):
         return _presentable_text(value, whole)

@@ -1,6 +1,7 @@
 """A trajectory as an MLflow trace: a span for the episode, one for each turn, one for each tool call.
 
-Ids come from the run, the place and the content of the trajectory, so a trace that is sent twice is there once.
+Ids are derived from the run, the location and the content of the trajectory, so a trace that is sent twice is stored
+once.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ WITHOUT_END = (*FAILED, StopReason.ABORTED)
 
 @dataclass(frozen=True)
 class TraceWriter:
-    """Makes the traces of one run."""
+    """Builds the traces of one run."""
 
     run: str
-    """Our own id of the run."""
+    """Id of the run in mtrl (`Identity.id`)."""
     mlflow_run: str
     experiment: str
 
@@ -39,11 +40,12 @@ class TraceWriter:
         return f"tr-{self._hex(episode, 'trace', 32)}"
 
     def spans(self, episode: Episode) -> list[Span]:
-        """The span of the episode, then those of its turns, each followed by its tool calls."""
+        """Return the span of the episode, then the spans of its turns, each followed by those of its tool calls."""
         return [*_Spans(self, episode).all()]
 
     def info(self, episode: Episode) -> TraceInfo:
-        """What the list of traces shows, with the run, the group as a session, and reward and score as feedback."""
+        """Return the entry of the list of traces. It names the run and the group (as a session), and has reward, score
+        and verdict as feedback."""
         from mlflow.entities import TraceInfo, TraceLocation, TraceState
 
         trajectory, place = episode.trajectory, _place(episode)
@@ -78,7 +80,7 @@ class TraceWriter:
         )
 
     def span(self, episode: Episode, name: str, parent: str | None, shown: Shown) -> Span:
-        """One span; `name` is unique within its trace."""
+        """Return one span; `name` is unique within its trace."""
         from mlflow.entities import Span
 
         whole = _place(episode)
@@ -125,7 +127,7 @@ class TraceWriter:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a span holds. Times in nanoseconds since 1970."""
+    """Content of a span. Times are in nanoseconds since 1970."""
 
     type: str
     start: int
@@ -137,7 +139,8 @@ class Shown:
 
 
 class _Spans:
-    """Lays the spans of one trajectory along its seconds, the end of its step being the end of the last."""
+    """Places the spans of one trajectory in time by its recorded seconds, so that the last turn ends when its step
+    ends."""
 
     def __init__(self, writer: TraceWriter, episode: Episode):
         self.writer, self.episode = writer, episode
@@ -190,7 +193,7 @@ class _Spans:
     def _turn(self, number: int, turn: Turn, context: int, start: int, end: int) -> Span:
         sampled = len(turn.action_ids)
         attributes = {
-            "text": turn.text,  # as it is: MLflow shows messages as Markdown
+            "text": turn.text,  # the raw text, because MLflow renders messages as Markdown
             "reward": turn.reward,
             "components": turn.components,
             "metrics": turn.metrics,
@@ -226,18 +229,18 @@ class _Spans:
 
 
 def _ends(episode: Episode) -> tuple[list[Message], Any]:
-    """The prompt, and the last thing that the model said."""
+    """Return the prompt and the last message of the model."""
     turns = episode.trajectory.turns
     return (turns[0].observation, turns[-1].message) if turns else ([], None)
 
 
 def _answer(message: Message | None) -> Any:
-    """As OpenAI's API answers, which MLflow shows as a conversation."""
+    """Return a message in the form of OpenAI's responses, which MLflow shows as a conversation."""
     return None if message is None else {"choices": [{"message": message}]}
 
 
 def _text(said: Any) -> str:
-    """The last message's text."""
+    """Return the text of the last message, or its tool calls if it has no text."""
     message = said[-1] if isinstance(said, list) and said else said
     content = message.get("content") if isinstance(message, dict) else message
     if not content and isinstance(message, dict) and message.get("tool_calls"):

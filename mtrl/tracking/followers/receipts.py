@@ -1,4 +1,4 @@
-"""What has arrived: a journal of one line per piece, which survives being killed at any instant."""
+"""The journal of the pieces that have arrived: one line per piece, intact after a kill at any instant."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class BusyError(Exception):
 
 
 class Receipts:
-    """Which pieces of a run a destination has, and the names that it gave the run.
+    """Journal of the pieces of a run that a destination has, and of the names that the destination gave the run.
 
-    A piece is entered after it was sent. So after a kill something may be sent a second time, never left out: every
-    backend makes that harmless. One process at a time holds the journal.
+    A piece is entered after it was sent. After a kill a piece may therefore be sent a second time, but is never left
+    out; every backend makes a repeated send harmless. Only one process at a time holds the journal.
 
     Raises:
-        BusyError: another one does.
-        OSError: the folder cannot be written.
+        BusyError: Another process holds the journal.
+        OSError: The folder cannot be written.
     """
 
     def __init__(self, folder: Path, backend: str, destination: str):
@@ -36,14 +36,14 @@ class Receipts:
         self.path = path_of(folder, backend, destination)
         self.destination = destination
         self.remote: dict[str, str] = {}
-        """Names that the destination gave, such as run_id."""
+        """Names that the destination gave the run, such as run_id."""
         self._sent: dict[str, str] = {}
         self._marks: set[str] = set()
-        """Keys that are no pieces of the run."""
+        """Keys of entries that do not count as pieces of the run."""
         self._refused: dict[str, str] = {}
-        """Key -> why it was not taken."""
+        """Reason of each refusal, by key."""
         self.arrived_at = 0.0
-        """When something arrived last, by time.monotonic()."""
+        """Time of the last arrival, by time.monotonic()."""
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,29 +53,29 @@ class Receipts:
         self._read()
 
     def has(self, item: Item) -> bool:
-        """Whether it is there, or was refused, with the content that it has now."""
+        """Whether the piece has arrived or was refused with its present content."""
         return self._sent.get(item.key) == item.digest
 
     def add(self, items: Iterable[Item]) -> None:
-        """Enter what has arrived, in one write."""
+        """Enter pieces that have arrived, in one write."""
         self.arrived_at = monotonic()
         self._append([{"sent" if item.is_counted else "mark": item.key, "digest": item.digest} for item in items])
 
     def refuse(self, item: Item, why: str) -> None:
-        """Enter what will never be taken as it is."""
+        """Enter a piece that the destination will never accept with its present content."""
         self._append([{"sent": item.key, "digest": item.digest, "refused": why}])
 
     def remember(self, **names: str) -> None:
-        """Keep names that the destination gave."""
+        """Store names that the destination gave the run."""
         self._append([{"remote": names}])
 
     def forget(self, is_lost: Callable[[str], bool]) -> None:
-        """Strike out the keys that the destination does not have after all."""
+        """Remove the keys of pieces that the destination does not have, as `is_lost` decides."""
         self._append([{"lost": key} for key in self._sent if is_lost(key)])
 
     @property
     def sent(self) -> int:
-        """How many pieces have arrived."""
+        """Number of pieces that have arrived."""
         return len(self._sent.keys() - self._marks) - len(self._refused)
 
     @property
@@ -90,13 +90,13 @@ class Receipts:
     def _read(self) -> None:
         data = self.path.read_bytes()
         end = data.rfind(b"\n") + 1
-        if end < len(data):  # a line that a kill left half-written
+        if end < len(data):  # a kill left a half-written line
             os.ftruncate(self._file, end)
         for line in data[:end].splitlines():
             try:
                 self._enter(json.loads(line))
             except (ValueError, TypeError, AttributeError, KeyError):
-                continue  # then it is sent once more
+                continue  # a piece without a readable receipt is sent once more
         if not end:
             self._append([{"destination": self.destination}])
 
@@ -124,17 +124,17 @@ class Receipts:
 
 
 def folder_of(run: RunDir) -> Path:
-    """Where the trackers of a run keep what they know."""
+    """Return the folder of the receipts of a run."""
     return run.path / "trackers"
 
 
 def path_of(folder: Path, backend: str, destination: str) -> Path:
-    """The journal of one destination."""
+    """Return the path of the journal of one destination."""
     return folder / f"{backend}-{digest(destination)[:8]}.jsonl"
 
 
 def read_remote(folder: Path, backend: str, destination: str) -> dict[str, str]:
-    """The names that a destination gave, also while another process sends to it."""
+    """Return the names that a destination gave the run. Another process may be sending to it."""
     names: dict[str, str] = {}
     with suppress(OSError, ValueError, AttributeError):
         for line in path_of(folder, backend, destination).read_text(encoding="utf-8").splitlines():
@@ -143,7 +143,8 @@ def read_remote(folder: Path, backend: str, destination: str) -> dict[str, str]:
 
 
 def run_card(folder: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """`run.json` of the folder of receipts, made by `make` where there is none: who the run is, for every tracker."""
+    """Return `run.json` of the folder of receipts, the identity of the run for every tracker. `make` creates it if it
+    does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.json"
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)

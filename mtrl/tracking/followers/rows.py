@@ -1,4 +1,4 @@
-"""The rows of a metrics.jsonl that grows, and that is cut when its run is resumed."""
+"""Reader of a metrics.jsonl that grows, and that is cut when its run is resumed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from mtrl.tracking.followers.items import Item, Row, Unreadable, digest, row_digest
 
 SECONDS = ("time/step", "time/evaluate")
-"""What a step took, and the evaluation after it."""
+"""Metrics with the seconds of a step, and of the evaluation after it."""
 
 
 class Rows:
-    """Reads what is new, and all again where the file is not the one that was read before."""
+    """Reads the new rows. If the file was replaced or cut, it reads all rows again."""
 
     def __init__(self, path: Path, started: int):
         self.path = path
         self.started = started
-        """Milliseconds since 1970 at which the run began."""
+        """Start of the run, in milliseconds since 1970."""
         self.times: dict[int, int] = {}
-        """Step -> when it was over, by the run's own clock."""
+        """End of each step by step number, in milliseconds since 1970, computed from the durations in the rows."""
         self.restart()
 
     def restart(self) -> None:
@@ -32,12 +32,12 @@ class Rows:
 
     @property
     def last_step(self) -> int:
-        """Of the rows that were read; -1 before the first."""
+        """Largest step of the rows read so far; -1 before the first row."""
         return max(self.times, default=-1)
 
     def new(self) -> tuple[bool, list[Item]]:
-        """Whether the file was read from its beginning, and the rows that were read. A last line without an end
-        is left for later; `mtrl.tracking.metrics.unfinished_row` tells of it when nothing more is to come."""
+        """Return whether the file was read from its beginning, and the rows that were read. A last line without a line
+        end is left for later; `mtrl.tracking.metrics.unfinished_row` reports it when the file is complete."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, self._offset - len(self._last)))

@@ -1,4 +1,4 @@
-"""Which trackers there are, and how the followers of a run start."""
+"""The available trackers, and the start of the followers of a run."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ TRACKERS: dict[str, Callable[[Place], Backend]] = {
     ToWandb.name: ToWandb,
     ToTensorboard.name: ToTensorboard,
 }
-"""They import their packages only when they are opened."""
+"""Backends by tracker name. A backend imports its package only when it is opened."""
 
 
 def check_trackers(cfg: DictConfig) -> list[str]:
-    """Refuse trackers that cannot work; return warnings about settings that nothing reads.
+    """Refuse trackers that cannot work; return warnings about settings without effect.
 
     Raises:
-        UserError: an unknown name, a missing package, or a value that does not fit.
+        UserError: A name is unknown, a package is missing, or a value is invalid.
     """
     tracker = cfg.tracker
     for name in tracker.report_to:
@@ -64,13 +64,14 @@ def check_trackers(cfg: DictConfig) -> list[str]:
 
 
 def check_tracker(name: str) -> None:
-    """
+    """Refuse a tracker that cannot work.
+
     Raises:
-        UserError: there is no such tracker, or its package is not installed.
+        UserError: The tracker does not exist, or its package is not installed.
     """
     if name not in TRACKERS:
         raise unknown_choice("tracker.report_to", name, tuple(TRACKERS))
-    if find_spec(name) is None:  # packages are called as their trackers are
+    if find_spec(name) is None:  # each package has the name of its tracker
         raise {
             "mlflow": missing_extra("mlflow", "mlflow"),
             "wandb": missing_extra("wandb", "wandb"),
@@ -79,7 +80,7 @@ def check_tracker(name: str) -> None:
 
 
 def _idle(tracker: DictConfig) -> list[str]:
-    """Settings of trackers that nothing is sent to."""
+    """Return the changed settings of trackers that are not in `tracker.report_to`."""
     from mtrl.config.schema import TrackerConfig
 
     default = TrackerConfig()
@@ -99,9 +100,9 @@ def _idle(tracker: DictConfig) -> list[str]:
 
 
 def start_followers(config: Config, run: RunDir, warn: Callable[[str], Any]) -> Followers:
-    """Follow `run` by every tracker of `tracker.report_to`, each in a thread of its own.
+    """Follow `run` with every tracker of `tracker.report_to`, each in a thread of its own.
 
-    `warn` is called by the thread that pokes and closes them. Nothing here waits for a tracker.
+    The thread that pokes and closes the followers calls `warn`. This function does not wait for a tracker.
     """
     followers = []
     for name in dict.fromkeys(config.tracker.report_to):
@@ -115,14 +116,14 @@ def start_followers(config: Config, run: RunDir, warn: Callable[[str], Any]) -> 
 
 
 def follower_of(name: str, run: RunDir, tracker: TrackerConfig, is_live: bool = False) -> Follower:
-    """The follower of one tracker.
+    """Return the follower of one tracker.
 
     Args:
-        is_live: this process is the run, so that its source and packages are those of the run.
+        is_live: This process is the run, so its source tree and packages are those of the run.
 
     Raises:
-        BusyError: another process has it.
-        OSError: the folder of the run cannot be written.
+        BusyError: Another process holds the journal of this tracker.
+        OSError: The folder of the run cannot be written.
     """
     stored = stored_config(run)
     backend = TRACKERS[name](Place(run, _identity(run, stored, is_live), tracker))
@@ -132,13 +133,14 @@ def follower_of(name: str, run: RunDir, tracker: TrackerConfig, is_live: bool = 
 
 
 def mlflow_url(config: Config, run: RunDir) -> str:
-    """Where the run is in MLflow; before it has arrived there, the address of the server."""
+    """Return the address of the run in MLflow; before the run has arrived there, the address of the server."""
     backend = ToMlflow(Place(run, _identity(run, stored_config(run), False), config.tracker))
     return backend.url(read_remote(folder_of(run), backend.name, backend.destination))
 
 
 def stored_config(run: RunDir) -> dict[str, Any]:
-    """config.yaml of a run, perhaps an older one; empty where there is none."""
+    """Return config.yaml of a run, perhaps of an older version of mtrl; empty if it does not exist or cannot be
+    read."""
     try:
         text = run.config.read_text(encoding="utf-8")
         check_size(text)
@@ -155,7 +157,7 @@ def _thresholds(evaluation: dict[str, Any]) -> Thresholds:
 
 
 def _identity(run: RunDir, stored: dict[str, Any], is_live: bool) -> Identity:
-    """Who the run is, by its own card; the first to ask writes it."""
+    """Return the identity of the run from its `run.json`, which the first caller writes."""
 
     def make() -> dict[str, Any]:
         found = {"git": git_state(), "versions": versions()} if is_live else _summary(run)

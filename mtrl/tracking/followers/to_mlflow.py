@@ -1,6 +1,6 @@
 """MLflow: metrics, parameters and artifacts in a run, and a trace for every trajectory.
 
-Nothing of MLflow's global state is touched: every call goes to the client of this run.
+Every call goes to the client of this run, so MLflow's global state does not change.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 DATABASE = "mlflow.db"
 METRICS_AT_ONCE = 1000
 WORDS_AT_ONCE = 100
-"""Parameters, and tags, of one call."""
+"""Maximum number of parameters or of tags per call."""
 ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""Unless the environment says otherwise: a follower tries again itself, tells nobody that it runs, and where it is is
-told by us."""
+"""Defaults of MLflow's environment variables. MLflow retries little because the follower retries itself, sends no
+telemetry, and does not print the address of the run because mtrl prints it."""
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "REQUEST_LIMIT_EXCEEDED_SIZE", "MALFORMED_REQUEST")
 
 
@@ -53,13 +53,13 @@ class ToMlflow:
         self._traces: Any
         self._writer: TraceWriter
         self._in_doubt = True
-        """The last call failed, or was another process's: what follows may have arrived."""
+        """Whether the last call failed or was made by another process, so the next rows may have arrived already."""
 
-    # -- where -------------------------------------------------------------------------------------------------------
+    # -- destination -------------------------------------------------------------------------------------------------
 
     @property
     def uri(self) -> str:
-        """The tracking server, or the SQLite file beside the folders of the runs."""
+        """Address of the tracking server, or of the SQLite file beside the folders of the runs."""
         return self.place.tracker.mlflow.uri or os.environ.get("MLFLOW_TRACKING_URI") or self._own_database
 
     @property
@@ -88,7 +88,7 @@ class ToMlflow:
         from mlflow.tracing.client import TracingClient
         from mlflow.tracking import MlflowClient
 
-        for logger in ("mlflow", "alembic"):  # making an SQLite file is no news
+        for logger in ("mlflow", "alembic"):  # they log the creation of an SQLite file
             logging.getLogger(logger).setLevel(logging.WARNING)
         self._in_doubt = True
         self._client = MlflowClient(tracking_uri=self.uri)
@@ -106,7 +106,7 @@ class ToMlflow:
         self._writer = TraceWriter(self._identity.id, run.info.run_id, run.info.experiment_id)
 
     def _find_or_make(self) -> dict[str, str]:
-        """The run that carries our id; there is one already if a kill came before its receipt."""
+        """Return the run that carries our id, or create it. It exists already if a kill came before its receipt."""
         experiment = self._experiment()
         known = self._client.search_runs([experiment], f"tags.`mtrl.run` = '{self._identity.id}'", max_results=1)
         run = known[0] if known else self._make(experiment)
@@ -119,19 +119,20 @@ class ToMlflow:
             if known := self._client.get_experiment_by_name(self.project):
                 return known.experiment_id
             try:
-                # a file's artifacts would else be in the folder that the command happened to run in
+                # With an SQLite file, MLflow would put the artifacts into the current working directory.
                 local = self.uri.startswith("sqlite:")
                 beside = (
                     (self.place.folder / "mlflow_artifacts").as_uri() + f"/{quote(self.project)}" if local else None
                 )
                 return self._client.create_experiment(self.project, artifact_location=beside)
             except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run was first
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run created it first
                     raise
         raise UserError(f"the MLflow experiment {self.project} was deleted; restore it, or set another tracker.project")
 
     def _artifacts(self) -> str | None:
-        """Beside the SQLite file; MLflow would take the folder in which the command happens to run."""
+        """Return the location of the artifacts beside the SQLite file; MLflow would use the current working
+        directory."""
         if not self.uri.startswith("sqlite:///"):
             return None
         folder = Path(self.uri.removeprefix("sqlite:///")).resolve().parent
@@ -149,10 +150,11 @@ class ToMlflow:
             tags["mlflow.source.git.commit"] = commit
         return self._client.create_run(experiment, identity.started, tags, identity.name)
 
-    # -- what is sent ------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def send_settings(self, settings: Settings) -> None:
-        """Parameters. MLflow keeps the first value of each; what a resumption changes becomes a tag."""
+        """Send the settings as parameters. MLflow keeps the first value of each parameter, so a value that a
+        resumption changes becomes a tag."""
         from mlflow.entities import Param, RunTag
 
         known = self._client.get_run(self._run_id).data.params
@@ -177,7 +179,8 @@ class ToMlflow:
         self._in_doubt = False
 
     def _unknown(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """The rows that are not there. Only asked after a failure or a kill, since only then any may be."""
+        """Yield the rows that MLflow does not have. It is asked only after a failure or a kill, because otherwise it
+        has none of them."""
         histories: dict[str, set[tuple[int, float]]] = {}
         for row in rows:
             name = safe_name(min(row.metrics, default=""))
@@ -201,7 +204,7 @@ class ToMlflow:
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise RefusedError(f"it makes no trace ({type(error).__name__}: {error})") from error
         with _Refusals():
-            for info in infos:  # first, since MLflow is slow the other way round
+            for info in infos:  # before the spans, because MLflow is slow in the other order
                 self._traces.start_trace(info)
             try:
                 self._traces.log_spans(self._writer.experiment, spans)
@@ -216,11 +219,11 @@ class ToMlflow:
         self._client.set_terminated(self._run_id, "FINISHED" if ended.finished else "KILLED")
 
     def close(self) -> None:
-        """Every call has returned, so everything has arrived."""
+        """Do nothing: everything has arrived when its call returns."""
 
 
 class _Refusals:
-    """Tells `this will never be taken` from `nobody answers`."""
+    """Turns a permanent refusal of MLflow into `RefusedError`; other errors, such as no answer, pass through."""
 
     def __enter__(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the folder of the run, with the numbers and some of the conversations."""
+"""TensorBoard: event files in the folder of the run, with the metrics and some of the conversations."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mtrl.tracking.text import clean, one_line, signed
 
 FOLDER = "tensorboard"
 LONGEST_CONVERSATION = 20_000
-"""Characters; the whole is in trajectories/."""
+"""Maximum length of a conversation, in characters; the whole conversation is in trajectories/."""
 
 
 class ToTensorboard:
-    """Event files cannot be changed, but a new one can take back what others hold from some step on."""
+    """Writes event files. They cannot be changed, but a new file can invalidate the older ones from a step on."""
 
     name = "tensorboard"
     episodes_at_once: int | None = None
@@ -47,7 +47,7 @@ class ToTensorboard:
         if any(folder.glob("events*")):
             receipts.forget(lambda key: step_of(key) >= first_step)
             self._writer = SummaryWriter(str(folder), purge_step=first_step)
-        else:  # never written, or removed by somebody
+        else:  # never written, or removed
             receipts.forget(lambda key: True)
             self._writer = SummaryWriter(str(folder))
         self._last = -1
@@ -67,7 +67,7 @@ class ToTensorboard:
         self._writer.flush()
 
     def send_episodes(self, episodes: Sequence[Episode]) -> None:
-        """The best and the worst of a file, and one on which reward and scorer disagree."""
+        """Send the best and the worst trajectory of a file, and one per verdict on which reward and scorer disagree."""
         ranked = sorted(episodes, key=lambda episode: episode.trajectory.reward)
         shown = {"best": ranked[-1], "worst": ranked[0]}
         shown |= {episode.verdict: episode for episode in episodes if episode.verdict != "agree"}
@@ -78,10 +78,10 @@ class ToTensorboard:
         self._writer.flush()
 
     def send_artifact(self, artifact: Artifact) -> None:
-        """It lies beside the event files."""
+        """Do nothing: the file is in the folder of the run, beside the event files."""
 
     def send_ended(self, ended: Ended) -> None:
-        """TensorBoard knows no end."""
+        """Do nothing: TensorBoard has no end of a run."""
 
     def close(self) -> None:
         self._writer.close()
@@ -95,5 +95,5 @@ def _headed(episode: Episode) -> str:
 
 
 def _code(text: str) -> str:
-    """As a block of code, in which TensorBoard's Markdown means nothing."""
+    """Return the text as a code block, in which TensorBoard interprets no Markdown."""
     return "\n".join(f"    {line}" for line in clean(text).split("\n"))

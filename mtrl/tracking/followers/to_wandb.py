@@ -1,4 +1,4 @@
-"""Weights & Biases: numbers by step, a table for every file of trajectories; online, or into files for later."""
+"""Weights & Biases: metrics by step, and a table for every file of trajectories; online, or into files for later."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ COLUMNS = (
 
 
 class ToWandb:
-    """One run of W&B, with an id of our own, so that a resumed run goes on in it.
+    """One run of W&B with mtrl's id, so that a resumed run continues it.
 
-    W&B sends by a process of its own, so what a call took has not arrived yet. After a kill W&B is asked for the step
-    that it knows, and gets what comes after it. Offline there is nobody to ask: every opening writes the whole run.
+    W&B sends in a separate process, so a piece has not arrived yet when its call returns. After a kill, W&B reports its
+    last step and receives the steps after it. Offline there is no server to ask, so every opening writes the whole run.
     """
 
     name = "wandb"
@@ -69,7 +69,7 @@ class ToWandb:
         return shlex.join(["wandb", "sync", newest]) if self.is_offline else ""
 
     def open(self, receipts: Receipts, first_step: int) -> None:
-        for name in ("WANDB_SILENT", "WANDB_DISABLE_WEAVE"):  # else it talks of itself on the run's console
+        for name in ("WANDB_SILENT", "WANDB_DISABLE_WEAVE"):  # otherwise W&B prints on the run's console
             os.environ.setdefault(name, "true")
         import wandb
 
@@ -112,7 +112,7 @@ class ToWandb:
         self._run.log({f"trajectories/{episodes[0].file}": table}, step=max(0, self._last))
 
     def send_artifact(self, artifact: Artifact) -> None:
-        copy = Path(self._run.dir) / artifact.path.name  # of another folder W&B would only keep a link
+        copy = Path(self._run.dir) / artifact.path.name  # W&B would only link to a file of another folder
         shutil.copyfile(artifact.path, copy)
         self._run.save(str(copy), base_path=self._run.dir, policy="now")
 
@@ -141,7 +141,7 @@ def _cells(episode: Episode) -> list[Any]:
 
 
 def _has_key(settings: Any) -> bool:
-    """Whether W&B will find a key; without one it asks at the terminal, and the run's is not for that."""
+    """Whether W&B will find an API key. Without a key it would ask at the terminal, which a run must not do."""
     if os.environ.get("WANDB_API_KEY") or getattr(settings, "api_key", None):
         return True
     if getattr(settings, "identity_token_file", None):

@@ -1,4 +1,4 @@
-/* What the diagnosis found while the runs went on: the symptom, its evidence, and what to change. */
+/* Findings of the live diagnosis: the symptom, its evidence, and the proposed changes. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";
@@ -73,7 +73,7 @@ export class Alarms {
 
 const key = (run, alarm) => `${run.id}/${alarm.rule}`;
 
-/** Of every rule what it said last, and how often it spoke; the worst first. */
+/** The last finding of every rule with its number of findings, the most severe first. */
 function latest(alarms) {
   const rules = new Map();
   for (const alarm of alarms) rules.set(alarm.rule, { ...alarm, times: (rules.get(alarm.rule)?.times || 0) + 1 });
@@ -81,7 +81,7 @@ function latest(alarms) {
   return [...rules.values()].sort((a, b) => rank(a) - rank(b));
 }
 
-/** "trajectories/FILE.jsonl:LINE", lines from 1. */
+/** Link for a witness "trajectories/FILE.jsonl:LINE"; lines count from 1. */
 function witnessLink(run, { where }) {
   const found = /([^/]+)\.jsonl:(\d+)$/.exec(where || "");
   if (!found) return visible.plain(where || "");

@@ -1,4 +1,4 @@
-/* Starts the page: the bar at the top, the view that the address names, the keys, and what is new in the runs. */
+/* Start of the page: the bar at the top, the view that the address names, the keys, and live updates of the runs. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";
@@ -19,7 +19,7 @@ const VIEWS = { __proto__: null, overview: Overview, browse: Browse, group: Grou
   sweep: SweepView };
 const TABS = [["overview", "Overview"], ["browse", "Browse"], ["sweep", "Sweep"]];
 
-/** What every view may use. Views have open(values), close(), changed(run, names) and keys(). */
+/** State and functions that all views share. Views have open(values), close(), changed(run, names) and keys(). */
 class App {
   runs = [];
   differing = [];
@@ -59,7 +59,7 @@ class App {
     return this.runs.find((run) => run.id === id) || this.runs[0];
   }
 
-  /** Show what the address names. The same view goes on; another one starts. */
+  /** Show the view that the address names. The same view stays; another view is created. */
   follow() {
     const { view, values } = route.read();
     const Kind = VIEWS[view] || Overview;
@@ -108,7 +108,7 @@ class App {
       h("select", { id: "run", onchange: (event) => route.go("browse", { run: event.target.value }) }, options));
   }
 
-  /** live, finished, stopped, stalled or exported: in one quiet word. */
+  /** Badge with one word: live, finished, stopped, empty, stalled or exported. */
   badge(run) {
     const shown = run ? [run] : this.runs;
     if (!source.live) return h("span", { class: "badge", title: "An exported file; nothing in it changes" },
@@ -131,7 +131,7 @@ class App {
     }
   }
 
-  /** Say something briefly: seen, and read out. */
+  /** Show a short message, also to screen readers. */
   say(text) {
     dom.byId("said").textContent = text;
     const toast = h("div", { class: "toast" }, text);

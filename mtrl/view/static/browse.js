@@ -1,4 +1,4 @@
-/* Steps, groups, trajectories: choose what to look at. */
+/* Lists of steps, groups and trajectories. */
 
 import * as dom from "./dom.js";
 import { Filters } from "./filters.js";

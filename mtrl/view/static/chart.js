@@ -1,4 +1,4 @@
-/* One small chart in SVG: lines with bands or a stack of shares, a cross hair, zoom by dragging. */
+/* One small chart in SVG: lines with bands, or a stack of shares, with a cross hair and zoom by dragging. */
 
 import * as dom from "./dom.js";
 import * as format from "./format.js";
@@ -8,7 +8,7 @@ import * as visible from "./visible.js";
 /**
  * spec: {title, about, unit, log, share, zero, stacked, x: [low, high],
  *        series: [{label, colour, dash, points: [{x, y, low, high, n}]}]}
- * on: {hover(x | null), zoom([low, high] | null), pick(x)}; the panel calls back, and whoever owns it redraws.
+ * on: {hover(x | null), zoom([low, high] | null), pick(x)}; the chart calls these, and its owner redraws.
  */
 export class Chart {
   static HEIGHT = 168;
@@ -77,7 +77,7 @@ export class Chart {
     this.svg.append(this.brush, this.cursor);
   }
 
-  /** The steps of all charts together, so that a step is at the same place in each. */
+  /** Common range of the steps of all charts, so that a step has the same position in each. */
   static span(specs) {
     let low = Infinity, high = -Infinity;
     for (const { series } of specs) {
@@ -115,7 +115,7 @@ export class Chart {
     this.top = top;
   }
 
-  /** A tick of the y axis. */
+  /** One tick of the y axis. */
   inUnit(y) {
     return this.spec.log ? format.power(y) : this.spec.unit === "share" ? format.percent(y) : format.number(y);
   }
@@ -156,7 +156,7 @@ export class Chart {
     }
   }
 
-  /** Shares on top of one another, scaled so that all that was measured at a step fills the height. */
+  /** Stacked shares, scaled so that the measured shares of a step fill the height. */
   drawStack(shown) {
     const xs = [...new Set(shown.flatMap((points) => points.map((p) => p.x)))].sort((a, b) => a - b);
     const values = shown.map((points) => new Map(points.map((p) => [p.x, Math.max(0, p.y || 0)])));
@@ -201,7 +201,7 @@ export class Chart {
       dom.s("line", { x1: 0, x2: 18, y1: 4, y2: 4, "stroke-dasharray": dash, vars: { stroke: colour } }));
   }
 
-  /** The steps at which anything was measured, in order. */
+  /** Sorted steps at which any series has a value. */
   steps() {
     const [x0, x1] = this.spec.x;
     const measured = new Set(this.spec.series.flatMap((s) => s.points.map((p) => p.x)));

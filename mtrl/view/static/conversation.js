@@ -1,4 +1,4 @@
-/* What was said and done, turn by turn. All of it is text. */
+/* Conversation of a trajectory, turn by turn. All content is inserted as text. */
 
 import { h } from "./dom.js";
 import * as format from "./format.js";
@@ -6,9 +6,9 @@ import { bar } from "./summary.js";
 import * as visible from "./visible.js";
 
 const DEEP = 40;
-const LONG = 6000; // characters of a message that are shown at first
+const LONG = 6000; // maximum characters of a message that are shown at first
 
-/** How deep brackets are nested, at most: those in strings count too. */
+/** Upper bound of the nesting depth of brackets; brackets in strings count too. */
 function depth(text) {
   let now = 0, most = 0;
   for (const [bracket] of text.matchAll(/[[\]{}]/g)) {
@@ -18,7 +18,7 @@ function depth(text) {
   return most;
 }
 
-/** JSON set out over lines, or null where the text is none, or is nested so deep that it would be all indent. */
+/** JSON with indentation; null if the text is not JSON or is nested too deeply for indentation. */
 function pretty(text) {
   if (!/^\s*[[{]/.test(text) || depth(text) > DEEP) return null;
   try {
@@ -28,7 +28,7 @@ function pretty(text) {
   }
 }
 
-/** Text with its lines; what is too long is cut, with a button for the rest. */
+/** Text with its line breaks. A long text is cut and has a button for the rest. */
 export function textView(text) {
   const short = text.length > LONG ? text.slice(0, LONG) : text;
   const box = h("div", { class: "text" }, visible.nodes(short));
@@ -46,7 +46,7 @@ function callView(call) {
     h("pre", {}, visible.nodes(text)));
 }
 
-/** One message: its role, its text, the tools that it calls. */
+/** One message: its role, its text and its tool calls. */
 export function messageView(message) {
   const text = message.role === "tool" ? pretty(message.content) || message.content : message.content;
   const calls = message.tool_calls || [];
@@ -60,14 +60,14 @@ export function messageView(message) {
     calls.map(callView));
 }
 
-/** The response of a turn in a line or a few: its calls if it made any, else its words. */
+/** Short form of a turn's response: its tool calls if there are any, else its text. */
 export function actionText(turn) {
   const calls = turn.action.message.tool_calls || [];
   if (!calls.length) return visible.nodes(turn.action.text);
   return calls.map((call) => h("span", { class: "call-line" }, visible.line(`${call.name}(${call.arguments})`, 200)));
 }
 
-/** The head of a turn: what it was paid, how long it took, who spoke, and whether it was learnt from. */
+/** Header of a turn: its reward, duration, policy versions, and whether it was trained on. */
 export function turnHead(turn, most) {
   const parts = Object.entries(turn.components).map(([name,
     value]) => `${visible.plain(name)} ${format.signed(value)}`);
@@ -94,11 +94,11 @@ export function turnHead(turn, most) {
       facts.filter(Boolean).join(" · ")));
 }
 
-/** The exchange of a turn: what came in, and what the model answered. */
+/** Body of a turn: its observation and the response of the model. */
 export function turnBody(turn) {
   const { text } = turn.action;
   const same = turn.action.message.content === text;
-  // The calls, set out, are the whole of a response that is nothing but its calls.
+  // Content that is the whole sampled text repeats the calls, which are shown separately.
   const message = same && turn.action.message.tool_calls.length ? { ...turn.action.message,
     content: "" } : turn.action.message;
   const raw = message.tool_calls.length || message.reasoning || !same;

@@ -44,7 +44,7 @@ export class Curves {
     if (values === this.values) this.draw();
   }
 
-  /** Metrics whose names hold every word that was typed, and those that were kept. */
+  /** Fetch the metrics whose names contain every typed word, and the kept ones. */
   async needFound() {
     const keys = [...this.found(), ...this.keptKeys()];
     if (keys.length) await Promise.all(this.app.runs.map((run) => this.store.need(run.id, keys)));
@@ -119,7 +119,7 @@ export class Curves {
     return [...PANELS, ...this.keptKeys().map(single)];
   }
 
-  /** A stack is of one run; everything else shows all of them. */
+  /** Chart specs of a panel: a stacked panel has one chart per run, other panels show all runs in one chart. */
   specs(panel, shown) {
     const groups = panel.stacked ? shown.map((entity) => [entity]) : [shown];
     return groups.map((group) => {
@@ -142,7 +142,7 @@ export class Curves {
   line(panel, entity, line, i, alone, lines) {
     const made = points(this.store, entity, line, panel.factor);
     const window = panel.stacked ? 1 : Number(this.values.smooth || 1);
-    const crowded = lines > 2 && entity.runs.length > 1; // bands over bands say nothing
+    const crowded = lines > 2 && entity.runs.length > 1; // too many overlapping bands are unreadable
     return {
       points: smooth(crowded ? made.map((p) => ({ ...p, low: null, high: null })) : made, window), line: line.label,
         colour: alone ? scale.categorical(line.hue ?? i) : entity.colour, dash: alone ? null : DASHES[i % 4],
@@ -177,7 +177,7 @@ export class Curves {
     route.change({ zoom: range ? range.map((x) => Number(x.toFixed(2))).join("_") : null });
   }
 
-  /** The step of the nearest trajectories that were kept. */
+  /** Open the stored trajectories that are nearest to a step. */
   async pick(step) {
     if (step === undefined) return;
     const run = this.app.runs.find((r) => r.files) || this.app.runs[0];

@@ -1,9 +1,9 @@
-/* Where everything that is shown comes from: the server, or the JSON inside an exported file. Same answers,
-  same names. */
+/* Data sources of the page: the server, or the JSON inside an exported file. Both have the same methods and
+  answers. */
 
 import * as selection from "./selection.js";
 
-/** The part of a path or query that names something. */
+/** Path of the API with percent-encoded parts. */
 function path(...parts) {
   return "/api/" + parts.map((part) => encodeURIComponent(part)).join("/");
 }
@@ -19,7 +19,7 @@ function query(values) {
   return text ? "?" + text : "";
 }
 
-/** What both sources answer. `get(path, values)` is theirs; errors are Errors with one plain sentence. */
+/** Requests that both sources answer. Subclasses define `get(path, values)`, whose errors are one plain sentence. */
 class Source {
   runs() { return this.get(path("runs")); }
   sweeps() { return this.get(path("sweeps")); }
@@ -38,7 +38,7 @@ class Source {
 class Server extends Source {
   live = true;
   leftOut = 0;
-  recent = new Map(); // the last trajectories looked at: going back and forth costs nothing
+  recent = new Map(); // cache of the last trajectories, for going back and forth
 
   async get(address, values) {
     let answer;
@@ -68,7 +68,7 @@ class Server extends Source {
     return this.recent.get(key);
   }
 
-  /** Files can be written anew (a resumed run): what was kept of a run is asked for again. */
+  /** Drop the cached trajectories of a run, because a resumed run may rewrite its files. */
   forget(run) {
     for (const key of this.recent.keys()) if (key.startsWith(run + "\n")) this.recent.delete(key);
   }

@@ -1,13 +1,13 @@
-/* Elements are made here and only here. Text goes in by textContent: what a model wrote is never parsed as HTML. */
+/* The only place that creates elements. Text is inserted by textContent, so text of a model is never parsed as HTML. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element: h("a", {class: "x", href: "#", onclick: f, dataset: {step: 3}}, "text", child, [more], null). */
+/** Create an element: h("a", {class: "x", href: "#", onclick: f, dataset: {step: 3}}, "text", child, [more], null). */
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** The same, in SVG. */
+/** Create an SVG element in the same way. */
 export function s(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -35,7 +35,7 @@ export function append(element, children) {
   }
 }
 
-/** New content. Whoever has the focus keeps it, if an element of the same id is there again. */
+/** Replace the content of an element. The focus stays on the element of the same id, if the new content has one. */
 export function replace(element, ...children) {
   const active = document.activeElement;
   const id = active && active !== element && element.contains(active) ? active.id : "";
@@ -45,7 +45,7 @@ export function replace(element, ...children) {
   return element;
 }
 
-/** One plain sentence where there is nothing to show (yet). */
+/** Sentence that is shown instead of missing content. */
 export function note(text, kind = "empty") {
   return h("p", { class: `note ${kind}`, role: kind === "error" ? "alert" : "status" }, text);
 }

@@ -1,4 +1,4 @@
-/* What narrows the lists: presets on top, then every value that there is, with how many have it. */
+/* Filters of the lists: presets on top, then all existing values with their counts. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";
@@ -22,7 +22,7 @@ const PRESETS = [
 const CHOICES = ["verdict", "success", "failed", "truncated"];
 const NONE = Object.fromEntries([...CHOICES, "sort", "order"].map((key) => [key, null]));
 
-/** Writes to the address only; whoever shows a list reads it from there. */
+/** The filters only change the address; the lists read them from the address. */
 export class Filters {
   constructor() {
     this.presets = h("div", { class: "presets", role: "group", "aria-label": "Presets" });
@@ -57,13 +57,13 @@ export class Filters {
     }
   }
 
-  /** Whoever is writing into a field is not interrupted. */
+  /** Whether the user is typing into a field, which must not be redrawn. */
   typing() {
     const active = document.activeElement;
     return this.facets.contains(active) && active.matches("input:not([type=checkbox])");
   }
 
-  /** What there is under all filters; for the tick boxes, what there would be without them. */
+  /** Counts under all filters; for the tick boxes, counts without their own filter. */
   async counted() {
     const chosen = route.filters(this.values);
     const without = (key) => (chosen[key] ? source.facets(this.run.id, { ...chosen, [key]: undefined }) : null);
@@ -97,7 +97,7 @@ export class Filters {
           "Clear all filters") : null);
   }
 
-  /** Tick boxes, joined by commas in the address. What is chosen is listed even where nothing has it any more. */
+  /** Tick boxes, whose values are joined by commas in the address. Chosen values are listed even with a count of 0. */
   several(title, key, items, name = visible.plain) {
     const chosen = (this.values[key] || "").split(",").filter(Boolean);
     const missing = chosen.filter((value) => !items.some((i) => i.value === value)).map((value) => ({ value,

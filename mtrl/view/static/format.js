@@ -1,4 +1,4 @@
-/* Numbers, times and names as people read them. */
+/* Readable formats of numbers, times and names. */
 
 import * as visible from "./visible.js";
 
@@ -8,7 +8,7 @@ export function isNumber(x) {
   return typeof x === "number" && Number.isFinite(x);
 }
 
-/** At most four significant digits, never a trailing row of zeros. */
+/** At most four significant digits, without trailing zeros. */
 export function number(x) {
   if (!isNumber(x)) return missing;
   if (Number.isInteger(x) && Math.abs(x) < 1e6) return group(x);
@@ -44,7 +44,7 @@ export function fixed(x, digits = 2) {
 
 const UP = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
-/** A power of ten as such: 10⁻⁵. */
+/** A power of ten in exponent notation: 10⁻⁵. */
 export function power(x) {
   const n = Math.round(Math.log10(x));
   if (Math.abs(n) < 3) return number(x);
@@ -60,7 +60,7 @@ export function seconds(x) {
   return `${Math.floor(x / 3600)}\u2009h ${Math.round((x % 3600) / 60)}\u2009min`;
 }
 
-/** A value of a configuration or a detail, whatever it is. */
+/** A value of any type from a configuration or a detail. */
 export function value(x) {
   if (x === null || x === undefined) return missing;
   if (typeof x === "number") return number(x);

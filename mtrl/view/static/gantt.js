@@ -1,4 +1,4 @@
-/* When a run generated, trained, evaluated: spans of its timeline, a row for each lane. */
+/* Timeline of a run: the spans of generation, training and evaluation, with one row per lane. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";
@@ -108,7 +108,7 @@ export class Gantt {
     return scale.categorical(known < 0 ? 7 : known);
   }
 
-  /** What the time in sight went to; also the text of the picture for those who do not see it. */
+  /** Summary of the visible time; it is also the alternative text of the picture. */
   drawShares(low, high) {
     const sums = new Map();
     for (const { name, start, end } of this.spans) {

@@ -1,4 +1,4 @@
-/* One group: the trajectories of a prompt side by side. */
+/* View of one group: the trajectories of a prompt side by side. */
 
 import { actionText, messageView } from "./conversation.js";
 import { source } from "./data.js";

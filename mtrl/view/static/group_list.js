@@ -1,4 +1,4 @@
-/* The groups: a row for each prompt, with a cell for each of its trajectories. */
+/* List of the groups: one row per prompt, with one cell per trajectory. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";

@@ -1,4 +1,4 @@
-/* The keyboard: what works everywhere, and what the view in sight adds. */
+/* Keyboard: keys that work everywhere, and the keys of the current view. */
 
 import * as dom from "./dom.js";
 import * as route from "./route.js";
@@ -19,7 +19,7 @@ const typing = (element) => element.matches(TYPING);
 export function start(app) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (document.querySelector("dialog[open]")) return; // it closes by Escape on its own
+    if (document.querySelector("dialog[open]")) return; // Escape closes a dialog without our help
     if (typing(event.target)) {
       if (event.key === "Escape") event.target.blur();
       return;
@@ -51,7 +51,7 @@ export function help() {
   showDialog("Keys", h("dl", { class: "keys" }, rows));
 }
 
-/** Show something in a dialog; it is gone from the page when it is closed. */
+/** Show content in a dialog, which is removed from the page when it is closed. */
 export function showDialog(title, ...content) {
   const close = h("button", { type: "button", class: "quiet close", "aria-label": "Close",
     onclick: () => dialog.close() }, "×");

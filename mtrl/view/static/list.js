@@ -1,14 +1,14 @@
-/* A list of any length that keeps only the rows in sight in the page. */
+/* List of any length that has only the visible rows in the page. */
 
 import { h } from "./dom.js";
 
 /**
- * row(index) → element, for index in 0 … count - 1. Rows have one height, so the scroll bar tells the truth.
- * The list is one stop of the Tab key: arrows, Page Up and Down, Home, End move, Enter opens (`open(index)`).
+ * row(index) → element, for index in 0 … count - 1. All rows have the same height, so the scroll bar is exact.
+ * The list is one stop of the Tab key: arrows, Page Up and Down, Home and End move, Enter opens (`open(index)`).
  */
 export class VirtualList {
   static ROW = 30;
-  static BEYOND = 12; // rows kept above and below those in sight
+  static BEYOND = 12; // extra rows above and below the visible ones
 
   constructor({ head, row, open, label }) {
     this.row = row;
@@ -28,7 +28,7 @@ export class VirtualList {
     this.resize.disconnect();
   }
 
-  /** All rows anew. `keep` leaves the place in the list as it is, for rows that came later. */
+  /** Draw all rows again. `keep` does not scroll to the selected row, for rows that arrived later. */
   show(count, selected, keep = false) {
     this.count = count;
     this.selected = Math.max(0, Math.min(selected, count - 1));
@@ -40,12 +40,12 @@ export class VirtualList {
     this.render();
   }
 
-  /** Whether someone left the top of the list. */
+  /** Whether the user left the top of the list. */
   moved() {
     return this.element.scrollTop >= VirtualList.ROW || this.selected > 0;
   }
 
-  /** Rows were put in above: what is in sight stays in sight. */
+  /** Account for rows inserted at the top; the visible rows stay visible. */
   shift(count) {
     this.count += count;
     this.selected += count;
@@ -103,14 +103,14 @@ export class VirtualList {
     if (chosen) this.element.setAttribute("aria-activedescendant", `row-${index}`);
   }
 
-  /** The keys of the view that shows the list. */
+  /** Keys of the list, for the view that shows it. */
   keys() {
     const page = Math.max(1, Math.floor(this.element.clientHeight / VirtualList.ROW) - 2);
     const moves = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: page, PageUp: -page, Home: -this.count,
       End: this.count };
     const go = (move) => {
       this.select(this.selected + move);
-      this.element.focus({ preventScroll: true }); // so that Enter means the row, not what was clicked last
+      this.element.focus({ preventScroll: true }); // so that Enter opens the row, not the element clicked last
     };
     const acts = Object.entries(moves).map(([key, move]) => [key, () => go(move)]);
     return { ...Object.fromEntries(acts), Enter: () => this.open(this.selected) };

@@ -1,4 +1,4 @@
-/* What is new in the runs: asked about once a second while the page is in sight. */
+/* Live updates of the runs: the page asks for changes once a second while it is visible. */
 
 import { source } from "./data.js";
 
@@ -12,7 +12,7 @@ export class Live {
     this.known = new Map();
   }
 
-  /** Note how things stand, before anything is shown: what is written later is then seen as new. */
+  /** Record the state of the runs before the first view is shown, so that later writes count as changes. */
   async begin() {
     const answer = await source.changes();
     this.state = answer.state;
@@ -42,7 +42,7 @@ export class Live {
     if (!document.hidden) this.timer = setTimeout(() => this.look(), this.app.silent ? 3 * EVERY : EVERY);
   }
 
-  /** Views are told which parts of which run changed. */
+  /** Notify the current view which parts of which run changed. */
   async tell(answer) {
     const news = answer.runs.map((run) => [run, this.difference(run)]).filter(([, names]) => names.length);
     answer.runs.forEach((run) => this.known.set(run.id, run));

@@ -1,4 +1,4 @@
-/* The metrics of the runs, as far as they were asked for; asked for again when a run has written more. */
+/* Cache of the requested metrics of the runs; they are requested again when a run has written more. */
 
 import { source } from "./data.js";
 
@@ -12,7 +12,7 @@ export class MetricStore {
     return known && Object.hasOwn(known.columns, key) ? known.columns[key] : undefined;
   }
 
-  /** Every key that any of the runs has. */
+  /** All keys that any of the runs has. */
   keys(runs) {
     return [...new Set(runs.flatMap((run) => (this.runs.get(run.id) || { keys: [] }).keys))].sort();
   }
@@ -31,7 +31,7 @@ export class MetricStore {
     return (this.column(run, key) || { values: [] }).values.length;
   }
 
-  /** Fetch what is missing of `keys`, and wait for what is on its way. */
+  /** Fetch the missing ones of `keys`, and wait for pending requests. */
   async need(run, keys) {
     const known = this.known(run);
     const missing = keys.filter((key) => !known.asked.has(key));
@@ -39,7 +39,7 @@ export class MetricStore {
     await Promise.all(keys.map((key) => known.asked.get(key)));
   }
 
-  /** Fetch anew all that was ever asked for. */
+  /** Fetch all previously requested keys again. */
   async again(run) {
     const asked = [...this.known(run).asked.keys()];
     if (asked.length) await this.fetch(run, asked);

@@ -1,4 +1,4 @@
-/* The runs at a glance: the table, what the diagnosis found, the curves, the timeline. */
+/* Overview of the runs: the table, the findings of the diagnosis, the curves, the timeline. */
 
 import { Alarms } from "./alarms.js";
 import { Curves } from "./curves.js";
@@ -8,7 +8,7 @@ import { MetricStore } from "./metrics.js";
 import { runTable } from "./run_table.js";
 
 const { h } = dom;
-const PAUSE = 1500; // milliseconds between two looks at the metrics of a run that writes fast
+const PAUSE = 1500; // minimum milliseconds between two redraws for a run that writes fast
 
 export class Overview {
   constructor(app) {
@@ -47,7 +47,7 @@ export class Overview {
     this.drawTable();
   }
 
-  /** Once in a while, and at the end of it: a fast run is not drawn more often than anyone looks. */
+  /** Run an action at once, or at the end of the pause, so that a fast run is redrawn at most once per pause. */
   later(key, act) {
     if (this.waiting.has(key)) return;
     this.waiting.set(key, setTimeout(() => {

@@ -1,4 +1,4 @@
-/* A long list that is fetched in parts, as its rows come into sight. */
+/* Long lists that are fetched in parts when their rows become visible. */
 
 import { source } from "./data.js";
 import * as route from "./route.js";
@@ -6,7 +6,7 @@ import { orderOf } from "./selection.js";
 
 const SIZE = 100;
 
-/** Items 0 … total - 1 of what `ask({offset, limit})` answers; `changed()` is called when more of it is known. */
+/** Items 0 … total - 1 of the answers of `ask({offset, limit})`; `changed()` is called when more items are known. */
 export class Pages {
   constructor(ask, changed) {
     this.ask = ask;
@@ -19,7 +19,7 @@ export class Pages {
     this.indexing = null;
   }
 
-  /** The item, or undefined while it is on its way. */
+  /** The item, or undefined until its answer arrives. */
   get(index) {
     const page = Math.floor(index / SIZE);
     if (this.asked.get(page) !== this.age) this.load(page);
@@ -44,12 +44,12 @@ export class Pages {
     this.changed();
   }
 
-  /** Ask again for what comes into sight; what is there stays until the answer comes. */
+  /** Request visible items again; the old ones stay until the answer arrives. */
   stale() {
     this.age += 1;
   }
 
-  /** Rows were put in above: the item that was at index i is at i + count. */
+  /** Account for rows inserted at the top: the item at index i moves to i + count. */
   shift(count) {
     this.items = new Map([...this.items].map(([index, item]) => [index + count, item]).filter(([index]) => index >= 0));
   }
@@ -59,7 +59,7 @@ export class Pages {
     return -1;
   }
 
-  /** The item at an index, fetched if need be. */
+  /** The item at an index, fetched if necessary. */
   async item(index) {
     if (index < 0 || (this.total !== null && index >= this.total)) return undefined;
     if (!this.items.has(index)) await this.load(Math.floor(index / SIZE));
@@ -67,7 +67,7 @@ export class Pages {
   }
 }
 
-/** What a search found, grown as long as someone looks: the server searches in short stretches. */
+/** Results of a search. They grow while they are shown, because each request searches only a part. */
 export class Found {
   constructor(run, values, changed) {
     this.run = run;
@@ -124,7 +124,7 @@ export class Found {
 
 let last = null;
 
-/** The list that filters, order and search describe. The same one again keeps what it knows and where one was: `at`. */
+/** The list for filters, order and search. A request for the same list returns it with its items and position `at`. */
 export function listed(run, values, changed) {
   const { q } = values, asked = route.asked(values);
   const key = JSON.stringify([run, asked, q || ""]);
@@ -141,7 +141,7 @@ export function listed(run, values, changed) {
   return last;
 }
 
-/** Where a trajectory is in a list, found by halves, since the order is known; -1: it is not in the list. */
+/** Index of a trajectory in a list by binary search, since the order is known; -1 if it is not in the list. */
 export async function locate(list, summary, values) {
   const same = (s) => s.file === summary.file && s.line === summary.line;
   if (list instanceof Found) await list.running;

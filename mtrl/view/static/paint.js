@@ -1,10 +1,10 @@
-/* The five colourings of tokens: what a token gets, and the legend that says what it means. */
+/* The five colourings of tokens, and their legends. */
 
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import * as visible from "./visible.js";
 
-/** In the order of the keys 1 to 5. */
+/** Colourings in the order of the keys 1 to 5. */
 export const COLOURINGS = [
   ["advantage", "Advantage", "What the update learnt from: blue, more of it; orange, less of it"],
   ["logprob", "Log-prob", "Log-probability when it was sampled: the darker, the less likely"],
@@ -14,18 +14,18 @@ export const COLOURINGS = [
 ];
 const LOWEST = -6; // log-prob at which the colour is full: p = 0.0025
 const DRIFT = [-7, 0]; // powers of ten, from no colour to full colour
-// Without a prototype, here and in the other tables: what a run or an address names is not to find "constructor".
+// This table and similar ones have no prototype, so that a name from a run or an address cannot find "constructor".
 const WHO = { __proto__: null, template: "chat template", system: "system prompt", user: "prompt, environment",
   tool: "tool results",
   assistant: "assistant (not sampled)", policy: "policy" };
 
-/** The tokens of a turn with all that is known: {turn, index, part, id, text, special, by, version, logprob, …}. */
+/** The tokens of a turn with all their data: {turn, index, part, id, text, special, by, version, logprob, …}. */
 export function tokensOf(turn) {
   return [...part(turn, "observation", turn.observation.tokens, 0),
     ...part(turn, "action", turn.action.tokens, turn.observation.tokens.ids.length)];
 }
 
-/** [[count, value]…] → every value as often as it counts. */
+/** [[count, value]…] → a list with each value repeated `count` times. */
 function repeat(runs) {
   return runs.flatMap(([count, value]) => Array(count).fill(value));
 }
@@ -43,14 +43,14 @@ function part(turn, name, t, start) {
   }));
 }
 
-/** [class, why] of whether it is trained. */
+/** [class, reason] for whether a token is trained. */
 function state(turn, name, advantage) {
   if (name === "observation") return ["masked", "masked: not sampled by the policy"];
   if (!turn.trained) return ["untrained", turn.untrained || "not trained"];
   return advantage === 0 ? ["flat", "trained on, with advantage 0: no gradient"] : ["trained", "trained"];
 }
 
-/** `most` is the largest |advantage| of the group. Returns [class, strength 0…1]. */
+/** Returns [class, strength 0…1] of a token. `most` is the largest |advantage| of the group. */
 export function paint(colouring, token, most) {
   if (colouring === "by") {
     const odd = token.version !== null && token.version % 2 ? " odd" : "";
@@ -68,7 +68,7 @@ export function paint(colouring, token, most) {
   return ["drift", Math.min(1, Math.max(0, (power - DRIFT[0]) / (DRIFT[1] - DRIFT[0])))];
 }
 
-/** What the colours mean, with a scale or with counts. */
+/** Legend of the colours, with a scale or with counts. */
 export function legend(colouring, tokens, most) {
   if (colouring === "advantage") return known(tokens, "advantage",
     "It was never credited: nothing was learnt from it.", () => ramp(["down", "up"],

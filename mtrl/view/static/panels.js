@@ -1,4 +1,4 @@
-/* The curves that are shown at first, and how any metric is drawn. */
+/* The curves that are shown by default, and the panel of any other metric. */
 
 import * as format from "./format.js";
 import * as visible from "./visible.js";
@@ -53,7 +53,7 @@ export const PANELS = [
   { title: "KL to the reference", unit: "nats", zero: true, about: "Estimated KL divergence",
     lines: [line("train/kl", "KL")] },
   { title: "Time per step", unit: "s", zero: true, about: "Wall-clock time of a step and of its parts",
-    // In the colours of the timeline.
+    // The hues are the colours of the timeline.
     lines: [line("time/step", "step", { hue: 6 }), line("time/generate", "generate", { hue: 0 }),
       line("time/update", "update", { hue: 2 }), line("time/evaluate", "evaluate", { hue: 4 })] },
   { title: "Sampled tokens per second", unit: "tokens/s", zero: true, about: "Of generation",
@@ -66,18 +66,18 @@ export const PANELS = [
       line("analysis/staleness/max", "most")] },
 ];
 
-/** What the panels need of the metrics: keys, or prefixes with a star. */
+/** Metrics that the panels need: keys, or prefixes with a star. */
 export const KEYS = [...new Set(PANELS.flatMap((p) => (p.prefix ? [`${p.prefix}*`] : p.lines.flatMap((l) => [l.key,
   l.low, l.high])).filter(Boolean)))];
 
-/** A panel for one metric that none of the above shows. */
+/** A panel for one metric that no panel above shows. */
 export function single(key) {
   const seconds = key.startsWith("time/"), share = /_frac$|^rollout\/stop\//.test(key);
   return { id: key, title: visible.plain(key), about: key, unit: seconds ? "s" : share ? "share" : null, zero: seconds || share,
     log: /drift|mismatch\/(abs|k3|chi2)/.test(key), lines: [{ key, label: visible.plain(key) }] };
 }
 
-/** The lines of a panel, those of a prefix from the keys that there are. */
+/** The lines of a panel; a prefix gives one line per existing key. */
 export function linesOf(panel, keys) {
   if (!panel.prefix) return panel.lines;
   return keys.filter((key) => key.startsWith(panel.prefix)).map((key) => ({ key,

@@ -1,4 +1,4 @@
-/* Parallel coordinates: an axis for each setting and one for the objective, a line for each job. */
+/* Parallel coordinates: one axis per setting and one for the objective, with one line per job. */
 
 import { s } from "./dom.js";
 import * as format from "./format.js";
@@ -7,7 +7,7 @@ import * as visible from "./visible.js";
 
 const HEIGHT = 260, TOP = 40, BOTTOM = 22, SIDE = 70, LEAST = 110; // pixels
 const MOST_TICKS = 8;
-const WIDE = 100; // largest / smallest from which a scale is logarithmic
+const WIDE = 100; // ratio of largest to smallest value from which a scale is logarithmic
 const CHARS = 14;
 
 /** `point(number)` is called with the job under the pointer, or null. */
@@ -34,7 +34,7 @@ export class Parallel {
     const x = (i) => SIDE + (i * (width - 2 * SIDE)) / Math.max(1, columns.length - 1);
     this.element.textContent = "";
     this.element.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    // The best is drawn last, above the others.
+    // The best job is drawn last, above the others.
     for (let row = jobs.length - 1; row >= 0; row--) this.element.append(this.line(jobs[row], row, columns, x));
     columns.forEach((c, i) => this.element.append(ruler(c, x(i), i === columns.length - 1)));
   }
@@ -60,7 +60,7 @@ export class Parallel {
 
 const KNOWN = { __proto__: null, finished: 1, pruned: 1, failed: 1, running: 1 };
 
-/** One axis: where the value of each row is, and what is written beside it. */
+/** One axis: the positions of the values, and their labels. */
 function column(name, values) {
   const numbers = values.map((v) => (v === null || v === undefined || v === "" ? null : Number(v)));
   const known = values.filter((v) => v !== null && v !== undefined);
@@ -87,7 +87,7 @@ function categories(name, values, names) {
     place: (row) => (values[row] === null || values[row] === undefined ? null : at(names.indexOf(String(values[row])))) };
 }
 
-/** Labels that do not run into one another. */
+/** Labels that do not overlap. */
 function apart(ticks) {
   const sorted = [...ticks].sort((a, b) => a[0] - b[0]), kept = [];
   for (const tick of sorted) if (!kept.length || tick[0] - kept.at(-1)[0] >= 13) kept.push(tick);
@@ -101,7 +101,7 @@ function ruler(column, x, isLast) {
     column.ticks.map(([y, text]) => s("text", { ...side, y: y + 4 }, s("title", {}, text), short(text, CHARS))));
 }
 
-/** 0…1: how good it is among the others. */
+/** 0…1: quality of a job relative to the others. */
 function share(column, row, direction) {
   const y = column.place(row);
   if (y === null) return 0;

@@ -1,4 +1,4 @@
-/* The list of trajectories: a row each, however many there are. */
+/* List of trajectories, with one row each and of any length. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";
@@ -10,7 +10,7 @@ import { counted, outcome, scoreCell, verdictMark } from "./summary.js";
 import * as visible from "./visible.js";
 
 const { h } = dom;
-/** [class, title, what it sorts by, cell]. */
+/** Columns: [class, title, sort key, cell]. */
 const COLUMNS = [
   ["c-step", "Step", "newest", (s) => format.number(s.step)],
   ["c-kind", "Kind", null, (s) => h("span", { title: format.words(s.kind) }, format.words(s.kind))],
@@ -132,7 +132,7 @@ export class Results {
     location.hash = this.link(s);
   }
 
-  /** New rows go in at the top of the newest first; whoever reads further down stays where they are. */
+  /** Insert new rows at the top if the newest are first; the scroll position further down stays. */
   async changed() {
     const { model, list } = this;
     if (model instanceof Found) return;

@@ -1,6 +1,6 @@
-/* The address names everything that is in sight: view, run, filters, trajectory, turn, token, colours. */
+/* The address determines everything that is shown: view, run, filters, trajectory, turn, token, colours. */
 
-/** Filters of the lists; they stay in the address of a trajectory, so that next and previous mean the list. */
+/** Filters of the lists. They stay in the address of a trajectory, so that next and previous walk through the list. */
 export const FILTERS = ["file", "kind", "step", "task", "group", "stop", "verdict", "success", "failed", "truncated",
   "trainable", "readable", "reward_min", "reward_max", "turns_min", "turns_max", "contains"];
 const ORDER = ["sort", "order"];
@@ -27,7 +27,7 @@ export function link(view, values = {}) {
   return `#${view}${text ? "?" + text : ""}`;
 }
 
-/** Go there; `replace` leaves no entry in the history, for what is only adjusted. */
+/** Go to an address; `replace` adds no entry to the history, for small adjustments. */
 export function go(view, values, replace = false) {
   const to = link(view, values);
   if (to === location.hash) return;
@@ -35,7 +35,7 @@ export function go(view, values, replace = false) {
   listener();
 }
 
-/** The same view with some values changed; null takes one out. */
+/** Go to the same view with some values changed; null removes a value. */
 export function change(values, replace = false) {
   const now = read();
   go(now.view, { ...now.values, ...values }, replace);
@@ -52,12 +52,12 @@ function only(values, names) {
   return Object.fromEntries(names.filter((name) => values[name]).map((name) => [name, values[name]]));
 }
 
-/** What a list was asked for: its filters, or its filters and order. */
+/** Parameters of a list: its filters, or its filters and its order. */
 export const filters = (values) => only(values, FILTERS);
 export const asked = (values) => only(values, [...FILTERS, ...ORDER]);
-/** What stays when one goes from a list to a trajectory and back. */
+/** Values that stay when the user goes from a list to a trajectory and back. */
 export const kept = (values) => only(values, ["run", "level", "q", ...FILTERS, ...ORDER]);
 
-/** A trajectory's place, "FILE/LINE", and a group's, "FILE/GROUP"; no file has a slash in its name. */
+/** Location of a trajectory, "FILE/LINE", or of a group, "FILE/GROUP"; file names have no slash. */
 export const place = (file, rest) => `${file}/${rest}`;
 export const parts = (text) => splitOnce(text || "", "/");

@@ -1,4 +1,4 @@
-/* The runs beside one another: what they are, how far they are, what they reached, how they differ. */
+/* Table of the runs: their names, progress, results and differences. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";
@@ -55,11 +55,11 @@ function toAlarms(event) {
 
 function time(run) {
   if (run.summary && format.isNumber(run.summary.seconds)) return run.summary.seconds;
-  if (run.status !== "running") return null; // a copy has the times of its copying
+  if (run.status !== "running") return null; // the file times of a copied run are those of the copy
   return format.isNumber(run.started) && format.isNumber(run.updated) ? run.updated - run.started : null;
 }
 
-/** The scorer's success on held-out rows, first and last, with the interval of the last. */
+/** Success on held-out rows by the scorer, at the first and the last evaluation, with the interval of the last. */
 function success(run, store) {
   const of = (key, which) => store[which](run.id, key);
   const before = run.summary?.success_before ?? of("val/success/mean", "first"),

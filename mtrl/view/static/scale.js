@@ -1,8 +1,8 @@
-/* From values to places and to colours. */
+/* Maps from values to positions and to colours. */
 
 import { isNumber } from "./format.js";
 
-/** Linear or logarithmic: value → pixel. */
+/** Linear or logarithmic scale: value → pixel. */
 export function axis(low, high, from, to, log) {
   const f = log ? Math.log10 : (x) => x;
   const a = f(low), b = f(high);
@@ -35,7 +35,7 @@ export function logTicks(low, high) {
   return found.length ? found : [low, high];
 }
 
-/** A little air around the data; a range that is shown whole when it is a share. */
+/** Range of the data with a margin; for shares, the whole range. */
 export function domain(values, { zero = false, share = false, log = false } = {}) {
   const usable = values.filter((v) => isNumber(v) && (!log || v > 0));
   if (!usable.length) return null;
@@ -47,7 +47,7 @@ export function domain(values, { zero = false, share = false, log = false } = {}
   return [zero && low === 0 ? 0 : low - room, high + room];
 }
 
-/** Colours that stay apart for colour-blind eyes (Okabe and Ito, 2008); named in the style sheet, light and dark. */
+/** Colours for colour-blind readers (Okabe and Ito, 2008); the style sheet names them, light and dark. */
 export function categorical(index) {
   return `var(--c${index % 8})`;
 }

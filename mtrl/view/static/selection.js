@@ -1,4 +1,4 @@
-/* Filter, sort, group and search summaries in the page, by the rules of the server: for an exported file. */
+/* Filters, sorting, grouping and search of summaries in the page of an exported file, by the rules of the server. */
 
 const list = (value) => (value === undefined || value === null || value === "" ? [] : [].concat(value));
 const words = (value) => list(value).flatMap((one) => String(one).split(","));
@@ -47,7 +47,7 @@ const VALUES = {
   gap: (s) => (s.score === null ? null : Math.abs(s.reward - s.score)),
 };
 
-/** The order of a list: < 0 where a comes before b. */
+/** Comparison function of a list's order: < 0 if a comes before b. */
 export function orderOf({ sort = "newest", order = "desc" } = {}) {
   const sign = order === "asc" ? 1 : -1;
   if (sort === "newest") return newest(sign);
@@ -132,7 +132,7 @@ export function facets(items) {
   };
 }
 
-/** Plain text in every message. `trajectory(summary)` gives the whole of one. */
+/** Search for plain text in every message. `trajectory(summary)` returns a whole trajectory. */
 export function search(items, { q = "", cursor, limit = 50 }, trajectory) {
   const needle = q.toLowerCase(), found = [];
   let at = Number(cursor || 0);

@@ -1,9 +1,9 @@
-/* From the metrics of runs to the lines of a chart: one run,
-  or the mean and spread of those that differ by their seed. */
+/* Lines of a chart, computed from the metrics of runs: of one run,
+  or the mean and spread of runs that differ only in the seed. */
 
 import { isNumber } from "./format.js";
 
-/** Who is drawn: {label, runs, colour}; `group` joins the runs of one family. */
+/** Entities to draw: {label, runs, colour}; `group` joins the runs of one family. */
 export function entities(runs, group, colour) {
   const families = new Map();
   runs.forEach((run) => {
@@ -14,7 +14,7 @@ export function entities(runs, group, colour) {
   const taken = new Map();
   return [...families].map(([key, members], i) => {
     const name = nameOf(members, runs), n = (taken.get(name) || 0) + 1;
-    taken.set(name, n); // two settings are told; runs may differ in a third
+    taken.set(name, n); // a label has at most two settings, but runs may differ in a third
     return { key, runs: members, label: n > 1 ? `${name} (${n})` : name, colour: colour(i) };
   });
 }
@@ -59,7 +59,7 @@ function together(columns, factor) {
   });
 }
 
-/** Running mean over `window` measured points, each with those before it. */
+/** Running mean over `window` measured points: each point and those before it. */
 export function smooth(list, window) {
   if (window < 2) return list;
   const known = list.filter((p) => isNumber(p.y));

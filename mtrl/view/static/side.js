@@ -1,4 +1,4 @@
-/* What is known of a trajectory as a whole, beside its turns. */
+/* Facts about a whole trajectory, shown beside its turns. */
 
 import { h } from "./dom.js";
 import * as format from "./format.js";
@@ -19,7 +19,7 @@ const SAYS = {
   lenient: "The reward says solved; the scorer does not.", strict: "The scorer says solved; the reward does not.",
 };
 
-/** `most` is what the bars of rewards are drawn against. */
+/** `most` is the largest |reward|, the full length of a reward bar. */
 export function side(whole, run, values, most) {
   const s = whole.summary;
   return [verdict(s, run), rewards(whole, most), group(whole, run, values, most),
@@ -72,7 +72,7 @@ function group({ group: members, summary: s }, run, values, most) {
     format.isNumber(m.advantage) ? format.fixed(m.advantage) : ""))));
 }
 
-/** The metrics of the episode, and the sums over its turns. */
+/** Metrics of the episode, and sums over its turns. */
 function numbers(title, own, turns) {
   const sums = Object.create(null);
   for (const metrics of turns) for (const [name,

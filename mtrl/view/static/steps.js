@@ -1,4 +1,4 @@
-/* The steps of a run: a row per file of trajectories, with what it holds. */
+/* List of the steps of a run, with one row per file of trajectories. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";
@@ -68,7 +68,7 @@ export class StepTable {
     }
   }
 
-  /** Of the filters, kind and step concern whole files. */
+  /** Only the filters kind and step apply to whole files. */
   fits(file) {
     const { kind, step } = this.values;
     const [from, to = from] = (step || "").split("-").map(Number);

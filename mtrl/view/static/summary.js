@@ -1,4 +1,4 @@
-/* How one trajectory is summed up in a line: verdict, score, why it ended. */
+/* Summary of one trajectory in a line: verdict, score and stop reason. */
 
 import { source } from "./data.js";
 import { h } from "./dom.js";
@@ -17,7 +17,7 @@ export function verdictMark(s) {
   return h("span", { class: `verdict ${s.verdict}`, title: about }, visible.plain(name));
 }
 
-/** The score with a mark that does not depend on its colour. */
+/** The score with a mark, so that it does not depend on its colour alone. */
 export function scoreCell(s) {
   if (s.score === null) return h("span", { class: "score none", title: "Not scored" }, format.missing);
   return h("span", { class: `score ${s.success ? "yes" : "no"}`,
@@ -33,7 +33,7 @@ export function outcome(s) {
   return h("span", { class: `stop ${kind}`, title: why }, format.words(s.stop), s.cut_turns ? " ✂" : null);
 }
 
-/** The gradient of a reward, as a bar from zero. `most` is the largest size around. */
+/** Bar of a reward from zero. `most` is the reward of a full bar. */
 export function bar(value, most, about) {
   const size = most > 0 && format.isNumber(value) ? Math.min(1, Math.abs(value) / most) : 0;
   return h("span", { class: `bar ${value < 0 ? "minus" : "plus"}`, title: about, role: "img",
@@ -41,7 +41,7 @@ export function bar(value, most, about) {
     h("i", { vars: { "--size": size } }));
 }
 
-/** "1,204 trajectories", and how far the reading of a large run has come. */
+/** Text such as "1,204 trajectories", with the progress of indexing a large run. */
 export function counted(total, indexing, one = "trajectory", many = "trajectories") {
   if (total === null) return "Reading…";
   const reading = indexing && indexing.done < indexing.total;

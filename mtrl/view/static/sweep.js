@@ -1,4 +1,4 @@
-/* Sweeps: their jobs as lines through the settings that differ, and as a table, the best first. */
+/* View of sweeps: their jobs as lines through the differing settings, and as a table with the best first. */
 
 import { source } from "./data.js";
 import * as dom from "./dom.js";
@@ -112,19 +112,19 @@ class SweepPart {
           [family.mean, family.deviation, family.count].map((x) => h("td", { class: "num" }, format.number(x))))))));
   }
 
-  /** Show which job is meant, in the picture and in the table. */
+  /** Highlight a job in the picture and in the table. */
   point(number) {
     this.picture.point(number);
     for (const [other, row] of this.rows) row.classList.toggle("pointed", other === number);
   }
 }
 
-/** The last two words of a key. */
+/** The last two parts of a key. */
 function brief(key) {
   return key.split(".").slice(-2).join(".");
 }
 
-/** A value as it was typed; one that a sampler made has more digits than anyone reads. */
+/** A setting as text; a value from a sampler is rounded, because it has too many digits. */
 function rounded(text) {
   return /^-?(?=[\d.]{9})\d*\.\d+(e-?\d+)?$/.test(text) ? format.number(Number(text)) : visible.plain(text);
 }

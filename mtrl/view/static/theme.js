@@ -1,4 +1,4 @@
-/* Light or dark: as the system says, until someone chooses. */
+/* Light or dark theme: the setting of the system, until the user chooses. */
 
 import { h } from "./dom.js";
 
@@ -8,7 +8,7 @@ function chosen() {
   try {
     return localStorage.getItem(NAME);
   } catch {
-    return null; // a file opened from disk may not have any
+    return null; // a file opened from disk may have no storage
   }
 }
 
@@ -16,7 +16,7 @@ function set(value) {
   document.documentElement.dataset.theme = value;
   try {
     localStorage.setItem(NAME, value);
-  } catch { /* chosen for this page only */ }
+  } catch { /* without storage, the choice holds for this page only */ }
 }
 
 function isDark() {

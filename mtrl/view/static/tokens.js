@@ -1,4 +1,4 @@
-/* Every token a span of its own: coloured, to be pointed at, walked through and linked to. */
+/* Tokens as separate spans, which can be coloured, pointed at, walked through by keys and linked to. */
 
 import * as dom from "./dom.js";
 import * as format from "./format.js";
@@ -6,18 +6,18 @@ import { paint, tokensOf } from "./paint.js";
 import * as visible from "./visible.js";
 
 const { h } = dom;
-// A block, which is laid out alone, ends at a line end after so many tokens, and anywhere after so many.
+// Tokens per block, the unit of layout: a block ends at the first line end after 300 tokens, or after 1200 tokens.
 const BLOCK = [300, 1200];
 
 const NEAR = { rootMargin: "1200px" };
-const SMALL = 150; // tokens of a block that is always laid out
+const SMALL = 150; // maximum tokens of a block that is always laid out
 
-/** About the height of so many tokens. */
+/** Approximate height of `count` tokens. */
 function guess(count) {
   return `${Math.ceil(count / 16) * 22}px`;
 }
 
-/** [from, to] of the blocks of a turn: what was observed and what was sampled apart, long ones in parts. */
+/** [from, to] of the blocks of a turn. Observation and action are in separate blocks; long ones are split. */
 function ranges(tokens) {
   const found = [];
   let from = 0;
@@ -42,7 +42,7 @@ export class TokenFlow {
     this.clear();
   }
 
-  /** Forget the boxes that were made. */
+  /** Discard the boxes created so far. */
   clear() {
     this.close();
     this.blocks = new Map(); // turn → [{element, from, to, spans}]
@@ -54,7 +54,7 @@ export class TokenFlow {
     if (this.seen) this.seen.disconnect();
   }
 
-  /** The tokens of a turn, in blocks whose spans are made when they come near. */
+  /** The tokens of a turn in blocks. The spans of a block are created when it is near the visible area. */
   box(number) {
     const tokens = this.turns.get(number);
     const blocks = ranges(tokens).map(([from, to]) => ({ from, to, spans: null, tokens: tokens.slice(from, to) }));
@@ -118,14 +118,14 @@ export class TokenFlow {
     return (this.turns.get(turn) || [])[index] || null;
   }
 
-  /** Its span, made if need be; none where the tokens are not shown. */
+  /** The span of a token, created if necessary; undefined if the tokens are not shown. */
   spanOf(token) {
     const block = (this.blocks.get(token.turn) || []).find((each) => token.index < each.to);
     if (block) this.fill(block);
     return block ? block.spans[token.index - block.from] : undefined;
   }
 
-  /** Mark a token as the chosen one; null takes the mark away. */
+  /** Mark a token as chosen; null removes the mark. */
   choose(token) {
     if (this.chosen) this.spanOf(this.chosen)?.classList.remove("chosen");
     this.chosen = token;
@@ -146,7 +146,7 @@ export class TokenFlow {
   }
 }
 
-/** All that is known of a token, in words. */
+/** All data of a token as a list. */
 export function details(token, positions) {
   const p = format.isNumber(token.logprob) ? Math.exp(token.logprob) : null;
   const rows = [

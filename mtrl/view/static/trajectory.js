@@ -1,4 +1,4 @@
-/* One trajectory: what was said, what it was paid, and every token of it. */
+/* View of one trajectory: its conversation, its rewards and its tokens. */
 
 import { turnBody, turnHead, messageView } from "./conversation.js";
 import { source } from "./data.js";
@@ -14,7 +14,7 @@ import * as visible from "./visible.js";
 
 const { h } = dom;
 
-/** What reward bars are drawn against: the largest of the turns, the components and the group. */
+/** Reward of a full bar: the largest |reward| of the turns, the components and the group. */
 function mostPaid({ turns, summary, group }) {
   const rewards = [...turns, ...(group || [])].map((each) => each.reward || 0);
   return Math.max(0, ...[...rewards, ...Object.values(summary.components)].map(Math.abs));
@@ -90,7 +90,7 @@ export class TrajectoryView {
       text);
   }
 
-  /** What the address says of this trajectory: conversation or tokens, colours, turn, token. */
+  /** Apply the values of the address: conversation or tokens, colours, turn, token. */
   apply() {
     const { show, turn, token } = this.values;
     const mode = show === "tokens" || token !== undefined ? "tokens" : "conversation";
@@ -104,7 +104,7 @@ export class TrajectoryView {
     this.settle(turn, chosen, mode);
   }
 
-  /** Go to the turn or token that is named, once: later changes of colour leave the page where it is. */
+  /** Scroll to the turn or token of the address once, so that later changes of colour do not scroll the page. */
   settle(turn, chosen, mode) {
     const place = `${this.key}\n${turn}\n${this.values.token}\n${mode}`;
     if (place === this.settled) return;
@@ -119,7 +119,7 @@ export class TrajectoryView {
     if (chosen && box.top > top && box.bottom < innerHeight) return undefined;
     const go = () => target.scrollIntoView({ block: chosen ? "center" : "start" });
     go();
-    return requestAnimationFrame(go); // what came into sight may have changed the heights above
+    return requestAnimationFrame(go); // newly visible blocks may have changed the heights above
   }
 
   usual() {
@@ -159,7 +159,7 @@ export class TrajectoryView {
       end, whole.turns.length || whole.problem ? null : dom.note("This episode has no turns."));
   }
 
-  /** Show what is known of a token; of the chosen one while none is pointed at. */
+  /** Show the data of a token; those of the chosen token if the pointer is on none. */
   look(token) {
     const shown = token || this.flow.chosen;
     this.token.hidden = this.shown !== "tokens";
@@ -172,7 +172,7 @@ export class TrajectoryView {
       details(shown, this.place(shown)));
   }
 
-  /** Where a token is in its context: since the turn that saw its whole context anew. */
+  /** Position of a token in its context, which begins at the last turn whose observation is the whole context. */
   place(token) {
     let position = token.index, turn = this.whole.turns[token.turn - 1];
     while (turn.number > 1 && !turn.observation.whole_context) {
@@ -188,7 +188,7 @@ export class TrajectoryView {
       this.flow.chosen !== null && this.flow.chosen !== undefined);
   }
 
-  /** Find this trajectory in the list that the address describes: next and previous walk through that list. */
+  /** Find this trajectory in the list of the address, through which next and previous walk. */
   async locate() {
     const { key } = this, s = this.whole.summary;
     this.list = listed(this.run.id, this.values, () => {});
@@ -221,7 +221,7 @@ export class TrajectoryView {
       show: this.shown === "tokens" ? "tokens" : null }, true);
   }
 
-  /** Where it is in a list that has grown; what is shown stays. */
+  /** Find the new position in a list that has grown; the shown trajectory stays. */
   changed(run, names) {
     if (this.whole && run === this.run.id && names.includes("files")) this.locate();
   }

@@ -1,4 +1,4 @@
-/* Text as it is: control, bidi and zero-width characters get a visible mark, so that nothing hides or reorders. */
+/* Literal text: control, bidi and zero-width characters get a visible mark, so that nothing is hidden or reordered. */
 
 import { h } from "./dom.js";
 
@@ -14,7 +14,7 @@ const RANGES = [
   "\\ufeff\\ufff9-\\ufffb\\ufffd\\u{e0000}-\\u{e007f}", // byte order mark, replacement, tags
 ].join("");
 const HIDDEN = new RegExp(`[${RANGES}]`, "gu");
-// In a token, also the white space is part of what was sampled.
+// In a token, white space is visible too, because it is part of the sampled text.
 const TOKEN = new RegExp("[ \\n\\t\\u00a0]|" + HIDDEN.source, "gu");
 const SPACE = { " ": "·", "\n": "↵", "\t": "⇥", "\u00a0": "⍽" };
 
@@ -30,12 +30,12 @@ function mark(character) {
   return h("span", { class: "hidden-char", title: `U+${code}` }, nameOf(character));
 }
 
-/** Nodes for running text: lines stay lines, hidden characters become marks. */
+/** Nodes for running text: line breaks stay, hidden characters become marks. */
 export function nodes(text) {
   return split(String(text), HIDDEN, mark);
 }
 
-/** Nodes for one token: white space is drawn too, and a newline also breaks the line. */
+/** Nodes for one token: white space is visible, and a newline also breaks the line. */
 export function tokenNodes(text) {
   return split(String(text), TOKEN, (c) =>
     c in SPACE ? h("span", { class: "space" }, SPACE[c] + (c === "\n" ? "\n" : "")) : mark(c));
@@ -53,12 +53,12 @@ function split(text, pattern, make) {
   return found;
 }
 
-/** The same as plain text, for places that hold no elements: titles, options, labels. */
+/** Plain text with marks, for places that cannot hold elements: titles, options, labels. */
 export function plain(text) {
   return String(text).replace(HIDDEN, nameOf);
 }
 
-/** A part of a line: its spaces are kept, one for many. */
+/** A part of a line; each run of white space becomes one space. */
 export function snippet(text) {
   return plain(String(text).replace(/\s+/g, " "));
 }
