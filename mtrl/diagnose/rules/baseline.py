@@ -19,7 +19,7 @@ FEW = 50
 
 @rule("R101", "R160", windows=0.6)
 def no_evaluation(record: Record) -> Finding | None:
-    """There is no held-out evaluation, so that nobody can say whether the reward means success."""
+    """There is no held-out evaluation, so it is unknown whether the reward means success."""
     if record.has(HELD_OUT):
         return None
     return Finding(

@@ -138,7 +138,7 @@ def _paid_in(file: Path) -> str | None:
 
 @rule("R140", "R147", "R161", windows=1.0)
 def oversized_turns(record: Record) -> Finding | None:
-    """Nobody comes near the turn budget."""
+    """No episode comes near the turn budget."""
     used, limit = recent(record, "rollout/turns/p95"), int(record.setting(MAX_TURNS))
     if used is None or limit < 6 or 2.5 * used.value > limit or level(record, USED_UP) > 0.01:
         return None
@@ -155,7 +155,7 @@ def oversized_turns(record: Record) -> Finding | None:
 
 @rule("R140", "R141", "R147", windows=1.0)
 def oversized_tokens(record: Record) -> Finding | None:
-    """Nobody comes near the token cap of a turn."""
+    """No turn comes near the token cap."""
     cap = int(record.setting(MAX_TOKENS))
     longest = record.series("rollout/tokens/response_max").last(record.window).values
     if not len(longest) or cap < 256 or 4 * longest.max() > cap:

@@ -27,7 +27,7 @@ COMPLETION, PASS_1 = "val/completion/mean", "val/success/pass_k_1"
 
 @rule("R134", windows=1.0)
 def unfinished_success(record: Record) -> Finding | None:
-    """pass@1 is high and completion low: those who finish succeed, and many do not finish."""
+    """pass@1 is high and completion low: episodes that finish succeed, and many do not finish."""
     passed, finished = record.series(PASS_1), record.series(COMPLETION)
     if not len(passed) or len(finished) < 2 or passed.values[-1] < 0.5 or finished.values[-1] > 0.85:
         return None
@@ -52,7 +52,7 @@ def unfinished_success(record: Record) -> Finding | None:
 
 @rule("R134", "R139", windows=2.0)
 def finished_failure(record: Record) -> Finding | None:
-    """Completion is high and pass@1 low: the agent finishes, and what it is paid for is not the answer."""
+    """Completion is high and pass@1 low: the agent finishes, and the reward does not depend on the right answer."""
     passed, finished = record.series(PASS_1), record.series(COMPLETION)
     if len(passed) < 3 or not len(finished) or finished.values[-1] < 0.9 or passed.values.max() > 0.3:
         return None

@@ -29,7 +29,7 @@ def _chosen(record: Record) -> bool:
 
 @rule("R012", "R100", windows=0.6)
 def idle_turn_credit(record: Record) -> Finding | None:
-    """Credit for single turns is asked for, and only outcomes are paid."""
+    """The run asks for credit per turn, and only outcomes are rewarded."""
     if not _chosen(record) or not record.has(EARLY) or level(record, EARLY) >= 0.01:
         return None
     if level(record, "rollout/turns/mean", 2.0) < 1.2:
@@ -56,7 +56,7 @@ def idle_turn_credit(record: Record) -> Finding | None:
 
 @rule("R012", windows=0.6)
 def lonely_turns(record: Record) -> Finding | None:
-    """Many turns are reached by one rollout of a group alone, and credit for turns has nobody to compare them with."""
+    """Many turns are reached by only one rollout of a group, so credit per turn has no peers to compare them with."""
     turns = level(record, "rollout/turns/mean") * record.episodes
     share = level(record, LONELY) / turns if turns else 0.0
     if share < 0.1 or _credit(record) != "turn":

@@ -57,7 +57,7 @@ def logprob_drift(record: Record) -> Finding | None:
 
 @rule("R016", "R151", windows=0.6)
 def stale_tokens(record: Record) -> Finding | None:
-    """Tokens are sampled by weights several updates old, and the update feels it."""
+    """Tokens are sampled by weights several updates old, and the reward falls or many tokens are clipped."""
     age, allowed = recent(record, STALE), int(record.setting("async_config.max_steps_off_policy"))
     if age is None or age.value < 1.5:
         return None
