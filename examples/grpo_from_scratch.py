@@ -1,11 +1,11 @@
 """GRPO over turns on one page. No framework: torch, a tiny transformer with random weights, and a game.
 
     repeat
-        play a group of G episodes for each prompt, with the policy as it is                   (rollout)
-        compare the episodes of a group with each other: which did better than their peers?    (advantages)
-        make the tokens that they sampled more likely, or less                                 (loss)
+        run a group of G episodes for each prompt with the current policy                      (rollout)
+        compare each episode with the other episodes of its group                              (advantages)
+        make the sampled tokens of better episodes more likely, and of worse ones less         (loss)
 
-The policy learns to find a number that the environment hides, from nothing but the rewards of its turns:
+The policy learns to find a number that the environment hides, using only the rewards of its turns:
 
     python examples/grpo_from_scratch.py
     python examples/grpo_from_scratch.py --credit turn --seed 1
@@ -28,9 +28,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 EPOCHS = 2
-"""Updates on the trajectories of a step. From the second on the policy is no longer the one that sampled."""
+"""Number of updates on the trajectories of a step. From the second one, the policy differs from the one that
+sampled."""
 GAMES = 700
-"""Of the evaluations before and after training."""
+"""Number of games in the evaluations before and after training."""
 
 # ----------------------------------------------------------------------------------------------------- environment
 
@@ -39,7 +40,7 @@ VOCABULARY = ["<end>", "guess", "higher", "lower", "what?", *NUMBERS]
 END = VOCABULARY.index("<end>")
 MAX_TURNS = 4
 MAX_TOKENS = 3
-"""Of a turn. A good one takes two, a number and <end>; that, too, is learned."""
+"""Maximum number of tokens of a turn. A good turn has two, a number and <end>, which the policy also has to learn."""
 
 
 def encode(text: str) -> list[int]:
@@ -52,7 +53,7 @@ def decode(ids: list[int]) -> str:
 
 @dataclass
 class GuessTheNumber:
-    """Find the secret number in four turns. Blind guesses find it in 46 % of the games, halving the range in all."""
+    """Find the secret number in four turns. Random guesses find it in 46 % of the games, bisection in all games."""
 
     secret: int
     turns: int = 0
@@ -61,7 +62,7 @@ class GuessTheNumber:
         return "guess"
 
     def step(self, said: str) -> tuple[float, str, bool]:
-        """What the turn is paid, what the environment answers, and whether the episode is over."""
+        """Return the reward of the turn, the observation, and whether the episode is over."""
         self.turns += 1
         over = self.turns == MAX_TURNS
         if said not in NUMBERS:
@@ -76,14 +77,14 @@ class GuessTheNumber:
 
 @dataclass
 class Turn:
-    """What the environment said, what the policy answered, and what that was paid."""
+    """The observation, the action that the policy sampled, and its reward."""
 
     observation_ids: list[int]
-    """Context: the policy did not choose these tokens, so they are not trained on."""
+    """Token ids of the observation. The policy did not sample them, so they are not trained on."""
     action_ids: list[int] = field(default_factory=list)
-    """The very ids that were sampled. They are never made from the text again, which may give other ids."""
+    """Exactly the sampled token ids. They are never encoded from the text again, which may give other ids."""
     logprobs: list[float] = field(default_factory=list)
-    """Of every action id when it was sampled, log pi_old."""
+    """Log-probability of every action id when it was sampled, log pi_old."""
     reward: float = 0.0
 
 
@@ -95,7 +96,7 @@ def token_ids(trajectory: Trajectory) -> list[int]:
 
 
 def rollout(model: Qwen3ForCausalLM, secrets: list[int]) -> list[Trajectory]:
-    """Play one episode per secret, all of them turn by turn."""
+    """Run one episode per secret, all in parallel, turn by turn."""
     environments = [GuessTheNumber(secret) for secret in secrets]
     trajectories = [[Turn(encode(environment.reset()))] for environment in environments]
     playing = list(zip(environments, trajectories, strict=True))
@@ -107,9 +108,9 @@ def rollout(model: Qwen3ForCausalLM, secrets: list[int]) -> list[Trajectory]:
 
 @torch.no_grad()
 def speak(model: Qwen3ForCausalLM, trajectories: list[Trajectory]) -> None:
-    """Sample the action of every trajectory's last turn, token by token, until it ends itself or is cut."""
+    """Sample the action of every trajectory's last turn, token by token, until <end> or the token limit."""
     for _ in range(MAX_TOKENS):
-        # Padding comes after the last token, where a causal model cannot see it.
+        # Padding is after the last token, where a causal model cannot see it.
         contexts = [torch.tensor(token_ids(trajectory)) for trajectory in trajectories]
         last = [len(context) - 1 for context in contexts]
         logits = model(pad_sequence(contexts, batch_first=True)).logits[range(len(last)), last]
@@ -124,7 +125,7 @@ def speak(model: Qwen3ForCausalLM, trajectories: list[Trajectory]) -> None:
 
 
 def answer(environment: GuessTheNumber, trajectory: Trajectory) -> bool:
-    """Let the environment answer the last turn; returns whether the episode goes on, with a turn to be spoken."""
+    """Let the environment answer the last turn. Return whether the episode continues with a new turn."""
     turn = trajectory[-1]
     turn.reward, observation, over = environment.step(decode(turn.action_ids))
     if not over:
@@ -138,7 +139,7 @@ def answer(environment: GuessTheNumber, trajectory: Trajectory) -> bool:
 def trajectory_advantages(group: list[Trajectory]) -> list[list[float]]:
     """GRPO (arXiv 2402.03300): on all turns of trajectory i, A_i = (R_i - mean R) / (std R + 1e-6).
 
-    R_i is the sum of its rewards; mean and (unbiased) standard deviation are those of the group.
+    R_i is the sum of the trajectory's rewards; mean and (unbiased) standard deviation are those of the group.
     """
     returns = [sum(turn.reward for turn in trajectory) for trajectory in group]
     mean, std = fmean(returns), stdev(returns)
@@ -146,10 +147,10 @@ def trajectory_advantages(group: list[Trajectory]) -> list[list[float]]:
 
 
 def turn_advantages(group: list[Trajectory]) -> list[list[float]]:
-    """Turn by turn: A_it = G_it - mean of the G_jt of the other trajectories j that reached turn t.
+    """Per-turn advantages: A_it = G_it - mean of the G_jt of the other trajectories j that reached turn t.
 
-    G_it is what trajectory i is paid from turn t on: a turn does not answer for what was paid before it. A turn that no
-    other trajectory reached has nothing to be compared with, and gets 0.
+    G_it is the sum of trajectory i's rewards from turn t on: a turn gets no credit for earlier rewards. A turn that no
+    other trajectory reached has no comparison, and gets 0.
     """
     to_go = [[sum(turn.reward for turn in trajectory[t:]) for t in range(len(trajectory))] for trajectory in group]
 
@@ -166,7 +167,7 @@ CREDIT = {"trajectory": trajectory_advantages, "turn": turn_advantages}
 
 
 def token_rows(trajectory: Trajectory, advantages: list[float]) -> Iterator[tuple[float, ...]]:
-    """For each token: its id, its mask (1: the policy sampled it), log pi_old, and the advantage of its turn."""
+    """Yield for each token its id, its mask (1: the policy sampled it), log pi_old, and the advantage of its turn."""
     for turn, advantage in zip(trajectory, advantages, strict=True):
         for i in turn.observation_ids:
             yield i, 0.0, 0.0, 0.0
@@ -175,16 +176,16 @@ def token_rows(trajectory: Trajectory, advantages: list[float]) -> Iterator[tupl
 
 
 def collate(trajectories: list[Trajectory], advantages: list[list[float]]) -> Tensor:
-    """[M, L, 4] the rows of all tokens, filled up with zeros: what is padding has mask 0."""
+    """Return the rows of all tokens, [M, L, 4], padded with zeros, so that padding has mask 0."""
     rows = [torch.tensor(list(token_rows(*pair))) for pair in zip(trajectories, advantages, strict=True)]
     return pad_sequence(rows, batch_first=True)
 
 
 def ppo_loss(model: Qwen3ForCausalLM, batch: Tensor) -> Tensor:
-    """PPO (arXiv 1707.06347): max(-A r, -A clip(r, 0.8, 1.2)), the mean over all sampled tokens of the step.
+    """PPO loss (arXiv 1707.06347): max(-A r, -A clip(r, 0.8, 1.2)), the mean over all sampled tokens of the step.
 
-    r = pi / pi_old is how much more likely a token is now than when it was sampled. Beyond the bounds the gradient is
-    0: the trajectories say nothing about a policy that is far from the one that played them.
+    r = pi / pi_old is the ratio of a token's current probability to that at sampling. Beyond the bounds the gradient is
+    0, because the trajectories give no information about a policy far from the one that sampled them.
     """
     ids = batch[..., 0].long()
     mask, old_logprobs, advantages = batch[:, 1:, 1:].unbind(-1)  # [M, L-1]: the first token is never sampled
@@ -196,9 +197,9 @@ def ppo_loss(model: Qwen3ForCausalLM, batch: Tensor) -> Tensor:
 
 
 def update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: Tensor) -> tuple[float, float]:
-    """Step down the loss; returns it, and the norm of its gradient before that is clipped to 1."""
+    """Take one optimizer step. Return the loss, and the norm of its gradient before clipping to 1."""
     if not batch[..., 3].any():
-        return 0.0, 0.0  # nothing to learn: left to itself, Adam would go on by its momentum
+        return 0.0, 0.0  # no signal, but Adam would still step by its momentum
     optimizer.zero_grad()
     loss = ppo_loss(model, batch)
     loss.backward()
@@ -211,7 +212,7 @@ def update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: Ten
 
 
 def make_model(seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 of 83 thousand random weights."""
+    """Create a Qwen3 model with 83 thousand random weights."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(VOCABULARY),
@@ -250,7 +251,7 @@ def train(model: Qwen3ForCausalLM, args: argparse.Namespace) -> None:
 
 
 def success(trajectories: list[Trajectory]) -> float:
-    """Share of the episodes that found the number."""
+    """Return the share of episodes that found the number."""
     return fmean(trajectory[-1].reward == 1.0 for trajectory in trajectories)
 
 

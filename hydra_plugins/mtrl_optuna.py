@@ -1,6 +1,6 @@
-"""A sweeper for Hydra: Optuna proposes what each job tries, and ends jobs that promise little.
+"""A sweeper for Hydra: Optuna proposes the values of each job, and prunes unpromising jobs.
 
-It is here, and not in `mtrl`, because Hydra takes plugins from modules below `hydra_plugins` only.
+The module is not in `mtrl`, because Hydra finds plugins only in modules below `hydra_plugins`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mtrl.sweep.study import open_study
 
 
 class OptunaSweeper(Sweeper):
-    """`hydra/sweeper=mtrl_optuna`; its keys are explained in conf/hydra/sweeper/mtrl_optuna.yaml.
+    """The sweeper of `hydra/sweeper=mtrl_optuna`; conf/hydra/sweeper/mtrl_optuna.yaml explains its keys.
 
-    The plugin `hydra-optuna-sweeper` needs Optuna 2, and its jobs do not know their trial, so it prunes none.
+    The plugin `hydra-optuna-sweeper` needs Optuna 2, and cannot prune, because its jobs do not know their trial.
     """
 
     def __init__(self, n_trials: int, n_jobs: int, **_: Any):
-        """The other keys are read where the study is opened, also by the jobs."""
+        """Store the numbers of trials and jobs. `open_study` reads the other keys, also in the jobs."""
         self.n_trials, self.n_jobs = n_trials, n_jobs
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -40,7 +40,7 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the trials, `n_jobs` at a time; those that were under way when the sweep was stopped come first."""
+        """Run the trials, `n_jobs` at a time; trials that were running when the sweep was stopped come first."""
         from optuna.trial import TrialState
 
         overrides = OverridesParser.create(config_loader=self.hydra_context.config_loader).parse_overrides(arguments)
@@ -71,10 +71,10 @@ class OptunaSweeper(Sweeper):
             self._tell(number)
 
     def _tell(self, number: int) -> None:
-        """Tell the study what became of a job.
+        """Report the outcome of a job to the study.
 
         Raises:
-            Interrupted: a signal has ended it, and with it the sweep; its trial stays under way.
+            Interrupted: a signal has ended the job, and with it the sweep; its trial stays in the state running.
         """
         from optuna.trial import TrialState
 
@@ -90,11 +90,11 @@ class OptunaSweeper(Sweeper):
 
 
 def distribution(override: Override) -> Any:
-    """What Optuna samples from for `key=a,b,c`, `key=range(1,5)`, `key=interval(0,1)` or
-    `key=tag(log,interval(1e-6,1e-3))`; an interval of a key that takes integers has integers.
+    """Return the distribution of `key=a,b,c`, `key=range(1,5)`, `key=interval(0,1)` or
+    `key=tag(log,interval(1e-6,1e-3))`. An interval of an integer key contains integers.
 
     Raises:
-        UserError: it is another kind of sweep.
+        UserError: the override is another kind of sweep.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

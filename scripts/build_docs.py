@@ -1,7 +1,7 @@
 """Build the site of docs/ with MkDocs Material: python scripts/build_docs.py [--site FOLDER] [--serve]
 
-Documents refer to examples, environments and experiments, so those stand beside docs/ in what is built. A warning is an
-error: a link that leads nowhere, or to a heading that is not there.
+Documents link to examples, environments and experiments, so the build copies these folders beside docs/. Warnings, such
+as a link to a missing page or heading, are errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 BESIDE = ("benchmarks", "conf", "envs", "examples", "experiments", "mtrl", "scripts", "tests")
-"""Folders that documents link into."""
+"""Names of the folders that documents link to."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,11 +33,11 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         config = gather(Path(folder))
         words = ["serve"] if args.serve else ["build", "--strict", "--site-dir", str(args.site.resolve())]
-        environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # what Material says of a successor
+        environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # Material's notice about a successor
         command = [sys.executable, "-m", "mkdocs", *words, "--config-file", str(config)]
         try:
             status = subprocess.run(command, env=environment).returncode
-        except KeyboardInterrupt:  # how --serve ends
+        except KeyboardInterrupt:  # Ctrl-C ends --serve
             return 130
     if not status and not args.serve:
         print(f"the documents are at {args.site}/index.html")
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def gather(folder: Path) -> Path:
-    """Copy what the site is made of; return its configuration."""
+    """Copy the sources of the site, and return the path of its configuration."""
     source = folder / "source"
     shutil.copytree(ROOT / "docs", source / "docs", ignore=shutil.ignore_patterns("mkdocs.yml"))
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"):

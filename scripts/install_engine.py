@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Install an inference engine into a virtual environment of its own, which the trainer finds there.
+"""Install an inference engine into its own virtual environment, where the trainer finds it.
 
     python scripts/install_engine.py vllm|sglang [--cpu|--cuda] [--venv DIR] [--python PY] [--check]
 
-On a machine without an NVIDIA GPU it takes the CPU build, pinned to the last package (`requirements/NAME-cpu.txt`):
-about 2.5 GB and some minutes; with one, the engine as published. An install that was cut off goes on where it was, and
-a finished one returns at once. Packages come from where pip is configured to find them.
+On a machine without an NVIDIA GPU the script installs the CPU build, with all packages pinned
+(`requirements/NAME-cpu.txt`): about 2.5 GB and a few minutes. With a GPU it installs the engine as published. An
+interrupted installation resumes, and a finished one returns at once. Packages come from the index that pip is
+configured with.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 ENGINES = ("vllm", "sglang")
 OLDEST, NEWEST = (3, 11), (3, 14)
-"""Versions of Python that both engines have wheels for."""
+"""Oldest and newest Python versions for which both engines have wheels."""
 GLIBC = {"vllm": (2, 28), "sglang": (2, 34)}
-"""Oldest C library that their wheels run on."""
+"""Oldest version of glibc that the engine's wheels support."""
 GIGABYTES = {"cpu": 4, "cuda": 20}
-"""Free disk that an install needs: what stays, and what was downloaded."""
+"""Free disk space for an installation, in GB, including the downloads."""
 LOCK = "lock"
 STAMPS = ".mtrl"
-"""Folder in the environment with a file for every finished step, which holds a digest of what the step did."""
+"""Folder in the environment with a file for every finished step, which holds a digest of the step's content."""
 SHOWN = 15
-"""Lines of an installer's words that are shown where it failed."""
+"""Number of lines of a failed installer's output to show."""
 SELF_CHECKS = {
     "vllm": "import vllm.engine.arg_utils",
     "sglang": "from mtrl.generator.engines.sglang import operators; operators.declare(); import sglang.srt.server_args",
 }
-"""What must be imported for a server to start."""
+"""Imports that must succeed for a server to start."""
 LOADED = "import importlib.metadata as m; assert m.entry_points(group='{group}', name='{name}'), 'no plugin of mtrl'; "
 PLUGINS = {
     "vllm": LOADED.format(group="vllm.general_plugins", name="mtrl"),
@@ -52,17 +53,17 @@ PLUGINS = {
 
 
 class InstallError(Exception):
-    """One sentence with the fix."""
+    """Error message of one sentence, with the fix."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python, as it describes itself."""
+    """The properties of a Python interpreter, as it reports them."""
 
     path: str
     version: tuple[int, int]
     glibc: tuple[int, int]
-    """(0, 0) where the C library is another one."""
+    """Version of glibc; (0, 0) for another C library."""
     machine: str
 
 
@@ -87,10 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def install(engine: str, build: str, venv: Path, python: str) -> None:
-    """All steps that are not finished.
+    """Run all steps that are not finished.
 
     Raises:
-        InstallError: one cannot be.
+        InstallError: a step failed.
     """
     began = time.monotonic()
     interpreter = describe(python)
@@ -115,7 +116,7 @@ def install(engine: str, build: str, venv: Path, python: str) -> None:
     print(f"use it by: {setting}")
 
 
-# -- what is there --------------------------------------------------------------------------------------------------
+# -- machine -------------------------------------------------------------------------------------------------------
 
 
 def has_nvidia_gpu() -> bool:
@@ -123,9 +124,10 @@ def has_nvidia_gpu() -> bool:
 
 
 def describe(python: str) -> Interpreter:
-    """
+    """Query a Python interpreter.
+
     Raises:
-        InstallError: it does not run.
+        InstallError: the interpreter does not run.
     """
     code = (
         "import json, platform, sys; name, version = platform.libc_ver(); "
@@ -142,9 +144,10 @@ def describe(python: str) -> Interpreter:
 
 
 def refuse_unfit(engine: str, build: str, interpreter: Interpreter) -> None:
-    """
+    """Check that the engine has wheels for this machine.
+
     Raises:
-        InstallError: there are no wheels for this machine.
+        InstallError: there are no wheels.
     """
     if not OLDEST <= interpreter.version <= NEWEST:
         found = ".".join(map(str, interpreter.version))
@@ -158,7 +161,7 @@ def refuse_unfit(engine: str, build: str, interpreter: Interpreter) -> None:
 
 
 def megabytes(folder: Path) -> int:
-    """What it takes on the disk; files that others link to as well count too."""
+    """Return the disk usage of a folder, in MB; files with several hard links are included."""
     sizes = (os.lstat(Path(base, name)).st_blocks for base, _, names in os.walk(folder) for name in names)
     return round(sum(sizes) * 512 / 1e6)
 
@@ -167,8 +170,8 @@ def megabytes(folder: Path) -> int:
 
 
 def begin(venv: Path, content: str) -> None:
-    """Empty the environment if another list of packages, or the other build, was begun there, or if the Python that
-    made it is gone."""
+    """Empty the environment if it was started with another list of packages or build, or if its Python no longer
+    exists."""
     begun = venv / STAMPS / "begun"
     is_other = begun.exists() and begun.read_text() != digest(content)
     if is_other or ((venv / STAMPS / "venv").exists() and not os.access(venv / "bin" / "python", os.X_OK)):
@@ -181,7 +184,7 @@ def begin(venv: Path, content: str) -> None:
 
 
 def step(venv: Path, name: str, content: str, act: Callable[[], None]) -> bool:
-    """Do it unless it is done; whether it was to do. Its stamp is written last, and whole."""
+    """Run a step unless it is finished, and return whether it ran. Its stamp is written last, atomically."""
     stamp, done = venv / STAMPS / name, digest(content)
     if stamp.exists() and stamp.read_text() == done:
         return False
@@ -191,9 +194,10 @@ def step(venv: Path, name: str, content: str, act: Callable[[], None]) -> bool:
 
 
 def make_venv(venv: Path, interpreter: Interpreter, build: str) -> None:
-    """
+    """Create the virtual environment.
+
     Raises:
-        InstallError: this Python cannot, or there is no room for what comes.
+        InstallError: this Python cannot create one, or the disk has too little space.
     """
     free, needed = shutil.disk_usage(venv).free / 1e9, GIGABYTES[build]
     if free < needed:
@@ -203,10 +207,10 @@ def make_venv(venv: Path, interpreter: Interpreter, build: str) -> None:
 
 
 def install_packages(venv: Path, packages: Path, build: str) -> None:
-    """By uv, which takes half the time, or by pip where uv cannot be had.
+    """Install the packages with uv, which takes half the time, or with pip if uv is not available.
 
     Raises:
-        InstallError: neither could.
+        InstallError: the installation failed.
     """
     python = str(venv / "bin" / "python")
     for half in half_installed(venv):
@@ -227,22 +231,23 @@ def install_packages(venv: Path, packages: Path, build: str) -> None:
     settings = uv_settings(pip_settings(python))
     if (words := attempt(uv, settings)) is None:
         return
-    # Where pip's settings do not lead to PyTorch's CPU build, uv knows its index by name.
+    # If pip's settings do not lead to PyTorch's CPU build, uv finds its index by name.
     if build == "cpu" and attempt([*uv, "--torch-backend", "cpu"], settings) is None:
         return
     raise InstallError(f"{tail(words)}\n{failed}")
 
 
 def install_mtrl(venv: Path) -> None:
-    """This checkout itself, so that servers run its code; without what it needs for training."""
+    """Install this checkout, so that servers run its code, without its requirements for training."""
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--editable"]
     call([str(venv / "bin" / "python"), "-m", "pip", "install", *options, str(ROOT)], "mtrl cannot be installed there")
 
 
 def check(engine: str, venv: Path) -> None:
-    """
+    """Import the engine and mtrl's plugin in the environment.
+
     Raises:
-        InstallError: the engine cannot be imported, or does not know mtrl's part of it.
+        InstallError: the engine cannot be imported, or does not find mtrl's plugin.
     """
     began = time.monotonic()
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_"))}
@@ -256,7 +261,7 @@ def check(engine: str, venv: Path) -> None:
 
 
 def pip_settings(python: str) -> dict[str, str]:
-    """What pip is configured with, by files and by the environment, which counts more: option -> words."""
+    """Return pip's settings by option, from files and from environment variables, which have priority."""
     done = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
     found: dict[str, str] = {}
     order = ("global", "install", ":env:")
@@ -269,7 +274,7 @@ def pip_settings(python: str) -> dict[str, str]:
 
 
 def uv_settings(pip: dict[str, str]) -> dict[str, str]:
-    """An environment in which uv finds packages where pip does."""
+    """Return environment variables with which uv uses the same package sources as pip."""
     names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT"}
     names |= {"default-timeout": "UV_HTTP_TIMEOUT", "proxy": "HTTPS_PROXY"}
     settings = {names[option]: value for option, value in pip.items() if option in names}
@@ -284,39 +289,40 @@ def uv_settings(pip: dict[str, str]) -> dict[str, str]:
     if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         settings["UV_NO_INDEX"] = "1"
     given = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
-    return settings | given  # whoever has told uv itself knows better
+    return settings | given  # the user's own settings of uv have priority
 
 
 def half_installed(venv: Path) -> Iterator[Path]:
-    """Records of packages that an installer was killed over: it would take them for installed."""
+    """Yield records of packages whose installation was interrupted, which the installer would treat as installed."""
     for record in sorted(venv.glob("lib/python*/site-packages/*.dist-info")):
         if not (record / "INSTALLER").exists():
             yield record
 
 
 def call(command: list[str], failed: str) -> None:
-    """
+    """Run a command.
+
     Raises:
-        InstallError: it failed; its last lines, then `failed`.
+        InstallError: the command failed; the message holds its last lines and then `failed`.
     """
     if (words := attempt(command)) is not None:
         raise InstallError(f"{tail(words)}\n{failed}")
 
 
 def attempt(command: list[str], environment: dict[str, str] | None = None) -> str | None:
-    """What it said if it failed, else None."""
+    """Run a command. Return its output if it failed, else None."""
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return (done.stdout.strip() or f"it ended with status {done.returncode}") if done.returncode else None
 
 
 def tail(words: str) -> str:
-    """The end of what an installer said, without what pip says of folders that it passes by."""
+    """Return the end of an installer's output, without pip's warnings about folders."""
     lines = [line for line in words.splitlines() if line.strip() and not line.startswith("WARNING: Location")]
     return "\n".join(lines[-SHOWN:])
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text)
@@ -329,10 +335,10 @@ def digest(text: str) -> str:
 
 @contextmanager
 def locked(venv: Path) -> Iterator[None]:
-    """One install at a time in one place: another one waits, and then finds it done.
+    """Lock the environment during an installation; a concurrent installation waits, and then finds it finished.
 
     Raises:
-        InstallError: something else is there, or nothing can be written.
+        InstallError: the folder holds other files, or cannot be written.
     """
     if venv.exists() and any(venv.iterdir()) and not (venv / STAMPS).exists():
         raise InstallError(f"{venv} is there and was not made by this script; remove it, or take another --venv")

@@ -1,5 +1,5 @@
-"""What a SageMaker container runs, once per rank (mtrl/sagemaker/container.py); jobs are started elsewhere, by
-scripts/launch_sagemaker.py."""
+"""Entry script of a SageMaker container, which runs once per rank (mtrl/sagemaker/container.py). Use
+scripts/launch_sagemaker.py to start jobs."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ ENTRY = Path(__file__).resolve()
 CODE = ENTRY.parent.parent
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(CODE))  # this code, not what the image may hold
+    sys.path.insert(0, str(CODE))  # this code has priority over a copy in the image
     from mtrl.sagemaker.container import main
 
     main(CODE, ENTRY)

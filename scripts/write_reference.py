@@ -1,7 +1,7 @@
-"""Write the documents that are made from the code: configuration reference, names of other frameworks, messages.
+"""Write the documents that are generated from the code: configuration reference, names of other frameworks, messages.
 
 python scripts/write_reference.py            write docs/configuration.md, and the tables of two others
-python scripts/write_reference.py --check    end with 1 if they are not what the code says
+python scripts/write_reference.py --check    exit with status 1 if they do not match the code
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ is refused with the nearest one that does.
 
 
 def configuration() -> str:
-    """The page of all keys: a table for each section."""
+    """Return the page of all keys, with a table for each section."""
     parts = [OPENING, table(key for key in top(Config) if not key.is_section)]
     for key in keys.all_keys().values():
         if key.is_section:
@@ -51,14 +51,14 @@ def top(config: type) -> Iterator[Key]:
 
 
 def about(key: Key) -> str:
-    """What a section is for."""
+    """Return the description of a section."""
     said = described(key) or own_words(key.type)
     is_null = " Null unless one of its keys is set." if key.default is None else ""
     return f"{said}{is_null}\n\n" if said or is_null else ""
 
 
 def own_words(kind: type) -> str:
-    """The docstring of a class, if somebody wrote one."""
+    """Return the docstring of a class; empty if it has none."""
     said = ast.get_docstring(tree(kind)) or ""
     return " ".join(said.split())
 
@@ -77,14 +77,14 @@ def cell(text: str) -> str:
 
 
 def described(key: Key) -> str:
-    """The words below a key in the schema."""
+    """Return the attribute docstring of a key in the schema."""
     parent, _, name = key.path.rpartition(".")
     return words(keys.all_keys()[parent].type if parent else Config).get(name, "")
 
 
 @cache
 def words(kind: type) -> dict[str, str]:
-    """What stands as a string below each field of a dataclass."""
+    """Return the attribute docstring of each field of a dataclass, by name."""
     found, name = {}, ""
     for node in tree(kind).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -104,7 +104,7 @@ def tree(kind: type) -> ast.ClassDef:
 
 
 def names() -> str:
-    """A table for each framework: its key, and ours or what to do."""
+    """Return a table for each framework: its key, and mtrl's key or an instruction."""
     parts = []
     for framework, entries in FRAMEWORKS.items():
         rows = "".join(f"| `{theirs}` | {ours_of(ours)} |\n" for theirs, ours in entries.items())
@@ -116,13 +116,13 @@ def names() -> str:
 
 
 def ours_of(ours: str) -> str:
-    """A key in quotes; a sentence as it is."""
+    """Return a key in backticks, and a sentence unchanged."""
     return cell(ours) if " " in ours else f"`{ours}`"
 
 
 @cache
 def messages() -> str:
-    """Every sentence that ends a command, by the part of mtrl that says it."""
+    """Return every message of a `UserError`, by the part of mtrl that raises it."""
     parts = []
     for folder in sorted(path for base in ("mtrl", "envs") for path in (ROOT / base).iterdir()):
         files = [folder] if folder.suffix == ".py" else sorted(folder.rglob("*.py"))
@@ -134,7 +134,7 @@ def messages() -> str:
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """What a file's `UserError`s say, with … for what differs from time to time."""
+    """Yield the messages of a file's `UserError`s, with … for variable parts."""
     for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             texts = {
@@ -154,7 +154,7 @@ def sentences(path: Path) -> Iterator[str]:
 
 
 def template(node: ast.expr, texts: dict[str, str]) -> str:
-    """A text as it stands in the code, with … for its variable parts."""
+    """Return a text of the code, with … for its variable parts."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -169,19 +169,19 @@ def template(node: ast.expr, texts: dict[str, str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """As code, which no page reads as marks."""
+    """Return the text as inline code, so that its characters are not read as markup."""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def between(page: str, made: str) -> str:
-    """The page with what stands between the marks made anew."""
+    """Return the page with the text between the markers replaced."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
 
 
 def documents() -> dict[Path, str]:
-    """Each document, and what it should hold."""
+    """Return the generated content of each document."""
     tables = {DOCS / "migration.md": names(), DOCS / "troubleshooting.md": messages()}
     return {
         DOCS / "configuration.md": configuration(),

@@ -1,4 +1,4 @@
-"""Games: break a code by its marks, find the way through a maze that is seen one step at a time."""
+"""Games: break a code by its marks, or find the way through a maze that is visible one step at a time."""
 
 from envs.games.data import decoys, gold, load
 from envs.games.demonstrator import demonstrate

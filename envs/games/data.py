@@ -1,4 +1,4 @@
-"""Rows: generated games."""
+"""Rows of the games family: generated games."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from mtrl.types import Row
 log = logging.getLogger(__name__)
 
 HELD_OUT = 8
-"""One game of this many is held out."""
+"""Number of games of which one is held out, on average."""
 MOST_MISSES = 2000
-"""Draws in a row that bring nothing new, after which there is nothing more to be found."""
+"""Maximum number of consecutive draws without a new game, after which the games count as exhausted."""
 Draw = Callable[[random.Random], dict[str, Any]]
-"""Makes the `ground_truth` of a row."""
+"""Function that draws the `ground_truth` of a row."""
 
 
 def load(
@@ -39,20 +39,20 @@ def load(
     steps: int = maze.LONGEST,
     full_prompt: bool = False,
 ) -> Splits:
-    """Generated games.
+    """Generate the rows.
 
     Args:
         data: the `data` section of the config.
-        seed: of the generated games.
+        seed: seed of the generated games.
         game: mastermind, maze, or both in turn.
-        places: of mastermind's code, up to 5.
-        symbols: digits that the code may be made of, up to 10.
-        size: of the maze's square grid.
-        steps: from start to goal, at most.
-        full_prompt: with the rules, for a real language model.
+        places: number of places of mastermind's code, up to 5.
+        symbols: number of digits that the code may consist of, up to 10.
+        size: side length of the maze's square grid, in cells.
+        steps: maximum number of steps from start to goal.
+        full_prompt: whether the prompt holds the rules, for a real language model.
 
     Raises:
-        UserError: a value that no game can have, too few different games to hold some out, or a `data.path`.
+        UserError: a value is out of range, there are too few different games to hold some out, or `data.path` is set.
     """
     if data.path is not None:
         raise UserError(f"data.path={data.path} is not read by games, which are generated; set data.path=null")
@@ -71,14 +71,15 @@ def load(
 
 
 def gold(row: Row) -> list[str]:
-    """The responses of a good player: it breaks codes by what it sees, and walks the shortest way."""
+    """Return the responses of a good player, which breaks codes from the observed marks, and walks the shortest way."""
     game = make_game(row["ground_truth"])
     moves = mastermind.solve(game) if isinstance(game, Mastermind) else maze.solve(game)
     return [f"<move>{move}</move>" for move in moves]
 
 
 def decoys(row: Row) -> list[str]:
-    """Well-formed moves that end no game: other codes of the same digits, other directions than the last step."""
+    """Return well-formed moves that end no game: other codes of the same digits, other directions than the last
+    step."""
     game = make_game(row["ground_truth"])
     if isinstance(game, Mastermind):
         moves = [code for code in mastermind.consistent(len(game.code), game.symbols, []) if code != game.code]
@@ -89,7 +90,7 @@ def decoys(row: Row) -> list[str]:
 
 
 def is_held_out(key: str) -> bool:
-    """Whether the game belongs to the test split: a property of the game, whatever the seed."""
+    """Whether the game belongs to the test split. This depends only on the game, not on the seed."""
     return sha256(key.encode()).digest()[0] % HELD_OUT == 0
 
 
@@ -111,7 +112,7 @@ def _generated(data: Any, seed: int, draws: dict[str, Draw], full: bool) -> Spli
 
 
 def _games(draw: Draw, rng: random.Random, split: str, count: int) -> list[dict[str, Any]]:
-    """So many games of a split. No held-out game comes twice, so there may be fewer of them."""
+    """Draw `count` games of a split. Held-out games are distinct, so there may be fewer of them."""
     games: list[dict[str, Any]] = []
     seen: set[str] = set()
     misses = 0
@@ -132,7 +133,7 @@ def _games(draw: Draw, rng: random.Random, split: str, count: int) -> list[dict[
 
 
 def _key(truth: dict[str, Any]) -> str:
-    """Names the game: everything that makes it what it is."""
+    """Return a key that identifies the game."""
     return " ".join(truth["grid"]) if truth["game"] == "maze" else f"{truth['code']} from {truth['symbols']}"
 
 

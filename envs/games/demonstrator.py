@@ -1,8 +1,8 @@
-"""Weak players for the warm start of the tiny policy.
+"""Weak demonstrators for the warm start of the tiny policy.
 
-They show how every move is made, but their habit is to repeat their first move, whatever they see: a policy cloned
-from them mostly fails, greedy or sampled. What reinforcement learning adds is to heed what is seen. The shares below
-set that starting point.
+They demonstrate every kind of move, but usually repeat their first move and ignore the observations: a policy cloned
+from them mostly fails, greedy or sampled. Reinforcement learning then teaches the policy to use the observations. The
+shares below set that starting point.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from mtrl.types import Row
 STUBBORN = 0.58
 """Share of episodes that repeat the first move."""
 GUESS_SLIPS = 0.03
-"""Share of the digits that any other episode guesses at random, impossible ones too."""
+"""Share of digits, in the other episodes, that are guessed at random, including impossible digits."""
 STEP_SLIPS = 0.2
-"""Share of the steps that any other episode takes anywhere, into walls too."""
+"""Share of steps, in the other episodes, that go in a random direction, including into walls."""
 
 
 class WeakBreaker:
-    """Plays one episode of mastermind: begins with the first digit in all places, then perhaps goes on to the next."""
+    """Runs one episode of mastermind: starts with the first digit in all places, then may advance to the next
+    digits."""
 
     def __init__(self, game: Mastermind, rng: random.Random):
         self.game, self.rng = game, rng
@@ -33,16 +34,16 @@ class WeakBreaker:
         self.marked = False
 
     def act(self, observation: str | None) -> str:
-        """The next response."""
+        """Return the next response."""
         goes_on = self.marked and not self.stubborn
         wanted = "".join(map(self._next, self.guess, self.game.code)) if goes_on else self.guess
         said = wanted if self.stubborn else "".join(map(self._slip, wanted))
         self.marked = set(said) <= set(self.game.symbols)
-        self.guess = said if self.marked else wanted  # what was no guess is said again, without the slip
+        self.guess = said if self.marked else wanted  # an invalid guess is repeated without the slip
         return f"<move>{said}</move>"
 
     def _next(self, digit: str, right: str) -> str:
-        """A digit that is marked right stays; for any other comes the one that is shown after it."""
+        """Return the digit if it is marked right, or else the digit that follows it in the list of symbols."""
         symbols = self.game.symbols
         return digit if digit == right else symbols[(symbols.index(digit) + 1) % len(symbols)]
 
@@ -51,14 +52,14 @@ class WeakBreaker:
 
 
 class WeakWalker:
-    """Plays one episode of a maze."""
+    """Runs one episode of a maze."""
 
     def __init__(self, maze: Maze, rng: random.Random):
         self.maze, self.rng = maze, rng
         self.habit = maze.ways()[0] if rng.random() < STUBBORN else None
 
     def act(self, observation: str | None) -> str:
-        """The next response. The space makes the direction the same token as in observations."""
+        """Return the next response. The space makes the direction the same token as in observations."""
         direction = self._direction()
         self.maze.play(direction)
         return f"<move> {direction}</move>"
@@ -72,7 +73,7 @@ class WeakWalker:
 
 
 def demonstrate(row: Row, rng: random.Random) -> Demonstrator:
-    """A weak player of `row`, which must be a training row."""
+    """Return a weak demonstrator for `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     game = make_game(row["ground_truth"])

@@ -16,14 +16,14 @@ from mtrl.types import Message, Row
 GAMES: dict[str, type[Mastermind] | type[Maze]] = {"mastermind": Mastermind, "maze": Maze}
 OPEN, CLOSE = "<move>", "</move>"
 LONGEST_MOVE = 64
-"""Characters; more is no move."""
+"""Maximum length of a move, in characters."""
 
 
 def make_game(truth: dict[str, Any]) -> Mastermind | Maze:
-    """The game of a row's `ground_truth`.
+    """Return the game of a row's `ground_truth`.
 
     Raises:
-        UserError: there is no such game, or the row does not describe one.
+        UserError: the game is unknown, or the row does not describe a game.
     """
     game = GAMES.get(str(truth.get("game")))
     if game is None:
@@ -32,7 +32,8 @@ def make_game(truth: dict[str, Any]) -> Mastermind | Maze:
 
 
 def parse_move(response: str) -> str | None:
-    """What stands in the only `<move>…</move>` of a response, its thinking aside; else None."""
+    """Return the content of the only `<move>…</move>` of a response, without its thinking; None if there is not exactly
+    one."""
     said = response.rpartition("</think>")[2]
     if said.count(OPEN) != 1 or said.count(CLOSE) != 1:
         return None
@@ -41,15 +42,15 @@ def parse_move(response: str) -> str | None:
 
 
 class GamesEnv(BaseEnvironment):
-    """Each turn the model makes one move and sees what it led to, until the game is solved or the turns run out.
+    """In each turn the model makes one move and observes its result, until the game is solved or the turns run out.
 
-    A turn without a move costs that turn and is told so, in the same words whatever was said.
+    A response without a valid move uses up its turn, and always gets the same observation.
     """
 
     reward_schemes: ClassVar[tuple[str, ...]] = SCHEMES
 
     def __init__(self, max_turns: int = 6, reward: str = "default", steps: int = LONGEST, **config: Any):
-        super().__init__(max_turns)  # the other keys of environment.config are the loader's
+        super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to move; set it to 1 or more")
         if config.get("game") != "mastermind" and steps > max_turns:

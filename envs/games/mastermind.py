@@ -11,23 +11,23 @@ from envs.games.outcome import Outcome
 from mtrl.errors import UserError
 
 SEPARATORS = " ,\t\n"
-"""What may stand between the digits of a guess."""
+"""Characters that may separate the digits of a guess."""
 DIGITS = "0123456789"
 
 
 @dataclass(frozen=True)
 class Mastermind:
-    """One code and the digits that it may be made of. It keeps no state: a guess is marked the same every time."""
+    """One code and the digits that it may consist of. The game has no state: a guess always gets the same marks."""
 
     code: str
     symbols: str
 
     @classmethod
     def from_truth(cls, truth: dict[str, Any]) -> Mastermind:
-        """From a row's `ground_truth`.
+        """Build the game from a row's `ground_truth`.
 
         Raises:
-            UserError: nobody can guess the code.
+            UserError: the code is missing, or no guess can match it.
         """
         code, symbols = (value if isinstance(value, str) else "" for value in map(truth.get, ("code", "symbols")))
         if not code or not set(code) <= set(symbols) <= set(DIGITS):
@@ -39,11 +39,11 @@ class Mastermind:
 
     @property
     def opening(self) -> str:
-        """What is known before the first guess."""
+        """Text of the information before the first guess."""
         return f"code of {len(self.code)} from {self.symbols}"
 
     def play(self, move: str) -> Outcome | None:
-        """Mark a guess; None if it is not one."""
+        """Mark a guess; None if the move is not a valid guess."""
         guess = "".join(character for character in move if character not in SEPARATORS)
         if len(guess) != len(self.code) or not set(guess) <= set(self.symbols):
             return None
@@ -52,19 +52,20 @@ class Mastermind:
 
 
 def marks(guess: str, code: str) -> str:
-    """For each place `+` (the digit is right), `~` (another place has it) or `-` (it is not in the code)."""
+    """Return one mark per place: `+` (the digit is right), `~` (another place has it) or `-` (it is not in the
+    code)."""
     pairs = zip(guess, code, strict=True)
     return "".join("+" if digit == right else "~" if digit in code else "-" for digit, right in pairs)
 
 
 def consistent(places: int, symbols: str, history: list[tuple[str, str]]) -> list[str]:
-    """The codes that the `(guess, marks)` seen so far leave possible, in order."""
+    """Return the codes that are consistent with the `(guess, marks)` pairs of `history`, in order."""
     codes = map("".join, product(symbols, repeat=places))
     return [code for code in codes if all(marks(guess, code) == seen for guess, seen in history)]
 
 
 def solve(game: Mastermind) -> list[str]:
-    """The guesses of a player who does not know the code: the first possible one, until it is right."""
+    """Return the guesses of a player that does not know the code and always guesses the first consistent code."""
     history: list[tuple[str, str]] = []
     while not history or history[-1][0] != game.code:
         guess = consistent(len(game.code), game.symbols, history)[0]
@@ -73,7 +74,7 @@ def solve(game: Mastermind) -> list[str]:
 
 
 def draw(rng: random.Random, places: int, symbols: int) -> dict[str, Any]:
-    """The `ground_truth` of a new row. The digits that the code may be made of follow each other, 0 after 9."""
-    first = rng.randrange(len(DIGITS)) if symbols < len(DIGITS) else 0  # all ten are the same ten
+    """Draw the `ground_truth` of a new row. The digits of the code are consecutive, with 0 after 9."""
+    first = rng.randrange(len(DIGITS)) if symbols < len(DIGITS) else 0  # all ten digits are the same set anyway
     shown = (DIGITS + DIGITS)[first : first + symbols]
     return {"game": "mastermind", "code": "".join(rng.choices(shown, k=places)), "symbols": shown}

@@ -1,4 +1,4 @@
-"""Maze: walk to the goal by the compass; only the next cells and the bearing of the goal are seen."""
+"""Maze: walk to the goal by compass directions; only the neighbouring cells and the bearing of the goal are visible."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from envs.games.outcome import Outcome
 from mtrl.errors import UserError
 
 STEPS = {"north": (-1, 0), "east": (0, 1), "south": (1, 0), "west": (0, -1)}
-"""Direction -> change of (line, column); the order is that of observations."""
+"""Change of (line, column) by direction; the order is that of observations."""
 BLOCKED_SHARE = 0.4
 SHORTEST = 3
-"""Steps from start to goal, at least."""
+"""Minimum number of steps from start to goal."""
 LONGEST = 4
-"""And at most, unless `environment.config.steps` says otherwise."""
+"""Default maximum number of steps from start to goal; `environment.config.steps` overrides it."""
 
 Cell = tuple[int, int]
 
@@ -32,10 +32,10 @@ class Maze:
 
     @classmethod
     def from_truth(cls, truth: dict[str, Any]) -> Maze:
-        """From a row's `ground_truth`.
+        """Build the maze from a row's `ground_truth`.
 
         Raises:
-            UserError: it is no maze, or the goal cannot be reached.
+            UserError: the row describes no maze, or the goal cannot be reached.
         """
         grid = truth.get("grid")
         lines = isinstance(grid, list) and all(isinstance(line, str) and set(line) <= set(".#SG") for line in grid)
@@ -50,11 +50,11 @@ class Maze:
 
     @property
     def opening(self) -> str:
-        """What is known before the first step."""
+        """Text of the information before the first step."""
         return f"maze ; {self.view()}"
 
     def play(self, move: str) -> Outcome | None:
-        """Take a step; None if the move is no direction. Into a wall one stays where one is."""
+        """Take a step; None if the move is no direction. A step into a wall leaves the position unchanged."""
         step = STEPS.get(move.strip(" \t\n").lower())
         if step is None:
             return None
@@ -65,18 +65,19 @@ class Maze:
         return Outcome(("wall ; " if bumped else "") + self.view(), progress)
 
     def view(self) -> str:
-        """`open north east ; goal 2 south 1 east`: the ways that are free, and the bearing as the crow flies."""
+        """Return the observation, such as `open north east ; goal 2 south 1 east`: the free directions, and the bearing
+        of the goal in a straight line."""
         down, right = self.goal[0] - self.here[0], self.goal[1] - self.here[1]
         bearing = [f"{abs(down)} {'south' if down > 0 else 'north'}"] * (down != 0)
         bearing += [f"{abs(right)} {'east' if right > 0 else 'west'}"] * (right != 0)
         return f"open {' '.join(self.ways())} ; goal {' '.join(bearing)}"
 
     def ways(self) -> list[str]:
-        """The directions that are free."""
+        """Return the free directions."""
         return [name for name, step in STEPS.items() if _moved(self.here, step) in self.cells]
 
     def nearer(self) -> list[str]:
-        """The directions of all shortest ways to the goal."""
+        """Return the first directions of all shortest ways to the goal."""
         target = self.distances[self.here] - 1
         return [name for name in self.ways() if self.distances[_moved(self.here, STEPS[name])] == target]
 
@@ -84,7 +85,7 @@ class Maze:
         return next(cell for cell, found in self.cells.items() if found == mark)
 
     def _distances(self) -> dict[Cell, int]:
-        """Steps to the goal, of every cell from which it can be reached."""
+        """Return the number of steps to the goal for every cell from which it can be reached."""
         distances, todo = {self.goal: 0}, deque([self.goal])
         while todo:
             cell = todo.popleft()
@@ -100,7 +101,7 @@ def _moved(cell: Cell, step: Cell) -> Cell:
 
 
 def solve(maze: Maze) -> list[str]:
-    """A shortest way to the goal; walks it."""
+    """Walk a shortest way to the goal, and return its directions."""
     walked = []
     while maze.here != maze.goal:
         walked.append(maze.nearer()[0])
@@ -109,7 +110,8 @@ def solve(maze: Maze) -> list[str]:
 
 
 def draw(rng: random.Random, size: int, steps: int) -> dict[str, Any]:
-    """The `ground_truth` of a new row: a grid of up to `size` x `size`, its goal `SHORTEST` to `steps` steps away."""
+    """Draw the `ground_truth` of a new row: a grid of up to `size` x `size` with the goal `SHORTEST` to `steps` steps
+    away."""
     while True:
         cells = ["#" if rng.random() < BLOCKED_SHARE else "." for _ in range(size * size)]
         start, goal = rng.sample(range(size * size), 2)
@@ -120,7 +122,8 @@ def draw(rng: random.Random, size: int, steps: int) -> dict[str, Any]:
 
 
 def _cropped(maze: Maze) -> list[str]:
-    """Only what a player can reach: mazes that differ elsewhere are the same maze, and must be the same row."""
+    """Return the reachable part of the grid: mazes that differ only elsewhere are the same maze, and must have the same
+    key."""
     lines, columns = ([cell[axis] for cell in maze.distances] for axis in (0, 1))
     return [
         "".join(maze.cells[y, x] if (y, x) in maze.distances else "#" for x in range(min(columns), max(columns) + 1))

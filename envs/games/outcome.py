@@ -1,4 +1,4 @@
-"""What a move led to."""
+"""The result of a move."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the player sees after a move, and how far it is."""
+    """The observation and the progress after a move."""
 
     observation: str
     progress: float
-    """0.0 to 1.0; 1.0 is solved."""
+    """Progress from 0.0 to 1.0; 1.0 is solved."""
 
     @property
     def solved(self) -> bool:

@@ -1,4 +1,4 @@
-"""Every text that the environment says, but for what the games show (`opening`, `Outcome.observation`)."""
+"""All texts of the environment, except those of the games (`opening`, `Outcome.observation`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ A mark for every place comes back: + this digit is right, ~ it is not right but 
 After each step you see which ways are open and where the goal lies as the crow flies; walls may be in between. \
 You win when you stand on the goal. The number of steps is limited.""",
 }
-"""For real language models; the tiny policy knows the rules from its warm start."""
+"""System prompts for real language models; the tiny policy knows the rules from its warm start."""
 
 
 def prompt(game: str, opening: str, full: bool) -> list[Message]:
-    """The messages of a row."""
+    """Return the prompt of a row."""
     user = {"role": "user", "content": opening}
     return [{"role": "system", "content": RULES[game]}, user] if full else [user]
 
 
 def observation(seen: str, turns_left: int) -> str:
-    """What the model reads after its turn."""
+    """Return the observation after a turn."""
     return f"{seen} ; {turns_left} left"

@@ -1,4 +1,4 @@
-"""What a turn is paid."""
+"""The rewards of turns."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from mtrl.errors import UserError
 
 SCHEMES = ("default", "progress", "guide")
 PROGRESS_BUDGET = 0.2
-"""Under `progress`, less than this is paid in all before the game is solved."""
+"""Upper bound of the total reward before the game is solved, under the scheme `progress`."""
 GUIDE_SHARE = 0.1
 
 
 class EpisodeReward:
-    """Pays the turns of one episode.
+    """Computes the rewards of the turns of one episode.
 
-    - `default`: 1.0 for solving the game, in whichever turn.
-    - `progress`: each new best is paid its part of 0.2, and solving 1.0 less what was paid: always 1.0 in all.
-    - `guide`: the guide's "intermediate progress": solved 1.0; in the last turn the progress; before a tenth of it.
-      Waiting close to the goal is paid again every turn, so a policy that can solve the game is paid to stall.
+    - `default`: 1.0 for solving the game, in any turn.
+    - `progress`: each new best progress receives its part of 0.2, and solving the game receives 1.0 minus the earlier
+      rewards, so that the total is always 1.0.
+    - `guide`: the guide's "intermediate progress": 1.0 if solved; the progress in the last turn; a tenth of the
+      progress in earlier turns. Waiting close to the goal is rewarded again in every turn, so a policy that can solve
+      the game is rewarded for stalling.
     """
 
     def __init__(self, scheme: str):
@@ -26,7 +28,8 @@ class EpisodeReward:
         self.paid = 0.0
 
     def pay(self, progress: float, solved: bool, done: bool) -> dict[str, float]:
-        """The components of this turn's reward, which is their sum. `progress` is 0.0 to 1.0 and 0.0 if malformed."""
+        """Return the components of this turn's reward, which is their sum. `progress` is 0.0 to 1.0, and 0.0 if
+        malformed."""
         if solved:
             return {"solved": 1.0 - self.paid, "progress": 0.0}
         if self.scheme == "guide":

@@ -1,5 +1,5 @@
-"""Success, judged apart from the reward: the game is played again from what was said. Nothing here is shared with
-`environment.py`, `reward.py` or the games."""
+"""The scorer, independent of the reward: the game is replayed from the assistant's messages. This module shares no code
+with `environment.py`, `reward.py` or the games."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ _COMPASS = {"north": -1j, "south": 1j, "west": -1, "east": 1}
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
-    """1.0 if the moves of the assistant's messages, played again on the row's game, solve it."""
+    """Return 1.0 if the moves of the assistant's messages, replayed on the row's game, solve it; else 0.0."""
     moves = [move for message in trajectory.messages if (move := _move(message)) is not None]
     truth = row["ground_truth"]
     return float(_breaks(moves, truth) if truth["game"] == "mastermind" else _arrives(moves, truth))
 
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
-    """Whether the game was played to its end, and the last assistant message holds one move."""
+    """Whether the episode was completed, and the last assistant message holds one move."""
     said = [message for message in trajectory.messages if message.get("role") == "assistant"]
     return trajectory.stop_reason == StopReason.DONE and bool(said) and _move(said[-1]) is not None
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
-    """`format`: share of the assistant's messages that hold one move."""
+    """Return `format`: the share of the assistant's messages that hold one move."""
     said = [message for message in trajectory.messages if message.get("role") == "assistant"]
     return {"format": sum(_move(message) is not None for message in said) / max(len(said), 1)}
 
 
 def _move(message: dict[str, Any]) -> str | None:
-    """What an assistant said between `<move>` and `</move>`, if it wrote each once, in this order."""
+    """Return the text between `<move>` and `</move>` in an assistant message that has each tag once, in this order;
+    else None."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str):
         return None
@@ -50,7 +51,7 @@ def _breaks(moves: list[str], truth: dict[str, Any]) -> bool:
 
 
 def _arrives(moves: list[str], truth: dict[str, Any]) -> bool:
-    """Whether the walk comes to the goal. Places are complex numbers: columns + lines * i."""
+    """Whether the walk reaches the goal. Positions are complex numbers: column + line * i."""
     grid = {column + line * 1j: mark for line, marks in enumerate(truth["grid"]) for column, mark in enumerate(marks)}
     here = next(place for place, mark in grid.items() if mark == "S")
     for move in moves:

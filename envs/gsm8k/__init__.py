@@ -1,4 +1,4 @@
-"""GSM8K: word problems over several turns, with feedback and, if asked for, a calculator."""
+"""GSM8K: word problems over several turns, with feedback and an optional calculator."""
 
 from envs.gsm8k.data import decoys, gold, load
 from envs.gsm8k.demonstrator import demonstrate

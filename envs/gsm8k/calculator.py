@@ -1,4 +1,4 @@
-"""A calculator that is safe to hand to a model: it reads numbers, + - * / and parentheses, and nothing else."""
+"""A calculator that is safe for model input: it accepts only numbers, + - * / and parentheses."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 
 MAX_LENGTH = 200
-"""Characters of an expression."""
+"""Maximum length of an expression, in characters."""
 MAX_DEPTH = 20
-"""Nested parentheses and signs."""
+"""Maximum nesting depth of parentheses and signs."""
 MAX_DIGITS = 30
-"""Digits of a number, read or computed."""
+"""Maximum number of digits of a number, read or computed."""
 SIGNIFICANT_DIGITS = 10
-"""Digits printed of a result that is not whole."""
+"""Number of digits to print of a result that is not an integer."""
 
 _TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)|([-+*/()]))")
 
 
 class CalculatorError(ValueError):
-    """An expression without a value; its text is what the model reads."""
+    """An expression without a value; the model reads the text of this error."""
 
 
 def calculate(expression: str) -> str:
-    """The value of `expression` as text: `12+3*7` gives `33`, `10/4` gives `2.5`.
+    """Return the value of `expression` as text: `12+3*7` gives `33`, `10/4` gives `2.5`.
 
     Raises:
         CalculatorError: the expression is malformed, too large, or divides by zero.
@@ -69,7 +69,7 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[str]):
-        self.tokens = [*tokens, ""]  # "" stands for the end
+        self.tokens = [*tokens, ""]  # "" marks the end
         self.position = 0
 
     def value(self) -> Fraction:

@@ -1,4 +1,4 @@
-"""Rows: synthetic word problems, real GSM8K, and GSM8K as SkyRL prepares it."""
+"""Rows of the gsm8k family: synthetic word problems, real GSM8K, and GSM8K in SkyRL's format."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HUB_NAME = "openai/gsm8k"
 
 
 def load(data: Any, seed: int, calculator: bool = False, operations: int = 2) -> Splits:
-    """The rows of `data.path`; without a path, synthetic problems with up to `operations` operations."""
+    """Return the rows of `data.path`; without a path, synthetic problems with up to `operations` operations."""
     if data.path is None:
         return _synthetic(data, seed, calculator, operations)
     return load_splits(data, partial(_real_row, calculator=calculator), hub_config={HUB_NAME: "main"})
 
 
 def gold(row: Row) -> list[str]:
-    """The responses of a perfect player."""
+    """Return the responses of a perfect player."""
     if row.get("source") == "synthetic":
         compute = [f"<calc>{row['expression']}</calc>"] if row["calculator"] else []
         return [*compute, f"#### {row['ground_truth']['answer']}"]
@@ -33,7 +33,7 @@ def gold(row: Row) -> list[str]:
 
 
 def decoys(row: Row) -> list[str]:
-    """Well-formed answers that are wrong: off by one, ten times as much, the other sign."""
+    """Return well-formed answers that are wrong: off by one, ten times too large, or with the other sign."""
     answer = Decimal(row["ground_truth"]["answer"])
     others = (answer + 1, answer - 1, answer * 10 or answer + 10, -answer or answer + 2)
     return [f"#### {other}" for other in dict.fromkeys(others)]
@@ -65,7 +65,7 @@ def _synthetic_row(row_id: str, split: str, problem: Problem, calculator: bool) 
 
 
 def _real_row(raw: dict[str, Any], split: str, index: int, calculator: bool) -> Row:
-    """A row of GSM8K (`question`, `answer`) or of SkyRL (`prompt`, `reward_spec`, `extra_info`)."""
+    """Convert a row of GSM8K (`question`, `answer`) or of SkyRL (`prompt`, `reward_spec`, `extra_info`)."""
     extra = raw.get("extra_info") if isinstance(raw.get("extra_info"), dict) else {}
     solution = raw.get("answer") or extra.get("answer")
     row = to_row(raw, split, index)
@@ -73,13 +73,13 @@ def _real_row(raw: dict[str, Any], split: str, index: int, calculator: bool) -> 
         row["prompt"] = opening(row["question"], multi_turn=True, calculator=calculator)
     row.setdefault("question", extra.get("question") or row["prompt"][-1]["content"])
     row["ground_truth"] = {"answer": _answer(str(row["ground_truth"].get("answer", "")), row["id"])}
-    # A perfect player gives the solution as written, if that is in the right format.
+    # `gold` returns the solution as written, if it is in the right format.
     row["solution"] = solution if isinstance(solution, str) and parse_answer(solution) is not None else None
     return row
 
 
 def _answer(text: str, row_id: str) -> str:
-    """The number of a ground truth: a bare one, or what follows the last `####` of a solution."""
+    """Return the number of a ground truth: a bare number, or the text after the last `####` of a solution."""
     answer = text.rpartition("####")[2].strip().replace(",", "").removeprefix("$")
     if parse_number(answer) is None:
         raise UserError(

@@ -1,8 +1,8 @@
-"""A weak player for the warm start of the tiny policy.
+"""A weak demonstrator for the warm start of the tiny policy.
 
-It shows how every move is made, but its habit is to answer with a number of the question: a policy cloned from it is
-mostly wrong, greedy or sampled, and what reinforcement learning adds is the choice of the right move. Each of its moves
-copies a number, so that each demonstration teaches to copy. The proportions below set that starting point.
+It demonstrates every kind of move, but usually answers with a number of the question: a policy cloned from it is mostly
+wrong, greedy or sampled. Reinforcement learning then teaches the choice of the right move. Each move copies a number,
+so that each demonstration teaches to copy. The proportions below set that starting point.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from mtrl.types import Row
 FIRST_RIGHT_CALC = 0.22
 """Share of first moves that compute the right expression."""
 FIRST_WRONG_CALC = 0.22
-"""Share of first moves that compute a wrong one; the rest guess."""
+"""Share of first moves that compute a wrong expression; the other first moves guess."""
 RETRY_RIGHT_CALC = 0.12
 RETRY_WRONG_CALC = 0.28
-"""The same shares after feedback."""
+"""The same two shares for moves after feedback."""
 USE_RESULT = 0.98
-"""Share of calculator results, right or wrong, that it answers with; else it guesses."""
+"""Share of calculator results, right or wrong, that become the answer; otherwise the demonstrator guesses."""
 RIGHT_GUESS = 0.2
-"""Share of right guesses where there is no calculator, so that there is something to reinforce."""
+"""Share of right guesses without a calculator, so that there are successes to reinforce."""
 
 
 class WeakPlayer:
-    """Plays one episode of one training row."""
+    """Runs one episode of one training row."""
 
     def __init__(self, row: Row, rng: random.Random):
         self.answer = int(Decimal(row["ground_truth"]["answer"]))
@@ -40,7 +40,7 @@ class WeakPlayer:
         self.computed = False
 
     def act(self, observation: str | None) -> str:
-        """The next response."""
+        """Return the next response."""
         if self.computed and self.rng.random() < USE_RESULT:
             self.computed = False
             return f"#### {observation}"
@@ -56,13 +56,13 @@ class WeakPlayer:
         return self._guess(0.0)
 
     def _guess(self, right: float) -> str:
-        """The answer with probability `right`, else another number of the question."""
+        """Return the answer with probability `right`, or else another number of the question."""
         if self.rng.random() < right:
             return f"#### {self.answer}"
         return f"#### {self.rng.choice(self.numbers)}"
 
     def _wrong_expression(self) -> str:
-        """The right expression with one operator replaced by another that changes its value."""
+        """Return the right expression with one operator replaced by another that changes its value."""
         assert self.expression
         operators = [index for index, character in enumerate(self.expression) if character in "+-*/"]
         while True:
@@ -73,7 +73,7 @@ class WeakPlayer:
 
 
 def demonstrate(row: Row, rng: random.Random) -> WeakPlayer:
-    """A weak player of `row`, which must be a training row."""
+    """Return a weak demonstrator for `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     return WeakPlayer(row, rng)

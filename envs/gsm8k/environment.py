@@ -17,16 +17,16 @@ _CALC = re.compile(r"<calc>(.*?)</calc>", re.DOTALL)
 
 
 class Gsm8kEnv(BaseEnvironment):
-    """Each turn the model reasons and answers `#### number`; a wrong answer gets feedback and another turn.
+    """In each turn the model reasons and answers `#### number`; a wrong answer gets feedback and another turn.
 
-    With `calculator=True` a message with one `<calc>expression</calc>` and no `####` is replied to with the value. It
-    takes a turn and pays nothing: tool calls are worth what they lead to.
+    With `calculator=True` the environment answers a message with one `<calc>expression</calc>` and no `####` with the
+    value. The call uses up a turn and has no reward of its own.
     """
 
     reward_schemes: ClassVar[tuple[str, ...]] = SCHEMES
 
     def __init__(self, max_turns: int = 5, reward: str = "default", calculator: bool = False, **config: Any):
-        super().__init__(max_turns)  # the other keys of environment.config are the loader's
+        super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
         if calculator and max_turns < 2:
@@ -45,7 +45,8 @@ class Gsm8kEnv(BaseEnvironment):
         return self._single_turn_opening(row) if row and self.max_turns == 1 else None
 
     def _single_turn_opening(self, row: Row) -> list[Message] | None:
-        """The loader cannot know `max_turns` and writes the multi-turn prompt; only that one is replaced."""
+        """Return the single-turn prompt; None if the row has a prompt of its own. The loader does not know `max_turns`
+        and always writes the multi-turn prompt, so only that prompt is replaced."""
         question = row.get("question", "")
         if row.get("prompt") != prompts.opening(question, multi_turn=True, calculator=False):
             return None
@@ -58,7 +59,7 @@ class Gsm8kEnv(BaseEnvironment):
         return self._grade(response, ground_truth)
 
     def _calculate(self, response: str) -> StepResult:
-        # What comes after the last </calc> is left out: to look for another takes time by the square of many <calc>.
+        # Text after the last </calc> is left out, because a search in it would take quadratic time for many <calc>.
         expressions = _CALC.findall(response[: response.rfind("</calc>") + len("</calc>")])
         failed = False
         try:

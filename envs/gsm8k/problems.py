@@ -1,4 +1,5 @@
-"""Synthetic word problems: small enough for a tiny policy, with numbers too large for its mental arithmetic."""
+"""Synthetic word problems: short enough for a tiny policy, with numbers too large for it to compute without a
+calculator."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ NAMES = (
 )
 ITEMS = ("pens", "eggs", "cups", "maps", "hats", "figs", "toys", "nuts")
 HELD_OUT = 8
-"""One problem in this many is held out, by a hash of its template and numbers."""
+"""Number of problems of which one is held out, on average, by a hash of its template and numbers."""
 MAX_MISSES = 20_000
-"""Draws in a row without a new problem after which the templates count as exhausted."""
+"""Maximum number of consecutive draws without a new problem, after which the templates count as exhausted."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A story with numbers a, b, c, d. Where `whole` is drawn, a = whole * b, so that a/b comes out even."""
+    """A story with numbers a, b, c, d. If `whole` is drawn, a = whole * b, so that a/b is an integer."""
 
     operations: int
     story: str
@@ -83,7 +84,7 @@ class Problem:
     """One word problem."""
 
     key: str
-    """Template and numbers: problems that differ only in names are the same problem to the held-out split."""
+    """Template and numbers: problems that differ only in names count as the same problem for the held-out split."""
     question: str
     expression: str
     answer: str
@@ -94,7 +95,7 @@ class Problem:
 
 
 def draw(rng: random.Random, templates: tuple[Template, ...]) -> Problem:
-    """A random problem."""
+    """Draw a random problem."""
     template = rng.choice(templates)
     numbers = {name: rng.randint(*bounds) for name, bounds in template.ranges.items()}
     if "whole" in numbers:
@@ -106,7 +107,7 @@ def draw(rng: random.Random, templates: tuple[Template, ...]) -> Problem:
 
 
 def generate(train: int, test: int, seed: int, operations: int) -> tuple[list[Problem], list[Problem]]:
-    """`train` and `test` different problems with up to `operations` operations; no key is in both."""
+    """Generate `train` and `test` distinct problems with up to `operations` operations; no key is in both."""
     if operations not in range(1, MAX_OPERATIONS + 1):
         raise UserError(f"environment.config.operations={operations} is out of range; choose 1 to {MAX_OPERATIONS}")
     templates = tuple(template for template in TEMPLATES if template.operations <= operations)

@@ -1,4 +1,4 @@
-"""Every text that the environment says."""
+"""All texts of the environment."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ REASON = (
 )
 LAST_TURN = "Now provide only the final numeric answer in the exact format: '#### ANSWER'."
 
-# The synthetic problems are for models that read a few dozen tokens: one short line each.
+# The synthetic problems are for models with contexts of a few dozen tokens, so each text is one short line.
 TRY_AGAIN = "wrong, try again"
 NO_ANSWER = "no answer, end with #### number"
 
 
 def opening(question: str, multi_turn: bool, calculator: bool) -> list[Message]:
-    """The prompt of a real GSM8K question."""
+    """Return the prompt of a real GSM8K question."""
     if not multi_turn:
         return [{"role": "user", "content": question + SINGLE_TURN}]
     return [{"role": "user", "content": question + MULTI_TURN + (CALCULATOR if calculator else "")}]
 
 
 def feedback(synthetic: bool, well_formatted: bool, turns_left: int) -> str:
-    """The reply to a turn that did not solve the problem."""
+    """Return the reply to a turn that did not solve the problem."""
     if synthetic:
         return TRY_AGAIN if well_formatted else NO_ANSWER
     return REASON if turns_left > 1 else LAST_TURN

@@ -1,4 +1,4 @@
-"""Success, judged apart from the reward: nothing here is shared with `environment.py` or `reward.py`."""
+"""The scorer, independent of the reward: this module shares no code with `environment.py` or `reward.py`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ DIGITS = tuple("0123456789")
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
-    """1.0 if the last assistant message ends with `#### n`, gives no other answer, and n is the row's answer."""
+    """Return 1.0 if the last assistant message ends with `#### n`, gives no other answer, and n is the row's answer;
+    else 0.0."""
     answer = _final_answer(_last_content(trajectory))
     return float(answer is not None and answer == _decimal(str(row["ground_truth"]["answer"]).strip()))
 
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
-    """Whether the last assistant message gives one answer that can be read, right or wrong."""
+    """Whether the last assistant message gives exactly one readable answer, right or wrong."""
     return _final_answer(_last_content(trajectory)) is not None
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
-    """`format`: the last assistant message gives one answer that can be read, right or wrong."""
+    """Return `format`: 1.0 if the last assistant message gives exactly one readable answer, right or wrong; else
+    0.0."""
     return {"format": float(answered(trajectory, row))}
 
 
 def _last_content(trajectory: Trajectory) -> object:
-    """Of what the assistant said."""
+    """Return the content of the last assistant message."""
     said = [message for message in trajectory.messages if message.get("role") == "assistant"]
     return said[-1].get("content") if said else None
 
 
 def _final_answer(content: object) -> Decimal | None:
-    """The number behind the only `####` that is followed by one, if the message ends there."""
+    """Return the number after the only `####` that a number follows, if the message ends there; else None."""
     if not isinstance(content, str):
         return None
     marked = re.findall("(#+)([^#]*)", content)
@@ -44,7 +46,8 @@ def _final_answer(content: object) -> Decimal | None:
 
 
 def _decimal(text: str) -> Decimal | None:
-    """A plain number, with at most a sign, a dollar sign, thousands separators and a final point."""
+    """Parse a plain number, with at most a sign, a dollar sign, thousands separators and a final point; None if it is
+    none."""
     sign = "-" if text.startswith(("-", "$-")) else ""
     digits = text.removeprefix("-").removeprefix("$") if text[:2] != "$-" else text[2:]
     if not set(digits) <= {*DIGITS, ",", "."}:

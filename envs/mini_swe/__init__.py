@@ -1,4 +1,4 @@
-"""Mini-SWE: repair a small repository by shell commands until its hidden tests pass."""
+"""Mini-SWE: repair a small repository with shell commands until its hidden tests pass."""
 
 from envs.mini_swe.data import load
 from envs.mini_swe.demonstrator import decoys, demonstrate, gold

@@ -1,4 +1,4 @@
-"""Our executions as the `env` of mini-swe-agent's own agents."""
+"""Adapter of a task to the `env` that mini-swe-agent's own agents expect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AgentEnvironment:
 
     Args:
         task: a `SandboxTask` or a `ContainerTask`.
-        variables: what templates of prompts may name besides.
+        variables: additional variables for prompt templates.
     """
 
     def __init__(self, task: Task, **variables: Any):
@@ -34,7 +34,7 @@ class AgentEnvironment:
         """Run `action["command"]`.
 
         Raises:
-            Submitted: the command submitted; the agent ends on it.
+            Submitted: the command submitted the task; this exception ends the agent.
         """
         result = self.task.execute(action, cwd)
         if is_submission(result):

@@ -1,4 +1,4 @@
-"""Bugs: a function of the table, one mutation that its hidden calls notice, and the edit that undoes it."""
+"""Bugs: a function of the table, one mutation that its hidden calls detect, and the edit that reverts it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from envs.mini_swe.functions import EXPRESSIONS, NAMINGS, Function, arguments, m
 from envs.mini_swe.mutations import mutants
 
 HELD_OUT = 8
-"""One pair of function and mutation of this many is held out."""
+"""Number of pairs (function, mutation) of which one is held out, on average."""
 _TOKEN = re.compile(r"\s*(?:\w+|\*\*|//|[<>=!]=|\S)")
-"""With the space before it: so it is the same token in the file and in the edit."""
+"""Pattern of a token with the space before it, so that it is the same token in the file and in the edit."""
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A broken function as it stands in a file. JSON, so that a row can carry it."""
+    """A broken function as it is written in a file. Its fields are JSON values, so that a row can hold it."""
 
     name: str
     wrong: str
-    """The mutated expression, with the parameters of the table."""
+    """The mutated expression, with the parameter names of the table."""
     naming: int
-    """Which of the namings its parameters have."""
+    """Index of the naming of its parameters."""
 
     @property
     def key(self) -> str:
-        """Names function and mutation."""
+        """Key that identifies function and mutation."""
         return f"{self.name}: {self.wrong}"
 
     @property
@@ -41,7 +41,8 @@ class Bug:
         return make(self.name, EXPRESSIONS[self.name], NAMINGS[place(self.name)][self.naming])
 
     def example(self, number: int) -> tuple[tuple[Any, ...], str, str]:
-        """One of the hidden calls that go wrong: arguments, what comes (or the name of an exception), what should."""
+        """Return one of the failing hidden calls: arguments, actual result (or name of an exception), expected
+        result."""
         wrong, right = outcomes(self.name, self.wrong), outcomes(self.name, EXPRESSIONS[self.name])
         noticed = [n for n in range(len(right)) if wrong[n] != right[n]]
         chosen = noticed[number % len(noticed)]
@@ -50,7 +51,7 @@ class Bug:
 
 @lru_cache(maxsize=1)
 def pairs() -> tuple[tuple[str, str], ...]:
-    """Every function with every mutation that changes what one of its hidden calls gives."""
+    """Return every pair (function, mutation) in which the mutation changes the result of at least one hidden call."""
     return tuple(
         (name, wrong)
         for name, right in EXPRESSIONS.items()
@@ -60,21 +61,22 @@ def pairs() -> tuple[tuple[str, str], ...]:
 
 
 def is_held_out(key: str) -> bool:
-    """Whether the pair of function and mutation belongs to the test split, whatever the seed."""
+    """Whether the pair of function and mutation belongs to the test split. This does not depend on the seed."""
     return sha256(key.encode()).digest()[0] % HELD_OUT == 0
 
 
 def edit(broken: str, fixed: str) -> tuple[str, str]:
-    """The shortest run of tokens to replace in the line `broken`, and what makes it the line `fixed`.
+    """Return the shortest run of tokens to replace in the line `broken`, and the replacement that gives the line
+    `fixed`.
 
-    It is extended to the left until its first occurrence in the line is the right one.
+    The run is extended to the left until its first occurrence in the line is the right one.
     """
     old, new = _TOKEN.findall(broken), _TOKEN.findall(fixed)
     start = next(n for n, pair in enumerate(zip([*old, None], [*new, None], strict=False)) if pair[0] != pair[1])
     after = 0
     while after < min(len(old), len(new)) - start and old[-1 - after] == new[-1 - after]:
         after += 1
-    if start + after == len(old) and after:  # a pure insertion: take the token after it along
+    if start + after == len(old) and after:  # a pure insertion needs the following token
         after -= 1
     ends = len(old) - after, len(new) - after
     while True:
@@ -85,6 +87,6 @@ def edit(broken: str, fixed: str) -> tuple[str, str]:
 
 
 def sed(old: str, new: str) -> str:
-    """The command of sed that replaces one text by another."""
+    """Return the sed command that replaces one text by another."""
     pattern, replacement = re.sub(r"([.*^$[\\])", r"\\\1", old), re.sub(r"([&\\])", r"\\\1", new)
     return f"s|{pattern}|{replacement}|"

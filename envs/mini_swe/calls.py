@@ -1,4 +1,4 @@
-"""Hidden calls: what a row says of each, checked."""
+"""Hidden calls of a row, and their checks."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ MOST_ITEMS = 100_000
 
 @dataclass(frozen=True)
 class Call:
-    """A function, its arguments, and what it gives. In a row: `[path, arguments, expected]`, or with options as a
-    fourth: `["m.primes", [], [2, 3, 5], {"items": 3}]`."""
+    """A function, its arguments, and the expected result. The form in a row is `[path, arguments, expected]`,
+    optionally with options as a fourth element: `["m.primes", [], [2, 3, 5], {"items": 3}]`."""
 
     path: str
-    """Module and name, with dots."""
+    """Dotted path of module and function."""
     arguments: list[Any]
     expected: Any
     items: int | None = None
-    """The call gives an iterator, and so many of its items at most are compared, as a list."""
+    """Maximum number of items to compare, as a list, of the iterator that the call returns; None if the result is no
+    iterator."""
     tolerance: float | None = None
-    """How far a number may be off where a float is expected, relative to it where it is above 1."""
+    """Allowed error of a number if a float is expected; relative if the expected number is above 1, else absolute."""
     seconds: float | None = None
-    """Wall time of this call alone, with the start of Python and the import."""
+    """Time limit of this call alone, in seconds of wall time, including the start of Python and the import."""
 
     @classmethod
     def of(cls, call: Sequence[Any]) -> Call:
-        """A call of a row that `check_calls` has checked."""
+        """Build the call from a row that `check_calls` has checked."""
         path, arguments, expected, *options = call
         return cls(path, arguments, expected, **(options[0] if options else {}))
 
 
 def check_calls(calls: Any, row_id: str) -> list[list[Any]]:
-    """The calls of a row, as they are.
+    """Check the calls of a row, and return them unchanged.
 
     Raises:
-        UserError: there are none, or one cannot be made.
+        UserError: the row has no calls, or a call is malformed.
     """
     if not isinstance(calls, list) or not calls:
         raise UserError(f'row {row_id} has no hidden calls; add a column calls: [["module.function", [2, 3], 5], ...]')

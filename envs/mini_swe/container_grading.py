@@ -1,7 +1,8 @@
-"""The hidden tests of a SWE-bench row: the script that runs them, and what its log says.
+"""The hidden tests of a SWE-bench row: the script that runs them, and the evaluation of its log.
 
-Unlike `grading.py` this believes what the tests print, as SWE-bench does: the patch runs in the interpreter that
-prints. That a patch cannot touch tests and configuration closes the simple ways; README.md names what is left.
+Unlike `grading.py`, this module trusts the output of the tests, as SWE-bench does, although the patch runs in the
+interpreter that prints it. Patches cannot change tests and configuration, which rules out the simple exploits;
+README.md lists the remaining ones.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _END_OF_PATCH = "MTRL_END_OF_TEST_PATCH"
 
 
 def evaluation_script(truth: dict[str, Any]) -> str:
-    """The row's own script; without one: apply the patch of the tests, then run those by pytest."""
+    """Return the row's own script, or else one that applies the patch of the tests and runs them with pytest."""
     if truth["eval_script"]:
         return truth["eval_script"]
     files = sorted({test.partition("::")[0] for test in (*truth["fail_to_pass"], *truth["pass_to_pass"])})
@@ -29,7 +30,8 @@ def evaluation_script(truth: dict[str, Any]) -> str:
 
 
 def resolved(log: str, returncode: int, truth: dict[str, Any]) -> bool:
-    """Whether every test of `fail_to_pass` and `pass_to_pass` passed; without any, whether the script succeeded."""
+    """Whether every test of `fail_to_pass` and `pass_to_pass` passed; if the row names no tests, whether the script
+    succeeded."""
     wanted = set(truth["fail_to_pass"]) | set(truth["pass_to_pass"])
     if not wanted:
         return returncode == 0
@@ -37,7 +39,7 @@ def resolved(log: str, returncode: int, truth: dict[str, Any]) -> bool:
 
 
 def statuses(log: str) -> dict[str, set[str]]:
-    """Test -> what the log says of it: lines of `pytest -rA`, and of unittest and Django."""
+    """Return the statuses of each test in the log, from lines of `pytest -rA`, unittest and Django."""
     _, started, tests = log.partition(START)
     tests = tests.rpartition(END)[0] or tests if started else log
     found: dict[str, set[str]] = {}

@@ -1,6 +1,6 @@
-"""A task in containers of docker or podman: one that the agent works in, and a fresh one for the hidden tests.
+"""A task in containers of docker or podman: one for the agent's commands, and a fresh one for the hidden tests.
 
-Not run against a real daemon by our tests: those have a program that takes its place and records what it is told.
+The tests of this module do not use a real daemon: a program replaces it and records its arguments.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from envs.mini_swe.patches import source_patch
 from mtrl.environments.base import Resources
 
 OUTPUT_BYTES = 2**20
-"""What a command may print: then it is stopped, for all of it is held in memory here."""
+"""Maximum output of a command, in bytes. A command with more output is stopped, because the whole output is held in
+memory."""
 LOG_CHARACTERS = 400_000
-"""Of the tests' log that are kept, from its end, where the summary is."""
+"""Maximum length of the tests' log, in characters. The end of the log is kept, because it holds the summary."""
 SLACK_SECONDS = 10
-"""How long the client may take after the command itself was stopped inside."""
+"""Additional seconds for the client after the time limit of the command inside the container."""
 START_SECONDS = 1200
-"""For pulling an image, and for taking the future out of its repository."""
+"""Time limit for pulling an image, and for removing future commits from its repository, in seconds."""
 FORGET_FUTURE = (
     "git remote | xargs -r -n1 git remote remove; git tag -l | xargs -r git tag -d; "
     "git for-each-ref --format='%(refname)' refs/heads refs/remotes refs/stash | "
     'grep -vxF "$(git symbolic-ref -q HEAD)" | xargs -r -n1 git update-ref -d; '
     "git reflog expire --expire=now --all; git gc --prune=now --quiet; true"
 )
-"""Images of SWE-bench may hold commits after the base, and so the solution: `git log --all` has shown it to agents."""
+"""Command that removes all commits after the base. Images of SWE-bench may hold such commits, including the solution,
+which agents have found with `git log --all`."""
 
 
 class ContainerTask:
-    """One episode's container, started when the first command comes.
+    """One episode's container, which starts at the first command.
 
     Args:
         truth: see `envs.mini_swe.swebench`.
-        resources: what removes the containers.
+        resources: closed at the end of the episode, which removes the containers.
         executable: docker or podman.
-        memory: of a container, in docker's form.
-        processes: of a container at once.
+        memory: memory limit of a container, in docker's notation.
+        processes: maximum number of concurrent processes in a container.
     """
 
     def __init__(
@@ -67,11 +69,12 @@ class ContainerTask:
         self._base = truth["base_commit"]
 
     def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]:
-        """As `SandboxTask.execute`."""
+        """Run a command; see `SandboxTask.execute`."""
         return self._open().run(action.get("command", ""), self.command_seconds, cwd or self.cwd)
 
     def solved(self) -> tuple[bool, str]:
-        """Whether the hidden tests pass on a fresh container with the agent's patch; and their exit code and log."""
+        """Return whether the hidden tests pass in a fresh container with the agent's patch, and their exit code and
+        log."""
         patch = source_patch(self._diff()) if self._container else ""
         if not patch:
             return False, "graded ; exit -1\nno source file was changed"
@@ -101,11 +104,12 @@ class ContainerTask:
         container = Container(self._executable, self.truth["image"], self._run_args, self.cwd)
         self._resources.callback(container.remove)
         container.start()
-        self._resources.callback(container.remove)  # again: if the episode is over by now, this removes it at once
+        self._resources.callback(container.remove)  # removes it at once if the episode is over
         return container
 
     def _diff(self) -> str:
-        """What the agent changed since the base commit, committed or not. The container is hostile: so is the text."""
+        """Return the agent's changes since the base commit, committed or not. The container is untrusted, and so is
+        this text."""
         assert self._container is not None
         command = f"git add -A && git diff --cached --no-ext-diff --no-textconv --no-color --no-renames {self._base}"
         done = self._container.run(command, self.command_seconds, self.cwd)
@@ -113,10 +117,10 @@ class ContainerTask:
 
 
 class Container:
-    """A container started by mini-swe-agent's `DockerEnvironment`.
+    """A container that mini-swe-agent's `DockerEnvironment` starts.
 
-    Commands in it are run by us: the package collects their output without a limit, and leaves a command that took too
-    long running inside.
+    This class runs the commands itself, because the package collects their output without a limit, and does not stop a
+    command in the container after a timeout.
     """
 
     def __init__(self, executable: str, image: str, run_args: list[str], cwd: str):
@@ -126,9 +130,10 @@ class Container:
         self._environment: Any = None
 
     def start(self) -> None:
-        """
+        """Start the container.
+
         Raises:
-            RuntimeError: it cannot be started; the episode is void.
+            RuntimeError: the container cannot be started, which fails the episode.
         """
         docker = mini_swe_agent("environments.docker").DockerEnvironment
         try:
@@ -143,25 +148,27 @@ class Container:
             said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
             raise RuntimeError(f"{self.executable} cannot start {self.image}: {said[-1] if said else ''}") from error
         self._id = self._environment.container_id
-        self._environment.container_id = None  # its own clean-up works in the background, after we have done it
+        self._environment.container_id = None  # prevents its own clean-up, which would run in the background
 
     def run(self, command: str, seconds: float, cwd: str, stdin: str | None = None) -> dict[str, Any]:
-        """Run a command by bash; `timeout` stops it and its group inside, and we the client if that fails."""
+        """Run a command with bash. `timeout` stops the command and its process group inside the container; if that
+        fails, the client is killed."""
         inside = ["timeout", "-s", "KILL", f"{seconds:g}", "bash", "-c", command]
         client = [self.executable, "exec", *(["-i"] if stdin is not None else []), "-w", cwd]
         return run_bounded([*client, self._id, *inside], seconds, stdin)
 
     def write(self, path: str, text: str) -> None:
-        """
+        """Write a file in the container.
+
         Raises:
-            RuntimeError: the container does not take it.
+            RuntimeError: the file cannot be written.
         """
         done = self.run(f"cat > {path}", SLACK_SECONDS, self.cwd, stdin=text)
         if done["returncode"] != 0:
             raise RuntimeError(f"{self.executable} cannot write {path}: {done['output'][-200:]}")
 
     def remove(self) -> None:
-        """Remove it, also where its start was interrupted. Doing it again does nothing."""
+        """Remove the container, even if its start was interrupted. A second call has no effect."""
         find = [self.executable, "ps", "-aq", "--filter", f"label={self.label}"]
         found = subprocess.run(find, capture_output=True, text=True, timeout=60).stdout.split()
         if found:
@@ -169,7 +176,8 @@ class Container:
 
 
 def run_bounded(command: list[str], seconds: float, stdin: str | None = None) -> dict[str, Any]:
-    """Run a client that runs `timeout` inside: its output up to a limit, in the form of mini-swe-agent's protocol."""
+    """Run a client whose command uses `timeout`, and return its bounded output in the form of mini-swe-agent's
+    protocol."""
     source = subprocess.PIPE if stdin is not None else subprocess.DEVNULL
     process = subprocess.Popen(
         command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True

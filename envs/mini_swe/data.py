@@ -1,4 +1,5 @@
-"""Rows: generated repositories with a bug, a user's own with hidden calls, and SWE-bench's for containers."""
+"""Rows of the mini_swe family: generated repositories with a bug, a user's own repositories with hidden calls, and
+SWE-bench's instances for containers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from mtrl.errors import UserError
 from mtrl.types import Row
 
 FILE = "f.py"
-"""The whole repository of rows with one function."""
+"""Path of the only file in repositories with one function."""
 
 
 def load(
@@ -32,19 +33,19 @@ def load(
     full_prompt: bool = False,
     **config: Any,
 ) -> Splits:
-    """The rows of `data.path`; without a path, generated repositories.
+    """Return the rows of `data.path`; without a path, generated repositories.
 
     Args:
         data: the `data` section of the config.
-        seed: of the generated repositories.
-        backend: where commands will run: rows that cannot run there are refused.
-        functions: of a generated repository. One is a line in a single file; more are a package. Rows of a file bring
-            their own, so that an experiment that sets this for generated rows takes `data.path` too.
-        full_prompt: generated rows with instructions and observations for a real language model.
+        seed: seed of the generated repositories.
+        backend: where commands will run; rows that cannot run there are rejected.
+        functions: number of functions of a generated repository. One function is a line in a single file; more
+            functions are a package. Rows of `data.path` have their own repositories and ignore this key.
+        full_prompt: whether generated rows have instructions and observations for a real language model.
         config: the environment's own keys.
 
     Raises:
-        UserError: a row lacks a column, or does not fit the backend.
+        UserError: a row lacks a column or does not fit the backend, or a setting is invalid.
     """
     _refuse_idle_settings(backend, config)
     if data.path is not None:
@@ -68,10 +69,11 @@ def _refuse_idle_settings(backend: str, config: dict[str, Any]) -> None:
 
 
 def _timed(splits: Splits, command_seconds: float = 30, grading_seconds: float = 30, **_: Any) -> Splits:
-    """With the limits of an episode in each row: the scorer, which has nothing but the row, grants the same.
+    """Write the time limits of an episode into each row, so that the scorer, which has only the row, applies the same
+    limits.
 
     Raises:
-        UserError: a call may take longer than all of them.
+        UserError: the limit of a single call is larger than the limit of all calls.
     """
     for row in (*splits.train, *splits.test):
         limits = (Call.of(call).seconds or 0 for call in row["ground_truth"].get("calls", ()))
@@ -85,7 +87,7 @@ def _timed(splits: Splits, command_seconds: float = 30, grading_seconds: float =
 
 
 def located(files: Mapping[str, str], bug: Bug) -> tuple[str, int]:
-    """Path and line number of the broken line."""
+    """Return the path and the line number of the broken line."""
     found = bug.broken
     for path, text in files.items():
         lines = text.splitlines()
@@ -107,7 +109,7 @@ def _generated(data: Any, seed: int, functions: int, full: bool) -> Splits:
 
 
 def _bugs(held_out: bool, rng: random.Random) -> Iterator[Bug]:
-    """Every bug of a split once; then every bug again, with other names of the parameters; and so on."""
+    """Yield every bug of a split once, then every bug again with other parameter names, and so on."""
     chosen = [
         (name, wrong, rng.randrange(len(NAMINGS[place(name)])))
         for name, wrong in pairs()
@@ -142,7 +144,7 @@ def _line(function: Function) -> str:
 
 
 def _package(functions: list[Function]) -> dict[str, str]:
-    """A package of a module for each kind of function."""
+    """Return the files of a package with one module per kind of function."""
     modules: dict[str, list[Function]] = {}
     for function in sorted(functions, key=lambda function: function.name):
         modules.setdefault(place(function.name), []).append(function)
@@ -155,7 +157,7 @@ def _package(functions: list[Function]) -> dict[str, str]:
 
 @lru_cache(maxsize=len(EXPRESSIONS) * 2)
 def _calls(name: str, package: bool) -> list[list[Any]]:
-    """The hidden calls of a function, with what it should give."""
+    """Return the hidden calls of a function, with the expected results."""
     module = f"{FOLDER}.{place(name)}" if package else FILE.removesuffix(".py")
     return [[f"{module}.{name}", list(values), value] for values, value in results(name)]
 
@@ -191,7 +193,7 @@ def _loaded_row(raw: dict[str, Any], split: str, index: int, backend: str, path:
 
 
 def _parsed(*values: Any) -> Any:
-    """The first that is there; parquet and CSV may hold JSON text."""
+    """Return the first value that is not None, parsed if it is JSON text, as parquet and CSV may hold."""
     value = next((value for value in values if value is not None), None)
     try:
         return json.loads(value) if isinstance(value, str) else value

@@ -1,7 +1,7 @@
-"""Players of a generated row: a weak one for the warm start of the tiny policy, and a perfect one.
+"""Demonstrations for generated rows: those of a weak demonstrator for the warm start of the tiny policy, and gold.
 
-The weak player shows how every move is made, but its habit is to edit a file that it has not seen, and that is seldom
-right. What reinforcement learning adds is to look first, and to choose the edit by what is there.
+The weak demonstrator shows every kind of move, but usually edits a file that it has not read, which is seldom right.
+Reinforcement learning then teaches the policy to read the file first, and to choose the edit by its content.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mtrl.errors import UserError
 from mtrl.types import Row
 
 BLIND_SHARE = 0.55
-"""Share of episodes that edit without a look, as if for another bug of the same function."""
+"""Share of episodes that edit without reading the file, as if for another bug of the same function."""
 SLIP_SHARE = 0.05
-"""Share of the others that looked, and then edit for another bug all the same."""
+"""Share of the other episodes that read the file, but still edit for another bug."""
 SUBMISSION = f"echo {SUBMIT}"
 
 
 def demonstrate(row: Row, rng: random.Random) -> Recital:
-    """A weak player of `row`, which must be a generated training row with a single file."""
+    """Return a weak demonstrator for `row`, which must be a generated training row with a single file."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     if list(row["ground_truth"].get("files", ())) != [FILE]:
@@ -39,7 +39,8 @@ def demonstrate(row: Row, rng: random.Random) -> Recital:
 
 
 def gold(row: Row) -> list[str]:
-    """The responses of a perfect player: it looks, mends the line and submits; a row of a file brings its own patch."""
+    """Return the responses of a perfect player: it reads the code, repairs the line and submits. Rows of `data.path`
+    have their own patch."""
     if "bug" not in row:
         return _gold_patch(row)
     bug = Bug(**row["bug"])
@@ -51,7 +52,7 @@ def gold(row: Row) -> list[str]:
 
 
 def decoys(row: Row) -> list[str]:
-    """Well-formed last responses that repair nothing: other edits, a comment, and no edit at all."""
+    """Return well-formed last responses that repair nothing: other edits, a comment, and no edit."""
     if "bug" not in row:
         return [say(SUBMISSION)]
     bug = Bug(**row["bug"])
@@ -61,7 +62,7 @@ def decoys(row: Row) -> list[str]:
 
 
 def say(command: str) -> str:
-    """The response that runs a command."""
+    """Return the response that runs a command."""
     return f"```bash\n{command}\n```"
 
 
@@ -70,12 +71,12 @@ def _submit_edit(bug: Bug, path: str = FILE) -> str:
 
 
 def _lines(bug: Bug) -> tuple[str, str]:
-    """The line as it is and as it should be. The edit is the same with or without what stands before `return`."""
+    """Return the broken and the fixed line. The edit does not depend on the text before `return`."""
     return tuple(f"{f.signature} return {f.expression}" for f in (bug.broken, bug.fixed))  # type: ignore[return-value]
 
 
 def _other(bug: Bug, rng: random.Random) -> Bug:
-    """The same function with another mutation; one that has no other is taken for another function."""
+    """Return a bug of the same function with another mutation, or of another function if there is no other mutation."""
     others = [pair for pair in pairs() if pair[0] == bug.name and pair[1] != bug.wrong]
     return Bug(*rng.choice(others or [pair for pair in pairs() if pair[0] != bug.name]), bug.naming)
 

@@ -1,4 +1,4 @@
-"""One episode of repairing a repository."""
+"""One episode of a repository repair."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OPENING = re.compile(r"^```(?:bash|mswea_bash_command)[ \t\r]*$", re.MULTILINE)
 
 
 class Task(Protocol):
-    """A repository that commands run in, of either backend."""
+    """A repository in which commands run, for both backends."""
 
     def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]: ...
     def solved(self) -> tuple[bool, str]: ...
 
 
 def parse_command(response: str) -> str | None:
-    """What stands in the only bash block of a response, its thinking aside; else None.
+    """Return the content of the only bash block of a response, without its thinking; None if there is not exactly one.
 
     A block begins with a line ```` ```bash ```` (or mini-swe-agent's ```` ```mswea_bash_command ````) and ends before
     the next line that begins with three backticks.
@@ -39,16 +39,18 @@ def parse_command(response: str) -> str | None:
 
 
 def is_submission(result: dict[str, Any]) -> bool:
-    """mini-swe-agent's rule: the first line that a command prints is the word, and it succeeds."""
+    """Whether the command submits by mini-swe-agent's rule: the first line of its output is `SUBMIT`, and it
+    succeeds."""
     lines = result["output"].lstrip().splitlines()
     return bool(lines) and lines[0].strip() == SUBMIT and result["returncode"] == 0
 
 
 class MiniSweEnv(BaseEnvironment):
-    """Each turn the model runs one shell command and sees what it printed, until it submits or the turns run out.
+    """In each turn the model runs one shell command and observes its output, until it submits or the turns run out.
 
-    Then the changes that it made to source files are tested in a fresh sandbox, or container: 1.0 if all hidden tests
-    pass, else 0.0. A response that is not exactly one command costs the turn, and is always told the same.
+    Then the model's changes to source files are tested in a fresh sandbox or container: the reward is 1.0 if all hidden
+    tests pass, else 0.0. A response that is not exactly one command uses up the turn, and always gets the same
+    observation.
     """
 
     def __init__(
@@ -64,14 +66,16 @@ class MiniSweEnv(BaseEnvironment):
     ):
         """
         Args:
-            backend: where commands run: our own sandbox, or containers by docker or podman.
-            command_seconds: wall time of one command.
-            grading_seconds: wall time of the hidden tests. `environment.step_timeout` must hold it and a command.
-            observation_characters: of a command's output that are shown; default 10,000, and 300 of short rows.
-            container_memory: limit of a container, in docker's form.
-            container_processes: processes and threads at once in a container.
+            backend: where commands run: mtrl's own sandbox, or containers of docker or podman.
+            command_seconds: wall time limit of one command, in seconds.
+            grading_seconds: wall time limit of the hidden tests, in seconds. `environment.step_timeout` must allow for
+                both limits.
+            observation_characters: maximum number of characters of a command's output to show; the default is 10,000,
+                and 300 for short rows.
+            container_memory: memory limit of a container, in docker's notation.
+            container_processes: maximum number of concurrent processes and threads in a container.
         """
-        super().__init__(max_turns)  # the other keys of environment.config are the loader's
+        super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to act; set it to 1 or more")
         if backend not in BACKENDS:
@@ -125,7 +129,8 @@ class MiniSweEnv(BaseEnvironment):
         return SandboxTask(truth, self.resources, **self.seconds)
 
     def _graded(self, task: Task, result: dict[str, Any] | None, submitted: bool) -> StepResult:
-        """The last turn. What the tests said, if anything, is for the scorer: the model does not see it any more."""
+        """Return the result of the last turn. The output of the tests, if any, is for the scorer; the model never sees
+        it."""
         solved, report = task.solved()
         reward = float(solved)
         return StepResult(

@@ -1,4 +1,4 @@
-"""The functions that generated repositories are made of: one expression each, and calls that tell right from wrong."""
+"""The functions of generated repositories: one expression each, and calls that separate it from its mutants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 FOLDER = "toolbox"
 PLACES = {"a": "numbers", "b": "numbers", "p": "logic", "q": "logic", "s": "text", "t": "text", "xs": "lists"}
-"""Parameter -> the module in which functions of this kind live."""
+"""Module of the functions of each kind, by the name of their parameter."""
 NAMINGS: dict[str, list[dict[str, str]]] = {
     "numbers": [{"a": a, "b": b} for a, b in ("ab", "xy", "mn", "ij", "uv", "cd")],
     "logic": [{"p": p, "q": q} for p, q in ("pq", "ab", "xy", "mn", "uv", "cd")],
@@ -20,7 +20,7 @@ NAMINGS: dict[str, list[dict[str, str]]] = {
     ],
     "lists": [{"xs": name} for name in ("xs", "items", "values", "data", "ys", "entries")],
 }
-"""What the parameters may be called: it is not seen until the file is."""
+"""Possible names of the parameters; the model can only learn them from the file."""
 
 _FIXED = {
     "add": "a + b",
@@ -107,7 +107,7 @@ EXPRESSIONS = _FIXED | {
     for name, expression in _WITH_NUMBER.items()
     for n in (LENGTHS if "xs" in expression else NUMBERS)
 }
-"""Name of the function -> what it returns."""
+"""Returned expression by name of the function."""
 
 _PAIRS = [(7, 2), (3, 5), (9, 4), (6, 6), (8, 3), (5, 1), (2, 9), (1, 2)]
 _LISTS = [[3, 1, 2], [5], [4, -2, 7, 1], [-3, -1], [2, 2, 6], [0, 9, 1, 8, 3, 7]]
@@ -117,7 +117,7 @@ _TRUTHS = [(p, q) for p in (False, True) for q in (False, True)]
 
 @dataclass(frozen=True)
 class Function:
-    """One function, whole or broken: its name, the parameters as the file calls them, and what it returns."""
+    """One function, correct or broken: its name, its parameters as named in the file, and the returned expression."""
 
     name: str
     parameters: tuple[str, ...]
@@ -129,18 +129,18 @@ class Function:
 
 
 def parameters(expression: str) -> tuple[str, ...]:
-    """The parameters of an expression of the table, in the order of the alphabet."""
+    """Return the parameters of an expression of the table, in alphabetical order."""
     names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
     return tuple(sorted(names & PLACES.keys()))
 
 
 def place(name: str) -> str:
-    """The module in which a function lives."""
+    """Return the module of a function."""
     return PLACES[parameters(EXPRESSIONS[name])[0]]
 
 
 def arguments(name: str) -> list[tuple[Any, ...]]:
-    """The arguments of the hidden calls: they tell the function from all its mutants."""
+    """Return the arguments of the hidden calls, which are chosen to separate the function from its mutants."""
     names = parameters(EXPRESSIONS[name])
     if names[0] == "xs":
         return [(numbers,) for numbers in _LISTS]
@@ -155,7 +155,7 @@ def arguments(name: str) -> list[tuple[Any, ...]]:
 
 
 def make(name: str, expression: str, naming: Mapping[str, str]) -> Function:
-    """The function `name` with `expression` (of the table or a mutant) under other names of its parameters."""
+    """Build the function `name` with `expression` (of the table or a mutant) and renamed parameters."""
     tree = ast.parse(expression, mode="eval")
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -165,16 +165,16 @@ def make(name: str, expression: str, naming: Mapping[str, str]) -> Function:
 
 
 def results(name: str) -> list[tuple[tuple[Any, ...], Any]]:
-    """The hidden calls of a function: arguments, and what it should give."""
+    """Return the hidden calls of a function: arguments and expected results."""
     function = _compiled(name, EXPRESSIONS[name])
     return [(values, function(*values)) for values in arguments(name)]
 
 
 @lru_cache(maxsize=4096)
 def outcomes(name: str, expression: str) -> tuple[str, ...]:
-    """What the hidden calls give, as Python writes it; of an exception the name of its class.
+    """Return the result of each hidden call as its `repr`, or the class name of the exception that it raises.
 
-    Only for expressions of the table and their mutants: they are evaluated in this process.
+    Use this only for expressions of the table and their mutants, because they are evaluated in this process.
     """
     function = _compiled(name, expression)
     given = []

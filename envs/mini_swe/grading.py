@@ -1,7 +1,7 @@
-"""The reward's verdict: hidden calls are made in a fresh sandbox, and what they give is compared out here.
+"""The reward's verdict: hidden calls run in a fresh sandbox, and their results are compared outside of it.
 
-The expected values never enter a sandbox, and nothing else that graded code does or prints can count as success: to
-pass, the right values must come out, and they can only be computed. See README.md for what was tried against it.
+The expected values never enter a sandbox, so graded code can only pass if it computes the right values; no other action
+or output can count as success. README.md lists the attacks that were tried.
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ for path, arguments, items in job:
 os.write(answer, json.dumps(results).encode())
 os._exit(0)
 """
-"""Reads calls without their expected values, writes a list for each: with the value, or empty after an exception. The
-standard library comes before the repository on the path, so that no `json.py` there is taken for it."""
+"""Program in the sandbox. It reads calls without their expected values, and writes a list for each call: with the
+value, or empty after an exception. The standard library precedes the repository on the path, so that a `json.py` there
+does not replace it."""
 
 
 def solves(files: Files, calls: Sequence[Sequence[Any]], seconds: float) -> bool:
-    """Whether every call gives what is expected.
+    """Whether every call gives the expected result.
 
     Args:
-        calls: as a row has them, see `Call`. One with a time limit of its own is made in a process of its own, for
-            code may do to a timer in its process what it likes.
-        seconds: for all the others together.
+        calls: the calls of a row, see `Call`. A call with its own time limit runs in its own process, because graded
+            code could manipulate a timer in its process.
+        seconds: time limit of all other calls together.
 
     Raises:
-        SandboxError: the host failed, not the code.
+        SandboxError: the host failed, not the graded code.
     """
     held = tuple(sorted(files.items()))
     made = [Call.of(call) for call in calls]
@@ -79,11 +80,11 @@ def _is_right(result: Any, call: Call) -> bool:
 
 
 def _is_near(value: Any, expected: Any, tolerance: float) -> bool:
-    """Equal, but that a number may be off by `tolerance`, times the expected number where that is above 1, if that
-    number is a float."""
+    """Whether the values are equal up to `tolerance`. The tolerance applies to numbers where a float is expected; it is
+    relative if the expected number is above 1 in magnitude, else absolute."""
     if isinstance(expected, float) and type(value) in (int, float):
         slack = tolerance * max(1.0, abs(expected))
-        return expected - slack <= value <= expected + slack  # no difference: an int may be too large for a float
+        return expected - slack <= value <= expected + slack  # no subtraction: an int may be too large for a float
     if isinstance(expected, list) and isinstance(value, list) and len(value) == len(expected):
         return all(_is_near(*pair, tolerance) for pair in zip(value, expected, strict=True))
     if isinstance(expected, dict) and isinstance(value, dict) and value.keys() == expected.keys():
@@ -93,15 +94,16 @@ def _is_near(value: Any, expected: Any, tolerance: float) -> bool:
 
 @lru_cache(maxsize=512)
 def _run(files: tuple[tuple[str, bytes], ...], job: str, seconds: float) -> Any:
-    """The results of a job, or None. Kept, for they are a function of the files: samples of a row repeat each other."""
+    """Return the results of a job, or None. They depend only on the arguments and are cached, because trajectories of a
+    row often leave the same files."""
     limits = ProcessLimits(seconds=seconds, cpu_seconds=max(1, int(seconds)), processes=32)
     with ProcessSandbox(limits) as sandbox:
         try:
             for path, content in files:
                 sandbox.write_file(path, content)
-        except OSError:  # a file where a folder should be
+        except OSError:  # a file has the path of a folder
             return None
-        # -I and -S: no settings of the environment, no site, no user's packages.
+        # -I and -S: no environment variables, no site module, no user packages.
         done = sandbox.run(["python3", "-I", "-S", "-c", RUNNER], stdin=job)
     if done.exit_code or done.killed_by or done.truncated:
         return None
@@ -112,7 +114,7 @@ def _run(files: tuple[tuple[str, bytes], ...], job: str, seconds: float) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Equal for equal values of equal types: True is not 1, and 1 is not 1.0."""
+    """Return a text that is equal only for equal values of equal types: True differs from 1, and 1 from 1.0."""
     try:
         return json.dumps(value, sort_keys=True)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Mutations of an expression, on its syntax tree: the mistakes that people make in one line of code."""
+"""Mutations of an expression on its syntax tree, which imitate typical human mistakes in one line of code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOKALIKES: tuple[tuple[str, ...], ...] = (
 
 @lru_cache(maxsize=1024)
 def mutants(expression: str) -> tuple[str, ...]:
-    """Every expression that one mutation leads to, in a fixed order; some may mean the same as the original."""
+    """Return every expression that one mutation leads to, in a fixed order; some may be equivalent to the original."""
     tree = ast.parse(expression, mode="eval")
     found: dict[str, None] = {}
     for owner, field, index in list(_slots(tree)):
@@ -36,7 +36,7 @@ def mutants(expression: str) -> tuple[str, ...]:
 
 
 def _slots(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Every place that holds an expression: owner, field and, in a list, index."""
+    """Yield every position of an expression: owner, field and, in a list, index."""
     for owner in ast.walk(tree):
         for field, value in ast.iter_fields(owner):
             if isinstance(value, ast.expr):
@@ -53,7 +53,7 @@ def _put(owner: ast.AST, field: str, index: int | None, value: ast.expr) -> None
 
 
 def _changes(node: ast.expr) -> Iterator[ast.expr]:
-    """What may stand by mistake in place of an expression."""
+    """Yield the mistaken variants of an expression."""
     match node:
         case ast.BinOp(left, operator, right):
             yield from (ast.BinOp(left, other(), right) for other in ARITHMETIC if not isinstance(operator, other))

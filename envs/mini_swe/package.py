@@ -1,4 +1,4 @@
-"""mini-swe-agent, imported without its start-up effects."""
+"""Import of mini-swe-agent without its side effects."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _lock = threading.Lock()
 
 
 def mini_swe_agent(module: str) -> Any:
-    """`minisweagent.<module>`.
+    """Return the module `minisweagent.<module>`.
 
-    Importing the package prints a banner, makes a folder of settings in the user's home and loads the keys of a `.env`
-    there into this process; here the folder is an empty temporary one, and nothing is printed.
+    The import of the package prints a banner, creates a settings folder in the user's home, and loads the keys of a
+    `.env` there into this process. This function redirects the folder to an empty temporary one and disables the
+    banner.
 
     Raises:
-        UserError: the package is not installed; names the extra.
+        UserError: the package is not installed; the message names the extra.
     """
     with _lock, tempfile.TemporaryDirectory() as folder:
         settings = {"MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": folder}
@@ -37,6 +38,6 @@ def mini_swe_agent(module: str) -> Any:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-    # Its logger prints to the terminal, in the middle of our progress bars.
+    # Its logger would print to the terminal, between mtrl's progress bars.
     logging.getLogger("minisweagent").handlers.clear()
     return found

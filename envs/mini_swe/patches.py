@@ -1,4 +1,4 @@
-"""Patches: the agent's, restricted to source files."""
+"""The agent's patch, restricted to source files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _LINK = re.compile(r"^(?:new file mode|new mode|index \S+|deleted file mode) (?:
 
 
 def source_patch(diff: str) -> str:
-    """The parts of `git diff`'s output that change source files; links, submodules and binary files are dropped.
+    """Return the parts of `git diff`'s output that change source files, without links, submodules and binary files.
 
-    What is kept is checked by its header lines alone: a part whose header does not name one and the same file
-    everywhere is dropped.
+    Each part is checked by its header lines alone: a part whose header lines do not all name the same file is dropped.
     """
     if len(diff) > MOST_CHARACTERS:
         return ""
@@ -26,11 +25,11 @@ def source_patch(diff: str) -> str:
 def _is_kept(part: str) -> bool:
     found = _HEADER.fullmatch(part.partition("\n")[0])
     if found is None or found["plain"] is None or not is_source(found["plain"]):
-        return False  # names that git quotes are not those of source files
+        return False  # source files have no names that git quotes
     path = found["plain"]
     header = re.split(r"^@@ ", part, maxsplit=1, flags=re.MULTILINE)
     if len(header) == 1 and "\nnew file mode 100" not in part and "\ndeleted file mode 100" not in part:
-        return False  # nothing but modes, or binary
+        return False  # only mode changes, or binary
     if _LINK.search(header[0]) or "GIT binary patch" in header[0]:
         return False
     named = re.findall(r"^(?:---|\+\+\+) (.*)$", header[0], re.MULTILINE)

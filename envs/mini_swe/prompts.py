@@ -1,4 +1,4 @@
-"""Every text that the environment says."""
+"""All texts of the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mtrl.types import Message, Row
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""mini-swe-agent's word: the first line that a command prints, if it succeeds, ends the task."""
+"""mini-swe-agent's marker: a successful command with this text as the first line of its output ends the task."""
 SYSTEM = f"""You repair software with shell commands. Each of your responses must hold exactly one command, in a block:
 
 THOUGHT: what you want to do, and why
@@ -26,21 +26,21 @@ The number of responses is limited."""
 
 @dataclass(frozen=True)
 class Style:
-    """How observations are worded and laid out."""
+    """Wording and layout of observations."""
 
     output: str
     cut: str
-    """In place of `output`, where it is too long."""
+    """Template that replaces `output` if the output is too long."""
     problem: str
     turns: str
     malformed: str
     characters: int
-    """Of the output that is shown: half from its start, half from its end."""
+    """Maximum number of characters of the output to show: half from its start, half from its end."""
     strip: bool
-    """Without the white space around the output."""
+    """Whether the white space around the output is removed."""
 
     def observation(self, result: dict[str, Any], turns_left: int) -> str:
-        """What the model reads after a command."""
+        """Return the observation after a command."""
         text = result["output"].strip() if self.strip else result["output"]
         half = self.characters // 2
         parts = {"returncode": result["returncode"], "output": text, "elided": len(text) - 2 * half}
@@ -50,7 +50,7 @@ class Style:
         return problem + shown + self._turns(turns_left)
 
     def complaint(self, turns_left: int) -> str:
-        """What the model reads after a response that is not exactly one command."""
+        """Return the observation after a response that is not exactly one command."""
         return self.malformed + self._turns(turns_left)
 
     def _turns(self, left: int) -> str:
@@ -58,7 +58,7 @@ class Style:
 
 
 FULL = Style(
-    # As mini-swe-agent lays them out.
+    # The layout of mini-swe-agent.
     output="<returncode>{returncode}</returncode>\n<output>\n{output}</output>",
     cut="<returncode>{returncode}</returncode>\n<warning>\nThe output of your last command was too long.\n</warning>\n"
     "<output_head>\n{head}\n</output_head>\n<elided_chars>\n{elided} characters elided\n</elided_chars>\n"
@@ -79,15 +79,15 @@ SHORT = Style(
     characters=300,
     strip=True,
 )
-"""For models that read a few dozen tokens."""
+"""Style for models with contexts of a few dozen tokens."""
 
 
 def style_of(row: Row | None) -> Style:
-    """Generated rows are short unless `environment.config.full_prompt` asked otherwise."""
+    """Return the style of a row. Generated rows are short unless `environment.config.full_prompt` is set."""
     return SHORT if row and row.get("style") == "short" else FULL
 
 
 def full_prompt(issue: str) -> list[Message]:
-    """The prompt for a real language model."""
+    """Return the prompt for a real language model."""
     task = f"Resolve this issue of the repository in the current folder:\n\n<issue>\n{issue.strip()}\n</issue>"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]

@@ -1,4 +1,4 @@
-"""A task in our own sandbox: the repository, the commands that an agent runs there, and the verdict."""
+"""A task in mtrl's own sandbox: the repository, the agent's commands, and the verdict."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mtrl.environments.base import Resources
 from mtrl.sandbox.process import ProcessLimits, ProcessSandbox
 
 OUTPUT_BYTES = 2**20
-"""Kept of what a command prints; what is shown of it is far less."""
+"""Maximum output of a command to keep, in bytes; observations show far less."""
 
 
 class SandboxTask:
-    """One episode's repository. The sandbox is made when the first command comes.
+    """One episode's repository. The sandbox is created at the first command.
 
-    `execute` is that of mini-swe-agent's `Environment` protocol, except that a submission is told by its output alone:
-    `envs.mini_swe.agent.AgentEnvironment` raises `Submitted`, as the package's own environments do.
+    `execute` follows mini-swe-agent's `Environment` protocol, except that it returns the output of a submission
+    normally: `envs.mini_swe.agent.AgentEnvironment` raises `Submitted`, as the package's own environments do.
 
     Args:
         truth: `files` (path -> text) and `calls`, see `envs.mini_swe.grading`.
-        resources: what gives the sandbox back.
-        command_seconds: wall time of one command.
-        grading_seconds: wall time of the hidden calls together.
+        resources: closed at the end of the episode, which releases the sandbox.
+        command_seconds: wall time limit of one command, in seconds.
+        grading_seconds: wall time limit of all hidden calls together, in seconds.
     """
 
     def __init__(
@@ -40,14 +40,15 @@ class SandboxTask:
         self._sandbox: ProcessSandbox | None = None
 
     def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]:
-        """Run `action["command"]` by bash, in `cwd` or the folder of the repository.
+        """Run `action["command"]` with bash, in `cwd` or the folder of the repository.
 
         Returns:
-            `output` (stdout and stderr as they came), `returncode` (-1 if it was stopped) and `exception_info`.
+            `output` (stdout and stderr, interleaved), `returncode` (-1 if the command was stopped) and
+            `exception_info`.
         """
         place = f"cd -- {shlex.quote(cwd)} || exit 1; " if cwd else ""
         done = self._open().run(f"exec 2>&1; {place}{action.get('command', '')}")
-        # What bash says of a command that it cannot read comes before the redirection.
+        # Syntax errors of bash go to stderr, because they occur before the redirection.
         output = done.stdout + done.stderr
         if done.killed_by:
             problem = f"the command was stopped: it exceeded its limit of {done.killed_by}"
@@ -55,15 +56,15 @@ class SandboxTask:
         return {"output": output, "returncode": done.exit_code, "exception_info": ""}
 
     def solved(self) -> tuple[bool, str]:
-        """Whether the hidden calls give what they should on the repository as it is now; no more to say of it.
+        """Return whether the hidden calls give the expected results on the current repository, and an empty report.
 
-        Who changed nothing has repaired nothing, and no sandbox is made to find that out.
+        An unchanged repository is not solved, and needs no sandbox for the verdict.
         """
         if self._sandbox is None:
             return False, ""
         try:
             files = merged(self.files, self._sandbox.snapshot())
-        except OSError:  # more files, or larger ones, than anybody reads
+        except OSError:  # too many files, or too large ones
             return False, ""
         if files is None or files == {path: text.encode() for path, text in self.files.items()}:
             return False, ""

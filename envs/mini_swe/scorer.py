@@ -1,8 +1,8 @@
-"""Success, judged apart from the reward: nothing here is shared with the environment or `grading.py`.
+"""The scorer, independent of the reward: this module shares no code with the environment or `grading.py`.
 
-The commands that were said are run again in a new sandbox, and the hidden calls are made by a driver of its own. Of an
-episode in a container the log of its tests is read again, as the last message holds it: running it again would take
-as long as the episode did.
+The commands of the trajectory run again in a new sandbox, and the scorer's own driver makes the hidden calls. For an
+episode in a container, the scorer evaluates the log of the tests in the last message instead, because a replay would
+take as long as the episode.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mtrl.types import Row, StopReason, Trajectory
 
 SUBMISSION = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 SECONDS = (30.0, 30.0)
-"""For one command, and for the hidden calls, where the row does not say."""
+"""Default time limits of one command and of the hidden calls, in seconds, if the row has none."""
 PYTHON_SOURCE = re.compile(r"(?!.*(?:^|/)(?:\.|tests?/|testing/|__pycache__/))(?:.+/)?([^/]+\.py)", re.DOTALL)
 RUNS_UNASKED = re.compile(
     r"test_.*|.*_test\.py|(?:conftest|sitecustomize|usercustomize|setup|noxfile)\.py", re.IGNORECASE | re.DOTALL
@@ -57,12 +57,12 @@ os._exit(0)
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
-    """1.0 if what was said repairs the row's repository."""
+    """Return 1.0 if the trajectory's commands repair the row's repository, else 0.0."""
     return float(explain(trajectory, row) is None)
 
 
 def explain(trajectory: Trajectory, row: Row) -> str | None:
-    """Why the trajectory is no success, in words; None where it is one."""
+    """Return the reason why the trajectory is no success; None if it is one."""
     truth = row["ground_truth"]
     if "image" in truth:
         return None if _log_says_resolved(trajectory, truth) else "by their log, the tests do not pass"
@@ -71,22 +71,22 @@ def explain(trajectory: Trajectory, row: Row) -> str | None:
     for_command, for_calls = truth.get("seconds", SECONDS)
     submitted, left = _replay(files, commands, for_command)
     if not submitted and trajectory.stop_reason != StopReason.MAX_TURNS:
-        return "nothing was submitted"  # cut off before the last turn
+        return "nothing was submitted"  # the episode ended before the last turn
     if left is None or sorted(left) == [(path, text.encode()) for path, text in files]:
         return "no source file was changed"
     return _first_failure(left, truth["calls"], for_calls)
 
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
-    """Whether the last assistant message holds the command that submits, and the environment took it for one."""
+    """Whether the last assistant message holds the command that submits, and the environment accepted it."""
     said = [message for message in trajectory.messages if message.get("role") == "assistant"]
     command = _command(said[-1]) if said else None
     return trajectory.stop_reason == StopReason.DONE and command is not None and SUBMISSION in command
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
-    """`format`: share of the assistant's messages that hold one command; `asks_to_submit`: one of them says the word of
-    a submission."""
+    """Return `format`, the share of the assistant's messages that hold one command, and `asks_to_submit`, which is 1.0
+    if a command contains the marker of a submission, else 0.0."""
     said = [message for message in trajectory.messages if message.get("role") == "assistant"]
     commands = [_command(message) for message in said]
     return {
@@ -96,7 +96,7 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
 
 
 def _command(message: dict[str, Any]) -> str | None:
-    """The command of an assistant's message that holds exactly one block for bash."""
+    """Return the command of an assistant's message with exactly one bash block; else None."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str):
         return None
@@ -115,7 +115,8 @@ def _command(message: dict[str, Any]) -> str | None:
 def _replay(
     files: tuple[tuple[str, str], ...], commands: tuple[str, ...], seconds: float
 ) -> tuple[bool, tuple[tuple[str, bytes], ...] | None]:
-    """Whether the commands submit, and the files after them; None where these cannot be read."""
+    """Return whether the commands submit, and the files after them; None instead of the files if they cannot be
+    read."""
     if not commands:
         return False, tuple((path, text.encode()) for path, text in files)
     submitted = False
@@ -146,7 +147,7 @@ def _is_editable(path: str) -> bool:
 
 
 def _first_failure(files: tuple[tuple[str, bytes], ...], calls: list[Any], seconds: float) -> str | None:
-    """The first call that does not give what it should, and what it gives; None where all do."""
+    """Return a description of the first call with a wrong result; None if all results are right."""
     together = [(call, {}) for call in calls if len(call) == 3]
     together += [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" not in call[3]]
     alone = [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" in call[3]]
@@ -195,7 +196,7 @@ def _ordered(value: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def _drive(files: tuple[tuple[str, bytes], ...], calls: str, seconds: float) -> tuple[str, ...]:
-    """What the driver writes, line by line."""
+    """Run the driver, and return the lines of its output."""
     with ProcessSandbox(ProcessLimits(seconds=seconds, processes=32)) as sandbox:
         try:
             for path, content in files:
@@ -210,7 +211,7 @@ def _drive(files: tuple[tuple[str, bytes], ...], calls: str, seconds: float) -> 
 
 
 def _log_says_resolved(trajectory: Trajectory, truth: dict[str, Any]) -> bool:
-    """The last message holds what the tests printed, and their exit code."""
+    """Whether the log of the tests in the last message shows success. The message holds their exit code and output."""
     message = trajectory.final_observation[-1] if trajectory.final_observation else {}
     content = message.get("content")
     if message.get("role") != "user" or not isinstance(content, str) or not content.startswith("graded ; exit "):

@@ -1,4 +1,4 @@
-"""Which of the agent's changes count: source files, and nothing by which they could take over the tests."""
+"""The rule for the agent's changes: only source files count, and no files that could manipulate the tests."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 TESTS = ("test", "tests", "testing")
-"""Folders of tests."""
+"""Names of test folders."""
 FORBIDDEN = ("test_*.py", "*_test.py", "conftest.py", "sitecustomize.py", "usercustomize.py", "setup.py", "noxfile.py")
-"""Python files that are tests, or that run before tests without being imported by them."""
+"""Name patterns of Python files that are tests, or that run before tests without an import."""
 MOST_BYTES = 2**20
-"""Of all source files together."""
+"""Maximum growth of all files together, in bytes."""
 
 Files = dict[str, bytes]
 
 
 def is_source(path: str) -> bool:
-    """Whether an agent may change the file: Python, not hidden, no test, nothing that Python or pytest runs unasked.
+    """Whether an agent may change the file: a Python file that is not hidden, no test, and not run automatically by
+    Python or pytest.
 
-    All the other ways in (`*.pth`, `pytest.ini`, `tox.ini`, `setup.cfg`, compiled modules) are not `.py`.
+    Other files that could manipulate the tests (`*.pth`, `pytest.ini`, `tox.ini`, `setup.cfg`, compiled modules) are
+    not `.py`.
     """
     parts = PurePosixPath(path).parts
     if any(part.startswith(".") or part in (*TESTS, "__pycache__") for part in parts):
@@ -28,11 +30,11 @@ def is_source(path: str) -> bool:
 
 
 def merged(original: Mapping[str, str], snapshot: Mapping[str, bytes | None]) -> Files | None:
-    """The original repository with the source files as the agent left them; None if they are too large.
+    """Return the original repository with the agent's version of the source files; None if they are too large.
 
     Args:
-        original: path -> text.
-        snapshot: path -> content, None for links, pipes and whatever else is no plain file: those count as deleted.
+        original: text by path.
+        snapshot: content by path; None for links, pipes and other files that are not regular, which count as deleted.
     """
     files = {path: text.encode() for path, text in original.items() if not is_source(path)}
     files |= {path: content for path, content in snapshot.items() if is_source(path) and content is not None}

@@ -1,4 +1,4 @@
-"""Rows of SWE-bench, SWE-Gym and data sets in their form, for containers."""
+"""Rows of SWE-bench, SWE-Gym and data sets in their format, for containers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from mtrl.errors import UserError
 from mtrl.types import Row
 
 CWD = "/testbed"
-"""Where the images hold the repository."""
+"""Folder of the repository in the images."""
 
 
 def is_swebench(raw: dict[str, Any]) -> bool:
-    """Whether the row is one of these: it has an `instance_id`, or an `instance` as SkyRL's rows."""
+    """Whether the row has this format: it has an `instance_id`, or an `instance` as SkyRL's rows do."""
     return bool(raw.get("instance_id") or raw.get("instance"))
 
 
 def swebench_row(raw: dict[str, Any], split: str, index: int, backend: str, path: str = "") -> Row:
-    """The row of an instance.
+    """Return the row of an instance.
 
     Raises:
-        UserError: a column is missing or cannot be read, or `backend` is not one of containers.
+        UserError: a column is missing or cannot be read, or `backend` is `sandbox`.
     """
     raw = _flat(raw)
     name = raw.get("instance_id")
@@ -48,7 +48,7 @@ def swebench_row(raw: dict[str, Any], split: str, index: int, backend: str, path
 
 
 def image_name(raw: dict[str, Any], path: str = "") -> str:
-    """The row's `image_name` or `docker_image`; else the name that SWE-Gym or SWE-bench gives the image."""
+    """Return the row's `image_name` or `docker_image`, or else the image's name in SWE-Gym or SWE-bench."""
     named = raw.get("image_name") or raw.get("docker_image")
     if named:
         return str(named)
@@ -59,7 +59,7 @@ def image_name(raw: dict[str, Any], path: str = "") -> str:
 
 
 def _flat(raw: dict[str, Any]) -> dict[str, Any]:
-    """SkyRL keeps the columns in a mapping of their own."""
+    """Merge SkyRL's nested column `instance` into the row."""
     instance = raw.get("instance")
     if isinstance(instance, str):
         try:
@@ -92,7 +92,7 @@ def _truth(raw: dict[str, Any], name: str, path: str) -> dict[str, Any]:
 
 
 def _tests(value: Any, key: str, name: str) -> list[str]:
-    """A list, or JSON text of one; a missing one is empty."""
+    """Parse a list of tests or the JSON text of one; a missing value gives an empty list."""
     try:
         found = json.loads(value) if isinstance(value, str) and value.strip() else value or []
     except ValueError:

@@ -1,4 +1,4 @@
-"""Search: look things up with queries, over several turns, then answer."""
+"""Search: find facts with queries over several turns, then answer."""
 
 from envs.search.data import load
 from envs.search.demonstrator import decoys, demonstrate, gold

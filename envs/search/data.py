@@ -1,4 +1,5 @@
-"""Rows: generated worlds, Search-R1's and SkyRL's rows, plain questions with answers, and SQuAD's files."""
+"""Rows of the search family: generated worlds, Search-R1's and SkyRL's rows, plain questions with answers, and SQuAD's
+files."""
 
 from __future__ import annotations
 
@@ -33,20 +34,20 @@ def load(
     full_prompt: bool = False,
     **options: Any,
 ) -> Splits:
-    """The rows of `data.path`; without a path, generated worlds.
+    """Return the rows of `data.path`; without a path, generated worlds.
 
-    The retriever is made here, so that what is wrong with it is told before the first episode, and no episode waits
-    for a corpus to be read.
+    The retriever is created here, so that its errors are raised before the first episode, and no episode waits for the
+    corpus to load.
 
     Args:
         data: the `data` section of the config.
-        seed: of the generated worlds.
+        seed: seed of the generated worlds.
         retriever: bm25, dense or server.
-        url: of the server.
-        corpus: file of passages; null: those of the SQuAD file at `data.path`.
-        topk: the environment's own, as is `observation_characters`.
-        full_prompt: generated rows in sentences, with instructions, for a real language model.
-        options: others of the retriever.
+        url: address of the server.
+        corpus: file of passages; None: the passages of the SQuAD file at `data.path`.
+        topk: used only by the environment, as is `observation_characters`.
+        full_prompt: whether generated rows consist of sentences, with instructions, for a real language model.
+        options: other options of the retriever.
     """
     settings = RetrieverSettings.of(retriever, url, corpus, options)
     if data.path is None:
@@ -89,7 +90,8 @@ def _drawn(rng: random.Random, choose: Any) -> tuple[World, Chain]:
 
 
 def _trained(chains: list[Chain]) -> list[Chain]:
-    """All of a world in which no question is held out: a training world gives away nothing."""
+    """Return all chains of a world without held-out questions; none otherwise, so that no training world contains a
+    held-out answer."""
     return [] if any(is_held_out(chain.key) for chain in chains) else chains
 
 
@@ -133,12 +135,12 @@ def _loaded_row(raw: dict[str, Any], split: str, index: int) -> Row:
 
 
 def _answers(raw: dict[str, Any]) -> Any:
-    """The answer's column, by its several names."""
+    """Return the value of the answer column, which has one of several names."""
     return next((raw[name] for name in ("answer", "answers", "golden_answers") if raw.get(name) is not None), None)
 
 
 def _targets(truth: dict[str, Any]) -> list[str]:
-    """The aliases: text, a list of texts, or SQuAD's `{"text": [...]}`."""
+    """Return the accepted answers, from text, a list of texts, or SQuAD's `{"text": [...]}`."""
     named = (truth.get(name) for name in ("target", "answer", "answers", "text"))
     value = next((value for value in named if value is not None), None)
     if isinstance(value, dict):
@@ -153,19 +155,20 @@ def _targets(truth: dict[str, Any]) -> list[str]:
 
 
 def _squad(path: Path) -> list[Any] | None:
-    """The articles of a file in SQuAD's form; None if it is anything else, which others read."""
+    """Return the articles of a file in SQuAD's format; None if the file has another format, which `load_splits`
+    reads."""
     if path.suffix != ".json" or not path.is_file():
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError):
-        return None  # or one object per line
+        return None  # may hold one object per line
     articles = content.get("data") if isinstance(content, dict) else None
     return articles if isinstance(articles, list) else None
 
 
 def _squad_splits(articles: list[Any], corpus: str | None, path: Path) -> Splits:
-    """All questions of a passage are on the same side."""
+    """Split the questions, so that all questions of a passage are in the same split."""
     splits = Splits([], [])
     without = 0
     for number, article in enumerate(articles):
@@ -200,14 +203,14 @@ def _squad_splits(articles: list[Any], corpus: str | None, path: Path) -> Splits
 
 
 def _questions(article: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Passage and question, in the order of the file."""
+    """Yield pairs of passage and question, in the order of the file."""
     for paragraph in article["paragraphs"]:
         for question in paragraph.get("qas") or []:
             yield paragraph["context"], question
 
 
 def _asked(context: str, question: dict[str, Any]) -> Row | None:
-    """The row of a question; None if nobody has answered it."""
+    """Return the row of a question; None if the question has no answer."""
     target = _targets({"target": [answer["text"] for answer in question.get("answers") or []]})
     if not isinstance(question["question"], str):
         raise TypeError("a question that is no text")

@@ -1,7 +1,8 @@
-"""Players of a row: a weak one for the warm start of the tiny policy, a perfect one, and wrong answers.
+"""Demonstrations for a row: those of a weak demonstrator for the warm start of the tiny policy, gold, and wrong
+answers.
 
-The weak player shows how every move is made, but its habit is to guess at once: a policy cloned from it is mostly
-wrong, greedy or sampled. What reinforcement learning adds is to search, twice, and to heed what is found. The shares
+The weak demonstrator shows every kind of move, but usually guesses at once: a policy cloned from it is mostly wrong,
+greedy or sampled. Reinforcement learning then teaches the policy to search twice, and to use the results. The shares
 below set that starting point.
 """
 
@@ -16,13 +17,13 @@ from mtrl.types import Row
 GUESS_SHARE = 0.52
 """Share of episodes that answer without a search."""
 HALF_SHARE = 0.04
-"""Share that search once and then guess."""
+"""Share of episodes that search once and then guess."""
 SLIP_SHARE = 0.06
-"""Share of the others that go wrong somewhere: another relation, another place or another answer."""
+"""Share of the other episodes with a mistake: another relation, another place or another answer."""
 
 
 def demonstrate(row: Row, rng: random.Random) -> Recital:
-    """A weak player of `row`, which must be a training row."""
+    """Return a weak demonstrator for `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     if "chain" in row:
@@ -32,13 +33,13 @@ def demonstrate(row: Row, rng: random.Random) -> Recital:
 
 
 def gold(row: Row) -> list[str]:
-    """The responses of a perfect player."""
+    """Return the responses of a perfect player."""
     queries = Chain(**row["chain"]).queries if "chain" in row else [row["question"][:400]]
     return [*map(_search, queries), _answer(row["ground_truth"]["target"][0])]
 
 
 def decoys(row: Row) -> list[str]:
-    """Wrong answers that look right: other things that the cities of this world have. None for real questions."""
+    """Return wrong answers that look right: the values of other cities in this world. Real questions have none."""
     if "chain" not in row:
         return []
     chain = Chain(**row["chain"])
@@ -64,7 +65,7 @@ def _weak_moves(chain: Chain, rng: random.Random) -> list[str]:
     return [_search(first), _search(second), _answer(value)]
 
 
-# The space makes a word the same token as in observations.
+# With a space before it, a word is the same token as in observations.
 
 
 def _search(query: str) -> str:

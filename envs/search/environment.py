@@ -1,4 +1,4 @@
-"""One episode of a question and a search engine."""
+"""One episode of a question with a search engine."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from mtrl.retrieval import Retriever
 from mtrl.types import Message, Row
 
 LONGEST_QUERY = 512
-"""Characters; more is no query."""
+"""Maximum length of a query, in characters."""
 _TAG = re.compile(r"</?(?:search|answer|information)>")
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
 
 def parse_action(response: str) -> tuple[str, str] | None:
-    """`("search" or "answer", text)` if the response, its thinking aside, holds exactly one of them; else None.
+    """Return `("search" or "answer", text)` if the response, without its thinking, holds exactly one of them; else
+    None.
 
-    A response with results that the model made up (`<information>`) is none.
+    A response with results that the model invented (`<information>`) is not valid.
     """
     said = response.rpartition("</think>")[2]
-    # Counted first: to look for a pair among many openings takes time by their square.
+    # The tags are counted first, because a search for a pair among many opening tags takes quadratic time.
     action = _ACTION.search(said) if len(_TAG.findall(said)) == 2 else None
     if action is None:
         return None
@@ -36,10 +37,12 @@ def parse_action(response: str) -> tuple[str, str] | None:
 
 
 class SearchEnv(BaseEnvironment):
-    """Each turn the model runs one `<search>query</search>` and reads passages, or ends with `<answer>text</answer>`.
+    """In each turn the model runs one `<search>query</search>` and reads passages, or ends with
+    `<answer>text</answer>`.
 
-    Anything else costs the turn and is told so, in the same words whatever was said. A retriever that does not answer
-    is an error of the episode, never an observation: nobody learns from a search engine that is down.
+    Any other response uses up the turn, and always gets the same observation. If the retriever does not answer, the
+    episode fails; the failure never becomes an observation, because a policy must not learn from a search engine that
+    is down.
     """
 
     reward_schemes: ClassVar[tuple[str, ...]] = SCHEMES
@@ -56,7 +59,7 @@ class SearchEnv(BaseEnvironment):
         full_prompt: bool = False,
         **options: Any,
     ):
-        super().__init__(max_turns)  # `full_prompt` is the loader's
+        super().__init__(max_turns)  # `full_prompt` is for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
         for name, value in (("topk", topk), ("observation_characters", observation_characters)):

@@ -1,4 +1,4 @@
-"""Exact match as SQuAD judges it (https://rajpurkar.github.io/SQuAD-explorer, evaluate-v1.1.py)."""
+"""Exact match as in SQuAD (https://rajpurkar.github.io/SQuAD-explorer, evaluate-v1.1.py)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def normalise(text: str) -> str:
-    """Lower case, without ASCII punctuation, then without articles, then with single spaces.
+    """Convert to lower case, remove ASCII punctuation, then articles, then collapse spaces.
 
-    Where nothing would be left ("The The", "!!!"), the text stays as it is but for case and blanks around: else any
-    article would be the same answer.
+    If the result would be empty ("The The", "!!!"), only the case is changed and the surrounding space is removed;
+    otherwise all such texts would be the same answer.
     """
     lower = text.lower()
     bare = _ARTICLE.sub(" ", lower.translate(_PUNCTUATION))
@@ -28,6 +28,6 @@ def is_match(answer: str, aliases: Iterable[str]) -> bool:
 
 
 def occurs(aliases: Iterable[str], text: str) -> bool:
-    """Whether one of the aliases stands in a text, as whole words."""
+    """Whether one of the aliases occurs in a text, as whole words."""
     within = f" {normalise(text)} "
     return any(f" {name} " in within for alias in aliases if (name := normalise(alias)))

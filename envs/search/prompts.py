@@ -1,4 +1,4 @@
-"""Every text that the environment says."""
+"""All texts of the environment."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ INSTRUCTIONS = (
     "many times as you want. If you find no further external knowledge needed, you can directly provide the answer "
     "inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>. Question: "
 )
-"""The prompt of Search-R1 and of SkyRL's search rows, to the letter: checkpoints know it."""
+"""The exact prompt of Search-R1 and of SkyRL's search rows, on which published checkpoints were trained."""
 
 _BRACKETS = str.maketrans("<>[]", "()()")
-"""What tags and the control tokens of chat templates are made of -> what exact match does not mind."""
+"""Translation of the brackets of tags and of chat templates' control tokens into characters that exact match
+ignores."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """Retrieved text as data: on one line, without brackets that could make a tag or a role marker."""
+    """Return retrieved text as harmless data: on one line, without brackets that could form a tag or a role marker."""
     return " ".join(_CONTROL.sub(" ", text).translate(_BRACKETS).split())
 
 
 @dataclass(frozen=True)
 class Style:
-    """How observations are worded and laid out."""
+    """Wording and layout of observations."""
 
     topk: int
     characters: int
-    """Of all titles and texts together; what is cut ends in an ellipsis."""
+    """Maximum number of characters of all titles and texts together; a cut text ends in an ellipsis."""
     passage: str
     information: str
     nothing: str
@@ -43,7 +44,7 @@ class Style:
     reminder: str
 
     def fit(self, hits: Sequence[Hit]) -> list[tuple[str, str]]:
-        """Title and text of the passages as they are shown, best first, as far as there is room."""
+        """Return title and text of the passages to show, best first, within the character limit."""
         fitting, room = [], self.characters
         for passage in (hit.passage for hit in hits):
             title, text = plain(passage.title), plain(passage.text)
@@ -54,13 +55,13 @@ class Style:
         return fitting
 
     def show(self, passages: Sequence[tuple[str, str]]) -> str:
-        """What `fit` returned, in its frame."""
+        """Format the passages that `fit` returned."""
         numbered = enumerate(passages, start=1)
         shown = "".join(self.passage.format(number=n, title=title, text=text) for n, (title, text) in numbered)
         return self.information.format(shown or self.nothing)
 
     def observation(self, text: str, turns_left: int) -> str:
-        """What the model reads after its turn."""
+        """Return the observation after a turn."""
         return text + self.reminder.format(turns=turns_left, s="" if turns_left == 1 else "s")
 
 
@@ -87,14 +88,14 @@ SHORT = Style(
     malformed="write one <search> or one <answer>",
     reminder=" {turns} left",
 )
-"""For models that read a few dozen tokens."""
+"""Style for models with contexts of a few dozen tokens."""
 
 
 def style_of(row: Row | None) -> Style:
-    """Generated rows are short unless `environment.config.full_prompt` asked otherwise."""
+    """Return the style of a row. Generated rows are short unless `environment.config.full_prompt` is set."""
     return SHORT if row and row.get("style") == "short" else FULL
 
 
 def full_prompt(question: str) -> list[Message]:
-    """The prompt of a real question."""
+    """Return the prompt of a real question."""
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": INSTRUCTIONS + question}]

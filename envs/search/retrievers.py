@@ -1,4 +1,4 @@
-"""Where episodes search: one retriever for the whole process, or the few passages of a row."""
+"""Retrievers of episodes: one retriever for the whole process, or one for the few passages of a row."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from mtrl.errors import UserError
 from mtrl.retrieval import Passage, Retriever, RetrieverError, load_corpus, make_retriever
 
 OPTIONS = ("encoder", "index", "stopwords", "timeout", "retries")
-"""Further keys of `environment.config`; each kind of retriever knows some and refuses the others."""
+"""Further keys of `environment.config`; each kind of retriever accepts some of them and rejects the others."""
 SERVER_OPTIONS = {"timeout": 8.0, "retries": 2}
-"""A server that is down is given up after 27 seconds, so that its error is told before `environment.step_timeout`."""
+"""Default options of a server. A request to a server that is down fails after 27 seconds, so that its error is raised
+before `environment.step_timeout`."""
 
 _making = threading.Lock()
 
 
 @dataclass(frozen=True)
 class RetrieverSettings:
-    """The keys of `environment.config` that say where to search."""
+    """The keys of `environment.config` that select the retriever."""
 
     retriever: str = "bm25"
-    """bm25 | dense | server"""
+    """Kind of retriever: bm25 | dense | server"""
     url: str | None = None
     corpus: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
-    """Those of `OPTIONS` that were set."""
+    """The options of `OPTIONS` that were set."""
 
     @classmethod
     def of(cls, retriever: str, url: str | None, corpus: str | None, options: Mapping[str, Any]) -> RetrieverSettings:
-        """From `environment.config`; null is as if a key was left out.
+        """Build the settings from `environment.config`; null is the same as a missing key.
 
         Raises:
-            UserError: a key that no retriever has.
+            UserError: no retriever has such a key.
         """
         given = {name: value for name, value in options.items() if value is not None}
         if unknown := sorted(given.keys() - set(OPTIONS)):
@@ -45,19 +46,19 @@ class RetrieverSettings:
         return cls(retriever, url, corpus, tuple(sorted(given.items())))
 
     def make(self) -> Retriever:
-        """The retriever, made once per process, however many episodes ask at once.
+        """Return the retriever, which is created once per process, also with concurrent episodes.
 
         Raises:
-            UserError: what the retriever needs is missing, or the corpus cannot be read.
+            UserError: a setting that the retriever needs is missing, or the corpus cannot be read.
         """
         with _making:
             return _shared(self)
 
     def check(self) -> None:
-        """Make the retriever, and see that a server answers.
+        """Create the retriever, and check that a server answers.
 
         Raises:
-            UserError: as `make`; or the server does not answer.
+            UserError: see `make`; or the server does not answer.
         """
         retriever = self.make()
         if self.retriever == "server":
@@ -91,5 +92,5 @@ def _shared(settings: RetrieverSettings) -> Retriever:
 
 @lru_cache(maxsize=1024)
 def private_retriever(passages: tuple[tuple[str, str], ...]) -> Retriever:
-    """BM25 over the (title, text) of one row."""
+    """Return a BM25 retriever over the (title, text) passages of one row."""
     return make_retriever("bm25", passages=[Passage(str(n), title, text) for n, (title, text) in enumerate(passages)])

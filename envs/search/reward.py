@@ -1,4 +1,4 @@
-"""What a turn is paid."""
+"""The rewards of turns."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from mtrl.errors import UserError
 SCHEMES = ("default", "progress", "mt_ppo")
 MALFORMED = -0.1
 MOST_MALFORMED = 5
-"""Malformed turns that cost something; an episode is never paid less than -0.5."""
+"""Maximum number of malformed turns with a cost, so that the total reward of an episode is at least -0.5."""
 HIT = 0.2
-"""What `progress` pays in advance for finding the answer."""
+"""Reward that `progress` gives in advance for finding the answer."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a turn led to."""
+    """The result of a turn."""
 
     kind: str | None
-    """search, answer, or None (malformed)"""
+    """Kind of turn: search, answer, or None for a malformed turn."""
     correct: bool = False
-    """Of an answer: it is one of the aliases."""
+    """Whether the answer is one of the aliases; False for other turns."""
     hit: bool = False
-    """Of a search: an alias stands in what is shown."""
+    """Whether an alias occurs in the passages shown after a search; False for other turns."""
 
 
 class EpisodeReward:
-    """Pays the turns of one episode.
+    """Computes the rewards of the turns of one episode.
 
-    - `default`: 1.0 for a right answer; -0.1 for each malformed turn, the first five of them.
-    - `progress`: as `default`, but the first search that finds the answer is paid 0.2 of the 1.0 in advance.
-    - `mt_ppo`: the turn rewards of arXiv 2505.11821v2, see `_mt_ppo`. It pays for the same search again and again.
+    - `default`: 1.0 for a right answer; -0.1 for each of the first five malformed turns.
+    - `progress`: as `default`, but the first search that finds the answer receives 0.2 of the 1.0 in advance.
+    - `mt_ppo`: the turn rewards of arXiv 2505.11821v2, see `_mt_ppo`. It rewards repetitions of the same search.
     """
 
     def __init__(self, scheme: str):
@@ -42,7 +42,7 @@ class EpisodeReward:
         self.advance = 0.0
 
     def pay(self, outcome: Outcome, done: bool) -> dict[str, float]:
-        """The components of this turn's reward, which is their sum."""
+        """Return the components of this turn's reward, which is their sum."""
         if self.scheme == "mt_ppo":
             return _mt_ppo(outcome, done)
         self.malformed_turns += outcome.kind is None
@@ -58,8 +58,9 @@ class EpisodeReward:
 
 
 def _mt_ppo(outcome: Outcome, done: bool) -> dict[str, float]:
-    """The last turn: 1 for a right answer, 0.2 for a wrong one, -1 for none. Before: +0.1 for a well-formed turn, -0.2
-    for another; -0.1 for a search, +0.3 if it finds the answer."""
+    """Return the components of a turn. The last turn receives 1 for a right answer, 0.2 for a wrong one, -1 for none.
+    An earlier turn receives +0.1 if it is well-formed, else -0.2; and -0.1 for a search, +0.3 if the search finds the
+    answer."""
     if done:
         outcome_paid = 1.0 if outcome.correct else 0.2 if outcome.kind == "answer" else -1.0
         return {"outcome": outcome_paid, "format": 0.0, "search": 0.0, "found": 0.0}

@@ -1,4 +1,4 @@
-"""Success, judged apart from the reward: nothing is shared with `environment.py`, `exact_match.py` or `reward.py`."""
+"""The scorer, independent of the reward: it shares no code with `environment.py`, `exact_match.py` or `reward.py`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ ARTICLES = {"a", "an", "the"}
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
-    """1.0 if the last assistant message answers, and the answer is one of the row's, to SQuAD's exact match."""
+    """Return 1.0 if the last assistant message gives one of the row's answers, by SQuAD's exact match; else 0.0."""
     answer = _answer(_last_content(trajectory))
     return float(answer is not None and _reduced(answer) in map(_reduced, row["ground_truth"]["target"]))
 
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
-    """Whether the last assistant message gives one answer that can be read, right or wrong."""
+    """Whether the last assistant message gives exactly one readable answer, right or wrong."""
     return _answer(_last_content(trajectory)) is not None
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
-    """`format`: the last assistant message gives one answer that can be read; `contains`: all words of an accepted
-    answer stand in it in a row, whatever else does."""
+    """Return `format`, which is 1.0 if the last assistant message gives exactly one readable answer, and `contains`,
+    which is 1.0 if all words of an accepted answer occur in it consecutively; else 0.0."""
     answer = _answer(_last_content(trajectory))
     words = "" if answer is None else " ".join(("", *_reduced(answer), ""))
     accepted = (" ".join(("", *_reduced(target), "")) for target in row["ground_truth"]["target"])
@@ -32,13 +32,13 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
 
 
 def _last_content(trajectory: Trajectory) -> object:
-    """Of what the assistant said."""
+    """Return the content of the last assistant message."""
     said = [message for message in trajectory.messages if message.get("role") == "assistant"]
     return said[-1].get("content") if said else None
 
 
 def _answer(content: object) -> str | None:
-    """What stands between the only `<answer>` and `</answer>` of a message that holds no other tag."""
+    """Return the text between the only `<answer>` and `</answer>` of a message that holds no other tag; else None."""
     if not isinstance(content, str):
         return None
     before, opened, rest = content.split("</think>")[-1].partition("<answer>")
@@ -49,7 +49,8 @@ def _answer(content: object) -> str | None:
 
 
 def _reduced(text: str) -> tuple[str, ...]:
-    """The words that count, in lower case: punctuation falls away, then articles between word boundaries."""
+    """Return the words to compare, in lower case: without punctuation, and then without articles between word
+    boundaries."""
     letters = [letter for letter in text.lower() if letter not in PUNCTUATION]
     runs = ("".join(run) for _, run in groupby(letters, key=str.isalnum))
     words = "".join(" " if run in ARTICLES else run for run in runs).split()

@@ -1,4 +1,4 @@
-"""Small worlds of facts, drawn anew for every row, and questions that take two of them to answer."""
+"""Small worlds of facts, drawn for every row, and questions that need two facts to answer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 HELD_OUT = 8
-"""One chain of this many is held out."""
+"""Number of chains of which one is held out, on average."""
 PEOPLE = 4
 CITIES = 4
-"""So many of each in a world."""
+"""Number of people, and of cities, in a world."""
 SUBJECTS = 2
-"""Kinds of things that its cities have."""
+"""Number of kinds of things that the cities of a world have."""
 
 
 def _words(text: str) -> list[str]:
@@ -22,14 +22,14 @@ def _words(text: str) -> list[str]:
 PERSONS = _words("ada ben cleo dora egon finn gina hugo ida jon kira leo mara nils olga pia")
 PLACES = _words("bari bonn cork ghent graz kiel lima lyon oslo pisa porto riga rome turku vigo zug")
 RELATIONS = {"born": "{person} was born in {city}.", "works": "{person} works in {city}."}
-"""Relation -> the sentence of a passage."""
+"""Sentence of a passage, by relation."""
 KINDS = {
     "bird": _words("crow duck eagle finch hawk heron owl raven robin stork swan wren"),
     "fruit": _words("apple date fig grape kiwi lemon lime mango melon peach pear plum"),
     "metal": _words("brass chrome cobalt copper gold iron lead nickel silver steel tin zinc"),
     "tree": _words("alder ash beech birch cedar elm fir holly larch maple oak pine"),
 }
-"""What a city has -> what it may be. Every word of these lists is in one of them only."""
+"""Possible values of each kind of thing that a city has. Every word occurs in only one of these lists."""
 HAS = "The {kind} of {city} is the {value}."
 QUESTIONS = {
     "born": "Which {kind} does the city have in which {person} was born?",
@@ -39,7 +39,7 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Chain:
-    """Two facts, the second about what the first one leads to, and the question that asks for the end."""
+    """Two facts, the second about the result of the first, and the question for the final value."""
 
     person: str
     relation: str
@@ -49,12 +49,13 @@ class Chain:
 
     @property
     def key(self) -> str:
-        """Names the chain."""
+        """Key that identifies the chain."""
         return f"{self.person} {self.relation} {self.city} {self.kind} {self.value}"
 
     @property
     def terse(self) -> str:
-        """The question in a few words. The first one is always the same: only words after a space are one token."""
+        """The question in a few words. The first word is always the same, because only words after a space are one
+        token."""
         return f"find {self.kind} where {self.person} {self.relation}"
 
     @property
@@ -63,21 +64,21 @@ class Chain:
 
     @property
     def queries(self) -> tuple[str, str]:
-        """What finds the first fact, and then the second."""
+        """Queries that find the first fact and then the second."""
         return f"{self.person} {self.relation}", f"{self.city} {self.kind}"
 
 
 @dataclass(frozen=True)
 class World:
-    """Who was born and works where, and what the cities have."""
+    """Birthplaces and workplaces of people, and the things that the cities have."""
 
     homes: dict[tuple[str, str], str]
-    """(person, relation) -> city"""
+    """City by (person, relation)."""
     things: dict[tuple[str, str], str]
-    """(city, kind) -> value; within a world, no value occurs twice"""
+    """Value by (city, kind); within a world, no value occurs twice."""
 
     def chains(self) -> list[Chain]:
-        """All questions that this world answers."""
+        """Return all questions that this world answers."""
         return [
             Chain(person, relation, city, kind, value)
             for (person, relation), city in self.homes.items()
@@ -86,7 +87,7 @@ class World:
         ]
 
     def passages(self, terse: bool) -> list[tuple[str, str]]:
-        """(title, text) of every fact: a few words, or a sentence."""
+        """Return (title, text) of every fact: a few words, or a sentence."""
         homes = [(person, self._home(person, relation, city, terse)) for (person, relation), city in self.homes.items()]
         things = [(city, self._thing(city, kind, value, terse)) for (city, kind), value in self.things.items()]
         return [(title if terse else title.capitalize(), text) for title, text in homes + things]
@@ -101,12 +102,13 @@ class World:
 
 
 def is_held_out(key: str) -> bool:
-    """Whether a chain belongs to the test split: a property of the chain, whatever the seed."""
+    """Whether a chain belongs to the test split. This depends only on the chain, not on the seed."""
     return sha256(key.encode()).digest()[0] % HELD_OUT == 0
 
 
 def draw(rng: random.Random) -> World:
-    """A random world. Nobody works where he was born, and the order of its facts says nothing."""
+    """Draw a random world. Birthplace and workplace of a person differ, and the order of the facts carries no
+    information."""
     cities = rng.sample(PLACES, CITIES)
     homes = {}
     for person in rng.sample(PERSONS, PEOPLE):

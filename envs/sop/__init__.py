@@ -1,4 +1,5 @@
-"""Standard operating procedures: ask the tools in the order that the procedure says, decide by its rules, report."""
+"""Standard operating procedures: call the tools in the order of the procedure, decide by its rules, and report the
+result."""
 
 from envs.sop.data import decoys, gold, load
 from envs.sop.demonstrator import demonstrate

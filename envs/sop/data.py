@@ -1,4 +1,4 @@
-"""Rows: generated cases of the procedures, and a user's SOP-Bench folder to evaluate on."""
+"""Rows of the sop family: generated cases of the procedures, and a user's SOP-Bench folder for evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mtrl.types import Row
 log = logging.getLogger(__name__)
 
 HELD_OUT = 8
-"""One case of this many is held out."""
+"""Number of cases of which one is held out, on average."""
 CASES = tuple(f"{letter}{number:03}" for letter, number in product("ABCDEFGHJK", range(1000)))
 """Ids of all cases that a domain can have."""
 
@@ -38,19 +38,19 @@ def load(
     tools_spec: str | None = None,
     sop_bench: str | None = None,
 ) -> Splits:
-    """Generated cases; with `sop_bench`, the rows of that folder are held out instead of generated ones.
+    """Return generated cases; with `sop_bench`, the rows of that folder are held out instead of generated cases.
 
     Args:
         data: the `data` section of the config.
-        seed: of the generated cases.
-        domain: one of `DOMAINS`, or all in turn.
-        full_prompt: with the procedure, for a real language model.
-        format_coef: the environment's; not read here.
-        tools_spec: a JSON file of production's tools, which those of `domain` must equal.
-        sop_bench: a folder of one SOP-Bench domain, to evaluate on.
+        seed: seed of the generated cases.
+        domain: one of `DOMAINS`, or all, which alternates between them.
+        full_prompt: whether prompts hold the procedure, for a real language model.
+        format_coef: used only by the environment.
+        tools_spec: a JSON file with the production tools, which the tools of `domain` must equal.
+        sop_bench: a folder of one SOP-Bench domain, for evaluation.
 
     Raises:
-        UserError: an unknown domain, a `data.path`, tools that differ, or a folder that cannot be read.
+        UserError: the domain is unknown, `data.path` is set, the tools differ, or the folder cannot be read.
     """
     if data.path is not None:
         raise UserError(
@@ -69,10 +69,10 @@ def load(
 
 
 def gold(row: Row) -> list[str]:
-    """The responses of somebody who follows the procedure to the letter.
+    """Return the responses of a player that follows the procedure exactly.
 
-    Nobody here can carry out the procedure of a SOP-Bench folder: there it is one call that was recorded, and the
-    labels, which shows that prompt, labels and scorer fit each other.
+    The procedure of a SOP-Bench folder cannot be executed here. Its rows get one recorded call and then the labels,
+    which verifies that prompt, labels and scorer are consistent.
     """
     if row["domain"] in DOMAINS:
         turns, answer = carry_out(DOMAINS[row["domain"]], row["case"], row["fixture"])
@@ -82,19 +82,19 @@ def gold(row: Row) -> list[str]:
 
 
 def decoys(row: Row) -> list[str]:
-    """Answers in the right form that are wrong in one field: what another field holds, or what nobody says."""
+    """Return well-formed answers that are wrong in one field, which holds the value of another field or "n/a"."""
     truth = row["ground_truth"]
     wrong = [{**truth, name: other} for name in truth for other in (*truth.values(), "n/a") if other != truth[name]]
     return [final_output(fields) for fields in wrong]
 
 
 def final_output(fields: dict[str, str]) -> str:
-    """An answer in the form that reward and scorer read."""
+    """Return an answer in the form that reward and scorer read."""
     return f"{OPEN}{json.dumps(fields, ensure_ascii=False)}{CLOSE}"
 
 
 def is_held_out(domain: str, case: str) -> bool:
-    """Whether the case belongs to the test split: a property of its id, whatever the seed."""
+    """Whether the case belongs to the test split. This depends only on its id, not on the seed."""
     return sha256(f"{domain}/{case}".encode()).digest()[0] % HELD_OUT == 0
 
 
@@ -117,7 +117,7 @@ def _rows(domains: list[Domain], seed: int, split: str, count: int, full: bool) 
 
 
 def _domain_rows(domain: Domain, seed: int, split: str, count: int, full: bool) -> list[Row]:
-    """So many cases of a split; none comes twice. A case's record depends on the seed and its id alone."""
+    """Return up to `count` distinct cases of a split. The record of a case depends only on the seed and its id."""
     cases = [case for case in CASES if is_held_out(domain.name, case) == (split == "test")]
     random.Random(f"sop/{seed}/{domain.name}/{split}").shuffle(cases)
     return [_row(domain, seed, case, split, full) for case in cases[:count]]

@@ -1,8 +1,8 @@
-"""A weak player for the warm start of the tiny policy.
+"""A weak demonstrator for the warm start of the tiny policy.
 
-It shows every call and every form, but its habit is to answer before it has asked, and it copies carelessly: a policy
-cloned from it is mostly wrong, greedy or sampled. What reinforcement learning adds is to ask, to heed, and to copy.
-The shares below set that starting point.
+It demonstrates every call and every form, but usually answers before it has called the tools, and sometimes copies
+values incorrectly: a policy cloned from it is mostly wrong, greedy or sampled. Reinforcement learning then teaches the
+policy to call the tools, and to use and copy their results. The shares below set that starting point.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mtrl.types import Row
 HASTY = 0.55
 """Share of episodes that answer at once."""
 IMPATIENT = 0.03
-"""Share of the later turns that answer instead of going on."""
+"""Share of later turns that answer instead of continuing the procedure."""
 CARELESS = 0.01
-"""Share of the fields that are filled from another case, by those who asked to the end."""
+"""Share of answer fields from another case, in episodes that complete the procedure."""
 
 
 class WeakClerk:
-    """Plays one episode. A hasty answer is that of another case, drawn at random."""
+    """Runs one episode. A hasty answer is that of another case, drawn at random."""
 
     def __init__(self, row: Row, rng: random.Random):
         self.row, self.rng = row, rng
@@ -32,7 +32,7 @@ class WeakClerk:
         self.asked = 0
 
     def act(self, observation: str | None) -> str:
-        """The next response."""
+        """Return the next response."""
         if self.asked == len(self.calls):
             return final_output(self._guess(CARELESS if self.calls else 1.0))
         if self.asked and self.rng.random() < IMPATIENT:
@@ -41,7 +41,8 @@ class WeakClerk:
         return self.calls[self.asked - 1]
 
     def _guess(self, share: float) -> dict[str, str]:
-        """The right answer with a share of its fields from another case; numbers are left blank there."""
+        """Return the right answer with a share of its fields from another case, whose values with digits are left
+        blank."""
         domain = DOMAINS[self.row["domain"]]
         other = domain.decide(domain.draw(self.rng, self.rng.choice(CASES)))
         guesses = {name: "" if any(map(str.isdigit, value)) else value for name, value in other.items()}
@@ -50,7 +51,7 @@ class WeakClerk:
 
 
 def demonstrate(row: Row, rng: random.Random) -> Demonstrator:
-    """A weak player of `row`, which must be a training row."""
+    """Return a weak demonstrator for `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     return WeakClerk(row, rng)

@@ -1,4 +1,4 @@
-"""One business domain: a procedure, the tools that it uses, and the cases on which it is carried out."""
+"""One business domain: a procedure, its tools, and its cases."""
 
 from __future__ import annotations
 
@@ -13,38 +13,41 @@ from mtrl.environments.replay import Recordings, ReplayTools
 from mtrl.environments.tools import toolbox
 
 Call = tuple[str, dict[str, Any]]
-"""A tool's name and arguments."""
+"""Name and arguments of a tool call."""
 Procedure = Generator[list[Call], list[dict[str, Any]], dict[str, str]]
-"""A procedure that is carried out: it yields the calls of a turn, is sent their results, and returns the answer."""
+"""Execution of a procedure: the generator yields the calls of a turn, receives their results, and returns the
+answer."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What is needed to draw cases, to play them, and to say what is right."""
+    """A domain: functions that draw cases, run them, and give the right answers."""
 
     name: str
     order: str
-    """One word that tells the tiny policy what to do."""
+    """One-word instruction for the tiny policy."""
     case: str
-    """Name of the argument that says which case it is, such as `aircraft_id`."""
+    """Name of the argument that identifies the case, such as `aircraft_id`."""
     folder: Path
-    """Holds `procedure.md`, what a language model reads, and `tools.json`, the specification of production."""
+    """Folder with `procedure.md`, the text for a language model, and `tools.json`, the specification of the production
+    tools."""
     fields: Mapping[str, str]
-    """Fields of the answer, in order, and what each may hold."""
+    """Fields of the answer, in order, with a description of their values."""
     draw: Callable[[random.Random, str], dict[str, Any]]
-    """From a case's id to its hidden record."""
+    """Function from a random generator and a case's id to the case's hidden record."""
     decide: Callable[[dict[str, Any]], dict[str, str]]
-    """From the hidden record to the right answer. Only rows are made with it; it knows no tools."""
+    """Function from the hidden record to the right answer. It uses no tools, and serves only to create rows."""
     fixture: Callable[[dict[str, Any]], Any]
-    """From the hidden record to what the tools answer from: JSON, which the row carries."""
+    """Function from the hidden record to the data that the tools answer from: JSON, stored in the row."""
     open: Callable[[Any, Resources], Any]
-    """From the fixture to the object with the tools of one episode; what it takes is registered for teardown."""
+    """Function from the fixture to the object with the tools of one episode; its resources are registered for
+    teardown."""
     follow: Callable[[str], Procedure]
-    """The procedure, carried out on a case by its id, with nothing but the tools."""
+    """Function from a case's id to the execution of the procedure, which uses only the tools."""
 
     @property
     def procedure(self) -> str:
-        """The procedure as text."""
+        """Text of the procedure."""
         return (self.folder / "procedure.md").read_text(encoding="utf-8").strip()
 
     @property
@@ -53,19 +56,19 @@ class Domain:
 
 
 class RecordedTools:
-    """Base of tools that only read: they answer from the recordings of the row."""
+    """Base class of tools that only read: they answer from the recordings of the row."""
 
     def __init__(self, lines: list[dict[str, Any]], resources: Resources):
         self.replay = ReplayTools(Recordings(lines))
 
 
 def recording(tool: str, result: Any, /, **arguments: Any) -> dict[str, Any]:
-    """One line of recordings."""
+    """Return one line of recordings."""
     return {"tool": tool, "arguments": arguments, "result": result}
 
 
 def carry_out(domain: Domain, case: str, fixture: Any) -> tuple[list[list[Call]], dict[str, str]]:
-    """The calls of each turn, and the answer, of somebody who follows the procedure to the letter."""
+    """Execute the procedure, and return the calls of each turn and the answer."""
     resources = Resources()
     try:
         tools = toolbox(domain.open(fixture, resources))
@@ -81,10 +84,10 @@ def carry_out(domain: Domain, case: str, fixture: Any) -> tuple[list[list[Call]]
 
 
 def drawn(weights: Mapping[str, float], rng: random.Random) -> str:
-    """One of the keys, as often as its weight says."""
+    """Draw one of the keys with a probability proportional to its weight."""
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
 def code(rng: random.Random) -> str:
-    """Three digits."""
+    """Draw a code of three digits."""
     return f"{rng.randrange(1000):03}"

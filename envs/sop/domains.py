@@ -1,4 +1,4 @@
-"""The domains there are, and what of their JSON stays one token for the tiny policy."""
+"""The available domains, and the pieces of their JSON that are single tokens for the tiny policy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DOMAINS: dict[str, Domain] = {
     module.DOMAIN.name: module.DOMAIN for module in (aircraft_inspection, customer_service, order_fulfilment)
 }
 EXAMPLE = "B482"
-"""The id of a case that stands for any."""
+"""Id of an example case."""
 
 
 def row_tools(row: Row, resources: Resources) -> dict[str, Tool]:
-    """The tools of an episode of `row`, by name.
+    """Return the tools of an episode of `row`, by name.
 
     Raises:
-        UserError: the row's domain is not known.
+        UserError: the row's domain is unknown.
     """
     if "tool_schemas" in row:
         return toolbox(*_recorded(row["tool_schemas"], row["fixture"]))
@@ -39,7 +39,7 @@ def row_tools(row: Row, resources: Resources) -> dict[str, Tool]:
 
 
 def example_tools(domain: Domain) -> dict[str, Tool]:
-    """The tools of a domain, for their schemas. Those that answer from recordings can be called as well."""
+    """Return the tools of a domain, for their schemas. Tools that answer from recordings can also be called."""
     resources = Resources()
     try:
         return toolbox(domain.open(domain.fixture(domain.draw(random.Random(0), EXAMPLE)), resources))
@@ -48,17 +48,17 @@ def example_tools(domain: Domain) -> dict[str, Tool]:
 
 
 def result_schema(tool: Tool) -> dict[str, Any]:
-    """JSON schema of what a tool of a domain returns."""
+    """Return the JSON schema of the result of a domain's tool."""
     return _untitled(typing.get_type_hints(tool.function)["return"].model_json_schema())
 
 
 def tokens() -> tuple[str, ...]:
-    """Pieces of JSON that are the same in every call, result and answer, each of which becomes one token."""
+    """Return the pieces of JSON that are the same in every call, result and answer; each of them becomes one token."""
     return tuple(dict.fromkeys(piece for domain in DOMAINS.values() for piece in _pieces(domain)))
 
 
 def _recorded(schemas: list[dict[str, Any]], lines: list[dict[str, Any]]) -> Iterator[Tool]:
-    """Tools of a user's folder. One of which nothing is recorded on this row is offered, and has no result."""
+    """Yield the tools of a user's folder. A tool without recordings for this row is offered too, but has no results."""
     names = {line["tool"] for line in lines}
     known = [schema for schema in schemas if schema["function"]["name"] in names]
     if known:
@@ -83,7 +83,7 @@ def _pieces(domain: Domain) -> Iterator[str]:
 
 
 def _untitled(schema: Any) -> Any:
-    """The schema without the titles, which say the names again. No property here is called `title`."""
+    """Return the schema without titles, which only repeat the names. No property of the domains is called `title`."""
     if isinstance(schema, dict):
         return {key: _untitled(value) for key, value in schema.items() if key != "title"}
     return [_untitled(value) for value in schema] if isinstance(schema, list) else schema

@@ -1,4 +1,4 @@
-"""One episode: the agent calls the tools of its case, and ends with an answer."""
+"""One episode: the model calls the tools of its case, and ends with an answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mtrl.types import Message, Row
 
 
 class SopEnv(ToolEnvironment):
-    """A turn with tool calls is answered by their results; a turn without any ends the episode, and is paid."""
+    """A turn with tool calls receives their results; a turn without calls ends the episode and receives the reward."""
 
     reward_schemes: ClassVar[tuple[str, ...]] = SCHEMES
 
     def __init__(self, max_turns: int = 8, reward: str = "default", format_coef: float = FORMAT_COEF, **config: Any):
-        super().__init__(max_turns)  # the other keys of environment.config are the loader's
+        super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if reward not in SCHEMES:
             raise UserError(f"reward.scheme={reward} is not known to sop; choose one of {', '.join(SCHEMES)}")
         if max_turns < 2:
@@ -36,7 +36,8 @@ class SopEnv(ToolEnvironment):
 
     async def respond(self, message: Message, response: str, ground_truth: dict[str, Any]) -> StepResult:
         result: StepResult = await super().respond(message, response, ground_truth)
-        # Turns that ran out are paid as an answer that cannot be read, else not answering would be worth more.
+        # An episode out of turns gets the reward of an unreadable answer; otherwise giving no answer would be rewarded
+        # more.
         return self._paid(result, "", ground_truth) if result.truncated else result
 
     def _paid(self, result: StepResult, response: str, ground_truth: dict[str, Any]) -> StepResult:

@@ -1,4 +1,4 @@
-"""The final answer as the reward reads it: one JSON object in the only `<final_output>` of a response."""
+"""The reward's parser of the final answer: one JSON object in the only `<final_output>` of a response."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FORBIDDEN = ("<think>", CALL_OPEN, CALL_CLOSE)
 
 
 def parse_final_output(response: str) -> dict[str, Any] | None:
-    """The object in the only `<final_output>…</final_output>` of what follows the thinking; else None.
+    """Return the object in the only `<final_output>…</final_output>` after the thinking; else None.
 
-    No other tag counts, nor a fence, nor JSON that is only nearly JSON: a key twice, NaN, a comma too many, two
-    objects. A response that also calls a tool, or does not finish thinking, holds no answer.
+    Other tags, code fences and invalid JSON (a duplicate key, NaN, a trailing comma, two objects) are not accepted. A
+    response that also calls a tool, or does not finish its thinking, holds no answer.
     """
     said = response.rpartition("</think>")[2]
     if said.count(OPEN) != 1 or said.count(CLOSE) != 1 or any(tag in said for tag in FORBIDDEN):
@@ -30,6 +30,7 @@ def parse_final_output(response: str) -> dict[str, Any] | None:
 
 
 def matches(fields: dict[str, Any], name: str, wanted: Any) -> bool:
-    """`str(value).strip().lower()` on both sides; a field that is missing, null, a list or an object never matches."""
+    """Whether a field equals the wanted value, after `str(value).strip().lower()` on both sides. A field that is
+    missing, null, a list or an object never matches."""
     value = fields.get(name)
     return isinstance(value, str | int | float) and str(value).strip().lower() == str(wanted).strip().lower()

@@ -1,4 +1,4 @@
-"""Every text that the agent reads, but for the procedures and what the tools say."""
+"""All texts of the environment, except the procedures and the tool results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ FORM_COUNTS = "\nThis form counts, also where the procedure shows another one."
 
 
 def prompt(domain: Domain, case: str, full: bool) -> list[Message]:
-    """The messages of a generated row. The tiny policy knows the procedure from its warm start."""
+    """Return the prompt of a generated row. The tiny policy knows the procedure from its warm start."""
     if not full:
         return [{"role": "user", "content": f"{domain.order}\n{case}"}]
     return procedure_prompt(domain.procedure, {domain.case: case}, domain.fields)
 
 
 def procedure_prompt(procedure: str, case: Mapping[str, str], fields: Mapping[str, str]) -> list[Message]:
-    """A system message with procedure and form, and the case; for a language model."""
+    """Return the prompt for a language model: a system message with procedure and form, and a user message with the
+    case."""
     form = f"{OPEN}{json.dumps(dict(fields), ensure_ascii=False)}{CLOSE}"
     system = f"{ROLE}\n{procedure}\n\n{FORM}{form}{FORM_COUNTS}"
     said = "\n".join(f"{name}: {value}" for name, value in case.items())

@@ -1,9 +1,9 @@
-"""Run in a process of its own: makes the calls on stdin with the manager class of a folder's `tools.py`.
+"""Program for a process of its own: runs the calls on stdin with the manager class of a folder's `tools.py`.
 
 python -I record_tools.py FOLDER < calls.json > results.json
 
-The calls are a list of `[tool, arguments]`; each result is `{"result": …}` or `{"error": "…"}`. It imports nothing of
-this package, so that the folder's code meets none of it.
+The calls are a list of `[tool, arguments]`; each result is `{"result": …}` or `{"error": "…"}`. The program imports
+nothing of this package, to keep it separate from the folder's code.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ import sys
 
 def main(folder):
     calls = json.load(sys.stdin)
-    with contextlib.redirect_stdout(sys.stderr):  # what the tools print is no result
-        random.seed(0)  # those that draw at random answer the same in every run
+    with contextlib.redirect_stdout(sys.stderr):  # output of the tools must not mix with the results
+        random.seed(0)  # tools with random results give the same ones in every run
         manager = make_manager(os.path.join(folder, "tools.py"))
         results = [answer(manager, name, arguments) for name, arguments in calls]
     json.dump(results, sys.stdout)
 
 
 def make_manager(path):
-    """An object of the first class whose name ends in Manager."""
+    """Return an object of the first class whose name ends in Manager."""
     spec = importlib.util.spec_from_file_location("tools_of_folder", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -37,7 +37,7 @@ def make_manager(path):
 
 
 def answer(manager, name, arguments):
-    """What the tool returns as plain JSON; numbers that JSON does not have become null."""
+    """Return the tool's result as plain JSON; numbers that JSON cannot express become null."""
     try:
         if hasattr(manager, "process_tool_call"):
             result = manager.process_tool_call(name, arguments)
@@ -49,7 +49,7 @@ def answer(manager, name, arguments):
 
 
 def plain(value):
-    """numpy's and pandas' scalars as Python's."""
+    """Convert scalars of numpy and pandas to Python's, and other objects to text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 

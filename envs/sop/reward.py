@@ -1,4 +1,4 @@
-"""What the final answer is paid, field by field."""
+"""The reward of the final answer, field by field."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FORMAT_COEF = 0.1
 
 @dataclass(frozen=True)
 class SOPBenchReward:
-    """Dense reward: the share of right fields, less `format_coef` where there is no answer.
+    """Dense reward: the share of right fields, minus `format_coef` if there is no answer.
 
     reward = field_acc + format_coef * (emitted - 1), with field_acc = matched / len(ground_truth), and emitted = 1 for
-    an answer that can be read, else 0; so it lies between -format_coef and 1. An object with a field that nobody asked
-    for is no answer.
+    a readable answer, else 0. The reward lies between -format_coef and 1. An object with an additional field is no
+    answer.
 
     Example::
 
@@ -37,7 +37,7 @@ class SOPBenchReward:
             raise UserError(f"environment.config.format_coef={coef!r} must be a number from 0 to 1")
 
     async def __call__(self, messages: list[Message], ground_truth: dict[str, Any]) -> tuple[float, dict[str, float]]:
-        """Pay the last assistant message; returns the reward and the metrics completion and field_acc.
+        """Return the reward of the last assistant message, and the metrics completion and field_acc.
 
         Raises:
             UserError: the ground truth has no fields.
@@ -49,13 +49,13 @@ class SOPBenchReward:
 async def sop_bench_reward(
     messages: list[Message], row: Row, *, format_coef: float = FORMAT_COEF
 ) -> tuple[float, dict[str, float]]:
-    """`SOPBenchReward` for `reward.components`: it also pays episodes that a limit of the run has cut."""
+    """`SOPBenchReward` for `reward.components`, which also rewards episodes that a limit of the run has ended."""
     return await SOPBenchReward(format_coef)(messages, row["ground_truth"])
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which fields are right."""
+    """Whether there is an answer, and which of its fields are right."""
 
     emitted: bool
     right: dict[str, bool]
@@ -72,8 +72,8 @@ class Verdict:
         return self.field_acc + format_coef * (self.completion - 1)
 
     def components(self, scheme: str, format_coef: float) -> dict[str, float]:
-        """Parts of the reward, which is their sum. `default` pays 1.0 for all fields and nothing for some of them;
-        `dense` pays the share of right fields. Both take `format_coef` off where there is no answer."""
+        """Return the components of the reward, which is their sum. `default` gives 1.0 if all fields are right, else
+        0.0; `dense` gives the share of right fields. Both subtract `format_coef` if there is no answer."""
         fields = self.field_acc if scheme == "dense" else float(all(self.right.values()))
         return {"fields": fields, "format": format_coef * (self.completion - 1)}
 
@@ -98,7 +98,7 @@ def judge(response: str, ground_truth: dict[str, Any]) -> Verdict:
 
 
 def last_answer(messages: list[Message]) -> str:
-    """Text of the last assistant message; empty where there is none, or where it calls tools."""
+    """Return the text of the last assistant message; empty if there is no such message, or if it calls tools."""
     last = next((message for message in reversed(messages) if message.get("role") == "assistant"), {})
     content = last.get("content")
     return content if isinstance(content, str) and not last.get("tool_calls") else ""

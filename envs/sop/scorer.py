@@ -1,5 +1,5 @@
-"""Success, judged apart from the reward: every field of the final answer is right, or nothing counts. Nothing here is
-shared with `output.py`, `reward.py` or the domains; it compares with the labels of the row."""
+"""The scorer, independent of the reward: success requires that every field of the final answer equals its label in the
+row. This module shares no code with `output.py`, `reward.py` or the domains."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ _FORBIDDEN = re.compile(r"</?final_output>|<think>|</?tool_call>")
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
-    """1.0 if the last assistant message answers with exactly the fields of the ground truth, all of them right."""
+    """Return 1.0 if the last assistant message answers with exactly the fields of the ground truth, all of them right;
+    else 0.0."""
     pairs = _answer(trajectory)
     wanted = [(name, _folded(value)) for name, value in row["ground_truth"].items()]
     return float(bool(wanted) and sorted((name, _folded(value)) for name, value in pairs) == sorted(wanted))
 
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
-    """Whether the last assistant message holds an answer that can be read, right or wrong."""
+    """Whether the last assistant message holds a readable answer, right or wrong."""
     return bool(_answer(trajectory))
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
-    """`format`: the last message holds an answer that can be read; `field/<name>`: this field of it is right.
+    """Return `format`, which is 1.0 if the last message holds a readable answer, and `field/<name>`, which is 1.0 if
+    this field is right; else 0.0.
 
-    A field that is said twice is wrong."""
+    A field that occurs twice is wrong."""
     said = [(name, _folded(value)) for name, value in _answer(trajectory)]
     names = [name for name, _ in said]
     fields = {
@@ -39,7 +41,7 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
 
 
 def _answer(trajectory: Trajectory) -> list[tuple[str, Any]]:
-    """The pairs of the last assistant message, if it calls no tools."""
+    """Return the pairs of the answer in the last assistant message; empty if it calls tools."""
     spoken = [message for message in trajectory.messages if message.get("role") == "assistant"]
     if not spoken or spoken[-1].get("tool_calls") or not isinstance(spoken[-1].get("content"), str):
         return []
@@ -47,8 +49,8 @@ def _answer(trajectory: Trajectory) -> list[tuple[str, Any]]:
 
 
 def _pairs(said: str) -> list[tuple[str, Any]]:
-    """Keys and values of the object, in the order in which they were said; empty where there is none."""
-    # The tags are counted first: to look for a closing one takes time by the square of many openings.
+    """Return keys and values of the object, in their order; empty if there is no object."""
+    # The tags are counted first, because a search for a closing tag takes quadratic time with many opening tags.
     found = _TAGGED.search(said) if len(_FORBIDDEN.findall(said)) == 2 else None
     if found is None:
         return []
@@ -60,15 +62,15 @@ def _pairs(said: str) -> list[tuple[str, Any]]:
 
 
 class _Object(list):
-    """The pairs of a JSON object, those with the same key as well."""
+    """The pairs of a JSON object, including pairs with the same key."""
 
 
 class _Constant(str):
-    """NaN or Infinity, which are no JSON."""
+    """NaN or Infinity, which are not valid JSON."""
 
 
 def _plain(pairs: _Object) -> bool:
-    """Only text, numbers and truth values."""
+    """Whether all values are text, numbers or booleans."""
     return all(type(value) in (str, int, float, bool) for _, value in pairs)
 
 

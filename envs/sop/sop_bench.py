@@ -1,9 +1,11 @@
-"""A user's folder of one SOP-Bench domain, to evaluate on: its licence forbids training, and nothing of it is shipped.
+"""A user's folder of one SOP-Bench domain, for evaluation only: its licence forbids training, and mtrl ships no part of
+it.
 
-Its `tools.py` is third-party code. It is never imported here and never sees what a model said: once, while loading, a
-process of its own makes every call that the rows' own values allow, and episodes replay what it answered. So results
-are the same in every episode, also where a tool draws at random, and calls with other values have no result. The
-process is not sandboxed, because such tools need pandas, which the sandbox does not hold: take folders that you trust.
+The folder's `tools.py` is third-party code. It is never imported here, and never receives model output. During loading,
+a separate process makes every call that the rows' own values allow, and episodes replay the recorded results. Therefore
+results are the same in every episode, even for tools with random results, and calls with other values have no result.
+The process is not sandboxed, because such tools need pandas, which the sandbox does not have: use only folders that you
+trust.
 
 Format: https://github.com/amazon-science/SOP-Bench
 """
@@ -35,15 +37,15 @@ log = logging.getLogger(__name__)
 
 LICENCE = "the licence of SOP-Bench (CC-BY-NC-4.0, “no steps to facilitate training”) allows evaluation only"
 LONGEST = 300
-"""Seconds that all calls of a folder may take together."""
+"""Time limit of all calls of a folder together, in seconds."""
 ANSWER_TAG = re.compile(r"<(final_\w+)>")
 
 
 def load_sop_bench(path: str | Path) -> list[Row]:
-    """The held-out rows of a folder with sop.txt, tools.py, toolspecs.json, metadata.json and the two CSV files.
+    """Return the held-out rows of a folder with sop.txt, tools.py, toolspecs.json, metadata.json and the two CSV files.
 
     Raises:
-        UserError: a file is missing or does not fit the others, or `tools.py` cannot be run.
+        UserError: a file is missing or inconsistent with the others, or `tools.py` cannot be run.
     """
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
@@ -70,14 +72,15 @@ def load_sop_bench(path: str | Path) -> list[Row]:
 
 
 def mismatches(procedure: str, outputs: list[str]) -> list[str]:
-    """Where the procedure asks for another answer than the one that is scored."""
+    """Return descriptions of the differences between the answer that the procedure asks for and the answer that is
+    scored."""
     others = sorted(set(ANSWER_TAG.findall(procedure)) - {"final_output"})
     found = [f"sop.txt asks for <{tag}>" for tag in others]
     return [*found, *(f"sop.txt never names the output {name}" for name in outputs if name not in procedure)]
 
 
 def _columns(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of the input and the output columns."""
+    """Return the names of the input and the output columns."""
     file = folder / "metadata.json"
     try:
         metadata = strict_loads(_text(file))
@@ -93,7 +96,7 @@ def _columns(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _cases(folder: Path, inputs: list[str], outputs: list[str]) -> list[dict[str, str]]:
-    """The rows of the CSV file with outputs, which must be those of the one without."""
+    """Return the rows of the CSV file with outputs, whose inputs must equal those of the file without outputs."""
     with_outputs, without = (folder / f"test_set_with{name}_outputs.csv" for name in ("", "out"))
     for file in (with_outputs, without):
         if not file.is_file():
@@ -114,7 +117,7 @@ def _schema(spec: Spec) -> dict[str, Any]:
 
 
 def _record(folder: Path, specs: list[Spec], cases: list[dict[str, str]]) -> list[list[dict[str, Any]]]:
-    """The recordings of every row."""
+    """Return the recordings of every row."""
     calls = [(index, call) for index, case in enumerate(cases) for spec in specs for call in _calls(spec, case)]
     results = _run(folder, [call for _, call in calls])
     lines: list[list[dict[str, Any]]] = [[] for _ in cases]
@@ -139,7 +142,8 @@ def _record(folder: Path, specs: list[Spec], cases: list[dict[str, str]]) -> lis
 
 
 def _calls(spec: Spec, case: dict[str, str]) -> Iterator[Call]:
-    """Calls with the row's values: with all arguments that are columns, and with the required ones alone."""
+    """Yield the calls with the row's values: one with all arguments that are columns, and one with only the required
+    arguments."""
     parameters = spec["request"].get("properties") or {}
     required = spec["request"].get("required") or []
     if any(name not in case for name in required):
@@ -151,7 +155,7 @@ def _calls(spec: Spec, case: dict[str, str]) -> Iterator[Call]:
 
 
 def _typed(cell: str, schema: Any) -> Any:
-    """The cell as its schema wants it; as text where it cannot be had otherwise."""
+    """Convert a cell to the type of its schema; return it as text if that fails."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind in (None, "string"):
         return cell
@@ -166,7 +170,8 @@ def _typed(cell: str, schema: Any) -> Any:
 
 
 def _run(folder: Path, calls: list[Call]) -> list[dict[str, Any]]:
-    """What `tools.py` answers, in a process that inherits no variables, and with them no credentials."""
+    """Return the results of `tools.py`, run in a process that inherits no environment variables and hence no
+    credentials."""
     if not (folder / "tools.py").is_file():
         raise UserError(f"{folder / 'tools.py'} does not exist; give the whole folder of one SOP-Bench domain")
     command = [sys.executable, "-I", "-B", record_tools.__file__, str(folder)]

@@ -1,4 +1,4 @@
-"""Do the tools that the agent is offered equal those of production, request and response, field by field?"""
+"""Comparison of the offered tools with the production tools: request and response, field by field."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mtrl.errors import UserError
 from mtrl.strict_json import canonical, strict_loads
 
 Spec = dict[str, Any]
-"""One tool: name, description, request (JSON schema), and response where it is known."""
+"""One tool: name, description, request (JSON schema), and response if it is known."""
 
 
 def check_tools(domain: Domain, path: str | Path) -> None:
     """Compare the tools of a domain with the specification in a file.
 
     Raises:
-        UserError: the file is no specification, or a tool differs; it names the first difference.
+        UserError: the file is no specification, or a tool differs; the message names the first difference.
     """
     differences = list(compare(offered(domain), read_specs(path)))
     if differences:
@@ -31,12 +31,12 @@ def check_tools(domain: Domain, path: str | Path) -> None:
 
 
 def offered(domain: Domain) -> list[Spec]:
-    """The tools of a domain as the agent is shown them, and what they return."""
+    """Return the tools of a domain as the model sees them, with the schemas of their results."""
     return [{**parse_spec(tool.schema), "response": result_schema(tool)} for tool in example_tools(domain).values()]
 
 
 def read_specs(path: str | Path) -> list[Spec]:
-    """The specifications of a JSON file: a list of tools in the form of OpenAI, Bedrock or MCP.
+    """Read the specifications of a JSON file: a list of tools in the form of OpenAI, Bedrock or MCP.
 
     Raises:
         UserError: the file is missing, or holds no such list.
@@ -54,10 +54,11 @@ def read_specs(path: str | Path) -> list[Spec]:
 
 
 def parse_spec(value: Any, source: str = "the specification") -> Spec:
-    """One tool, from OpenAI's `{"function": …}`, Bedrock's `{"toolSpec": …}` or MCP's `{"name": …, "inputSchema": …}`.
+    """Parse one tool, from OpenAI's `{"function": …}`, Bedrock's `{"toolSpec": …}` or MCP's `{"name": …, "inputSchema":
+    …}`.
 
     Raises:
-        UserError: it is none of these.
+        UserError: the value has none of these forms.
     """
     body = value.get("function") or value.get("toolSpec") or value if isinstance(value, Mapping) else {}
     request = body.get("parameters", body.get("inputSchema"))
@@ -70,7 +71,8 @@ def parse_spec(value: Any, source: str = "the specification") -> Spec:
 
 
 def compare(found: list[Spec], wanted: list[Spec]) -> Iterator[str]:
-    """Every difference, as `tool.place: offered …, specified …`. A response is compared where one is specified."""
+    """Yield every difference, as `tool.place: offered …, specified …`. A response is compared only if one is
+    specified."""
     tools, specs = ({spec["name"]: spec for spec in side} for side in (found, wanted))
     for name in sorted(tools.keys() ^ specs.keys()):
         yield f"{name} is " + ("specified and not offered" if name in specs else "offered and not specified")
@@ -88,7 +90,7 @@ def _compare(found: Any, wanted: Any, place: str) -> Iterator[str]:
 
 
 def _unordered(value: Any, place: str) -> str:
-    """The order of `required` and `enum` says nothing."""
+    """Return a text for comparison, in which the order of `required` and `enum` has no effect."""
     if place.endswith((".required", ".enum")) and isinstance(value, list):
         value = sorted(value, key=canonical)
     return canonical(value)

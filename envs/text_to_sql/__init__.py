@@ -1,4 +1,4 @@
-"""Text-to-SQL: look into a database with queries, then submit the one that answers the question."""
+"""Text-to-SQL: explore a database with queries, then submit the query that answers the question."""
 
 from envs.text_to_sql.data import load
 from envs.text_to_sql.demonstrator import decoys, demonstrate, gold

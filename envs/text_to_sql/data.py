@@ -1,4 +1,5 @@
-"""Rows: generated problems, SkyRL's text-to-SQL rows, and plain questions with a query and a database file."""
+"""Rows of the text_to_sql family: generated problems, SkyRL's text-to-SQL rows, and plain questions with a query and a
+database file."""
 
 from __future__ import annotations
 
@@ -20,26 +21,26 @@ from mtrl.sandbox.sql import SqlSandbox
 from mtrl.types import Row
 
 HELD_OUT = 8
-"""One problem of this many is held out."""
+"""Number of problems of which one is held out, on average."""
 LAYOUTS = {
     "synsql": "SynSQL-2.5M/databases/{id}/{id}.sqlite",
     "spider": "spider/database/{id}/{id}.sqlite",
     "bird": "bird/train/train_databases/{id}/{id}.sqlite",
 }
-"""Column `data` of SkyRL's rows -> where `environment.config.db_path` holds the database `db_id`."""
+"""Path of the database `db_id` below `environment.config.db_path`, by the column `data` of SkyRL's rows."""
 _SHOW_SCHEMA = (
     "select name, sql from sqlite_master where type in ('table', 'view') and name not like 'sqlite_%' order by rowid"
 )
 
 
 def load(data: Any, seed: int, db_path: str | None = None, full_prompt: bool = False, **config: Any) -> Splits:
-    """The rows of `data.path`; without a path, generated problems.
+    """Return the rows of `data.path`; without a path, generated problems.
 
     Args:
         data: the `data` section of the config.
-        seed: of the generated problems.
-        db_path: folder of the databases of SkyRL's rows, or of relative `db` paths; null: beside the rows.
-        full_prompt: generated rows with instructions and observations for a real language model.
+        seed: seed of the generated problems.
+        db_path: folder of the databases of SkyRL's rows, or of relative `db` paths; None: the folder of the rows.
+        full_prompt: whether generated rows have instructions and observations for a real language model.
         config: the environment's own keys.
     """
     if data.path is None:
@@ -48,7 +49,7 @@ def load(data: Any, seed: int, db_path: str | None = None, full_prompt: bool = F
 
 
 def is_held_out(key: str) -> bool:
-    """Whether the problem belongs to the test split: a property of the problem, whatever the seed."""
+    """Whether the problem belongs to the test split. This depends only on the problem, not on the seed."""
     return sha256(key.encode()).digest()[0] % HELD_OUT == 0
 
 
@@ -131,7 +132,7 @@ def _simple_database(raw: dict[str, Any], row_id: str, db_path: str | None, besi
 
 @lru_cache(maxsize=256)
 def _schema(file: Path) -> str:
-    """The CREATE statements of a database's tables and views, as many as fit, and the names of the others."""
+    """Return the CREATE statements of a database's tables and views, as many as fit, and the names of the others."""
     with closing(SqlSandbox.from_path(file)) as sandbox:
         result = sandbox.run(_SHOW_SCHEMA)
     if result.error:
@@ -147,5 +148,5 @@ def _schema(file: Path) -> str:
 
 
 def _fitting(sizes: list[int], most: int) -> int:
-    """How many of the first sizes are `most` together, at most."""
+    """Return the number of leading sizes whose sum is at most `most`."""
     return sum(total <= most for total in accumulate(sizes))

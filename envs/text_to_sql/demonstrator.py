@@ -1,8 +1,9 @@
-"""Players of a row: a weak one for the warm start of the tiny policy, and a perfect one to check rewards with.
+"""Demonstrations for a row: those of a weak demonstrator for the warm start of the tiny policy, and gold, which checks
+the reward.
 
-The weak player shows how every move is made, but its habit is to submit a guess without looking, which is never right:
-a policy cloned from it is mostly wrong, greedy or sampled. What reinforcement learning adds is the habit of looking
-first. The proportions below set that starting point.
+The weak demonstrator shows every kind of move, but usually submits a guess without a query, which is never right: a
+policy cloned from it is mostly wrong, greedy or sampled. Reinforcement learning then teaches the policy to query first.
+The proportions below set that starting point.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from mtrl.sandbox.sql import SqlSandbox
 from mtrl.types import Row
 
 GUESS_SHARE = 0.57
-"""Share of episodes that submit a guess at once, with the words of the question for names."""
+"""Share of episodes that submit a guess at once, with the words of the question as names."""
 HALF_SHARE = 0.04
-"""Share that look up the table's name and then guess the rest; the others look at a row as well."""
+"""Share of episodes that query the table's name and then guess the rest; the other episodes also query a row."""
 SLIP_SHARE = 0.06
-"""Share of those that saw everything and still misspell the value or take the wrong column."""
+"""Share of the episodes with all queries that still misspell the value or use the wrong column."""
 GUESSED_TABLE = "data"
 MOST_CONSTANT_ROWS = 20
-"""Rows of a result that is tried as a constant."""
+"""Maximum number of rows of a result that is tried as a constant."""
 
 SHOW_TABLES = "<sql>select name from sqlite_master</sql>"
 
 
 def demonstrate(row: Row, rng: random.Random) -> Recital:
-    """A weak player of `row`, which must be a training row."""
+    """Return a weak demonstrator for `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     if "problem" in row:
@@ -43,14 +44,14 @@ def demonstrate(row: Row, rng: random.Random) -> Recital:
 
 
 def gold(row: Row) -> list[str]:
-    """The responses of a perfect player. It thinks before it acts, as the reward scheme `skyrl` demands."""
+    """Return the responses of a perfect player. It thinks before it acts, as the reward scheme `skyrl` requires."""
     looks = _looks(Problem(**row["problem"])) if "problem" in row else [SHOW_TABLES]
     return [*(f"<think>look first</think>{look}" for look in looks), _considered(row["ground_truth"]["sql"])]
 
 
 def decoys(row: Row) -> list[str]:
-    """Well-formed solutions that are wrong: its result as a constant, one thing of the right query mistaken, or its
-    result changed."""
+    """Return well-formed solutions that are wrong: the right result as a constant, the right query with one mistake, or
+    with a changed result."""
     return [*map(_considered, _constant(row["ground_truth"])), *_mistaken(row)]
 
 
@@ -61,12 +62,13 @@ def _mistaken(row: Row) -> list[str]:
         if problem.ask not in ("count", "items"):
             others.append(replace(problem, measure=next(each for each in MEASURES if each != problem.measure)))
         return [_considered(other.sql) for other in (*others, _guessed(problem, GUESSED_TABLE))]
-    right = f"({row['ground_truth']['sql'].rstrip().rstrip(';')}\n)"  # it may end with a comment
+    right = f"({row['ground_truth']['sql'].rstrip().rstrip(';')}\n)"  # the newline ends a comment, if any
     return [_considered(f"select * from {right} limit 0"), _considered(f"select count(*) || ' rows' from {right}")]
 
 
 def _constant(truth: dict[str, Any]) -> list[str]:
-    """A query that reads a table of gold and gives gold's first rows as literals; none where gold reads no table."""
+    """Return a query that reads a table of gold and returns gold's rows as literals; none if gold reads no table or has
+    too many rows."""
     source = SqlSandbox.from_script(truth["script"]) if "script" in truth else SqlSandbox.from_path(truth["db"])
     with closing(source) as sandbox:
         result = sandbox.run(truth["sql"], rows=MOST_CONSTANT_ROWS)
@@ -97,7 +99,7 @@ def _weak_moves(problem: Problem, rng: random.Random) -> list[str]:
 
 
 def _looks(problem: Problem) -> list[str]:
-    """The queries after which everything is known."""
+    """Return the queries that reveal all names and spellings."""
     show_row = f"<sql>select * from {problem.table} limit 1</sql>"
     return [show_row] if problem.named else [SHOW_TABLES, show_row]
 
@@ -111,12 +113,12 @@ def _submit(problem: Problem) -> str:
 
 
 def _guessed(problem: Problem, table: str) -> Problem:
-    """The problem as one takes it to be who has not seen the columns."""
+    """Return the problem with guessed names and spelling, without knowledge of the columns."""
     return replace(problem, table=table, columns={kind: kind for kind in NAMES}, spelling="lower")
 
 
 def _slipped(problem: Problem, rng: random.Random) -> Problem:
-    """The problem with one thing mistaken."""
+    """Return the problem with one mistake."""
     if problem.ask in ("count", "items", "sorted") or rng.random() < 0.5:
         others = [spelling for spelling in SPELLINGS if spelling != problem.spelling]
         return replace(problem, spelling=rng.choice(others))

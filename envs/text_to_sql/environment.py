@@ -19,9 +19,10 @@ _FENCE = re.compile(r"```(?:(?:sqlite|sql)\s)?(.*)```", re.DOTALL | re.IGNORECAS
 
 
 def parse_action(response: str) -> tuple[str, str] | None:
-    """`("sql" or "solution", query)` if the response, its thinking aside, holds exactly one of them; else None."""
+    """Return `("sql" or "solution", query)` if the response, without its thinking, holds exactly one of them; else
+    None."""
     said = response.rpartition("</think>")[2]
-    if len(_TAG.findall(said)) != 2:  # first, for the search takes time by the square of many tags
+    if len(_TAG.findall(said)) != 2:  # first, because the search takes quadratic time with many tags
         return None
     action = _ACTION.search(said)
     if action is None:
@@ -33,10 +34,10 @@ def parse_action(response: str) -> tuple[str, str] | None:
 
 
 class TextToSqlEnv(BaseEnvironment):
-    """Each turn the model runs one `<sql>query</sql>` and sees the result, or ends with a `<solution>query</solution>`.
+    """In each turn the model runs one `<sql>query</sql>` and observes the result, or ends with a
+    `<solution>query</solution>`.
 
-    Every episode has a database of its own, in memory and read-only. Queries pay nothing: they are worth what they
-    lead to.
+    Every episode has its own database, in memory and read-only. Queries have no reward of their own.
     """
 
     reward_schemes: ClassVar[tuple[str, ...]] = SCHEMES
@@ -51,7 +52,7 @@ class TextToSqlEnv(BaseEnvironment):
         observation_characters: int | None = None,
         **config: Any,
     ):
-        super().__init__(max_turns)  # the other keys of environment.config are the loader's
+        super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
         sizes = {"rows": observation_rows, "characters": observation_characters}
@@ -105,7 +106,7 @@ class TextToSqlEnv(BaseEnvironment):
             done=done,
             truncated=done and kind != "solution",
             components=paid,
-            # These are no parts of the reward: paying for a query that runs would pay for any query.
+            # These are not part of the reward: a reward for a query that runs would reward any query.
             metrics={"queries": 0.0, "query_errors": 0.0, "executed": 0.0, "malformed": 0.0, **metrics},
         )
 
@@ -116,7 +117,7 @@ class TextToSqlEnv(BaseEnvironment):
 
 
 def open_database(ground_truth: dict[str, Any], limits: Limits) -> SqlSandbox:
-    """The database of a row: `ground_truth.script` makes it, or `ground_truth.db` is its file."""
+    """Open the database of a row, which `ground_truth.script` creates, or whose file is `ground_truth.db`."""
     if "script" in ground_truth:
         return SqlSandbox.from_script(ground_truth["script"], limits)
     if "db" in ground_truth:

@@ -1,8 +1,8 @@
-"""Generated problems: a question in plain words about one small table whose names and spelling the question hides.
+"""Generated problems: a question in plain words about one small table, whose names and spelling the question hides.
 
-The question says `highest price if red`. The table is called `depot`, its columns `fee hue label qty` in a shuffled
-order, and it stores `RED`. The names in the question never occur in a table, so a player who does not look is never
-right; one who looks at the table's name, then at one row, knows everything.
+For example, the question is `highest price if red`, the table is called `depot`, its columns are `fee hue label qty` in
+a shuffled order, and it stores `RED`. The names in the question never occur in a table, so a guess without a query is
+never right. Queries of the table's name and of one row reveal everything.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NAMES = {
     "size": ("scale", "fit", "form"),
     "stuff": ("matter", "base", "fabric"),
 }
-"""What a question calls a column -> what tables call it."""
+"""Possible column names in tables, by the column's name in questions."""
 WORDS = {
     "item": ("cup", "hat", "bag", "box", "pen", "toy", "mug", "rug"),
     "color": ("red", "blue", "green", "pink", "gold", "white"),
     "size": ("small", "large", "tall", "wide"),
     "stuff": ("wood", "iron", "glass", "silk"),
 }
-"""The text values of a column, as questions spell them; their first two letters tell them apart."""
+"""Text values of each column, as questions spell them; their first two letters are distinct."""
 SPELLINGS = {"lower": str.lower, "upper": str.upper, "short": lambda word: f"{word[:2]}."}
 MEASURES = ("price", "stock")
 CATEGORIES = ("color", "size", "stuff")
@@ -47,16 +47,16 @@ RESULTS = {
     "sorted": "{item}",
 }
 NAMED_SHARE = 0.5
-"""Share of questions that name the table, so that one look is enough; the others need two."""
+"""Share of questions that name the table, so that one query is enough; the other questions need two."""
 ROWS = 8
 
 Cells = dict[str, str | int]
-"""One row of a table: question's name of the column -> value."""
+"""One row of a table: value by the column's name in questions."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and the names and spelling that answer it; the table's contents are drawn apart."""
+    """A question with the names and spelling that answer it; the table's contents are drawn separately."""
 
     ask: str
     measure: str
@@ -66,7 +66,7 @@ class Problem:
     table: str
     named: bool
     columns: dict[str, str]
-    """Question's name of a column -> stored name, in stored order."""
+    """Stored name of each column, by its name in questions, in stored order."""
 
     @property
     def question(self) -> str:
@@ -75,18 +75,18 @@ class Problem:
 
     @property
     def sql(self) -> str:
-        """The query that answers the question. It identifies the problem: splits never share one."""
+        """The query that answers the question. It identifies the problem, so splits never share a query."""
         result = RESULTS[self.ask].format(measure=self.columns[self.measure], item=self.columns["item"])
         order = f" order by {self.columns[self.measure]}" if self.ask == "sorted" else ""
         condition = f"{self.columns[self.category]} = '{self.spell(self.word)}'"
         return f"select {result} from {self.table} where {condition}{order}"
 
     def spell(self, word: str) -> str:
-        """`word` as the table stores it."""
+        """Return `word` as the table stores it."""
         return SPELLINGS[self.spelling](word)
 
     def script(self, rows: list[Cells]) -> str:
-        """The statements that make the table."""
+        """Return the statements that create the table."""
         kinds = {name: "integer" if kind in MEASURES else "text" for kind, name in self.columns.items()}
         columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
         values = ", ".join(f"({', '.join(self._literal(row[kind]) for kind in self.columns)})" for row in rows)
@@ -97,7 +97,7 @@ class Problem:
 
 
 def draw(rng: random.Random) -> Problem:
-    """A random problem."""
+    """Draw a random problem."""
     category = rng.choice(CATEGORIES)
     kinds = ["item", *MEASURES, category]
     rng.shuffle(kinds)
@@ -114,7 +114,7 @@ def draw(rng: random.Random) -> Problem:
 
 
 def fill(problem: Problem, rng: random.Random) -> list[Cells]:
-    """Rows of which some match, drawn again until no shortcut gives the right answer."""
+    """Draw rows of which some match the condition, until no shortcut gives the right answer."""
     while True:
         rows = _draw_rows(problem, rng)
         if _tells(problem, rows):
@@ -127,7 +127,7 @@ def _draw_rows(problem: Problem, rng: random.Random) -> list[Cells]:
     words = [problem.word] * matching + [rng.choice(others) for _ in range(ROWS - matching)]
     rng.shuffle(words)
     items = rng.sample(WORDS["item"], ROWS)
-    # All measures differ: sorting by one has a single right order, and no price is a stock.
+    # All values of a measure differ, so that sorting has a single right order, and no price equals a stock.
     prices, stocks = rng.sample(range(10, 100), ROWS), rng.sample(range(1, 10), ROWS)
     return [
         {"item": item, "price": price, "stock": stock, problem.category: word}
@@ -136,7 +136,7 @@ def _draw_rows(problem: Problem, rng: random.Random) -> list[Cells]:
 
 
 def _tells(problem: Problem, rows: list[Cells]) -> bool:
-    """Whether leaving out the condition, the order or the right column gives another result."""
+    """Whether a query without the condition, the order or the right column would give another result."""
     matching = [row for row in rows if row[problem.category] == problem.word]
     if problem.ask in ("highest", "lowest"):
         pick = max if problem.ask == "highest" else min

@@ -1,4 +1,4 @@
-"""Every text that the environment says."""
+"""All texts of the environment."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MARKUP = re.compile(r"<(?=\||/?(?:sql|solution|observation|reminder|think)>)")
 
 @dataclass(frozen=True)
 class Style:
-    """How observations are worded and laid out."""
+    """Wording and layout of observations."""
 
     start: str
     separator: str
-    """Between the cells of a line."""
+    """Separator between the cells of a line."""
     line: str
-    """Between lines."""
+    """Separator between lines."""
     rows: int
     characters: int
     reminder: str
@@ -37,7 +37,7 @@ class Style:
     more_rows: str
 
     def table(self, result: SqlResult) -> str:
-        """Column names, then rows, as far as they fit."""
+        """Format the column names and then the rows, as far as they fit."""
         lines = [self.separator.join(map(_cell, row)) for row in (result.columns, *result.rows)]
         if not result.rows:
             lines.append(self.no_rows)
@@ -47,7 +47,7 @@ class Style:
         return text if len(text) <= self.characters else f"{text[: self.characters]}{self.line}{self.more_rows}"
 
     def observation(self, text: str, turns_left: int) -> str:
-        """What the model reads after its turn."""
+        """Return the observation after a turn."""
         reminder = self.reminder.format(turns=turns_left, s="" if turns_left == 1 else "s")
         return f"<observation>{self.start}{text}{self.line}{reminder}</observation>"
 
@@ -75,21 +75,21 @@ SHORT = Style(
     no_rows="no rows",
     more_rows="more",
 )
-"""For models that read a few dozen tokens."""
+"""Style for models with contexts of a few dozen tokens."""
 
 
 def style_of(row: Row | None) -> Style:
-    """Generated rows are short unless `environment.config.full_prompt` asked otherwise."""
+    """Return the style of a row. Generated rows are short unless `environment.config.full_prompt` is set."""
     return SHORT if row and row.get("style") == "short" else FULL
 
 
 def harmless(text: str) -> str:
-    """What a database says, in which no tag of this task or control token (`<|…|>`) stays whole."""
+    """Return text of a database, in which the tags of this task and control tokens (`<|…|>`) are broken."""
     return _MARKUP.sub("< ", text)
 
 
 def full_prompt(question: str, schema: str = "", hint: str = "") -> list[Message]:
-    """The prompt of a real question."""
+    """Return the prompt of a real question."""
     parts = (f"Schema:\n{schema}" if schema else "", f"Hint: {hint}" if hint else "", f"Question: {question}")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(filter(None, parts))}]
 

@@ -1,4 +1,4 @@
-"""What an episode is paid, and when two results are the same."""
+"""The reward of an episode, and the comparison of two results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtrl.sandbox.sql import SqlResult, SqlSandbox
 SCHEMES = ("default", "skyrl")
 MALFORMED = -0.1
 MOST_MALFORMED = 5
-"""Malformed turns that cost something; an episode is never paid less than -0.5."""
+"""Maximum number of malformed turns with a cost, so that the total reward of an episode is at least -0.5."""
 
 _LITERALS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
@@ -25,7 +25,7 @@ _OTHER_TAGS = re.compile(r"</?(?:think|sql|observation)>")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a submitted query."""
+    """The outcome of a submitted query."""
 
     executed: bool
     correct: bool
@@ -35,7 +35,7 @@ def judge(sandbox: SqlSandbox, query: str, gold_sql: str) -> Verdict:
     """Run a submitted query and the gold query on the same database.
 
     Raises:
-        UserError: the gold query itself does not run; nobody could solve the row.
+        UserError: the gold query itself does not run, so the row cannot be solved.
     """
     gold = sandbox.run(gold_sql)
     if gold.error or gold.truncated:
@@ -47,12 +47,12 @@ def judge(sandbox: SqlSandbox, query: str, gold_sql: str) -> Verdict:
 
 
 def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResult) -> bool:
-    """Whether a right result follows the content of the database, and is no constant that happens to be right.
+    """Whether a right result depends on the content of the database, and is no constant that happens to be right.
 
-    Databases with altered content on which gold gives new rows are asked until the query gives the same as gold on one.
-    Rows of nothing but 0 and NULL, which any query of no rows gives, count only where gold gives no others. Where gold
-    never gives new rows nothing can be told, and the result counts. The text of gold itself follows gold
-    everywhere, so no altered database is made for it.
+    The query runs on databases with altered content on which gold returns new rows, until its result equals gold's on
+    one of them. Rows of only 0 and NULL, which aggregates over no rows return, count only if gold returns no other new
+    rows. If gold never returns new rows, the check is undecidable, and the result counts as right. A query with the
+    exact text of gold needs no altered database.
     """
     if query.strip() == gold_sql.strip():
         return True
@@ -73,10 +73,11 @@ def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResul
 
 
 def same_result(answer: SqlResult, gold: SqlResult, ordered: bool) -> bool:
-    """Same columns in number and place, same rows with their duplicates, and in the same order if the gold query sorts.
+    """Whether two results have the same number and order of columns, and the same rows with their duplicates, in the
+    same order if the gold query sorts.
 
-    An answer must read a table that gold reads; `reads_content` asks for more. Two empty results are the same
-    only if both queries read the same tables: any false condition gives an empty result.
+    An answer must read a table that gold reads; `reads_content` is stricter. Two empty results are the same only if
+    both queries read the same tables, because any false condition gives an empty result.
     """
     if answer.error or answer.truncated or len(answer.columns) != len(gold.columns):
         return False
@@ -97,15 +98,15 @@ def is_ordered(sql: str) -> bool:
 
 
 def _rounded(value: Any) -> Any:
-    """Ten digits of a float: sums in another order differ in the last ones."""
+    """Round a float to ten significant digits, because sums in another order differ in the last digits."""
     return float(f"{value:.9e}") if isinstance(value, float) else value
 
 
 class EpisodeReward:
-    """Pays the turns of one episode.
+    """Computes the rewards of the turns of one episode.
 
-    - `default`: 1.0 for a correct solution; -0.1 for each malformed turn, the first five of them.
-    - `skyrl`: at the end only, 1.0 if correct, 0.0 if wrong, -1.0 if the whole episode breaks SkyRL's format.
+    - `default`: 1.0 for a correct solution; -0.1 for each of the first five malformed turns.
+    - `skyrl`: only at the end: 1.0 if correct, 0.0 if wrong, -1.0 if the episode violates SkyRL's format.
     """
 
     def __init__(self, scheme: str):
@@ -116,7 +117,8 @@ class EpisodeReward:
         self.history = ""
 
     def pay(self, response: str, kind: str | None, correct: bool, done: bool) -> dict[str, float]:
-        """The components of this turn's reward, which is their sum. `kind` is sql, solution or None (malformed)."""
+        """Return the components of this turn's reward, which is their sum. `kind` is sql, solution or None
+        (malformed)."""
         self.history += response + ("<observation></observation>" if kind == "sql" and not done else "\n")
         if self.scheme == "skyrl":
             valid = not done or is_well_formatted(self.history)
@@ -127,7 +129,8 @@ class EpisodeReward:
 
 
 def is_well_formatted(history: str) -> bool:
-    """SkyRL's rule: one solution without other tags in it, some thinking, and thinking after every observation."""
+    """Whether the episode follows SkyRL's format: one solution without other tags in it, some thinking, and thinking
+    after every observation."""
     if history.count("<solution>") != 1 or history.count("</solution>") != 1:
         return False
     solution = history.partition("<solution>")[2].partition("</solution>")[0]

@@ -1,4 +1,4 @@
-"""Success, judged apart from the reward: nothing here is shared with `environment.py` or `reward.py`."""
+"""The scorer, independent of the reward: this module shares no code with `environment.py` or `reward.py`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from mtrl.sandbox.sql import Limits, SqlResult, SqlSandbox
 from mtrl.types import Row, Trajectory
 
 LIMITS = Limits(operations=1_000_000_000, seconds=60.0, rows=200_000, result_bytes=64_000_000)
-"""More than any episode is granted: what the reward could run, the scorer can."""
+"""Limits of the scorer, above those of any episode, so that the scorer can run every query that the reward can run."""
 TAGS = ("<sql>", "</sql>", "<solution>", "</solution>")
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
-    """1.0 if the last assistant message submits one query and its result is the gold query's, on a fresh database."""
+    """Return 1.0 if the last assistant message submits one query whose result on a fresh database equals the gold
+    query's; else 0.0."""
     query = _submitted(_last_content(trajectory))
     if query is None:
         return 0.0
@@ -32,8 +33,8 @@ def answered(trajectory: Trajectory, row: Row) -> bool:
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
-    """`format`: the last assistant message submits one query; `executes`: it runs without an error; `shape`: it gives
-    as many rows and columns as the gold query, whatever they hold."""
+    """Return three values of 1.0 or 0.0. `format`: the last assistant message submits one query; `executes`: the query
+    runs without an error; `shape`: its result has as many rows and columns as the gold query's."""
     query = _submitted(_last_content(trajectory))
     if query is None:
         return {"format": 0.0, "executes": 0.0, "shape": 0.0}
@@ -46,13 +47,14 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
 
 
 def _last_content(trajectory: Trajectory) -> object:
-    """Of what the assistant said."""
+    """Return the content of the last assistant message."""
     said = [message for message in trajectory.messages if message.get("role") == "assistant"]
     return said[-1].get("content") if said else None
 
 
 def _submitted(content: object) -> str | None:
-    """The query between the only `<solution>` and `</solution>` of a message, outside of a Markdown fence."""
+    """Return the query between the only `<solution>` and `</solution>` of a message, without a Markdown fence; else
+    None."""
     if not isinstance(content, str):
         return None
     before, _, rest = content.split("</think>")[-1].partition("<solution>")
@@ -75,19 +77,19 @@ def _fresh_database(truth: dict[str, Any]) -> SqlSandbox:
 
 
 def _sorts(sql: str) -> bool:
-    """Whether the rows of the whole query come in an order; where the parser fails, any ORDER BY counts."""
+    """Whether the outermost query sorts its rows; if the parser fails, any ORDER BY counts."""
     import sqlglot
 
     try:
-        statements = sqlglot.parse(sql, read="sqlite")  # a comment behind a semicolon counts as one
+        statements = sqlglot.parse(sql, read="sqlite")  # a comment after a semicolon is a statement too
         return any(statement is not None and statement.args.get("order") is not None for statement in statements)
     except sqlglot.errors.SqlglotError:
         return "order by" in " ".join(sql.lower().split())
 
 
 def _is_constant(database: SqlSandbox, query: str, sql: str, gold: SqlResult) -> bool:
-    """Whether the query never follows gold to other rows when the content changes; rows without any value other than
-    0 are looked at where gold has no others. A query that is gold word for word needs no altered databases."""
+    """Whether the query never gives gold's rows when the content of the database changes. Rows of only zero, empty and
+    NULL values count only if gold has no other new rows. A query that equals gold's text needs no altered databases."""
     if query == sql.strip():
         return False
     agrees: dict[str, list[bool]] = {"values": [], "zeros": []}
@@ -105,7 +107,7 @@ def _is_constant(database: SqlSandbox, query: str, sql: str, gold: SqlResult) ->
 
 
 def _literals(sql: str) -> list[str]:
-    """Texts and numbers that a query names; SQLite takes a quoted name that no column has for a text."""
+    """Return the texts and numbers in a query. SQLite treats a quoted name that matches no column as text."""
     import sqlglot
     from sqlglot import expressions
 
@@ -124,7 +126,7 @@ def _equal(answer: SqlResult, gold: SqlResult, ordered: bool) -> bool:
     if len(answer.columns) != len(gold.columns) or len(answer.rows) != len(gold.rows):
         return False
     if not gold.rows and answer.tables != gold.tables:
-        return False  # any false condition gives no rows
+        return False  # any false condition gives an empty result
     if gold.tables and answer.tables.isdisjoint(gold.tables):
         return False  # a constant, not a query of the data
     rows = [[_key(row) for row in result.rows] for result in (answer, gold)]
@@ -132,7 +134,8 @@ def _equal(answer: SqlResult, gold: SqlResult, ordered: bool) -> bool:
 
 
 def _key(row: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
-    """A row that compares and sorts with any other: SQLite mixes types in a column. Floats count to ten digits."""
+    """Return a sort key of a row that is comparable with all others, because SQLite mixes types in a column. Floats are
+    rounded to ten digits."""
     return tuple(_value_key(value) for value in row)
 
 

@@ -1,4 +1,4 @@
-"""TriviaQA with Wikipedia search: the task of MT-GRPO, with rewards for turns and for the outcome."""
+"""TriviaQA with Wikipedia search: the task of MT-GRPO, with turn rewards and outcome rewards."""
 
 from envs.triviaqa.data import load
 from envs.triviaqa.demonstrator import CALL, END_CALL, decoys, demonstrate, gold

@@ -1,4 +1,5 @@
-"""Rows: questions about the made-up encyclopaedia, TriviaQA's rows, and plain questions with their answers."""
+"""Rows of the triviaqa family: questions about the synthetic encyclopaedia, TriviaQA's rows, and plain questions with
+their answers."""
 
 from __future__ import annotations
 
@@ -21,26 +22,27 @@ from mtrl.types import Message, Row
 log = logging.getLogger(__name__)
 
 HELD_OUT = 8
-"""One place of this many is held out, with all questions about it."""
+"""Number of places of which one is held out, on average, with all questions about it."""
 HUB = {"mandarjoshi/trivia_qa": "rc.wikipedia.nocontext", "trivia_qa": "rc.wikipedia.nocontext"}
-"""The questions of `rc.wikipedia` without their articles, which the retriever finds."""
+"""Hub configuration of each data set: the questions of `rc.wikipedia` without their articles, which the retriever
+provides."""
 HIDDEN = "<unk>"
-"""What TriviaQA's test split has for answers."""
+"""Placeholder for the answers in TriviaQA's test split."""
 
 
 def load(data: Any, seed: int, full_prompt: bool = False, tools_file: str | None = None, **config: Any) -> Splits:
-    """The rows of `data.path`; without a path, questions about the made-up encyclopaedia.
+    """Return the rows of `data.path`; without a path, questions about the synthetic encyclopaedia.
 
     Args:
         data: the `data` section of the config.
-        seed: which questions are drawn, and their order. The encyclopaedia is the same under every seed.
-        full_prompt: generated rows with instructions and results for a real language model.
-        tools_file: of the tools that prompts describe.
+        seed: seed of the choice and order of the questions. The encyclopaedia is the same for every seed.
+        full_prompt: whether generated rows have instructions and results for a real language model.
+        tools_file: file of the tools that prompts describe.
         config: the environment's own keys.
 
     Raises:
-        UserError: the rows or the tools file are no good, or other articles than the encyclopaedia's are searched for
-            questions about it.
+        UserError: the rows or the tools file are invalid, or generated questions are combined with another corpus or a
+            server.
     """
     if data.path is not None:
         return load_splits(data, partial(_loaded_row, tools=load_tools(tools_file)), HUB)
@@ -54,7 +56,7 @@ def load(data: Any, seed: int, full_prompt: bool = False, tools_file: str | None
 
 
 def is_held_out(place: str) -> bool:
-    """Whether a place belongs to the test split: a property of the place, whatever the seed."""
+    """Whether a place belongs to the test split. This depends only on the place, not on the seed."""
     return sha256(place.encode()).digest()[0] % HELD_OUT == 0
 
 
@@ -102,7 +104,8 @@ def _loaded_row(raw: dict[str, Any], split: str, index: int, tools: Mapping[str,
 
 
 def _answers(raw: Mapping[str, Any], row_id: str) -> list[str]:
-    """TriviaQA's `answer` with its aliases, a list `answers`, or one text; each once, in order."""
+    """Return the accepted answers without duplicates, from TriviaQA's `answer` with its aliases, a list `answers`, or
+    one text."""
     given = raw.get("answers", raw.get("answer"))
     if isinstance(given, Mapping):
         given = [given.get("value"), *(given.get("aliases") or ())]

@@ -1,8 +1,9 @@
-"""Players of a row: a weak one for the warm start of the tiny policy, and a perfect one to check rewards with.
+"""Demonstrations for a row: those of a weak demonstrator for the warm start of the tiny policy, and gold, which checks
+the reward.
 
-The weak player shows how every move is made, but its habit is to answer without looking, which is never right: a policy
-cloned from it mostly fails, greedy or sampled. What reinforcement learning adds is to search, by the whole name, and to
-answer with what was asked. The shares below set that starting point.
+The weak demonstrator shows every kind of move, but usually answers without a search, which is never right: a policy
+cloned from it mostly fails, greedy or sampled. Reinforcement learning then teaches the policy to search for the whole
+name, and to answer with the requested fact. The shares below set that starting point.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from mtrl.errors import UserError
 from mtrl.types import Row
 
 GUESSES = 0.52
-"""Share of episodes that answer at once, and wrongly."""
+"""Share of episodes that answer at once, which is always wrong."""
 HALF_SEARCHES = 0.06
-"""Share that search for one word of the name, and so read about another place."""
+"""Share of episodes that search for only one word of the name, and thus read about another place."""
 SECOND_SEARCHES = 0.4
-"""Share of those that search again, by the whole name; the others answer with what they have read."""
+"""Share of these episodes that search again, for the whole name; the others answer with a fact that they have read."""
 SLIPS = 0.1
-"""Share of the answers after a search that give a fact at random, which is the right one in a quarter of them."""
+"""Share of answers after a search that give a random fact, which is right in a quarter of the cases."""
 CALL = '<tool>{"name": "wiki_search", "args": {"query": "'
 END_CALL = '"}}</tool>'
-"""A call around its query; the tiny policy's tokenizer keeps both whole."""
+"""Text of a call before and after its query; both are single tokens of the tiny policy's tokenizer."""
 
 
 def search(query: str, reasoning: str = "look it up") -> str:
-    """The response that calls `wiki_search`."""
+    """Return the response that calls `wiki_search`."""
     call = json.dumps({"name": "wiki_search", "args": {"query": query}}, ensure_ascii=False)
     return f"<reasoning> {reasoning}</reasoning><tool>{call}</tool>"
 
 
 def answer(text: str, reasoning: str) -> str:
-    """The response that ends the episode. The space makes a word the same token as in results."""
+    """Return the response that ends the episode. With a space before it, a word is the same token as in results."""
     return f"<reasoning> {reasoning}</reasoning><answer> {text}</answer>"
 
 
 class WeakPlayer:
-    """Plays one episode of one training row."""
+    """Runs one episode of one training row."""
 
     def __init__(self, row: Row, rng: random.Random):
         self.place, self.kind, self.rng = row["place"], row["kind"], rng
@@ -55,7 +56,7 @@ class WeakPlayer:
             self.queries = [half, *self.queries] if rng.random() < SECOND_SEARCHES else [half]
 
     def act(self, observation: str | None) -> str:
-        """The next response."""
+        """Return the next response."""
         if self.queries:
             return search(self.queries.pop(0))
         if observation is None:
@@ -65,12 +66,12 @@ class WeakPlayer:
         return answer(value, f"{kind} {value}") if value else answer(self._guess(), "i know it")
 
     def _guess(self) -> str:
-        """A word of the question, never right: it says nothing about what answers there are."""
+        """Return a word of the question, which is never right and reveals no possible answers."""
         return self.rng.choice(self.place.split())
 
 
 def demonstrate(row: Row, rng: random.Random) -> Demonstrator:
-    """A weak player of `row`, which must be a generated training row."""
+    """Return a weak demonstrator for `row`, which must be a generated training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     if "place" not in row:
@@ -81,7 +82,8 @@ def demonstrate(row: Row, rng: random.Random) -> Demonstrator:
 
 
 def gold(row: Row) -> list[str]:
-    """A good player: it searches, by the name of the place or else by the question, and gives the first answer."""
+    """Return the responses of a good player: it searches for the name of the place, or else for the question, and gives
+    the first accepted answer."""
     value = row["ground_truth"]["answers"][0]
     if "place" not in row:
         return [search(row["question"]), answer(value, "it says")]
@@ -89,13 +91,13 @@ def gold(row: Row) -> list[str]:
 
 
 def decoys(row: Row) -> list[str]:
-    """Wrong answers of the right kind."""
+    """Return wrong answers of the right kind."""
     values = encyclopaedia.FACTS[row["kind"]] if "kind" in row else ["Paris", "Abraham Lincoln", "1969", "the Nile"]
     accepted = {each.lower() for each in row["ground_truth"]["answers"]}
     return [answer(value, "it says") for value in values if value.lower() not in accepted]
 
 
 def _read(observation: str, kind: str) -> str | None:
-    """The word after the kind of fact."""
+    """Return the word after the kind of fact in the observation; None if it does not occur."""
     words = re.sub(r"</?result>", " ", observation).split()
     return next((value for name, value in pairwise(words) if name == kind), None)

@@ -1,7 +1,8 @@
-"""A small made-up encyclopaedia: an article for every place, the same in every run, as Wikipedia would be.
+"""A small synthetic encyclopaedia: an article for every place, the same in every run, like Wikipedia.
 
-A place has a name of two words, each of which it shares with others: who searches for one of them alone reads about
-another place. What an article states is drawn by a hash of the name, so no place's facts follow from another's.
+The name of a place has two words, each of which it shares with other places, so that a search for only one of them
+finds another place. The facts of an article follow from a hash of the name, so that no place's facts can be inferred
+from another's.
 """
 
 from __future__ import annotations
@@ -27,28 +28,29 @@ FIRST, SECOND, RIVERS, MAYORS, EXPORTS, FEASTS = (
     )
 )
 FACTS = {"river": RIVERS, "mayor": MAYORS, "export": EXPORTS, "feast": FEASTS}
-"""Kind of fact -> what it may be."""
+"""Possible values of each kind of fact."""
 
 
 def places() -> list[str]:
-    """Every place that there is."""
+    """Return the names of all places."""
     return [f"{first} {second}" for first in FIRST for second in SECOND]
 
 
 def fact(place: str, kind: str) -> str:
-    """What the encyclopaedia says about a place."""
+    """Return the fact of this kind about a place."""
     values = FACTS[kind]
     return values[int.from_bytes(sha256(f"{kind} of {place}".encode()).digest()[:8], "big") % len(values)]
 
 
 def question(place: str, kind: str) -> str:
-    """With a space before the kind, it is the same token as in the article: a tiny model can find it there."""
+    """Return the question. With a space before it, the kind is the same token as in the article, so that a tiny model
+    can find it there."""
     return f"which {kind} has {place} ?"
 
 
 @lru_cache(maxsize=1)
 def articles() -> tuple[Passage, ...]:
-    """The corpus."""
+    """Return the corpus."""
     return tuple(
         Passage(str(number), place, " ".join(f"{kind} {fact(place, kind)}" for kind in FACTS))
         for number, place in enumerate(places())

@@ -17,10 +17,11 @@ OBSERVATION_CHARACTERS = 1000
 
 
 class TriviaQaEnv(BaseEnvironment):
-    """Each turn the model calls a tool and reads its result, or ends the episode with an answer.
+    """In each turn the model calls a tool and reads its result, or ends the episode with an answer.
 
-    Any number of calls is possible, up to `max_turns`. A turn that is neither one call nor one answer is told so.
-    The last turn can only answer: no tool is run whose result nobody would read.
+    Any number of calls is possible, up to `max_turns`. A turn that is neither one call nor one answer gets an error as
+    its observation. In the last turn only an answer has an effect: a tool call is not executed, because its result
+    could not be read.
     """
 
     reward_schemes: ClassVar[tuple[str, ...]] = SCHEMES
@@ -37,7 +38,7 @@ class TriviaQaEnv(BaseEnvironment):
         observation_characters: int = OBSERVATION_CHARACTERS,
         **config: Any,
     ):
-        super().__init__(max_turns)  # the other keys of environment.config are the loader's
+        super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
         if (
@@ -91,10 +92,10 @@ class TriviaQaEnv(BaseEnvironment):
 
 
 def answers_of(ground_truth: dict[str, Any]) -> list[str]:
-    """The accepted answers of a row.
+    """Return the accepted answers of a row.
 
     Raises:
-        UserError: there are none.
+        UserError: the row has no valid list of answers.
     """
     answers = ground_truth.get("answers")
     if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):

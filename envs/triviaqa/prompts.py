@@ -1,4 +1,4 @@
-"""Every text that the environment says, but for what tools answer."""
+"""All texts of the environment, except the results of tools."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ You may call tools several times; the number of turns is limited."""
 
 @dataclass(frozen=True)
 class Style:
-    """How results are worded and laid out."""
+    """Wording and layout of results."""
 
     result: str
     malformed: str
     one_line: bool
 
     def reply(self, result: str | None, characters: int) -> str:
-        """What the model reads after a turn that called a tool, or after one that did nothing (None)."""
+        """Return the observation after a tool call with this result, or after an invalid turn (None)."""
         if result is None:
             return self.malformed
         text = without_tags(result)
@@ -53,16 +53,16 @@ SHORT = Style(
     malformed="Error: one call or one answer",
     one_line=True,
 )
-"""For models that read a few dozen tokens."""
+"""Style for models with contexts of a few dozen tokens."""
 
 
 def style_of(row: Row | None) -> Style:
-    """Generated rows are short unless `environment.config.full_prompt` asked otherwise."""
+    """Return the style of a row. Generated rows are short unless `environment.config.full_prompt` is set."""
     return SHORT if row and row.get("style") == "short" else FULL
 
 
 def full_prompt(question: str, tools: Mapping[str, Tool]) -> list[Message]:
-    """The prompt for a real language model."""
+    """Return the prompt for a real language model."""
     return [
         {"role": "system", "content": SYSTEM.format(tools=describe(tools))},
         {"role": "user", "content": question},

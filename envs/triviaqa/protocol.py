@@ -1,4 +1,4 @@
-"""What a turn does, read strictly."""
+"""The strict parser of a turn's action."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ class Action:
     """A tool call or an answer."""
 
     kind: str
-    """tool or answer"""
+    """Kind of action: tool or answer."""
     text: str
-    """What its tag holds."""
+    """Content of the action's tag."""
 
 
 def parse_action(response: str) -> Action | None:
-    """The only `<tool>…</tool>` or `<answer>…</answer>` of a response, if it comes after the reasoning; else None.
+    """Return the only `<tool>…</tool>` or `<answer>…</answer>` of a response, if it comes after the reasoning; else
+    None.
 
-    What stands before `</think>` is not read. Two actions in one response are none, wherever they stand.
+    Text before `</think>` is ignored. A response with two actions is invalid, wherever they are.
     """
     said = response.rpartition("</think>")[2]
     if len(_TAG.findall(said)) != 2:  # first, because the search below would be slow on many tags
@@ -33,11 +34,11 @@ def parse_action(response: str) -> Action | None:
 
 
 def reasons(response: str) -> bool:
-    """Whether `<reasoning>` with something in it is closed before the action."""
+    """Whether the response holds a closed, non-empty `<reasoning>`."""
     thought, closed, _ = response.rpartition("</think>")[2].partition("<reasoning>")[2].partition("</reasoning>")
     return bool(closed and thought.strip())
 
 
 def without_tags(text: str) -> str:
-    """A tool's result without what could pass for the end of it, or for an action."""
-    return _ALL_TAGS.sub(" ", text)  # a blank, so that what stood around a tag makes no new one
+    """Return a tool's result without tags that could end the result or form an action."""
+    return _ALL_TAGS.sub(" ", text)  # a space, so that the text around a tag forms no new tag

@@ -1,4 +1,4 @@
-"""Where `wiki_search` looks: the retriever of the episode that calls it."""
+"""The retriever of `wiki_search`: that of the episode that calls it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from mtrl.errors import UserError
 from mtrl.retrieval import Passage, Retriever, load_corpus, make_retriever
 
 SERVER: dict[str, Any] = {"timeout": 8.0, "retries": 2}
-"""A server that is down is given up after 27 seconds, so that its error is told before `environment.step_timeout`."""
+"""Options of a server. A request to a server that is down fails after 27 seconds, so that its error is raised before
+`environment.step_timeout`."""
 
 _making = threading.Lock()
 _current: ContextVar[Retriever] = ContextVar("triviaqa_retriever")
 
 
 def open_retriever(kind: str = "bm25", corpus: str | None = None, url: str | None = None) -> Retriever:
-    """The retriever of `environment.config`, made once per process, however many episodes ask at once.
+    """Return the retriever of `environment.config`, which is created once per process, also with concurrent episodes.
 
-    Without a corpus and a server it searches the made-up encyclopaedia.
+    Without a corpus and a server, the retriever searches the synthetic encyclopaedia.
 
     Raises:
-        UserError: the kind is not known, the corpus cannot be read, or keys are given that the kind has no use for.
+        UserError: the kind is unknown, the corpus cannot be read, or a key does not apply to the kind.
     """
     with _making:
         return _open(kind, corpus, url)
@@ -48,7 +49,7 @@ def _open(kind: str, corpus: str | None, url: str | None) -> Retriever:
 
 @contextmanager
 def searching(retriever: Retriever) -> Iterator[None]:
-    """Tools that are called inside find with this retriever; other threads have theirs."""
+    """Set the retriever for tools that are called in this context; other threads have their own."""
     token = _current.set(retriever)
     try:
         yield
@@ -57,11 +58,11 @@ def searching(retriever: Retriever) -> Iterator[None]:
 
 
 def best_passage(query: str) -> Passage | None:
-    """The best passage for a query, or None.
+    """Return the best passage for a query, or None.
 
     Raises:
         UserError: no episode is running.
-        RetrieverError: the retriever failed, which says nothing about the query.
+        RetrieverError: the retriever failed, independently of the query.
     """
     retriever = _current.get(None)
     if retriever is None:

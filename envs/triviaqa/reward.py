@@ -1,4 +1,4 @@
-"""What a turn is paid: the functions of a reward file, each turn reward where it was earned, outcomes at the end."""
+"""The rewards of turns by the functions of a reward file: turn rewards in their turns, outcome rewards at the end."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from mtrl.types import Message
 
 KEY = "environment.config.reward_file"
 SCHEMES = ("default", "original", "aws")
-"""Reward files of this family, in `rewards/`."""
+"""Names of this family's reward files, in `rewards/`."""
 
 RewardFunction = Callable[..., Any]
-"""`function(completions=[[message, …], …], answer=[[accepted answer, …], …]) -> [number, …]`, as TRL calls them."""
+"""`function(completions=[[message, …], …], answer=[[accepted answer, …], …]) -> [number, …]`, the signature of TRL."""
 
 
 @dataclass(frozen=True)
 class RewardFunctions:
-    """The two lists of a reward file, by the name of the component."""
+    """The functions of a reward file's two lists, by the name of the component."""
 
     turn: dict[str, RewardFunction]
     outcome: dict[str, RewardFunction]
 
 
 def load_rewards(scheme: str, path: str | None = None) -> RewardFunctions:
-    """The functions of a scheme, or of a file of the user's own that stands in its place.
+    """Return the functions of a scheme, or of a user's file that replaces it.
 
-    The components are named as the functions, without an ending `_func` and `_reward`.
+    A component has the name of its function, without the suffixes `_func` and `_reward`.
 
     Raises:
-        UserError: the scheme is not known or is given with a file, the file is no good, or a name occurs twice.
+        UserError: the scheme is unknown or combined with a file, the file is invalid, or a name occurs twice.
     """
     if path and scheme != "default":
         raise UserError(f"reward.scheme={scheme} and {KEY}={path} exclude each other; leave one of them out")
@@ -52,11 +52,12 @@ def load_rewards(scheme: str, path: str | None = None) -> RewardFunctions:
 
 
 class EpisodeReward:
-    """Pays the turns of one episode.
+    """Computes the rewards of the turns of one episode.
 
-    A turn reward is a number for the whole conversation. A turn is paid by how much it changed that number, so that the
-    payments add up to what the function says of the whole. An outcome reward is paid on the last turn; where a limit
-    of the run ends the episode after a reply of the environment, that reply is the conversation's last message.
+    A turn-reward function returns a number for the whole conversation. A turn receives the change of that number, so
+    that the rewards add up to the function's value for the whole conversation. The last turn receives the outcome
+    rewards; if a limit of the run ends the episode after a reply of the environment, that reply is the conversation's
+    last message.
     """
 
     def __init__(self, functions: RewardFunctions):
@@ -65,7 +66,8 @@ class EpisodeReward:
         self.paid = dict.fromkeys(functions.turn, 0.0)
 
     def pay(self, response: str, observation: str | None, answers: list[str], done: bool) -> dict[str, float]:
-        """The components of this turn's reward, which is their sum. `observation` is what the response led to."""
+        """Return the components of this turn's reward, which is their sum. `observation` is the reply to the
+        response."""
         self.conversation.append({"role": "assistant", "content": response})
         if observation is not None:
             self.conversation.append({"role": "user", "content": observation})
@@ -75,7 +77,7 @@ class EpisodeReward:
         return parts | (self.outcomes(answers) if done else dict.fromkeys(self.functions.outcome, 0.0))
 
     def outcomes(self, answers: list[str]) -> dict[str, float]:
-        """What the end of the episode is paid, by component."""
+        """Return the outcome rewards at the end of the episode, by component."""
         return {name: self._ask(name, function, answers) for name, function in self.functions.outcome.items()}
 
     def _ask(self, name: str, function: RewardFunction, answers: list[str]) -> float:

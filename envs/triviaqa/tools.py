@@ -1,4 +1,5 @@
-"""Tools: functions of a file, called by the JSON of a `<tool>`. What the model does wrong is told, and never raised."""
+"""Tools: functions of a file, called by the JSON of a `<tool>`. Mistakes of the model become observations and are never
+raised."""
 
 from __future__ import annotations
 
@@ -19,17 +20,18 @@ from mtrl.strict_json import strict_loads
 KEY = "environment.config.tools_file"
 DEFAULT_FILE = Path(__file__).with_name("wiki_search.py")
 ERROR = "Error: "
-"""How every result begins that is none."""
+"""Prefix of every result that reports an error."""
 _OUR_FAULT = (UserError, RetrieverError)
-"""These end the episode: the task or a server is broken, and no text about it should be trained on."""
+"""Exceptions that fail the episode: the task or a server is broken, and the policy should not be trained on text about
+it."""
 
 
 def load_tools(path: str | None = None) -> dict[str, Tool]:
-    """The tools of a file's `TOOL_FUNCTIONS`, by name; their schemas come from signatures and docstrings.
+    """Return the tools of a file's `TOOL_FUNCTIONS`, by name; their schemas come from signatures and docstrings.
 
     Raises:
-        UserError: the file or its list is no good, a function has no docstring or a parameter without a type, or two
-            have the same name.
+        UserError: the file or its list is invalid, a function has no docstring or a parameter without a type, or two
+            functions have the same name.
     """
     functions = functions_of(path or DEFAULT_FILE, KEY, "TOOL_FUNCTIONS")
     try:
@@ -39,7 +41,7 @@ def load_tools(path: str | None = None) -> dict[str, Tool]:
 
 
 def describe(tools: Mapping[str, Tool]) -> str:
-    """One line of JSON per tool, for the prompt."""
+    """Return one line of JSON per tool, for the prompt."""
     functions = (each.schema["function"] for each in tools.values())
     return "\n".join(
         json.dumps({"name": f["name"], "description": f["description"], "args": f["parameters"]}, ensure_ascii=False)
@@ -48,7 +50,8 @@ def describe(tools: Mapping[str, Tool]) -> str:
 
 
 def call_tool(tools: Mapping[str, Tool], command: str) -> str:
-    """The result of `{"name": …, "args": {…}}`; where the call is wrong or the tool fails, a text after "Error: ".
+    """Return the result of `{"name": …, "args": {…}}`; if the call is invalid or the tool fails, a text after "Error:
+    ".
 
     Raises:
         UserError, RetrieverError: the task is broken, or a retriever did not answer.
@@ -65,7 +68,7 @@ def call_tool(tools: Mapping[str, Tool], command: str) -> str:
     except ValidationError as error:
         return f"{ERROR}wrong arguments for {name}: {_problems(error)}"
     except Exception as error:
-        # The kind alone: messages may hold paths of this machine, or times.
+        # Only the type is included, because messages may hold paths of this machine, or times.
         return f"{ERROR}{name} failed: {type(error).__name__}"
     return _text(name, result) or f"{ERROR}{name} returned nothing"
 
@@ -97,5 +100,5 @@ def _problems(error: ValidationError) -> str:
 
 
 def _harmless(name: str) -> str:
-    """A name that the model made up, without what could pass for markup."""
+    """Return a name that the model invented, without characters that could form markup."""
     return re.sub(r"[^\w.-]+", "?", name[:64]) or "?"

@@ -1,4 +1,4 @@
-"""Python files of the user's own: lists of functions that a run takes from them. Their code is trusted."""
+"""Python files of the user, from which a run takes lists of functions. Their code is trusted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mtrl.errors import UserError
 
 
 def functions_of(path: str | Path, key: str, name: str) -> list[Callable[..., Any]]:
-    """The functions that a file lists under `name`.
+    """Return the functions that a file lists under `name`.
 
     Args:
-        key: of the configuration, for errors.
+        key: key of the configuration, for errors.
 
     Raises:
-        UserError: there is no such file, it cannot be run, or `name` is not a list of at least one function.
+        UserError: the file does not exist or cannot be run, or `name` is not a list of at least one function.
     """
     where = f"{key}={path}"
     listed = getattr(_module(Path(path).expanduser(), where), name, None)
@@ -48,7 +48,7 @@ def _module(file: Path, where: str) -> ModuleType:
 
 @lru_cache(maxsize=32)
 def _run(file: Path, changed: int, where: str) -> ModuleType:
-    """The module of a file, run once for all episodes."""
+    """Return the module of a file, which runs once for all episodes."""
     name = f"_triviaqa_{file.stem}_{hashlib.sha256(f'{file} {changed}'.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

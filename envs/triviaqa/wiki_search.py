@@ -1,4 +1,4 @@
-"""The tools file that a run takes unless `environment.config.tools_file` names another."""
+"""The default tools file; `environment.config.tools_file` can name another."""
 
 from __future__ import annotations
 

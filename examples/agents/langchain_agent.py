@@ -1,4 +1,4 @@
-"""An agent of LangChain, whose loop is LangChain's own: word problems with a calculator.
+"""A LangChain agent, with LangChain's own loop: word problems with a calculator.
 
 pip install 'mtrl[langchain]'
 python -m mtrl.main experiment=agent_word_problems generator.agent.target=examples.agents.langchain_agent.run
@@ -20,7 +20,7 @@ except ImportError as error:
     raise missing_extra("langchain", "langchain") from error
 
 MOST_STEPS = 2 * openai_tools.MOST_CALLS
-"""Of the graph: a call of the model is one, and so are the tools that it calls."""
+"""Maximum number of steps of the graph: a call of the model is one step, and so are its tool calls."""
 
 
 @tool
@@ -33,11 +33,11 @@ def calculate(expression: str) -> str:
 
 
 async def run(row: dict[str, Any], client: Any) -> float:
-    """One episode for `generator.agent.target`: the reward of what the agent answers to `row`."""
+    """Run one episode for `generator.agent.target`, and return the reward of the agent's answer."""
     model = ChatOpenAI(model=client.model, base_url=client.base_url, api_key=client.api_key)
     agent = create_agent(model, tools=[calculate])
     try:
         state = await agent.ainvoke({"messages": row["prompt"]}, {"recursion_limit": MOST_STEPS})
-    except GraphRecursionError:  # it computes and computes
+    except GraphRecursionError:  # too many tool calls
         return 0.0
     return openai_tools.reward(state["messages"][-1].text, row["ground_truth"]["answer"])

@@ -1,11 +1,11 @@
-"""The real mini-swe-agent, its code untouched, over LiteLLM: it repairs the repositories of `envs/mini_swe`.
+"""The real mini-swe-agent, with unmodified code, over LiteLLM: it repairs the repositories of `envs/mini_swe`.
 
     pip install 'mtrl[swe]'
     python -m mtrl.main experiment=mini_swe environment.target=examples.agents.mini_swe_agent.FAMILY \
         generator.agent.target=examples.agents.mini_swe_agent.run
 
-`DefaultAgent` and `LitellmTextbasedModel` are the package's own; where commands run is our sandbox. Its prompts are
-settings, as they are in its own configuration files: set here so that a tiny policy can read them.
+`DefaultAgent` and `LitellmTextbasedModel` are the package's own; commands run in mtrl's sandbox. The prompts are
+settings, as in the package's configuration files; here they are short enough for a tiny policy.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mtrl.environments.base import Resources
 from mtrl.environments.family import Splits
 from mtrl.types import Message, Row
 
-# The package asks up to ten times, with pauses of 4 to 60 seconds. What the gateway refuses it refuses for good.
+# The package retries up to ten times, with pauses of 4 to 60 seconds, but the gateway's refusals are permanent.
 os.environ.setdefault("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")
-# LiteLLM would ask the internet for a list of prices when it is imported.
+# LiteLLM would download a list of prices at its import.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 OPENING: Message = {"role": "system", "content": "repair"}
-"""The agent always begins with a system message, and the short rows have none."""
+"""System message for the short rows, which have none, because the agent always starts with one."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the package's own YAML files set."""
+    """Settings that the package reads from its own YAML files."""
 
     step_limit: int
     observation_template: str
@@ -51,7 +51,7 @@ SHORT = Settings(
     ),
     format_error_template="write one command",
 )
-"""In the words of the short rows, which the tiny policy's warm start has read."""
+"""Settings with the texts of the short rows, which the tiny policy knows from its warm start."""
 FULL = Settings(
     step_limit=20,
     observation_template=(
@@ -66,7 +66,8 @@ FULL = Settings(
 
 
 def run(row: Row, client: Any) -> dict[str, Any]:
-    """One episode for `generator.agent.target`: 1.0 if what the agent submitted passes the row's hidden tests."""
+    """Run one episode for `generator.agent.target`; the reward is 1.0 if the submission passes the row's hidden
+    tests."""
     truth = row["ground_truth"]
     command_seconds, grading_seconds = truth.get("seconds", (30, 30))
     with Resources() as resources:
@@ -79,12 +80,12 @@ def run(row: Row, client: Any) -> dict[str, Any]:
 
 
 def make_agent(row: Row, client: Any, task: SandboxTask) -> Any:
-    """The package's agent and model around the commands of `task`, with the gateway for an endpoint."""
+    """Create the package's agent and model, with the commands of `task` and the gateway as the endpoint."""
     settings = SHORT if row.get("style") == "short" else FULL
     model = mini_swe_agent("models.litellm_textbased_model").LitellmTextbasedModel(
         model_name=f"openai/{client.model}",
         model_kwargs={"api_base": client.base_url, "api_key": client.api_key},
-        cost_tracking="ignore_errors",  # nobody has a price for it
+        cost_tracking="ignore_errors",  # the policy has no price
         action_regex=settings.action_regex,
         observation_template=settings.observation_template,
         format_error_template=settings.format_error_template,
@@ -101,7 +102,7 @@ def make_agent(row: Row, client: Any, task: SandboxTask) -> Any:
 
 
 def load(data: Any, seed: int, **config: Any) -> Splits:
-    """The family's rows, with the two messages that the agent begins with."""
+    """Load the family's rows, each with the two messages with which the agent starts."""
     splits = mini_swe.load(data, seed, **config)
     for row in (*splits.train, *splits.test):
         if row["prompt"][0]["role"] != "system":
@@ -110,4 +111,4 @@ def load(data: Any, seed: int, **config: Any) -> Splits:
 
 
 FAMILY = replace(mini_swe.FAMILY, load=load)
-"""The family, played by its environment or by the agent: the same rows, scored by the same scorer."""
+"""The family for episodes of its environment or of the agent: the same rows and the same scorer."""

@@ -1,6 +1,6 @@
-"""A tool-using agent on OpenAI's client: word problems with a calculator. It imports nothing of mtrl.
+"""A tool-using agent on OpenAI's client: word problems with a calculator. The module does not import mtrl.
 
-As a callable, one call for each episode, and as a program, one process for each::
+The agent runs as a callable, with one call per episode, or as a program, with one process per episode::
 
     python -m mtrl.main experiment=agent_word_problems
     python -m mtrl.main experiment=agent_word_problems generator.agent.target=null \
@@ -46,22 +46,23 @@ _OPERATORS: dict[type, Callable[..., Fraction]] = {
 
 
 def run(row: dict[str, Any], client: Any) -> float:
-    """One episode for `generator.agent.target`: the reward of what the agent answers to `row`."""
+    """Run one episode for `generator.agent.target`, and return the reward of the agent's answer."""
     with client.openai() as openai:
         return reward(solve(openai, client.model, row["prompt"]), row["ground_truth"]["answer"])
 
 
 def main() -> None:
-    """One episode for `generator.agent.command`: the task is a file, and so is the reward."""
+    """Run one episode for `generator.agent.command`: read the task from a file, and write the reward to a file."""
     row = json.loads(Path(os.environ["MTRL_ROW"]).read_text(encoding="utf-8"))
-    with OpenAI() as openai:  # OPENAI_BASE_URL and OPENAI_API_KEY are the trajectory's own
+    with OpenAI() as openai:  # OPENAI_BASE_URL and OPENAI_API_KEY belong to the trajectory
         answer = solve(openai, os.environ["MTRL_MODEL"], row["prompt"])
     paid = reward(answer, row["ground_truth"]["answer"])
     Path(os.environ["MTRL_RESULT"]).write_text(json.dumps({"reward": paid}), encoding="utf-8")
 
 
 def solve(openai: OpenAI, model: str, prompt: list[dict[str, Any]]) -> str:
-    """The agent: ask, run the tools that it calls, ask again; its first message without calls is the answer."""
+    """Run the agent's loop: call the model, run its tool calls, and repeat. The first message without calls is the
+    answer."""
     messages: list[Any] = list(prompt)
     for _ in range(MOST_CALLS):
         reply = openai.chat.completions.create(model=model, messages=messages, tools=[CALCULATE])  # type: ignore[list-item]
@@ -74,7 +75,7 @@ def solve(openai: OpenAI, model: str, prompt: list[dict[str, Any]]) -> str:
 
 
 def result(call: dict[str, Any]) -> dict[str, Any]:
-    """The message that answers a tool call; whatever the model did wrong is told to it."""
+    """Return the message that answers a tool call; a mistake of the model becomes an error message."""
     try:
         arguments = json.loads(call["function"]["arguments"])
         content = calculate(arguments["expression"])
@@ -84,11 +85,11 @@ def result(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def calculate(expression: str) -> str:
-    """The value of `expression`: whole numbers as such, others with ten digits.
+    """Return the value of `expression` as text: integers exactly, other numbers with ten digits.
 
     Raises:
-        ValueError: it is too long, or no arithmetic.
-        ZeroDivisionError: it divides by zero.
+        ValueError: the expression is too long, or not arithmetic.
+        ZeroDivisionError: the expression divides by zero.
     """
     if len(expression) > 100:
         raise ValueError("expression too long")
@@ -101,7 +102,7 @@ def calculate(expression: str) -> str:
 
 
 def reward(answer: str, truth: str) -> float:
-    """1.0 if the answer ends with `#### number`, its only one, and that is the right one."""
+    """Return 1.0 if the answer ends with `#### number`, has no other `####`, and the number is right; else 0.0."""
     found = re.fullmatch(r"[^#]*#### *(-?[0-9]{1,30}(?:\.[0-9]{1,30})?)\.?\s*", answer)
     try:
         return float(found is not None and Decimal(found[1]) == Decimal(truth.replace(",", "")))

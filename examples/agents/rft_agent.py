@@ -1,13 +1,13 @@
 """An agent written for the managed service (SageMaker AI multi-turn RL), with its SDK: word problems with a calculator.
 
-It is what the service's documentation shows, and nothing in it is for mtrl: the SDK's decorator reports completion and
-reward. It runs where the SDK is, and mtrl somewhere else::
+The agent follows the service's documentation and contains no code for mtrl: the SDK's decorator reports completion and
+reward. It runs in an environment with the SDK, and mtrl may run elsewhere::
 
     pip install 'mtrl[sagemaker]'
     AWS_ACCESS_KEY_ID=none AWS_SECRET_ACCESS_KEY=none uvicorn --port 8080 examples.agents.rft_agent:app
     python -m mtrl.main experiment=agent_word_problems generator.agent.target=null generator.agent.url=http://127.0.0.1:8080
 
-The SDK signs a token before it reports anything, so it wants credentials, though AWS is never asked: any will do.
+The SDK signs a token before each report, so it needs credentials. AWS is never contacted, so any credentials work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def health() -> dict[str, str]:
 
 @sagemaker_rft_handler
 def handle_rollout(payload: dict[str, Any]) -> dict[str, float]:
-    """Play one rollout; the decorator sends what is returned, or that it failed."""
+    """Run one rollout; the decorator reports the returned value, or the failure."""
     metadata, row = payload["metadata"], payload["instance"]
     endpoint = metadata.get("endpoint") or os.environ["RFT_RUNTIME_ENDPOINT"]
     with OpenAI(

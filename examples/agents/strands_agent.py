@@ -1,4 +1,4 @@
-"""An agent of Strands Agents, whose loop is Strands' own: word problems with a calculator.
+"""An agent of Strands Agents, with Strands' own loop: word problems with a calculator.
 
 pip install 'mtrl[strands]'
 python -m mtrl.main experiment=agent_word_problems generator.agent.target=examples.agents.strands_agent.run
@@ -21,14 +21,14 @@ except ImportError as error:
 @tool
 def calculate(expression: str) -> str:
     """The value of an expression of numbers, + - * / and parentheses."""
-    return openai_tools.calculate(expression)  # what it raises the model is told
+    return openai_tools.calculate(expression)  # Strands reports exceptions to the model
 
 
 async def run(row: dict[str, Any], client: Any) -> float:
-    """One episode for `generator.agent.target`: the reward of what the agent answers to `row`."""
+    """Run one episode for `generator.agent.target`, and return the reward of the agent's answer."""
     address = {"base_url": client.base_url, "api_key": client.api_key}
     model = OpenAIModel(client_args=address, model_id=client.model)
-    # What the gateway refuses it refuses for good; by default Strands asks six times, with pauses of minutes.
+    # By default Strands tries six times, with pauses of minutes, but the gateway's refusals are permanent.
     agent = Agent(model, tools=[calculate], callback_handler=None, retry_strategy=None)
     result = await agent.invoke_async(row["prompt"][-1]["content"], limits={"turns": openai_tools.MOST_CALLS})
     return openai_tools.reward(str(result).strip(), row["ground_truth"]["answer"])

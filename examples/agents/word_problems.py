@@ -1,7 +1,7 @@
-"""The task of the agents with a calculator: synthetic word problems of `envs/gsm8k`, and its scorer.
+"""The task of the agents with a calculator: synthetic word problems and the scorer of `envs/gsm8k`.
 
-The agents bring tools and reward of their own. The environment here plays the same task natively: the tiny policy's
-warm start learns from it how a tool is called, and without `generator.agent` it trains without any agent.
+The agents have their own tools and reward. The environment here runs the same task natively: the tiny policy's warm
+start learns the form of tool calls from it, and without `generator.agent` training uses this environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CALL_OPENS, CALL_CLOSES = format_call("calculate", {"expression": "|"}).split("|
 
 
 class WordProblems(ToolEnvironment):
-    """A turn that calls the calculator is told the value; a turn without calls is the answer."""
+    """A turn that calls the calculator receives the value; a turn without calls is the answer."""
 
     @tool
     def calculate(self, expression: str) -> str:
@@ -38,32 +38,32 @@ class WordProblems(ToolEnvironment):
 
 
 class Caller:
-    """gsm8k's weak player, with `calculate` called as a tool."""
+    """gsm8k's weak demonstrator, with tool calls of `calculate`."""
 
     def __init__(self, player: WeakPlayer):
         self.player = player
 
     def act(self, observation: str | None) -> str:
-        """The next response."""
+        """Return the next response."""
         response = self.player.act(observation)
         computes = re.fullmatch("<calc>(.*)</calc>", response)
         return format_call("calculate", {"expression": computes[1]}) if computes else response
 
 
 def load_rows(data: Any, seed: int, operations: int = 2) -> Splits:
-    """Generated problems, or those of `data.path`."""
+    """Return generated problems, or those of `data.path`."""
     return load(data, seed, calculator=True, operations=operations)
 
 
 def demonstrate(row: Row, rng: random.Random) -> Caller:
-    """A weak player of `row`, which must be a training row."""
+    """Return a weak demonstrator for `row`, which must be a training row."""
     if row.get("split") == "test":
         raise ValueError(f"row {row['id']} is held out and must not be demonstrated")
     return Caller(WeakPlayer(row, rng))
 
 
 def gold(row: Row) -> list[str]:
-    """The responses of a perfect player."""
+    """Return the responses of a perfect player."""
     calls = [format_call("calculate", {"expression": row["expression"]})] if "expression" in row else []
     return [*calls, f"#### {row['ground_truth']['answer']}"]
 

@@ -1,4 +1,4 @@
-"""An agent of one's own: it keeps its messages, runs its tool, and stops when it likes. No library is needed."""
+"""A custom agent, which keeps its messages, runs its tool, and decides when to stop. No library is needed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ROUNDS = 4
 
 
 async def run(row: dict[str, Any], client: Any) -> list[float]:
-    """Play one episode: a reward for each call of the model.
+    """Run one episode, and return a reward for each call of the model.
 
     Args:
         row: `prompt` (messages) and `ground_truth`.
-        client: the policy behind OpenAI's API; `client.base_url` and `client.api_key` serve any library.
+        client: the policy behind OpenAI's API; `client.base_url` and `client.api_key` work with any library.
     """
     messages = list(row["prompt"])
     rewards: list[float] = []
@@ -30,7 +30,7 @@ async def run(row: dict[str, Any], client: Any) -> list[float]:
 
 
 def result_of(text: str) -> str:
-    """What the calculator says to `<calc>1+2</calc>`, or what to write instead."""
+    """Return the calculator's reply to `<calc>1+2</calc>`, or an instruction if the text has another form."""
     if not (text.startswith("<calc>") and text.endswith("</calc>")):
         return "write <calc> or ####"
     try:

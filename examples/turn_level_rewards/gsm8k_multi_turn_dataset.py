@@ -1,10 +1,10 @@
 """Write the rows of GSM8K over several turns, as JSON Lines.
 
-    python examples/turn_level_rewards/gsm8k_multi_turn_dataset.py                       word problems made here
-    python examples/turn_level_rewards/gsm8k_multi_turn_dataset.py --source openai/gsm8k    the real ones, from the Hub
+    python examples/turn_level_rewards/gsm8k_multi_turn_dataset.py                       generated word problems
+    python examples/turn_level_rewards/gsm8k_multi_turn_dataset.py --source openai/gsm8k    GSM8K from the Hub
 
-`--source` may also be a folder or a file. Each row has a prompt (messages) and a ground truth, and keeps what else it
-holds.
+`--source` may also be a folder or a file. Each row has a prompt (messages) and a ground truth, and keeps its other
+columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic problems")
     args = parser.parse_args(argv)
     is_synthetic = args.source == SYNTHETIC
-    # The tiny policy cannot do sums by itself: problems made here come with a calculator.
+    # The tiny policy cannot do arithmetic, so generated problems come with a calculator.
     splits = load(DataConfig(path=None if is_synthetic else args.source), args.seed, calculator=is_synthetic)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     for name, rows in (("train", splits.train), ("test", splits.test)):

@@ -1,1 +1,1 @@
-"""python -m mtrl.doctor: what this machine can do, and what memory a run would take."""
+"""python -m mtrl.doctor: checks of this machine, and an estimate of the memory that a run needs."""

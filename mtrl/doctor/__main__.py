@@ -1,12 +1,12 @@
-"""python -m mtrl.doctor: what this machine can do, and what memory a run would take.
+"""python -m mtrl.doctor: checks of this machine, and an estimate of the memory that a run needs.
 
-    python -m mtrl.doctor                                     look at everything, and train for two steps
-    python -m mtrl.doctor --no-smoke                          without the training
+    python -m mtrl.doctor                                     run all checks, and train for two steps
+    python -m mtrl.doctor --no-smoke                          run the checks without the training
     python -m mtrl.doctor --plan model=qwen3_8b placement=8_gpus    does it fit the GPUs? overrides as for mtrl.main
-    python -m mtrl.doctor --json                              the same for programs
+    python -m mtrl.doctor --json                              print JSON for programs
 
-It ends with 0, or with 1 if the default experiment cannot run here (with --plan: if the run does not fit), or with 2 if
-the command is wrong. Nothing is asked of a network, and nothing is left behind.
+The exit status is 0, or 1 if the default experiment cannot run here (with --plan: if the run does not fit), or 2 if the
+command is wrong. The command uses no network and leaves no files behind.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from mtrl.preflight.result import Result, Status, to_json, worst
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look, or plan. Returns the exit status."""
+    """Check the machine, or plan a run. Return the exit status."""
     args = parse(argv)
     return plan(args) if args.plan else look(args)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """
+    """Parse the command line.
+
     Raises:
-        UserError: settings are given, and nothing is planned.
+        UserError: settings are given without --plan.
     """
     parser = argparse.ArgumentParser(
         prog="python -m mtrl.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -66,7 +67,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def look(args: argparse.Namespace) -> int:
-    """Every line as it comes, then what can be done here."""
+    """Print each result as its check completes, then the advice for this machine. Return the exit status."""
     screen, results = report.console(), []
     waiting = screen.status("looking") if screen.is_terminal and not args.json else nullcontext()
     with waiting:
@@ -88,7 +89,7 @@ def look(args: argparse.Namespace) -> int:
 
 
 def examine(no_smoke: bool = False) -> Iterator[Result]:
-    """All lines; the smoke run comes last, and only where nothing has failed before it."""
+    """Yield all results; the smoke run comes last, and only if no check failed before it."""
     results: list[Result] = []
     for result in run(CHECKS):
         results.append(result)
@@ -99,7 +100,7 @@ def examine(no_smoke: bool = False) -> Iterator[Result]:
 
 
 def advice(results: Sequence[Result]) -> list[Advice]:
-    """From what was found."""
+    """Return the advice that follows from the results."""
     passed = {result.name for result in results if result.status == Status.PASS}
     engine = next((name for name in ("vllm", "sglang") if name in passed), None)
     return advise(machine.ask_torch().gpus, engine)

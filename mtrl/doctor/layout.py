@@ -1,4 +1,4 @@
-"""Who runs where: the ranks and the servers of a configuration, on the machines of its placement."""
+"""The placement of the ranks and servers of a configuration on its machines."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Layout:
-    """What decides how memory is shared out."""
+    """The numbers that determine how memory is divided among GPUs."""
 
     ranks: int
-    """Of the whole job."""
+    """Number of ranks of the whole job."""
     ranks_here: int
-    """Of the first machine."""
+    """Number of ranks of the first machine."""
     shards: int
-    """Ranks that share one copy of the models; 1: nothing is shared."""
+    """Number of ranks among which one copy of the models is sharded; 1: each rank holds whole models."""
     sharded: bool
-    """Whether models go through `fully_shard`, which one rank does for mixed precision too."""
+    """Whether `fully_shard` is applied to the models; a single rank uses it too for mixed precision or CPU offload."""
     stored: int
-    """Bytes of a weight as it is kept."""
+    """Bytes of a weight in storage."""
     computed: int
     """Bytes of a weight in the forward and the backward pass."""
     servers: ServerConfig | None
-    """None: the embedded engine samples."""
+    """Settings of the servers; None if the embedded engine samples."""
     servers_here: bool
-    """Whether they are started by the run, on the GPUs of the first machine."""
+    """Whether the run starts the servers, on the GPUs of the first machine."""
 
     @classmethod
     def of(cls, config: Config) -> Layout:
@@ -62,29 +62,30 @@ class Layout:
 
     @property
     def server_gpus(self) -> int:
-        """GPUs of all servers that the run starts."""
+        """Number of GPUs of all servers that the run starts."""
         if self.servers is None or not self.servers_here:
             return 0
         return self.servers.replicas * self.servers.tensor_parallel_size
 
     @property
     def gpus_needed(self) -> int:
-        """GPUs of the first machine."""
+        """Number of GPUs that the first machine needs."""
         return max(self.ranks_here, self.server_gpus) if self.colocated else self.ranks_here + self.server_gpus
 
 
 def ranks_here(placement: Any) -> int:
-    """Ranks of each machine: those that its placement says, or that were started."""
+    """Return the number of ranks of each machine, from its placement or else from the ranks that were started."""
     return placement.ranks or max(1, launched_ranks() // max(1, placement.machines))
 
 
 def context_of(config: Config, model: Architecture) -> int:
-    """Tokens of the longest conversation."""
+    """Return the length of the longest conversation, in tokens."""
     return config.generator.max_context_length or model.max_position_embeddings
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether a second copy of the policy is held for the KL; with adapters it is the policy without them."""
+    """Whether a second copy of the policy is needed for the KL; with adapters, the policy without them usually serves
+    instead."""
     algorithm = config.algorithm
     counts = bool(algorithm.kl_loss_coef or algorithm.kl_reward_coef)
     return counts and not (config.model.lora_rank and not algorithm.kl_reference)

@@ -1,4 +1,5 @@
-"""What a run or its servers refuse once they have read the model, told from the sizes alone."""
+"""Checks of settings that a run or its servers would reject after they have loaded the model, made from its sizes
+alone."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from mtrl.errors import UserError
 
 
 def check_limits(config: Config, model: Architecture) -> None:
-    """
+    """Check the settings against the sizes of the model.
+
     Raises:
-        UserError: conversations are longer than the model holds, adapters fit none of its layers, or its heads cannot
-            be shared out among the GPUs of a server.
+        UserError: conversations are longer than the model's context, an adapter target matches no layer, the adapter
+            rank is too large, or the attention heads cannot be divided among the GPUs of a server.
     """
     wanted, holds = config.generator.max_context_length, model.max_position_embeddings
     if wanted is not None and wanted > holds:

@@ -1,4 +1,4 @@
-"""The machine itself: what PyTorch and the driver show, cores, memory, disk, ports. Every question has a time limit."""
+"""Properties of the machine: PyTorch, driver, cores, memory, folders. Every call of a program has a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 SECONDS = 60.0
-"""That a program may take to answer."""
+"""Default time limit for a program to answer, in seconds."""
 _ASK_TORCH = """
 import json, torch
 gpus = []
@@ -27,18 +27,20 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip
 
 @dataclass(frozen=True)
 class Torch:
-    """What PyTorch says of itself, asked in a process of its own: a broken driver can hang or end the one that asks."""
+    """The report of PyTorch, made in a process of its own because a broken driver can hang or end the process that
+    queries it."""
 
     version: str
     cuda: str | None
-    """That it was built for; None: a build without."""
+    """CUDA or HIP version that PyTorch was built for; None for a CPU build."""
     gpus: tuple[tuple[str, int], ...]
-    """Name and bytes of each GPU that it can use."""
+    """Name and memory, in bytes, of each GPU that PyTorch can use."""
 
 
 @cache
 def ask_torch(seconds: float = SECONDS) -> Torch:
-    """
+    """Query PyTorch in a process of its own.
+
     Raises:
         RuntimeError: PyTorch cannot be imported, or does not answer.
     """
@@ -48,10 +50,10 @@ def ask_torch(seconds: float = SECONDS) -> Torch:
 
 
 def answer(command: list[str], seconds: float = SECONDS) -> str:
-    """What a program prints.
+    """Run a program, and return its standard output.
 
     Raises:
-        RuntimeError: it is not there, fails, or does not end in time.
+        RuntimeError: the program cannot be started, fails, or does not end in time.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
@@ -66,7 +68,8 @@ def answer(command: list[str], seconds: float = SECONDS) -> str:
 
 
 def driver_cuda() -> str | None:
-    """The newest CUDA that the NVIDIA driver runs, as `nvidia-smi` says in its head; None where there is no driver."""
+    """Return the newest CUDA version that the NVIDIA driver supports, from the header of `nvidia-smi`; None without a
+    driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -75,18 +78,18 @@ def driver_cuda() -> str | None:
 
 
 def cuda_fits(built: str, driver: str) -> bool:
-    """Whether a driver runs what was built for a CUDA version: the same major version or an older one (CUDA's minor
-    version compatibility)."""
+    """Whether a driver supports a build for a CUDA version: that of the same major version or an older one (CUDA's
+    minor version compatibility)."""
     return int(built.split(".")[0]) <= int(driver.split(".")[0])
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory() -> tuple[int, int] | None:
-    """Bytes of main memory, and those of them that are free; the limit of a container counts. None where unknown."""
+    """Return the total and the free bytes of main memory, bounded by the container's limit; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -106,5 +109,5 @@ def _container_limit() -> int | None:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Return the folder, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -1,7 +1,7 @@
-"""What a run needs of a GPU's memory, moment by moment. docs/machines.md has the formulas and where they come from.
+"""Estimate of the GPU memory of a run, by phase. docs/machines.md has the formulas and their sources.
 
-States (weights, gradients, moments) are exact, up to the rows that a shard is padded by; activations of a layer are
-exact too; what runs beside them is allowed for: `PROCESS`, `ENGINE`, `IN_FLIGHT` and `SLACK`. Nothing of it was
+States (weights, gradients, moments of Adam) are exact, up to the padding of shards; activations of a layer are exact
+too. Other memory is covered by the allowances `PROCESS`, `ENGINE`, `IN_FLIGHT` and `SLACK`. No part of the estimate was
 measured on a GPU.
 """
 
@@ -16,20 +16,22 @@ from mtrl.doctor.architecture import Architecture
 from mtrl.doctor.layout import GIB, Layout, context_of, needs_critic, needs_reference
 
 PROCESS = 2 * GIB
-"""A process on a GPU: CUDA's context, workspaces of cuBLAS, buffers of NCCL. An allowance."""
+"""Allowance for a process on a GPU, in bytes: CUDA's context, workspaces of cuBLAS, buffers of NCCL."""
 ENGINE = 4 * GIB
-"""Of a server's share what is neither weights nor keys and values: context, prefill, CUDA graphs. An allowance."""
+"""Allowance for the part of a server's share that is neither weights nor keys and values, in bytes: CUDA's context,
+prefill, CUDA graphs."""
 IN_FLIGHT = 0.5
-"""Gradients of a layer's activations while its backward runs, as a share of these. An allowance."""
+"""Allowance for gradients of a layer's activations during its backward pass, as a share of the activations."""
 SLACK = 0.05
-"""Share of a GPU that the allocator cannot use, for blocks of other sizes lie between. An allowance."""
+"""Allowance for fragmentation: share of a GPU's memory that the allocator cannot use."""
 GATHERED = 3
-"""Layers whose weights are whole at once: the present one, the next, and the buffer that this arrives in."""
+"""Number of layers whose weights are gathered at the same time: the current layer, the next layer, and the receive
+buffer of the next layer."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something that takes memory, in bytes."""
+    """A named amount of memory, in bytes."""
 
     name: str
     bytes: int
@@ -37,13 +39,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Moment:
-    """One kind of GPU at the time when it holds most of something."""
+    """The memory of one kind of GPU in one phase of a run."""
 
     where: str
     when: str
     parts: tuple[Part, ...]
     room: int
-    """Bytes of the GPU."""
+    """Available memory, in bytes."""
 
     @property
     def needed(self) -> int:
@@ -51,12 +53,12 @@ class Moment:
 
     @property
     def over(self) -> int:
-        """Bytes too many; below 0: what is left."""
+        """Number of bytes above the available memory; if negative, its magnitude is the remaining memory."""
         return self.needed - self.room
 
 
 class Memory:
-    """A configuration and the sizes of its model, asked for bytes. All are of one GPU; a rank is rank 0."""
+    """Memory of a configuration and its model, in bytes. All numbers are for one GPU; the rank is rank 0."""
 
     def __init__(self, config: Config, model: Architecture):
         self.config, self.model, self.layout = config, model, Layout.of(config)
@@ -64,16 +66,17 @@ class Memory:
         self.targets = tuple(lora.lora_target_modules)
         self.adapters = model.adapters(lora.lora_rank, self.targets) if lora.lora_rank else 0
         self.trained = self.adapters * FLOAT32 if self.adapters else model.parameters * self.layout.stored
-        """Bytes of all parameters that have a gradient."""
+        """Bytes of all parameters with a gradient."""
         self.context = context_of(config, model)
         self.tokens = max(config.trainer.max_tokens_per_microbatch, self.context)
-        """Of a micro-batch: a conversation is never cut."""
+        """Number of tokens of a micro-batch, which is at least the context because a conversation is never cut."""
         self.room = int(config.placement.gpu_memory * GIB)
 
-    # What a rank holds from step to step
+    # Memory that a rank holds permanently
 
     def states(self) -> dict[str, int]:
-        """Weights, gradients and moments of all models of a rank, wherever they are: bytes of this rank's share."""
+        """Return the bytes of a rank's share of weights, gradients and moments of all models, on the GPU or
+        offloaded."""
         layout, frozen = self.layout, self.model.parameters * self.layout.stored if self.adapters else 0
         parts = {
             "weights": frozen + self.trained,
@@ -85,14 +88,14 @@ class Memory:
         return {name: size // layout.shards for name, size in parts.items()}
 
     def _critic(self) -> int:
-        """Parameters of the value model: the body, and a head of one output."""
+        """Return the number of parameters of the value model: the body, and a head of one output."""
         if not needs_critic(self.config):
             return 0
         untied = 0 if self.model.tie_word_embeddings else self.model.head
         return self.model.parameters - untied + self.model.hidden_size + 1
 
     def held(self, learning: bool) -> Iterator[Part]:
-        """What lies on a rank's GPU all the time; gradients only while it is learning."""
+        """Yield the memory that a rank's GPU holds permanently; gradients only during training."""
         trainer = self.config.trainer
         yield Part("process", PROCESS)
         yield Part("slack", int(SLACK * self.room))
@@ -103,7 +106,8 @@ class Memory:
         yield from self.local_engine()
 
     def local_engine(self) -> Iterator[Part]:
-        """The embedded engine of rank 0: a copy of the weights where it has one, and the keys and values."""
+        """Yield the memory of rank 0's embedded engine: a copy of the weights if it needs one, and the keys and
+        values."""
         if self.layout.servers is not None:
             return
         config, model, size = self.config, self.model, self.layout.computed
@@ -113,13 +117,14 @@ class Memory:
             yield Part("engine's copy of the weights", model.parameters * size)
         if process:
             yield Part("engine's process", PROCESS)
-        capacity = 1 << max(6, (self.context - 1).bit_length())  # as SlotCache rounds it
+        capacity = 1 << max(6, (self.context - 1).bit_length())  # the same rounding as in SlotCache
         yield Part("engine's keys and values", config.generator.max_num_seqs * capacity * model.cached(size))
 
-    # What comes and goes while it learns
+    # Temporary memory during training
 
     def gathered(self) -> int:
-        """Whole weights of a sharded model: embedding and head throughout, layers when it is their turn."""
+        """Return the bytes of gathered weights of a sharded model: embedding and head permanently, layers only while
+        they are used."""
         if not self.layout.sharded:
             return 0
         fsdp, layers = self.config.trainer.fsdp, self.model.num_hidden_layers
@@ -128,22 +133,23 @@ class Memory:
         return (self.model.root + whole * self.model.layer + reference) * self.layout.computed
 
     def layer_activations(self) -> int:
-        """What one layer keeps of a micro-batch."""
+        """Return the bytes of activations that one layer saves for a micro-batch."""
         size, lora = self.layout.computed, self.config.model
         token = layer_bytes(self.model, size, self.context, lora.attn_implementation)
         if self.adapters:
-            cast = not self.layout.sharded and size != FLOAT32  # else adapters compute in what the model does
+            cast = not self.layout.sharded and size != FLOAT32  # otherwise adapters compute in the model's data type
             token += adapter_bytes(self.model, lora.lora_rank, FLOAT32 if cast else size, self.targets, cast)
         return self.tokens * token
 
     def kept_activations(self) -> int:
-        """What the forward pass leaves for the backward pass."""
+        """Return the bytes that the forward pass saves for the backward pass."""
         each = self.tokens * self.model.hidden_size * self.layout.computed
         layers = self.model.num_hidden_layers
         return layers * (each if self.config.trainer.gradient_checkpointing else self.layer_activations()) + 4 * each
 
     def logits(self) -> int:
-        """The log-probs of a micro-batch in which every token was sampled (`mtrl/models/logprobs.py`)."""
+        """Return the bytes for the log-probs of a micro-batch in which every token was sampled
+        (`mtrl/models/logprobs.py`)."""
         limit, wide = self.config.trainer.max_logits_per_chunk, self.tokens * self.model.vocab_size
         if wide <= limit:
             return 5 * FLOAT32 * wide
@@ -152,17 +158,17 @@ class Memory:
         return arrays * FLOAT32 * max(limit, self.model.vocab_size) + head
 
     def whole_gradients(self, parameters: int) -> int:
-        """Gradients of parameters of a sharded model before they are summed over ranks: whole, and once more in what
-        they are summed in."""
+        """Return the bytes of unsharded gradients of a sharded model before their sum over ranks: once in the data type
+        of the computation, and once in that of the sum."""
         if not self.layout.sharded or self.adapters:
             return 0
         reduced = 2 if self.config.trainer.fsdp.reduce_dtype == "bfloat16" else FLOAT32
         return parameters * (self.layout.computed + reduced)
 
-    # The moments
+    # The phases
 
     def moments(self) -> list[Moment]:
-        """All that can be the tightest."""
+        """Return all phases that may need the most memory."""
         found = [*self._learning()]
         if self.layout.colocated:
             found += [self._sampling()]
@@ -198,14 +204,16 @@ class Memory:
             yield Moment(where, when, tuple(part for part in [*held, *parts] if part.bytes), self.room)
 
     def _sampling(self) -> Moment:
-        """The server is awake beside what the rank keeps, and is being sent new weights, tensor by tensor."""
+        """Return the phase in which the server is awake beside the rank's permanent memory, and receives new weights
+        tensor by tensor."""
         share = Part("server", int(self.config.generator.gpu_memory_utilization * self.room))
         sent = Part("tensor on its way", self.model.largest * self.layout.stored)
         parts = (part for part in [*self.held(learning=False), share, sent] if part.bytes)
         return Moment("GPU of a rank and a server", "sampling", tuple(parts), self.room)
 
     def _serving(self) -> Moment:
-        """A server must hold its weights and one whole conversation; what is left is for others."""
+        """Return the minimum of a server: its weights and one whole conversation. The remaining memory holds further
+        conversations."""
         assert self.layout.servers is not None
         share = int(self.config.generator.gpu_memory_utilization * self.room)
         parts = (
@@ -216,9 +224,9 @@ class Memory:
         return Moment("share of a server", "sampling", parts, share)
 
     def conversation(self) -> int:
-        """Keys and values of the longest conversation on one GPU of a server."""
+        """Return the bytes of keys and values of the longest conversation on one GPU of a server."""
         assert self.layout.servers is not None
-        heads = self.model.num_key_value_heads  # whole ones: more GPUs than these hold copies
+        heads = self.model.num_key_value_heads  # heads are not split: with more GPUs than heads, GPUs hold copies
         return (
             self.context
             * self.model.cached(self.layout.computed)
@@ -226,7 +234,8 @@ class Memory:
         )
 
     def conversations(self) -> int | None:
-        """Longest conversations that all servers of the run hold at once; None where none are started."""
+        """Return the number of conversations of maximum length that all servers of the run hold at once; None if the
+        run starts no servers."""
         servers = self.layout.servers
         if servers is None or not self.layout.servers_here:
             return None
@@ -234,10 +243,11 @@ class Memory:
         each = self.conversation()
         return servers.replicas * max(0, (serving.room - serving.needed + each) // each)
 
-    # The memory of the machine
+    # The main memory of the machine
 
     def host(self) -> dict[str, int]:
-        """Bytes of the first machine's own memory: while models are loaded, every rank whole ones; and in a step."""
+        """Return the bytes of the first machine's main memory: while every rank loads whole models, and during a
+        step."""
         layout, model = self.layout, self.model
         copies = 1 + needs_reference(self.config) + (self._critic() > 0)
         loading = layout.ranks_here * copies * model.parameters * layout.stored

@@ -1,4 +1,4 @@
-"""What is installed, compared with what setup.py asks for."""
+"""Comparison of the installed packages with the requirements of setup.py."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 BASE = ""
-"""The extra of what is always needed."""
+"""Key of the requirements that belong to no extra."""
 HIDDEN = ("dev",)
-"""Extras that are for those who change mtrl itself."""
+"""Extras for development of mtrl itself."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Found:
 
 
 def wanted() -> dict[str, list[Requirement]]:
-    """Requirements by the extra that brings them, of the installed distribution; `BASE`: of mtrl itself.
+    """Return the requirements of the installed distribution by extra; `BASE` is the key of those of mtrl itself.
 
     Raises:
         importlib.metadata.PackageNotFoundError: mtrl is not installed, only its source is on the path.
@@ -37,7 +37,7 @@ def wanted() -> dict[str, list[Requirement]]:
 
 
 def sort(lines: Iterable[str]) -> dict[str, list[Requirement]]:
-    """Requirements by extra, from the lines of a distribution's metadata."""
+    """Return the requirements by extra, from the lines of a distribution's metadata."""
     by_extra: dict[str, list[Requirement]] = {BASE: []}
     for line in lines:
         requirement = Requirement(line)
@@ -53,7 +53,7 @@ def sort(lines: Iterable[str]) -> dict[str, list[Requirement]]:
 
 
 def look(requirements: Iterable[Requirement]) -> list[Found]:
-    """Each with its installed version."""
+    """Return each requirement with its installed version."""
     return [Found(requirement, _version(requirement.name)) for requirement in requirements]
 
 

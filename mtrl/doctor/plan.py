@@ -1,4 +1,4 @@
-"""python -m mtrl.doctor --plan: whether a run fits its GPUs, by how much, and the one thing to change."""
+"""python -m mtrl.doctor --plan: whether a run fits its GPUs, by how much, and a change that makes it fit."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Change = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found out about one configuration."""
+    """The memory plan of one configuration."""
 
     path: str
     memory: Memory
     moments: tuple[Moment, ...]
     gpus: int
-    """Of each machine: those that the placement has, or that are needed."""
+    """Number of GPUs of each machine, from the placement or else the number that the run needs."""
     warnings: tuple[str, ...]
     change: Change | None
-    """Settings that make it fit; None where it does, or where no single change is known to."""
+    """Settings that make the run fit; None if it fits already, or if no known change suffices."""
 
     @property
     def tightest(self) -> Moment:
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def crowd(self) -> int:
-        """GPUs that the first machine is short of."""
+        """Number of GPUs that the first machine lacks."""
         return max(0, self.memory.layout.gpus_needed - self.gpus)
 
     @property
@@ -55,24 +55,24 @@ class Plan:
 
 
 def make_plan(overrides: Sequence[str], config_dir: str | None = None) -> Plan:
-    """Compose what `python -m mtrl.main OVERRIDES` would run, and plan it.
+    """Compose the configuration that `python -m mtrl.main OVERRIDES` would run, and plan its memory.
 
     Raises:
-        UserError: the configuration is wrong, or nothing is known of the model's sizes.
+        UserError: the configuration is invalid, or the model's sizes are unknown.
     """
     return plan_of(merge(normalise(overrides, config_dir), config_dir))
 
 
 def plan_of(cfg: DictConfig) -> Plan:
-    """Add up the memory that a run takes on the machines of its placement.
+    """Compute the memory that a run needs on the machines of its placement.
 
-    All checks of a run are made, as if the engine that it names were installed and its ranks were started.
+    All checks of a run are made, as if its engine were installed and its ranks were started.
 
     Raises:
-        UserError: as `make_plan`.
+        UserError: see `make_plan`.
     """
     cfg = cfg.copy()
-    OmegaConf.resolve(cfg)  # which is slow, and so once
+    OmegaConf.resolve(cfg)  # resolving is slow, so it is done once
     if cfg.model.name == "tiny":
         raise UserError(
             "model=tiny has under a million parameters and fits every machine; plan another, for example model=qwen3_8b"
@@ -92,7 +92,7 @@ def plan_of(cfg: DictConfig) -> Plan:
 
 @contextmanager
 def _elsewhere(cfg: DictConfig) -> Iterator[None]:
-    """The checks of another machine: with the ranks that the placement wants, and with engines."""
+    """Simulate the environment of another machine for the checks: with the ranks of the placement, and with engines."""
     told = {f"MTRL_{name}_PYTHON": sys.executable for name in ("VLLM", "SGLANG")}
     told["WORLD_SIZE"] = str(ranks_here(cfg.placement) * cfg.placement.machines)
     before = {name: os.environ.get(name) for name in told}
@@ -113,7 +113,7 @@ def _typed(cfg: DictConfig) -> Config:
 
 
 def _mend(config: Config, model: Architecture, gpus: int | None) -> Change | None:
-    """The first change after which it fits; those that change least of the run come first."""
+    """Return the first change after which the run fits; changes with the least effect on the run are tried first."""
     for change in _changes(config, model):
         changed = copy.deepcopy(config)
         for key, value in change.items():
@@ -168,7 +168,7 @@ def _changes(cfg: Config, model: Architecture) -> Iterator[Change]:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """All of it, bytes as they are."""
+    """Return the whole plan; sizes are in bytes."""
     layout = plan.memory.layout
     return {
         "model": plan.path,

@@ -1,4 +1,4 @@
-"""A plan as a page for people."""
+"""A plan as a page for the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtrl.doctor.plan import Plan, gib
 
 
 def page(plan: Plan) -> Group:
-    """Facts, what every moment needs, the parts of the tightest one, and the verdict."""
+    """Return the page: facts, the memory of every phase, the parts of the tightest phase, and the verdict."""
     return Group(*_facts(plan), Text(), _moments(plan), Text(), _parts(plan.tightest), Text(), verdict(plan))
 
 
@@ -80,7 +80,7 @@ def _parts(moment: Moment) -> Table:
 
 
 def verdict(plan: Plan) -> Text:
-    """The last lines: whether it fits, by how much, and what to change."""
+    """Return the last lines: whether the run fits, by how much, and the change to make."""
     tight = plan.tightest
     if plan.fits:
         left = f"{gib(-tight.over)} GiB are left where it is tightest"

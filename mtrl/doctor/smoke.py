@@ -1,4 +1,4 @@
-"""A training run of seconds in a folder that is thrown away: the proof that all parts work together."""
+"""A training run of a few seconds in a temporary folder, which verifies that all parts work together."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mtrl.preflight.result import Result, failed, passed
 
 COMMAND = ("debug=fast", "tracker.plots=false", "preflight.at_start=none")
 LIMIT = 180.0
-"""Seconds after which it counts as hanging; an idle machine with two cores needs about 15."""
+"""Time limit of the run, in seconds; an idle machine with two cores needs about 15."""
 LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells a rank; this run is none."""
+"""Environment variables that torchrun sets for a rank. They are removed, because the smoke run is no rank."""
 
 
 def smoke(seconds: float = LIMIT) -> Result:
-    """Make the tiny policy, train it for two steps, and read what was left."""
+    """Create the tiny policy, train it for two steps, and read the summary of the run."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mtrl-doctor-") as folder:
         run = Path(folder) / "run"

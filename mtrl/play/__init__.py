@@ -1,1 +1,1 @@
-"""Be the policy at the keyboard: `python -m mtrl.play`."""
+"""Interactive episodes in which a person is the policy: `python -m mtrl.play`."""

@@ -1,13 +1,13 @@
-"""python -m mtrl.play: be the policy at the keyboard.
+"""python -m mtrl.play: interactive episodes, in which you are the policy.
 
-    python -m mtrl.play                                       the default experiment
-    python -m mtrl.play +experiment=text_to_sql               another one; overrides as for mtrl.main
-    python -m mtrl.play row=3 split=test                      a row, by its id or its number
-    python -m mtrl.play player=gold episodes=5                let the perfect player play (or player=demonstrator)
-    python -m mtrl.play out=FILE.jsonl                        keep the episodes; python -m mtrl.rescore reads them
+    python -m mtrl.play                                       plays the default experiment
+    python -m mtrl.play +experiment=text_to_sql               plays another one; overrides as for mtrl.main
+    python -m mtrl.play row=3 split=test                      starts at a row, by its id or its number
+    python -m mtrl.play player=gold episodes=5                shows the perfect player (or player=demonstrator)
+    python -m mtrl.play out=FILE.jsonl                        saves the episodes; python -m mtrl.rescore reads them
 
-A line is a response; for several lines, write three quotes alone on a line before and after them. /help lists the
-commands. Responses may also come from a pipe, and then end with it.
+A line is a response. For a response of several lines, write three quotes alone on a line before and after it. /help
+lists the commands. Responses may also come from a pipe; the session then ends with the pipe.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from mtrl.play.screen import Screen
 from mtrl.play.session import Choices, Session
 
 OWN = ("row", "split", "player", "episodes", "out")
-"""Keys that are not the configuration's."""
+"""Keys of this command, which are not part of the configuration."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, and play. Returns the exit status."""
+    """Compose the configuration, and run the session. Return the exit status."""
     args = parse(argv)
     own, overrides = split_words(args.overrides)
     choices = choices_of(own)
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def split_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Our own keys with their values, and the overrides."""
+    """Return this command's own keys with their values, and the overrides."""
     own: dict[str, str] = {}
     overrides: list[str] = []
     for word in words:
@@ -88,9 +88,10 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def choices_of(own: dict[str, str]) -> Choices:
-    """
+    """Parse the values of this command's own keys.
+
     Raises:
-        UserError: a value that does not fit.
+        UserError: a value is invalid.
     """
     player, split = own.get("player", "me"), own.get("split", "train")
     if split not in ("train", "test"):

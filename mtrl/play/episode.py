@@ -1,4 +1,5 @@
-"""One episode that is stepped from outside: the environment, threads and time limits of training, text for tokens."""
+"""One episode that the caller steps: the environment, threads and time limits are those of training, but turns hold
+text instead of tokens."""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ from mtrl.rewards.compose import RewardComposer
 from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
 
 CHARACTERS_PER_TOKEN = 4
-"""There is no tokenizer here: a response gets zeros for ids, as many as estimated, for shapings that count tokens."""
+"""Estimated number of characters per token. No tokenizer exists here, so a response gets that number of zeros as ids,
+for rewards that count tokens."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the episodes of a configuration share."""
+    """The environment factory, threads and limits that all episodes of a configuration share."""
 
     make_environment: Callable[[], BaseEnvironment]
     pool: EnvironmentPool
@@ -42,7 +44,8 @@ class Rules:
 
 
 class Episode:
-    """`open`, then `say` until it is `over`, then `close`; what the environment raises ends it and is kept.
+    """An episode. Call `open`, then `say` until it is `over`, then `close`. An exception of the environment ends the
+    episode and is recorded in its trajectory.
 
     Example::
 
@@ -60,19 +63,19 @@ class Episode:
         self.tools: list[dict[str, Any]] = []
         self.over = False
         self.observation: list[Message] = []
-        """What was said last: the prompt, then what the environment answered."""
+        """The latest messages: the prompt first, then the environment's last observation."""
         self._ground_truth: dict[str, Any] = {}
         self._environment: Any = None
         self._seconds = 0.0
 
     @property
     def failed(self) -> bool:
-        """The environment raised, or took too long."""
+        """Whether the environment raised an exception, or exceeded a time limit."""
         return self.trajectory.error is not None
 
     async def open(self) -> list[Message]:
-        """Make the environment and start the row; returns the prompt."""
-        row = copy.deepcopy(self.row)  # whatever the environment does to it stays in this episode
+        """Create the environment, reset it with the row, and return the prompt."""
+        row = copy.deepcopy(self.row)  # the environment may change the row, which must not affect other episodes
         self._ground_truth = row["ground_truth"]
         try:
             environment = self._environment = await self._call(self.rules.make_environment, discard=close_now)
@@ -84,7 +87,8 @@ class Episode:
         return self.observation
 
     async def say(self, text: str, message: Message | None = None) -> StepResult | None:
-        """Take one turn; `message` is the response parsed, where that is known already. None if it failed."""
+        """Take one turn, and return its result; None if the turn failed. `message` is the parsed response, if the
+        caller has it."""
         turn = self._turn(text, message)
         self.trajectory.turns.append(turn)
         try:
@@ -110,7 +114,7 @@ class Episode:
         return result
 
     async def truncate(self) -> None:
-        """A limit of the run ends the episode here."""
+        """End the episode because a limit of the run was reached."""
         self.over = True
         try:
             payments = await self._call(self._environment.truncate, self._ground_truth)
@@ -119,7 +123,7 @@ class Episode:
             self._fail(error)
 
     async def close(self) -> None:
-        """Close the environment, also one that failed; doing it again does nothing."""
+        """Close the environment, also after a failure. A second call has no effect."""
         environment, self._environment, self.over = self._environment, None, True
         if environment is None:
             return
@@ -152,7 +156,7 @@ class Episode:
         )
 
     def _parsed(self, text: str) -> Message:
-        """The response as a message; where there are tools, with its calls in the text form."""
+        """Return the response as a message; if the environment has tools, parse tool calls from their text form."""
         content, calls = parse_calls(text) if self.tools else (text, [])
         message: Message = {"role": "assistant", "content": content}
         return message | {"tool_calls": message_calls(calls, len(self.trajectory.turns))} if calls else message
@@ -166,7 +170,8 @@ class Episode:
 async def judge(
     trajectory: Trajectory, row: Row, rules: Rules, composer: RewardComposer, score: Callable[[Trajectory, Row], float]
 ) -> None:
-    """Pay the turns as in training, and let the scorer judge; what either raises is kept as the trajectory's error."""
+    """Compute the rewards of the turns as in training, and the score. An exception of either is recorded as the
+    trajectory's error."""
     try:
         await composer.apply_async(Group(trajectory.group_id, row, [trajectory]))
         seconds = rules.step_timeout
@@ -176,7 +181,7 @@ async def judge(
 
 
 def fail(trajectory: Trajectory, error: Exception) -> None:
-    """Keep what went wrong: the first line says it, then comes the traceback."""
+    """Record an error in the trajectory: its first line is the message, and the traceback follows."""
     late = isinstance(error, CallTimeoutError)
     trajectory.stop_reason = StopReason.TIMEOUT if late else StopReason.ENV_ERROR
     trajectory.trainable = False

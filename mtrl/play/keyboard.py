@@ -1,4 +1,4 @@
-"""What a person types, or a pipe brings: responses of one line or of many, and commands."""
+"""Input from a person or a pipe: responses of one or more lines, and commands."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _COMMAND = re.compile(r"/[a-z]+")
 
 @dataclass(frozen=True)
 class Command:
-    """`/row 3` is `Command("/row", "3")`."""
+    """A command with its argument: `/row 3` is `Command("/row", "3")`."""
 
     name: str
     argument: str = ""
 
 
 class Keyboard:
-    """Reads one response or command at a time. A line is a response; a line of three or more `"` opens one of many
-    lines, which the same line ends. Empty lines between responses are passed over.
+    """Reads one response or command at a time. A line is a response. A line of three or more `"` opens a response of
+    several lines, which the same line closes. Empty lines between responses are skipped.
 
-    What no tokenizer could have decoded, such as halves of surrogate pairs, becomes a replacement character.
+    Characters that no tokenizer could have decoded, such as halves of surrogate pairs, become replacement characters.
     """
 
     def __init__(self, stream: TextIO, tell: Callable[[str], None]):
@@ -47,7 +47,7 @@ class Keyboard:
                 import readline  # noqa: F401  # arrow keys and history for `input`
 
     def read(self) -> str | Command | None:
-        """The next one; None at the end of the input."""
+        """Return the next response or command; None at the end of the input."""
         while (line := self._line(PROMPT)) is not None:
             if _FENCE.fullmatch(line):
                 return self._block(line)
@@ -70,7 +70,7 @@ class Keyboard:
         return None
 
     def _line(self, prompt: str) -> str | None:
-        """Without its line break; None at the end."""
+        """Return the next line without its line break; None at the end of the input."""
         if self.is_terminal:
             try:
                 line = input(prompt)

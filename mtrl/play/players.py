@@ -1,4 +1,4 @@
-"""Who plays: the person at the keyboard, the perfect player of the family, or its weak demonstrator."""
+"""The players: the person at the keyboard, the perfect player of the family, or its weak demonstrator."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from mtrl.types import Row
 PLAYERS = ("me", "gold", "demonstrator")
 
 Moves = Callable[[str | None], str | Command | None]
-"""From the environment's last text (None before the first response) to the next response; None: nothing more."""
+"""Function from the environment's last text (None before the first response) to the next response; None ends the
+episode."""
 
 
 def check_player(name: str, family: Family) -> None:
-    """
+    """Check the name of a player.
+
     Raises:
-        UserError: there is no such player, or this family has none.
+        UserError: the name is unknown, or the family has no such player.
     """
     if name not in PLAYERS:
         raise unknown_choice("player", name, PLAYERS)
@@ -32,13 +34,13 @@ def check_player(name: str, family: Family) -> None:
 
 
 def gold_moves(family: Family, row: Row) -> list[str]:
-    """The responses of the perfect player."""
+    """Return the responses of the perfect player."""
     assert family.gold is not None
     return [str(response) for response in family.gold(copy.deepcopy(row))]
 
 
 def moves_of(name: str, family: Family, row: Row, seed: str, keyboard: Keyboard) -> Moves:
-    """A player of one episode; `seed` decides what the demonstrator draws."""
+    """Return a player for one episode; `seed` is the seed of the demonstrator's random choices."""
     if name == "gold":
         left = iter(gold_moves(family, row))
         return lambda observation: next(left, None)

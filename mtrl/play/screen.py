@@ -1,4 +1,4 @@
-"""What a person who plays sees: who said what, what was paid, and how it ended."""
+"""Output for the person at the keyboard: messages, rewards, and the end of the episode."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ from mtrl.tracking.text import clean, cut, one_line, short, signed
 from mtrl.types import Message, StopReason, Trajectory
 
 CHARACTERS, LINES = 20_000, 400
-"""Of one message that are shown; what is left out of its middle is counted there."""
+"""Maximum number of characters, and of lines, to show per message. A longer message is cut in the middle, with the size
+of the omitted part."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 class Screen:
-    """Colours and boxes in a terminal, the same without colours elsewhere. What others wrote goes through `clean`."""
+    """Prints boxes, with colours in a terminal. Text of other origin is sanitised by `clean`."""
 
     def __init__(self, file: TextIO | None = None, width: int | None = None):
         file = file or sys.stdout
         if isinstance(file, io.TextIOWrapper):
-            file.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the game
+            file.reconfigure(errors="replace")  # a character that the terminal cannot show must not end the session
         self._console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
 
     def opening(self, title: str, prompt: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
-        """Row and prompt, as the policy gets them."""
+        """Print the row, the prompt and the tools, as the policy receives them."""
         self._print(Rule(Text(one_line(title), style="bold"), align="left", style="cyan"))
         self.messages(prompt)
         if tools:
             self._print(_tools(tools))
 
     def messages(self, messages: Sequence[Message]) -> None:
-        """A panel for each."""
+        """Print a panel for each message."""
         for message in messages:
             role = one_line(message.get("role", "?"), 20)
             self._print(_panel(role, _body(message_text(message)), ROLE_STYLES.get(role, "white")))
 
     def said(self, text: str) -> None:
-        """A response that was not typed here."""
+        """Print a response that was not typed in this terminal."""
         self.messages([{"role": "assistant", "content": text}])
 
     def turn(self, number: int, max_turns: int, result: StepResult, observation: Sequence[Message]) -> None:
-        """What the turn was paid, and what the environment said."""
+        """Print the reward of the turn and the observation."""
         line = Text.assemble(
             (f"turn {number} of {max_turns}", "bold"),
             "  reward ",
@@ -72,7 +73,7 @@ class Screen:
         self.messages(observation)
 
     def ending(self, trajectory: Trajectory, own: float, disagree: bool) -> None:
-        """Total reward and score. `own` is what the environment itself paid."""
+        """Print the total reward and the score. `own` is the reward of the environment itself."""
         if trajectory.error:
             self._print(_panel("the episode failed", Text(_told(trajectory), style="red"), "red"))
             return
@@ -103,7 +104,7 @@ class Screen:
             self.note(f"{name:<6} {what}")
 
     def gold(self, responses: Sequence[str]) -> None:
-        """The perfect player's responses, in order."""
+        """Print the perfect player's responses, in order."""
         for number, response in enumerate(responses, 1):
             self._print(_panel(f"gold {number}", _body(response), "magenta"))
 
@@ -133,7 +134,7 @@ def _body(text: str) -> Text:
 
 
 def _tools(schemas: Sequence[dict[str, Any]]) -> Panel:
-    """Name, description and JSON schema of the parameters of each, and how to call one."""
+    """Return a panel with name, description and JSON schema of the parameters of each tool, and the form of a call."""
     parts: list[RenderableType] = []
     for schema in schemas:
         function = schema.get("function", schema)
@@ -147,7 +148,7 @@ def _tools(schemas: Sequence[dict[str, Any]]) -> Panel:
 
 
 def _told(trajectory: Trajectory) -> str:
-    """The first line of the error, and where an environment raised it."""
+    """Return the first line of the error, and the code line that raised it."""
     first, _, trace = (trajectory.error or "").partition("\n")
     frames = _FRAME.findall(trace)
     if trajectory.stop_reason == StopReason.TIMEOUT or not frames:

@@ -1,4 +1,4 @@
-"""Rows, one after another: each is an episode that somebody plays, and that is paid and scored as in training."""
+"""A session: one episode per row, with rewards and scores as in training."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Choices:
-    """What `python -m mtrl.play` takes besides the configuration."""
+    """The settings of `python -m mtrl.play` besides the configuration."""
 
     split: str = "train"
     row: str | None = None
     player: str = "me"
     episodes: int | None = None
-    """How many; None: until the input or the rows end."""
+    """Number of episodes; None: until the input or the rows end."""
     out: Path | None = None
 
 
 class Loop:
-    """An event loop on a thread of its own: what an environment does in the background goes on while a person thinks,
-    and Ctrl-C reaches the keyboard."""
+    """An event loop on a thread of its own, so that background work of an environment continues while the session waits
+    for input, and Ctrl-C reaches the keyboard."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -55,7 +55,7 @@ class Loop:
 
 @dataclass
 class Tally:
-    """What came of the episodes."""
+    """The episodes of a session, and counts of their outcomes."""
 
     played: list[Trajectory] = field(default_factory=list)
     failed: int = 0
@@ -72,12 +72,13 @@ class Tally:
 
 
 class Session:
-    """A table at which episodes are played until the player, the rows or their number end it."""
+    """Runs episodes until the player ends the session, or the rows or the number of episodes are exhausted."""
 
     def __init__(self, config: Config, task: Task, choices: Choices, keyboard: Keyboard, screen: Screen):
-        """
+        """Prepare the session.
+
         Raises:
-            UserError: the split has no such row.
+            UserError: the split does not have the chosen row.
         """
         self.config, self.task, self.choices = config, task, choices
         self.keyboard, self.screen = keyboard, screen
@@ -89,10 +90,10 @@ class Session:
         self._loop = Loop()
 
     def run(self) -> None:
-        """Play, and sum up at the end, also of a game that was broken off.
+        """Run the episodes, and print a summary at the end, also after an interruption.
 
         Raises:
-            KeyboardInterrupt: by Ctrl-C, after the summary.
+            KeyboardInterrupt: the user pressed Ctrl-C; it is raised after the summary.
         """
         try:
             left = self.choices.episodes if self.choices.episodes is not None else math.inf
@@ -109,7 +110,8 @@ class Session:
             self._loop.stop()
 
     def _play(self) -> bool:
-        """One episode of the row at `place`, which moves on; False when the player has ended the session."""
+        """Run one episode on the row at `place`, and advance `place`. Return False if the player has ended the
+        session."""
         place, split = self.place, self.choices.split
         row, self.place = self.rows[place], place + 1
         episode = Episode(self.rules, row, f"play/{split}/{place}")
@@ -133,7 +135,8 @@ class Session:
         return goes_on
 
     def _turns(self, episode: Episode, moves: Moves) -> bool:
-        """Ask and step until the episode is over or left; False when the player has ended the session."""
+        """Take turns until the episode is over or the player leaves it. Return False if the player has ended the
+        session."""
         said: str | None = None
         while not episode.over:
             response = moves(said)
@@ -156,7 +159,7 @@ class Session:
         return True
 
     def _obey(self, command: Command, episode: Episode) -> bool:
-        """True where the command leaves this episode."""
+        """Execute a command. Return True if it leaves this episode."""
         if command.name == "/help":
             self.screen.help()
         elif command.name == "/gold":
@@ -180,7 +183,7 @@ class Session:
             self.screen.warning(f"the perfect player broke: {type(error).__name__}: {error}")
 
     def _end(self, episode: Episode) -> None:
-        """Pay, score, show and keep an episode that is over."""
+        """Compute reward and score of an episode that is over, show them, and save the trajectory."""
         trajectory, threshold = episode.trajectory, self.config.evaluation.success_threshold
         if not episode.failed:
             self._loop.run(judge(trajectory, episode.row, self.rules, self.composer, self.task.family.score))
@@ -198,10 +201,10 @@ class Session:
 
 
 def find_row(rows: list[Row], wanted: str, split: str) -> int:
-    """The place of the row with this id, else of that number.
+    """Return the index of the row with this id, or else of the row with this number.
 
     Raises:
-        UserError: there is none.
+        UserError: no such row exists.
     """
     for place, row in enumerate(rows):
         if str(row["id"]) == wanted:

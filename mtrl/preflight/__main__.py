@@ -1,11 +1,11 @@
 """python -m mtrl.preflight: the checklist before a run.
 
-    python -m mtrl.preflight                                  of the default experiment
-    python -m mtrl.preflight experiment=text_to_sql           of another one; overrides as for mtrl.main
-    python -m mtrl.preflight preflight.model=false            what needs no model: seconds
-    python -m mtrl.preflight preflight.json=PATH              where the results go
+    python -m mtrl.preflight                                  checks the default experiment
+    python -m mtrl.preflight experiment=text_to_sql           checks another one; overrides as for mtrl.main
+    python -m mtrl.preflight preflight.model=false            runs only checks that need no model: seconds
+    python -m mtrl.preflight preflight.json=PATH              writes the results to PATH
 
-It ends with 0 if nothing failed, 1 if a check failed, 2 if the configuration is wrong.
+The exit status is 0 if no check failed, 1 if a check failed, 2 if the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mtrl.tracking.run_dir import RunDir
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compose, check, print, write. Returns the exit status."""
+    """Compose the configuration, run the checks, print and write the results. Return the exit status."""
     args = parse(argv)
     config: Config = OmegaConf.to_object(compose(args.overrides, args.config_dir))  # type: ignore[assignment]
     path = Path(config.preflight.json or RunDir(config.run_dir).preflight)
@@ -59,11 +59,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(config: Config) -> Iterator[Result]:
-    """The whole checklist, line by line as it comes; what needs the model comes last."""
+    """Yield the results of the whole checklist as they complete; the checks that need the model come last."""
     task = load_task(config)
     config = with_steps(config, len(task.splits.train))
     settings = config.preflight
-    patience = config.environment.step_timeout + 1.0  # so that a step that hangs is told by its own time limit
+    patience = config.environment.step_timeout + 1.0  # a step that hangs reaches its own time limit first
     context = Context(
         config,
         task.family,
@@ -79,7 +79,8 @@ def check(config: Config) -> Iterator[Result]:
 
 
 def of_the_policy(context: Context) -> Iterator[Result]:
-    """The checks on sampled episodes. Where there are none, the first says why and the others are skipped."""
+    """Yield the results of the checks on sampled episodes. If sampling fails, the first check reports why and the
+    others are skipped."""
     from mtrl.preflight.foothold import CHECKS as OF_THE_POLICY
     from mtrl.preflight.foothold import bound, roll_out
 
@@ -99,7 +100,7 @@ def of_the_policy(context: Context) -> Iterator[Result]:
 
 
 def _quiet(step: int, success: float | None) -> None:
-    """A warm start that has to be made first shows no bar."""
+    """Ignore the progress of a warm start, which shows no progress bar here."""
 
 
 def cli(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Reward against scorer: the reward never calls solved what the strict scorer does not."""
+"""Reward against scorer: the reward never counts an episode as solved that the strict scorer does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from mtrl.preflight.result import Result, failed, passed, skipped, warned
 
 
 def agreement(context: Context) -> Result:
-    """Baseline, gold and gold slightly wrong: what the reward calls a success is one for the scorer."""
+    """Check that each episode that the reward counts as a success is a success for the scorer too.
+
+    The episodes are those of the demonstrator, of gold, of fuzz, and of gold with slight changes.
+    """
     changed = _changed(context)
     episodes = [e for e in (*context.gold, *context.weak, *context.fuzz, *changed) if not e.error]
     if not episodes:
@@ -24,7 +27,7 @@ def agreement(context: Context) -> Result:
 
 
 def compare(context: Context, episodes: Iterable[Episode]) -> Result | None:
-    """None where reward and scorer agree on all."""
+    """Return the verdict on the disagreements; None if reward and scorer agree on all episodes."""
     episodes = list(episodes)
     lenient = [e for e in episodes if context.claims(e) and not context.succeeds(e)]
     strict = [e for e in episodes if context.succeeds(e) and not context.claims(e)]
@@ -47,7 +50,7 @@ def compare(context: Context, episodes: Iterable[Episode]) -> Result | None:
 
 
 def by_kind(odd: list[Episode], episodes: list[Episode]) -> list[str]:
-    """One sentence for each kind of response, the most frequent first."""
+    """Return one sentence for each kind of response, the most frequent kind first."""
     kinds: dict[str, list[Episode]] = {}
     for episode in odd:
         kinds.setdefault(episode.label, []).append(episode)
@@ -59,7 +62,7 @@ def by_kind(odd: list[Episode], episodes: list[Episode]) -> list[str]:
 
 
 def _changed(context: Context) -> list[Episode]:
-    """Every change of every solved row's last response, said until the episode is over."""
+    """Run an episode for every change of every solved row's last response, which is repeated until the episode ends."""
     scripts = []
     for episode in context.solved:
         wrong = next(iter(context.wrong.get(context.key(episode), [])), None)

@@ -1,4 +1,4 @@
-"""The cheap checks that a run makes at its start: told, kept in preflight.json, and never in the way."""
+"""The cheap checks at the start of a run: logged, saved in preflight.json, and without effect on the run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from mtrl.tracking.files import replace_text
 from mtrl.tracking.run_dir import RunDir
 
 LIMIT = 1.9
-"""Seconds; the checks have a limit of their own, which one that hangs does not keep."""
+"""Maximum duration of the checks, in seconds. The checks have a limit of their own, but a check that hangs ignores
+it."""
 
 
 def check_at_start(
     config: Config, task: Task, run_dir: Path, note: Callable[[str], None], warn: Callable[[str], None]
 ) -> None:
-    """Make them and tell what they found; the random state is as before, whatever they draw.
+    """Run the cheap checks and log their findings; the global random state is restored afterwards.
 
-    A file of the results that `python -m mtrl.preflight` left there holds more, and is kept.
+    A results file that `python -m mtrl.preflight` wrote to the same path holds more checks and is not overwritten.
 
     Raises:
-        UserError: one failed, and `preflight.at_start=stop`.
+        UserError: a check failed, and `preflight.at_start=stop`.
     """
     if config.preflight.at_start == "none":
         return
@@ -53,7 +54,7 @@ def check_at_start(
 
 
 def holds_all(path: Path) -> bool:
-    """Whether the file is of the whole checklist."""
+    """Whether the file holds the results of the whole checklist."""
     try:
         return len(json.loads(path.read_text(encoding="utf-8"))["checks"]) > len(CHEAP)
     except (OSError, ValueError, KeyError, TypeError):
@@ -61,19 +62,19 @@ def holds_all(path: Path) -> bool:
 
 
 def told(result: Result) -> str:
-    """One line: name, verdict, evidence, fix."""
+    """Return one line with name, verdict, evidence and fix."""
     verdict = "failed" if result.status == Status.FAIL else "is to be looked at"
     return f"{result.name} {verdict}: {result.evidence}; {result.fix}"
 
 
 def made_in_time(config: Config, task: Task) -> list[Result]:
-    """The results; where they do not come in time or at all, one that says so."""
+    """Return the results; if the checks crash or exceed the time limit, a single warning that says so."""
     found: list[list[Result]] = []
 
     def make() -> None:
         try:
             found.append(cheap_checks(config, task.family, task.splits, task.make_environment))
-        except BaseException as error:  # nothing that they do may end a run
+        except BaseException as error:  # no exception of a check may end the run
             said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             found.append([_missing(f"the checks themselves broke: {said}")])
 
@@ -91,7 +92,7 @@ def _missing(evidence: str) -> Result:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Whatever is drawn from the global generators in between, what comes after is drawn as if nothing had been."""
+    """Restore the state of the global random generators at the end of the context."""
     import numpy as np
 
     states = random.getstate(), np.random.get_state()

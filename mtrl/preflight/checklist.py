@@ -1,4 +1,4 @@
-"""The checks in order, and how they are run: one that crashes has failed."""
+"""The checks in order, and their runner, which reports a check that crashes as failed."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ CHECKS: dict[str, Check] = {
     "turns": turns,
     "batch": batch,
 }
-"""Name -> check; none of these needs a model."""
+"""Check by name; none of these needs a model."""
 
 CHEAP = ("splits", "turns", "batch", "gold", "range", "agreement", "stalling", "prompt")
-"""Those that a run makes at its start, on a few rows."""
+"""Names of the checks that a run executes at its start, on a few rows."""
 OF_ROWS = ("splits", "turns", "batch", "prompt")
-"""Those that play no episode."""
+"""Names of the checks that run no episode."""
 CHEAP_ROWS = 4
 CHEAP_SECONDS = 1.4
-"""For all cheap checks together: those that are not reached by then are left out, and say so."""
+"""Time limit for all cheap checks together, in seconds; checks that are not reached by then are reported as skipped."""
 SLICE = 0.3
-"""Seconds of them for each time that episodes are played, so that one slow check does not starve the others."""
+"""Time limit of each batch of scripted episodes, in seconds, so that one slow check does not starve the others."""
 
 
 def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Result]:
-    """The results, one by one as they come."""
+    """Yield the results as the checks complete."""
     for name, check in checks:
         begun = time.perf_counter()
         try:
@@ -73,7 +73,7 @@ def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Resul
 
 
 def _complete(context: Context, result: Result) -> Result:
-    """Tell what there was no time for."""
+    """Add the number of episodes that were left out for lack of time to the evidence."""
     left_out = context.stage.tally.take()
     if not left_out:
         return result
@@ -83,7 +83,7 @@ def _complete(context: Context, result: Result) -> Result:
 def cheap_checks(
     config: Config, family: Family, splits: Splits, make_environment: Callable[[], BaseEnvironment]
 ) -> list[Result]:
-    """The part of the checklist that a run can afford at its start: a few rows, under two seconds, nothing is raised.
+    """Run the part of the checklist that a run can afford at its start: a few rows, under two seconds, no exception.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""What every check is given: the configuration, the task, a stage to play on, and what perfect play looks like."""
+"""The input of every check: the configuration, the task, a stage for scripted episodes, and the gold episodes."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EPSILON = 1e-6
-"""Rewards that differ by less are the same."""
+"""Maximum difference between rewards that count as equal."""
 REPEATED = 12
-"""Episodes of gold and of the demonstrator that are repeated, beside the fuzz."""
+"""Number of gold episodes, and of demonstrator episodes, that are repeated in addition to the fuzz."""
 BASELINES = 100
-"""Episodes of the demonstrator."""
+"""Default maximum number of demonstrator episodes."""
 METHODS = {
     "gold": "a method gold(row) that returns the responses of a perfect player",
     "demonstrate": "a method demonstrate(row, rng) that returns a player who sometimes succeeds",
     "decoys": "a method decoys(row) that returns wrong final responses",
 }
-"""What a task may have for the pre-flight, beside what it is trained with."""
+"""Optional methods of a task that only the pre-flight uses, each with the description that messages show."""
 DECOYS = 3
-"""Wrong answers that are tried per row."""
+"""Maximum number of wrong answers to keep per row."""
 SEARCHED_ROWS = 12
-"""Rows on which exploits are searched for: every one is played in dozens of ways."""
+"""Maximum number of rows on which exploits are searched for: each row is run in dozens of ways."""
 
 
 @dataclass
 class Context:
-    """Computed once, when the first check asks for it; the same for every check after that."""
+    """The input of every check. Each lazy value is computed once, when the first check reads it."""
 
     config: Config
     family: Family
@@ -56,15 +56,15 @@ class Context:
     make_environment: Callable[[], BaseEnvironment]
     rows_played: int
     seconds: float
-    """Limit for each time that episodes are played."""
+    """Time limit of each batch of episodes, in seconds."""
     patience: float = 0.0
-    """Seconds that episodes under way may go on after that."""
+    """Additional seconds for episodes that are in progress when `seconds` have passed."""
     deadline: float = math.inf
-    """Of the monotonic clock: no episode begins later."""
+    """Time of the monotonic clock, in seconds, after which no episode starts."""
     baselines: int = BASELINES
-    """Episodes of the demonstrator at most."""
+    """Maximum number of demonstrator episodes."""
     processes: int = 0
-    """Fresh processes that repeat episodes; 0: this one says what is right."""
+    """Number of fresh processes that repeat episodes; with 0, this process produces the reference episodes."""
 
     @lazy
     def stage(self) -> Stage:
@@ -82,7 +82,7 @@ class Context:
         )
 
     def stage_with(self, max_turns: int) -> Stage:
-        """A stage that differs in `generator.max_turns` only."""
+        """Return a stage that differs only in `generator.max_turns`."""
         make = environment_factory(self.config, self.family, max_turns)
         return replace(self.stage, make_environment=make, max_turns=max_turns)
 
@@ -90,7 +90,7 @@ class Context:
 
     @lazy
     def places(self) -> list[tuple[str, int]]:
-        """Split and index of the rows that are played: from both splits, spread evenly."""
+        """Split and index of the rows on which episodes run: from both splits, spread evenly."""
         test = min(len(self.splits.test), self.rows_played // 2)
         train = min(len(self.splits.train), self.rows_played - test)
         spread = [("train", _spread(len(self.splits.train), train)), ("test", _spread(len(self.splits.test), test))]
@@ -104,17 +104,18 @@ class Context:
 
     @lazy
     def gold(self) -> list[Episode]:
-        """The perfect player on every row that is played and that it knows; empty without `Family.gold`."""
+        """Gold episodes on the selected rows for which gold has responses; empty without `Family.gold`."""
         return self.stage.play(Script(row, saying(said), "gold") for row, said in self.gold_responses)
 
     @lazy
     def gold_responses(self) -> list[tuple[Row, Sequence[str]]]:
-        """What the perfect player says, on the rows that are played."""
+        """Gold responses for the selected rows."""
         return [] if self.family.gold is None else list(_known(self.family.gold, self.rows))
 
     @lazy
     def gold_elsewhere(self) -> list[Episode]:
-        """The perfect player on the other rows of both splits, in the time that there is; none where a run waits."""
+        """Gold episodes on the other rows of both splits, within the time limit; empty if the context has a
+        deadline."""
         if self.family.gold is None or math.isfinite(self.deadline):
             return []
         played = {id(row) for row in self.rows}
@@ -123,13 +124,13 @@ class Context:
 
     @lazy
     def solved(self) -> list[Episode]:
-        """Right at once: the gold episodes that the scorer calls a success, of the rows on which exploits are tried."""
+        """Gold episodes without error that the scorer counts as success, on the rows on which exploits are tried."""
         good = [episode for episode in self.gold if self.succeeds(episode) and not episode.error]
         return [good[index] for index in _spread(len(good), min(len(good), SEARCHED_ROWS))]
 
     @lazy
     def weak(self) -> list[Episode]:
-        """The family's demonstrator on training rows; empty without `Family.demonstrate`."""
+        """Demonstrator episodes on training rows; empty without `Family.demonstrate`."""
         demonstrate = self.family.demonstrate
         if demonstrate is None:
             return []
@@ -149,14 +150,14 @@ class Context:
 
     @lazy
     def unsolved(self) -> Unsolved | None:
-        """The best return of play that never solves the task; None where no try counts."""
-        from mtrl.preflight.optimum import best_unsolved  # which reads this context
+        """The best return of strategies that never solve the task; None if no such episode ended without an error."""
+        from mtrl.preflight.optimum import best_unsolved  # avoids a circular import
 
         return best_unsolved(self)
 
     @lazy
     def fuzz(self) -> list[Episode]:
-        """Responses that nobody planned for, on the first rows that are played."""
+        """Episodes of unexpected responses (`FUZZ`), on the first selected rows."""
         rows = self.rows[: len(FUZZ)]
         scripts = [
             Script(rows[n % len(rows)], saying([], then=text), f"fuzz {text[:30]!r}") for n, text in enumerate(FUZZ)
@@ -165,7 +166,7 @@ class Context:
 
     @lazy
     def wrong(self) -> dict[str, list[str]]:
-        """Row id -> final responses, as well formed as gold's, that the scorer refuses on this row."""
+        """Final responses by row id: well formed as gold's, but rejected by the scorer on this row."""
         candidates = {self.key(episode): self._candidates(episode) for episode in self.solved}
         scripts = [
             Script(episode.row, saying([*episode.responses[:-1], text]), text)
@@ -179,7 +180,7 @@ class Context:
         return {key: texts[:DECOYS] for key, texts in found.items()}
 
     def _candidates(self, episode: Episode) -> list[str]:
-        """The family's own decoys, else the answers of other rows; then nonsense in gold's form."""
+        """Return the family's own decoys, or else the answers of other rows; then nonsense in gold's form."""
         final = episode.responses[-1]
         if self.family.decoys is not None:
             others: Iterable[str] = self.family.decoys(episode.row)
@@ -190,7 +191,7 @@ class Context:
 
     @lazy
     def repeats(self) -> Repeats:
-        """What gold, the demonstrator and nobody in his right mind said, to be said again."""
+        """The responses of gold, of the demonstrator and of the fuzz, to be repeated."""
         place = {id(row): where for row, where in zip(self.rows, self.places, strict=True)}
         episodes = [*self.gold[:REPEATED], *[e for e in self.weak if id(e.row) in place][:REPEATED], *self.fuzz]
         actions = [Action(place[id(e.row)], e.row, e.responses, e.label) for e in episodes]
@@ -199,18 +200,18 @@ class Context:
     # -- verdicts ----------------------------------------------------------------------------------------------------
 
     def succeeds(self, episode: Episode) -> bool:
-        """The scorer's verdict."""
+        """Whether the scorer counts the episode as a success."""
         return episode.score >= self.config.evaluation.success_threshold - EPSILON
 
     def claims(self, episode: Episode) -> bool:
-        """Whether the environment's reward says that the task is solved."""
+        """Whether the environment's reward counts the episode as solved."""
         return episode.own >= self.config.evaluation.success_threshold - EPSILON
 
     def key(self, episode: Episode) -> str:
         return str(episode.row["id"])
 
     def needs_gold(self) -> str | None:
-        """Why checks that start from a solved episode cannot run; None where they can."""
+        """Return why checks that start from a solved episode cannot run; None if they can."""
         if self.family.gold is None:
             return lacks(self.family, "gold")
         if not self.gold_responses:
@@ -221,12 +222,12 @@ class Context:
 
 
 def lacks(family: Family, method: str) -> str:
-    """Why a check cannot run that needs one of the `METHODS`, and how its line comes back."""
+    """Return why a check that needs one of the `METHODS` cannot run, and how to enable it."""
     return f"{family.name} has no `{method}`; {METHODS[method]} brings this line back"
 
 
 def _known(player: Callable[[Row], T], rows: Iterable[Row]) -> Iterator[tuple[Row, T]]:
-    """What a player of the family makes of each row; a row that it refuses (`UserError`) is left out."""
+    """Yield each row with the result of `player`; a row that it rejects with `UserError` is left out."""
     for row in rows:
         try:
             yield row, player(row)
@@ -235,16 +236,16 @@ def _known(player: Callable[[Row], T], rows: Iterable[Row]) -> Iterator[tuple[Ro
 
 
 def _spread(length: int, count: int) -> list[int]:
-    """`count` indices of a list, evenly spread, the first one included."""
+    """Return `count` indices of a list, evenly spread, the first index included."""
     return [index * length // count for index in range(count)] if count else []
 
 
 def at_most(texts: Sequence[str], count: int = 3) -> str:
-    """The first few of many findings, and how many there are."""
+    """Join the first `count` findings, and append the number of the others."""
     more = f" (and {len(texts) - count} more)" if len(texts) > count else ""
     return "; ".join(texts[:count]) + more
 
 
 def fingerprint(value: Any) -> str:
-    """A text that is the same for equal rows, prompts or truths."""
+    """Return a text that is the same for equal rows, prompts or ground truths."""
     return json.dumps(value, sort_keys=True, default=str)

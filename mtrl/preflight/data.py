@@ -1,4 +1,5 @@
-"""The rows: held-out ones are held out, turns suffice, batches add up. Nothing is played but gold."""
+"""Checks of the rows: held-out rows are no training rows, the turns suffice, and the batch size fits. Only gold
+episodes run."""
 
 from __future__ import annotations
 
@@ -10,20 +11,20 @@ from mtrl.preflight.result import Result, failed, passed, skipped, warned
 from mtrl.types import Row
 
 MARGIN = 1.5
-"""max_turns = ceil(MARGIN x N) for a task that a skilled human does in N turns."""
+"""Factor of the advised limit: max_turns = ceil(MARGIN x N) for a task that a skilled human solves in N turns."""
 QUANTILE = 0.95
-"""N: so many of gold's episodes need at most so many turns."""
+"""Share of gold's episodes for which N turns suffice."""
 GENEROUS = 3
-"""From so many times that on, turns are a waste: contexts get long and expensive."""
+"""Multiple of the advised limit above which the check warns: contexts get long and expensive."""
 NAMES = {"id", "split", "prompt"}
-"""Columns that say which row it is, and not which problem; the words of the prompt are compared by themselves."""
+"""Columns that identify the row but not its problem; the text of the prompt is compared separately."""
 Problem = Callable[[Row], tuple[str, str]]
 DUPLICATES = 0.05
-"""Share of repeated training rows that is worth a warning."""
+"""Share of repeated training rows above which the check warns."""
 
 
 def splits(context: Context) -> Result:
-    """No held-out row is a training row: not by id, not by prompt and truth."""
+    """Check that no held-out row is a training row, by id or by prompt and ground truth."""
     train, test = context.splits.train, context.splits.test
     if not train or not test:
         return failed(
@@ -47,11 +48,11 @@ def splits(context: Context) -> Result:
 
 
 def _repeated(evidence: str, train: list[Row], test: list[Row], problem: Problem) -> Result:
-    """Contradictory and repeated rows."""
+    """Return the verdict on contradictory and repeated rows."""
     prompts = {text for row in train for text in [_prompt(row)]}
     shared = [str(row["id"]) for row in test if _prompt(row) in prompts]
     twice = {name: len(rows) - len({problem(row) for row in rows}) for name, rows in (("train", train), ("test", test))}
-    if shared and len(prompts) == len(train):  # a prompt names its problem, and yet the same one has two truths
+    if shared and len(prompts) == len(train):  # each prompt names its problem, but one prompt has two ground truths
         return warned(
             f"{evidence}: {len(shared)} held-out prompts are training prompts with another ground truth "
             f"({at_most(shared)})",
@@ -68,7 +69,7 @@ def _repeated(evidence: str, train: list[Row], test: list[Row], problem: Problem
 
 
 def turns(context: Context) -> Result:
-    """`generator.max_turns` is ceil(1.5 x N), N being the turns that gold needs."""
+    """Check that `generator.max_turns` is about ceil(1.5 x N), where N is the number of turns that gold needs."""
     if context.family.gold is None or not context.gold:
         return skipped(str(context.needs_gold()))
     lengths = sorted(len(said) for _, said in context.gold_responses)
@@ -90,7 +91,7 @@ def turns(context: Context) -> Result:
 
 
 def batch(context: Context) -> Result:
-    """A step has different prompts, and the evaluation enough rows to see a difference."""
+    """Check that a step has distinct prompts, and that the evaluation has enough rows to resolve a difference."""
     config, train, test = context.config, context.splits.train, context.splits.test
     per_step, group = config.trainer.prompts_per_step, config.algorithm.group_size
     passes = config.trainer.max_steps * per_step / max(len(train), 1)
@@ -113,13 +114,13 @@ def batch(context: Context) -> Result:
 
 
 def _prompt(row: Row) -> str:
-    """The words of the prompt, whatever their case and spacing."""
+    """Return the text of the prompt with case and whitespace normalised."""
     return " ".join(" ".join(str(m.get("content") or "") for m in row["prompt"]).casefold().split())
 
 
 def _problem_by(rows: list[Row]) -> Problem:
-    """What tells one problem from another: prompt and ground truth, and where no row has a ground truth of its own the
-    other columns too (the seed of a game, the settings of an environment)."""
+    """Return the function that identifies a row's problem: by prompt and ground truth or, if all rows have the same
+    ground truth, by prompt and the other columns (the seed of a game, the settings of an environment)."""
     truths = {fingerprint(row["ground_truth"]) for row in rows}
     if len(truths) > 1:
         return lambda row: (_prompt(row), fingerprint(row["ground_truth"]))

@@ -1,6 +1,7 @@
-"""The policy that a run would start from: is it sometimes right, and do its turns and tokens suffice?
+"""Checks of the policy that a run would start from: it sometimes succeeds, and its turns and tokens suffice.
 
-All of it looks at the same rollouts, sampled as in training. This is the only part that needs torch.
+All these checks read the same rollouts, sampled as in training. This is the only part of the pre-flight that needs
+torch.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
     from mtrl.trainer.warm_start import OnStep
 
 AT_CAP = 0.05
-"""Share of episodes with a turn at the token limit from which the limit is too low."""
+"""Share of episodes with a turn at the token limit; at this share or above, the limit is too low."""
 OUT_OF_TURNS = 0.10
-"""Share of episodes that run out of turns from which there are too few."""
+"""Share of episodes that run out of turns; at this share or above, the turns are too few."""
 FEW_INFORMATIVE = 0.25
-"""Expected share of groups with a signal below which most of a step is wasted."""
+"""Expected share of groups with different rewards; below this share, most of a step is wasted."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the policy does before training."""
+    """The rollouts of the policy before training."""
 
     groups: list[Group]
     parts: Parts
@@ -45,7 +46,7 @@ class Baseline:
 
 
 def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline:
-    """About `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
+    """Sample about `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
     from mtrl.evaluation.heldout import score_groups
     from mtrl.generator.rollouts import Rollouts
     from mtrl.rewards.compose import RewardComposer
@@ -74,7 +75,7 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
 
 
 def foothold(context: Context, baseline: Baseline) -> Result:
-    """The policy succeeds sometimes, and not always."""
+    """Check that the policy succeeds sometimes, and not always."""
     wins, trials = _successes(context, baseline)
     rewards = [t.reward for t in baseline.trajectories]
     evidence = f"{wins} of {trials} sampled episodes succeed; reward {min(rewards):.2f} to {max(rewards):.2f}"
@@ -92,13 +93,14 @@ def foothold(context: Context, baseline: Baseline) -> Result:
 
 
 def policy_optimum(context: Context, baseline: Baseline) -> Result:
-    """Play that never solves the task earns less than the policy's own successes."""
+    """Check that strategies that never solve the task receive less reward than the policy's own successes."""
     wins, trials = _successes(context, baseline)
     return compare_with_unsolved(context, wins / trials, f"the policy solves {wins} of {trials}")
 
 
 def policy_agreement(context: Context, baseline: Baseline) -> Result:
-    """On the policy's own words the reward never calls solved what the scorer does not."""
+    """Check on the policy's own responses that the reward never counts an episode as solved that the scorer does
+    not."""
     episodes = [
         Episode(Script(group.row, saying([]), "policy"), trajectory)
         for group in baseline.groups
@@ -111,7 +113,7 @@ def policy_agreement(context: Context, baseline: Baseline) -> Result:
 
 
 def failures(context: Context, baseline: Baseline) -> Result:
-    """The policy's episodes end by themselves, not by an error."""
+    """Check that the policy's episodes end without an error."""
     broken = [t for t in baseline.trajectories if t.error]
     if broken:
         first = str(broken[0].error).partition("\n")[0]
@@ -123,7 +125,7 @@ def failures(context: Context, baseline: Baseline) -> Result:
 
 
 def token_cap(context: Context, baseline: Baseline) -> Result:
-    """Few episodes have a turn that the limit on its tokens cuts."""
+    """Check that few episodes have a turn that the token limit cuts."""
     cap = context.config.generator.sampling_params.max_generate_length
     share = fmean(map(is_cut, baseline.trajectories))
     longest = max((len(turn.action_ids) for t in baseline.trajectories for turn in t.turns), default=0)
@@ -137,7 +139,7 @@ def token_cap(context: Context, baseline: Baseline) -> Result:
 
 
 def out_of_turns(context: Context, baseline: Baseline) -> Result:
-    """Few episodes end because the turns do."""
+    """Check that few episodes run out of turns."""
     limits = (StopReason.MAX_TURNS, StopReason.TURN_TOKEN_LIMIT)
     share = fmean(t.stop_reason in limits and not is_completed(t) for t in baseline.trajectories)
     evidence = f"{share:.1%} of {len(baseline.trajectories)} episodes run out of turns without a final answer"
@@ -148,7 +150,7 @@ def out_of_turns(context: Context, baseline: Baseline) -> Result:
 
 
 def context_length(context: Context, baseline: Baseline) -> Result:
-    """A conversation that uses all its turns fits what the model holds."""
+    """Check that no conversation reaches the context length of the model."""
     limit = baseline.parts.loop.limits.max_context_length
     used = [t.context_tokens for t in baseline.trajectories if t.turns]
     stopped = sum(t.stop_reason == StopReason.CONTEXT_LIMIT for t in baseline.trajectories)
@@ -160,7 +162,7 @@ def context_length(context: Context, baseline: Baseline) -> Result:
 
 
 def groups(context: Context, baseline: Baseline) -> Result:
-    """Enough groups have both successes and failures: 1 - (1-p)^G - p^G of them are expected to."""
+    """Check that enough groups have both successes and failures; the expected share is 1 - (1-p)^G - p^G."""
     wins, trials = _successes(context, baseline)
     size, per_step = context.config.algorithm.group_size, context.config.trainer.prompts_per_step
     expected = informative(wins / trials, size)
@@ -175,7 +177,8 @@ def groups(context: Context, baseline: Baseline) -> Result:
 
 
 def informative(rate: float, size: int) -> float:
-    """Share of groups of `size` independent trials with success rate `rate` that are neither all won nor all lost."""
+    """Return the expected share of groups with both outcomes, for groups of `size` independent trials with success rate
+    `rate`."""
     return 1.0 - (1.0 - rate) ** size - rate**size
 
 
@@ -193,7 +196,7 @@ CHECKS: tuple[tuple[str, ModelCheck], ...] = (
 
 
 def bound(context: Context, baseline: Baseline) -> Iterator[tuple[str, Callable[[Context], Result]]]:
-    """The checks as functions of the context alone."""
+    """Yield the checks as functions of the context alone."""
     for name, check in CHECKS:
         yield name, lambda _, check=check: check(context, baseline)  # type: ignore[misc]
 

@@ -1,4 +1,5 @@
-"""Hermetic: the same actions give the same observations and rewards, wherever, whenever and beside whomever."""
+"""Hermetic environments: the same actions give the same observations and rewards in every process, at any time, and
+beside any other episodes."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from mtrl.preflight.result import Result, failed, passed, skipped, warned
 from mtrl.preflight.state import changed, snapshot
 
 CONCURRENT = 8
-"""Threads."""
+"""Number of threads."""
 
 
 def hermetic(context: Context) -> Result:
-    """Fresh processes that differ in hash seed, time zone and time of day see the same episodes."""
+    """Check that fresh processes with different hash seeds, time zones and times of day produce the same episodes."""
     repeats = context.repeats
     if repeats.processes < 2:
         return skipped(f"preflight.processes={repeats.processes} compares nothing; set it to 2 or more")
@@ -28,7 +29,7 @@ def hermetic(context: Context) -> Result:
 
 
 def leaks(context: Context) -> Result:
-    """An episode is the same alone, after others, twice in a row, and interleaved with others."""
+    """Check that an episode is the same alone, after others, twice in a row, and interleaved with others."""
     repeats, before = context.repeats, snapshot(context.family)
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]
     in_turn = [*reversed(scripts), *(script for script in scripts for _ in range(2))]
@@ -56,7 +57,7 @@ def leaks(context: Context) -> Result:
 
 
 def concurrency(context: Context) -> Result:
-    """Episodes on several threads do not disturb each other."""
+    """Check that episodes on several threads do not disturb each other."""
     repeats = context.repeats
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]
     played = context.stage.play(scripts * 2, workers=CONCURRENT, at_once=4 * CONCURRENT)

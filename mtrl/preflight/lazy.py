@@ -1,4 +1,4 @@
-"""Values that are made at their first use, and kept."""
+"""Attributes that are computed at their first use and then cached."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ T = TypeVar("T")
 class lazy(Generic[T]):  # noqa: N801: it is used as `property` is
     """`functools.cached_property` without its lock.
 
-    Up to Python 3.11 that lock is one for all instances of a class: a value that never comes, as from a task that
-    hangs, would hold up every other checklist of the process.
+    Up to Python 3.11 all instances of a class share that lock: a value whose computation never ends, as with a task
+    that hangs, would block every other checklist of the process.
     """
 
     def __init__(self, make: Callable[[Any], T]):
@@ -24,5 +24,5 @@ class lazy(Generic[T]):  # noqa: N801: it is used as `property` is
 
     def __get__(self, instance: Any, owner: type | None = None) -> T:
         value: T = self._make(instance)
-        instance.__dict__[self._name] = value  # found there first from now on
+        instance.__dict__[self._name] = value  # later reads find it here first
         return value

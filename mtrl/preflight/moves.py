@@ -1,4 +1,4 @@
-"""Single responses that are tried over and over: what the task's own players say, and what says nothing."""
+"""Single responses that checks repeat: those of gold and the demonstrator, and responses without content."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ TOOL_MOVES = 4
 
 
 def tool_moves(context: Context) -> list[str]:
-    """Responses of gold and of the weak player that are not the last of an episode: calls, looks, moves."""
+    """Return responses of gold and the demonstrator that are not the last of their episode: tool calls, looks,
+    moves."""
     episodes = [*context.solved, *context.weak]
     return list(dict.fromkeys(text for e in episodes for text in e.responses[:-1]))[:TOOL_MOVES]
 
 
 def answers(context: Context, number: int) -> list[str]:
-    """Well-formed answers that are wrong on the `number`-th row: other rows' gold where there is any, and nonsense."""
+    """Return well-formed answers that are wrong on the `number`-th row: a known wrong answer, if any, and nonsense."""
     if not context.gold:
         return []
     episode = context.gold[min(number, len(context.gold) - 1)]
@@ -26,5 +27,5 @@ def answers(context: Context, number: int) -> list[str]:
 
 
 def spam_moves(context: Context, number: int) -> list[str]:
-    """Everything that is worth repeating on the `number`-th row."""
+    """Return all responses that are worth repeating on the `number`-th row."""
     return list(dict.fromkeys([*tool_moves(context), *answers(context, number), *IDLE]))

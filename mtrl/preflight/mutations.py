@@ -1,4 +1,4 @@
-"""Right answers, said slightly wrong: what separates a strict parser from a lenient one."""
+"""Slightly malformed variants of right answers, which separate a strict parser from a lenient one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import re
 from mtrl.preflight.responses import BOXED, MARKED, TAGGED, THINKING, json_object, parts
 
 OTHER_TAGS = ("final_response", "final_output", "final_answer", "answer", "response", "output", "result", "solution")
-"""What people and models call the tag that holds the answer."""
+"""Common names of the tag that holds the answer."""
 
 
 def mutations(response: str, wrong: str | None = None) -> dict[str, str]:
-    """Name of the change -> the changed response. `wrong` is a well-formed wrong one, to be said beside it."""
+    """Return the changed responses by name of the change. `wrong` is a well-formed wrong response to place beside
+    it."""
     made = {**_around(response), **_form(response), **_answer(response)}
     if wrong is not None:
         made |= {
@@ -24,7 +25,7 @@ def mutations(response: str, wrong: str | None = None) -> dict[str, str]:
 
 
 def _around(response: str) -> dict[str, str]:
-    """Other text around it."""
+    """Return variants with other text around the response."""
     return {
         "text before": f"The answer is here: {response}",
         "text after": f"{response} I hope that this helps.",
@@ -41,7 +42,7 @@ def _around(response: str) -> dict[str, str]:
 
 
 def _form(response: str) -> dict[str, str]:
-    """Other tags and markers."""
+    """Return variants with other tags and markers."""
     tags = [name for name in dict.fromkeys(m[1] for m in TAGGED.finditer(response)) if name.lower() not in THINKING]
     made = {}
     if tags:
@@ -71,7 +72,7 @@ def _form(response: str) -> dict[str, str]:
 
 
 def _answer(response: str) -> dict[str, str]:
-    """The answer itself in another dress."""
+    """Return variants of the answer itself."""
     around = parts(response)
     answer = around.answer.strip()
     made = {

@@ -1,7 +1,9 @@
-"""The local optimum: what a policy earns that never solves the task, against what solving pays from where it starts.
+"""The local optimum: the reward of a policy that never solves the task, compared with the reward of solving it at the
+initial success rate.
 
-RL raises whatever earns more. Where play that never solves the task earns more than the few successes of a weak policy,
-the policy gives up the successes and stays there: well-formed wrong answers under a reward for form are the usual case.
+RL reinforces the behaviour with the higher reward. If a strategy that never solves the task receives more reward than
+the few successes of a weak policy, the policy gives up the successes and stays at that strategy. The usual case is
+well-formed wrong answers under a reward for form.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ FIX = (
 
 @dataclass(frozen=True)
 class Unsolved:
-    """The best return that was found among kinds of play that never solve the task."""
+    """The best return found among strategies that never solve the task."""
 
     paid: float
-    """Mean over rows."""
+    """Mean return over rows."""
     how: str
     kinds: int
-    """How many were tried."""
+    """Number of strategies tried."""
 
 
 def local_optimum(context: Context) -> Result:
-    """Play that never solves the task earns less than the demonstrator's successes."""
+    """Check that strategies that never solve the task receive less reward than the demonstrator's successes."""
     episodes = [episode for episode in context.weak if not episode.error]
     if not episodes:
         if context.family.demonstrate is None:
@@ -46,7 +48,7 @@ def local_optimum(context: Context) -> Result:
 
 
 def compare(context: Context, success: float, who: str) -> Result:
-    """The verdict for a policy that solves the share `success` of its episodes."""
+    """Return the verdict for a policy that solves the share `success` of its episodes."""
     if reason := context.needs_gold():
         return skipped(reason)
     found = context.unsolved
@@ -65,8 +67,8 @@ def compare(context: Context, success: float, who: str) -> Result:
 
 
 def best_unsolved(context: Context) -> Unsolved | None:
-    """Tries each kind of play on the rows on which exploits are searched for; an episode that solves its row does not
-    count."""
+    """Run each strategy on the rows on which exploits are searched for, and return the one with the best mean return.
+    An episode that solves its row does not count."""
     scripts = [script for episode in context.solved for script in _kinds(context, episode.row, episode.responses)]
     paid: defaultdict[str, list[float]] = defaultdict(list)
     for episode in context.stage.play(scripts):
@@ -81,7 +83,7 @@ def best_unsolved(context: Context) -> Unsolved | None:
 
 
 def _kinds(context: Context, row: dict, right: list[str]) -> Iterator[Script]:
-    """What one may do on every row without ever solving it."""
+    """Yield a script for each strategy that applies to every row without solving it."""
     wrong = [*context.wrong.get(str(row["id"]), [])[:1], *nonsense(right[-1])[:1]]
     for name, answer in zip(("a wrong answer", "nonsense in its form"), wrong, strict=False):
         yield Script(row, saying([], then=answer), f"{name}, over and over")

@@ -1,4 +1,4 @@
-"""Episodes without a model: somebody who knows what to say plays against the real environment, reward and scorer."""
+"""Episodes without a model: scripted responses run against the real environment, reward and scorer."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from mtrl.rewards.compose import RewardComposer
 from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
 
 Moves = Callable[[str | None], str | None]
-"""From the environment's last text (None before the first action) to the next response; None: nothing more to say."""
+"""Function from the environment's last text (None before the first action) to the next response; None ends the
+episode."""
 
 CHARACTERS_PER_TOKEN = 4
-"""There is no tokenizer here; shapings that count tokens get this estimate."""
+"""Characters per token. No tokenizer exists here, so rewards that count tokens get this estimate."""
 GRACE = 0.1
-"""Seconds that episodes beyond the time limit have to close their environments."""
+"""Seconds for cancelled episodes to close their environments."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Who plays which row."""
+    """A row and the player that produces its responses."""
 
     row: Row
     player: Callable[[], Moves]
-    """Makes a new player for every episode."""
+    """Factory of a new player for each episode."""
     label: str = ""
 
 
 @dataclass
 class Episode:
-    """A script as it was played."""
+    """The trajectory of a script."""
 
     script: Script
     trajectory: Trajectory
@@ -59,12 +60,12 @@ class Episode:
 
     @property
     def paid(self) -> float:
-        """What would be trained on: the composed reward, summed over the turns."""
+        """The composed reward that training would use, summed over the turns."""
         return self.trajectory.reward
 
     @property
     def own(self) -> float:
-        """What the environment itself returned, summed over the turns."""
+        """The reward that the environment itself returned, summed over the turns."""
         return math.fsum(environment_rewards(self.trajectory, self.row))
 
     @property
@@ -76,9 +77,11 @@ class Episode:
         return self.trajectory.error
 
     def transcript(self) -> list[Any]:
-        """Everything that must be the same when the same is said: an entry per turn, and one for the end. JSON.
+        """Return all that must be equal when the responses are equal, as JSON values: one entry per turn, and one for
+        the end.
 
-        Metrics may hold times, and errors paths: of those only the kind counts.
+        Metrics are left out because they may hold times. Errors may hold paths, so only the kind of an error is
+        included.
         """
         turns = [
             {
@@ -99,7 +102,7 @@ class Episode:
 
 
 def saying(responses: Sequence[str], then: str | None = None) -> Callable[[], Moves]:
-    """A player that says these in turn, and then `then` until the episode is over."""
+    """Return the factory of a player that gives these responses in order, and then `then` until the episode ends."""
 
     def make() -> Moves:
         left = iter(responses)
@@ -110,7 +113,7 @@ def saying(responses: Sequence[str], then: str | None = None) -> Callable[[], Mo
 
 @dataclass
 class Tally:
-    """Scripts that there was no time for, since somebody last looked."""
+    """Number of scripts that were left out for lack of time since the last call of `take`."""
 
     left_out: int = 0
 
@@ -121,7 +124,7 @@ class Tally:
 
 @dataclass
 class Stage:
-    """Where scripts are played. Nothing that an environment does is raised, and nothing takes longer than allowed."""
+    """Runs scripts within time limits. An exception of an environment is recorded in its episode and not raised."""
 
     make_environment: Callable[[], BaseEnvironment]
     score: Callable[[Trajectory, Row], float]
@@ -129,20 +132,20 @@ class Stage:
     max_turns: int
     step_timeout: float
     seconds: float
-    """No episode of one call of `play` begins later than this."""
+    """Seconds after the start of a call of `play` during which an episode may start."""
     patience: float = 0.0
-    """Seconds that those under way may go on after that."""
+    """Additional seconds for episodes that are in progress when `seconds` have passed."""
     deadline: float = math.inf
-    """Of the monotonic clock: the same for all calls together."""
+    """Time of the monotonic clock, in seconds, after which no episode of any call starts."""
     tally: Tally = field(default_factory=Tally)
     workers: int = 1
-    """Threads, and episodes under way at a time, of a call that names neither."""
+    """Default number of threads, and of episodes in progress at a time."""
 
     def play(self, scripts: Iterable[Script], workers: int | None = None, at_once: int | None = None) -> list[Episode]:
-        """The episodes that ended in time, in the order of their scripts.
+        """Return the episodes that ended in time, in the order of their scripts.
 
-        `at_once` episodes are under way at a time, on `workers` threads: 1 and 1 plays one after another, 1 and many
-        interleaves their turns, many and many plays them truly at once.
+        `at_once` episodes are in progress at a time, on `workers` threads. One worker and one episode run sequentially;
+        one worker and many episodes interleave their turns; many workers and many episodes run in parallel.
         """
         return asyncio.run(self._play_all(list(scripts), workers or self.workers, at_once or self.workers))
 
@@ -188,7 +191,7 @@ class Stage:
         return Episode(script, trajectory)
 
     async def _turns(self, trajectory: Trajectory, row: Row, moves: Moves, pool: EnvironmentPool) -> None:
-        """As `EpisodeLoop` does it, with text for tokens."""
+        """Run the turns as `EpisodeLoop` does, with text instead of tokens."""
         environment = await self._call(pool, self.make_environment)
         try:
             opening = await self._call(pool, environment.reset, row)

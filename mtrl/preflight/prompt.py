@@ -1,4 +1,4 @@
-"""The prompt against the truth: the form and the fields that it shows are those that are asked for."""
+"""The prompt against the ground truth: the answer format and fields in the prompt are those that the task requires."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPENED = re.compile(r"<([A-Za-z_][\w-]*)>")
 
 
 def prompt(context: Context) -> Result:
-    """What the prompt shows as the answer's form is what gold says and the ground truth holds."""
+    """Check that the answer format in the prompt matches the gold response and the ground truth."""
     if reason := context.needs_gold():
         return skipped(reason)
     checked = [(episode, _shown(episode)) for episode in context.solved]
@@ -41,13 +41,14 @@ def prompt(context: Context) -> Result:
 
 
 def _shown(episode: Episode) -> str:
-    """All text before the first response."""
+    """Return all text before the first response."""
     first = episode.trajectory.turns[0].observation
     return "\n".join(str(message.get("content") or "") for message in first)
 
 
 def _tags(episode: Episode, text: str) -> list[str]:
-    """The tag or marker around gold's last answer is one that the prompt shows, where it shows any."""
+    """Return the mismatches between the tag or marker around gold's last answer and those that the prompt shows, if
+    any."""
     final = episode.responses[-1]
     wanted = [tag for tag in tag_names(final) if tag.lower() not in THINKING]
     shown = [tag for tag in OPENED.findall(text) if tag.lower() not in THINKING]
@@ -62,7 +63,8 @@ def _tags(episode: Episode, text: str) -> list[str]:
 
 
 def _fields(episode: Episode, text: str) -> list[str]:
-    """The JSON fields of the prompt's example are gold's, and gold's are the ground truth's."""
+    """Return the mismatches between the JSON fields of the prompt's example and gold's, and of gold's and the ground
+    truth's."""
     final = episode.responses[-1]
     answer = json_object(parts(final).answer)
     if answer is None:
@@ -78,7 +80,8 @@ def _fields(episode: Episode, text: str) -> list[str]:
 
 
 def _example_fields(text: str, tags: list[str], expected: set[str]) -> set[str]:
-    """Fields of the prompt's JSON in the answer's tag; without one there, of all JSON that shares a field with gold."""
+    """Return the fields of the JSON in the prompt's answer tag; without JSON there, of all JSON that shares a field
+    with gold."""
     inside = [match[2] for match in TAGGED.finditer(text) if match[1] in tags]
     fields = [set(FIELD.findall(example)) for example in inside if FIELD.search(example)]
     if not fields:
@@ -88,7 +91,8 @@ def _example_fields(text: str, tags: list[str], expected: set[str]) -> set[str]:
 
 
 def _truth_fields(row: Row, answer: set[str]) -> set[str]:
-    """Fields of the ground truth, or of the mapping in it that shares most with the answer; empty where none does."""
+    """Return the fields of the ground truth, or of the mapping in it that shares most fields with the answer; empty if
+    none does."""
     truth = row["ground_truth"]
     mappings = [truth, *(value for value in truth.values() if isinstance(value, dict))]
     best = max(mappings, key=lambda mapping: len(set(map(str, mapping)) & answer))
@@ -103,7 +107,7 @@ def _difference(has: set[str], wanted: set[str]) -> str:
 
 
 def _unused(checked: list[tuple[Episode, str]]) -> list[str]:
-    """Pairs of tags in the words that all prompts share, which nobody uses."""
+    """Return the tags that all prompts show but neither gold nor the environment uses."""
     shown = set.intersection(*(set(tag_names(text)) for _, text in checked))
     known = set(THINKING)
     for episode, _ in checked:

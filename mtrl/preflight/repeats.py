@@ -1,4 +1,4 @@
-"""The same actions again: in fresh processes, and here in other orders."""
+"""Repetition of the same actions: in fresh processes, and in this process in other orders."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Transcript = list[Any]
 """See `Episode.transcript`."""
 
 ZONES = ("AAA-14", "BBB+10")
-"""POSIX time zones in which it is never the same day: a local date in an observation differs, however fast we are. (A
-date of UTC does not; the time of day does.)"""
+"""POSIX time zones that are never on the same day, so that a local date in an observation differs between processes. (A
+UTC date does not differ; the local time of day does.)"""
 STARTUP = 60.0
-"""Seconds that a fresh process may take for imports and data."""
+"""Seconds that a fresh process may spend on imports and data."""
 WINDOW = 40
-"""Characters that are shown on either side of the first difference."""
+"""Number of characters to show on either side of the first difference."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What was said to one row."""
+    """The responses for one row."""
 
     place: tuple[str, int]
-    """Split and index."""
+    """Split and index of the row."""
     row: Row
     responses: list[str]
     label: str
@@ -45,7 +45,7 @@ class Action:
 
 @dataclass
 class Repeats:
-    """Fixed actions and what came of them in fresh processes."""
+    """Fixed actions, and their transcripts in fresh processes."""
 
     config: Config
     actions: list[Action]
@@ -55,9 +55,9 @@ class Repeats:
 
     @lazy
     def fresh(self) -> list[dict[int, Transcript]]:
-        """For each process: number of the action -> transcript. They differ in hash seed and time zone only.
+        """For each process, transcripts by number of the action. The processes differ only in hash seed and time zone.
 
-        Without fresh processes, this one plays every action once.
+        Without fresh processes, this process runs every action once.
 
         Raises:
             RuntimeError: a process ended with an error, or took too long.
@@ -111,12 +111,12 @@ class Repeats:
 
     @property
     def steady(self) -> dict[int, Transcript]:
-        """What all fresh processes agree on: the truth that other orders are compared with."""
+        """Transcripts on which all fresh processes agree: the reference for runs in other orders."""
         first, *others = self.fresh
         return {n: seen for n, seen in first.items() if all(other.get(n, seen) == seen for other in others)}
 
     def unsteady(self) -> list[str]:
-        """Where fresh processes differ, one sentence per action."""
+        """Return the differences between fresh processes, one sentence per action."""
         first, *others = self.fresh
         return [
             f"{self.describe(n)}: {difference(seen, other[n])}"
@@ -126,7 +126,7 @@ class Repeats:
         ]
 
     def deviations(self, played: Sequence[Episode]) -> list[str]:
-        """Where episodes that were played here differ from those in fresh processes."""
+        """Return the differences between episodes of this process and those of fresh processes."""
         steady = self.steady
         found = [(int(episode.label), episode.transcript()) for episode in played]
         return [
@@ -141,7 +141,7 @@ class Repeats:
 
 
 def difference(one: Transcript, other: Transcript) -> str:
-    """The first turn and field that differ, and both texts there."""
+    """Return the first turn and field that differ, with excerpts of both texts."""
     for number, (left, right) in enumerate(zip(one, other, strict=False)):
         for field in left.keys() | right.keys():
             if left.get(field) != right.get(field):
@@ -151,7 +151,8 @@ def difference(one: Transcript, other: Transcript) -> str:
 
 
 def _where(number: int, field: str, length: int) -> str:
-    """An observation belongs to the turn that it answers; the first one is the opening."""
+    """Describe the position of a field. An observation belongs to the turn that it answers; the first one is the
+    opening."""
     if field == "observation":
         return f"observation after turn {number}" if number else "opening"
     return f"{field} of turn {number + 1}" if number < length - 1 else f"{field} at the end"
@@ -159,7 +160,7 @@ def _where(number: int, field: str, length: int) -> str:
 
 def _excerpts(left: Any, right: Any) -> str:
     one, other = _text(left), _text(right)
-    if one == other:  # messages that differ in something else than their words
+    if one == other:  # messages that differ in other keys than their content
         one, other = json.dumps(left), json.dumps(right)
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     start = max(0, same - WINDOW)
@@ -167,7 +168,7 @@ def _excerpts(left: Any, right: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Text as it is, messages as what they say, anything else as JSON."""
+    """Return text unchanged, messages as their joined content, and any other value as JSON."""
     if isinstance(value, list) and all(isinstance(message, dict) for message in value):
         return "".join(f"{message.get('content')}" for message in value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

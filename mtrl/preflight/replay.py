@@ -1,6 +1,6 @@
-"""python -m mtrl.preflight.replay JOB OUT: say recorded things again in a fresh process, and write what came of it.
+"""python -m mtrl.preflight.replay JOB OUT: repeat recorded responses in a fresh process, and write the transcripts.
 
-The rows are loaded anew as well: data that change between processes are found like observations that do.
+The rows are loaded again as well, so that data that change between processes are detected like observations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checklist as a table for people."""
+"""The checklist as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mtrl.tracking.text import duration, one_line
 
 STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
 NAME = 16
-"""Characters of the longest name of a check."""
+"""Width of the name column, in characters: the length of the longest name of a check."""
 CHARACTERS = 400
-"""Of an evidence that are shown; the JSON has all of it."""
+"""Maximum number of characters of the evidence to show; the JSON holds all of it."""
 
 
 def console(file: TextIO | None = None, width: int | None = None) -> Console:
@@ -26,7 +26,8 @@ def console(file: TextIO | None = None, width: int | None = None) -> Console:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One line per check: status, name, what was found, and below it what to do. Tables of one line align as well."""
+    """Return a table with one row per check: status, name, evidence, and the fix below the evidence. Tables of one row
+    align too, because the columns have fixed widths."""
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False, expand=True)
     shown.add_column(width=4, no_wrap=True)
     shown.add_column(width=NAME, no_wrap=True)
@@ -47,7 +48,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def verdict(results: Sequence[Result]) -> Text:
-    """The last line: how many of each, and whether to train."""
+    """Return the last line: the number of checks per status, and whether to train."""
     counts = Counter(result.status for result in results)
     told = ", ".join(f"{counts[status]} {word}" for status, word in _WORDS.items() if counts[status])
     status = worst(results)

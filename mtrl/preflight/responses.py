@@ -1,4 +1,4 @@
-"""Responses and their parts: where the answer is in one, and what else could stand there."""
+"""Parts of a response: the position of its answer, and other answers for that position."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ FUZZ = (
     "../../../../etc/passwd",
     "9" * 400,
 )
-"""What a policy at temperature 1 may come to say, and what breaks parsers. Fixed, so that runs can be compared."""
+"""Responses that a policy at temperature 1 may give, and responses that break parsers. The list is fixed, so that runs
+are comparable."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A response around its answer."""
+    """A response, split around its answer."""
 
     before: str
     answer: str
@@ -68,7 +69,8 @@ class Parts:
 
 
 def parts(response: str) -> Parts:
-    """The answer is what the last tag but thinking holds, else `\\boxed{}`, else what follows `####`, else all."""
+    """Split a response. The answer is the content of the last tag that is no thinking tag, or else of `\\boxed{}`, or
+    else the text after `####`, or else the whole response."""
     tags = [match for match in TAGGED.finditer(response) if match[1].lower() not in THINKING]
     boxes = list(BOXED.finditer(response))
     marked = MARKED.search(response)
@@ -84,7 +86,7 @@ def parts(response: str) -> Parts:
 
 
 def nonsense(response: str) -> list[str]:
-    """Responses of exactly this form whose answers mean nothing."""
+    """Return responses of exactly this form with meaningless answers."""
     around = parts(response)
     answer = around.answer.strip()
     made = ["zq"]
@@ -102,13 +104,13 @@ def _other_number(text: str) -> str:
 
 
 def final_answers(response: str, others: Iterable[str]) -> list[str]:
-    """`response` with the answers of `others` in place of its own."""
+    """Return `response` with each answer of `others` in place of its own."""
     around = parts(response)
     return [around.with_answer(answer) for answer in dict.fromkeys(parts(other).answer for other in others)]
 
 
 def json_object(text: str) -> dict | None:
-    """The object that the text is, fenced or not; None if it is anything else."""
+    """Parse the text as a JSON object, with or without a code fence; None if it is anything else."""
     fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text.strip(), re.DOTALL)
     try:
         value = json.loads(fenced[1] if fenced else text)
@@ -118,5 +120,5 @@ def json_object(text: str) -> dict | None:
 
 
 def tag_names(text: str) -> list[str]:
-    """Names of the tags that are opened and closed in the text, in order, each once."""
+    """Return the names of the tags that are opened and closed in the text, in order, without duplicates."""
     return list(dict.fromkeys(match[1] for match in TAGGED.finditer(text)))

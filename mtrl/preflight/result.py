@@ -1,4 +1,4 @@
-"""What one check says: a status, the evidence, and what to do about it."""
+"""The result of one check: a status, the evidence, and the fix."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the checklist."""
+    """The result of one check, which is one line of the checklist."""
 
     status: Status
     evidence: str
-    """What was looked at and found; for a skipped check the reason."""
+    """The finding and the data that it is based on; for a skipped check, the reason."""
     fix: str = ""
     details: list[str] = field(default_factory=list)
-    """Every finding, where the evidence names the first ones only. They go to the JSON."""
+    """All findings, for the JSON; the evidence names only the first ones."""
     name: str = ""
     seconds: float = 0.0
 
@@ -49,13 +49,14 @@ def skipped(reason: str) -> Result:
 
 
 def worst(results: Iterable[Result]) -> Status:
-    """Fail before warn before pass; what was skipped does not count."""
+    """Return the worst status: fail before warn before pass. Skipped checks do not count."""
     statuses = {result.status for result in results}
     return next((status for status in (Status.FAIL, Status.WARN) if status in statuses), Status.PASS)
 
 
 def to_json(name: str, results: Iterable[Result]) -> str:
-    """The whole checklist: `{"name", "status", "checks": [{name, status, evidence, fix, details, seconds}]}`."""
+    """Return the whole checklist as JSON: `{"name", "status", "checks": [{name, status, evidence, fix, details,
+    seconds}]}`."""
     results = list(results)
     report = {"name": name, "status": worst(results), "checks": [asdict(result) for result in results]}
     return json.dumps(report, indent=2, ensure_ascii=False) + "\n"

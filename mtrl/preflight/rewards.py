@@ -1,4 +1,4 @@
-"""The reward by itself: does it survive anything, know a right answer, stay in range, differ, and stay bounded?"""
+"""Checks of the reward: it survives any response, rewards gold in full, stays in range, varies, and is bounded."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mtrl.preflight.result import Result, failed, passed, skipped, warned
 from mtrl.types import StopReason
 
 NOT_FINITE = "a finite number"
-"""What the errors about NaN, infinity and text for a reward have in common."""
+"""Common part of the error messages about rewards that are NaN, infinite or text."""
 MORE_TURNS = 4
-"""A reward that grows with the turns is looked for in an environment with so many times the turns."""
+"""Factor by which `generator.max_turns` is raised to search for a reward that grows with the turns."""
 GROWTH = 1.5
-"""With `MORE_TURNS` times the turns, a bounded reward grows by less than this factor."""
+"""Factor of growth of the reward, with `MORE_TURNS` times the turns, below which the reward counts as bounded."""
 PADDING = (0, 1_000, 20_000)
-"""Characters of filler before an answer."""
+"""Numbers of filler characters before an answer."""
 
 
 def robust(context: Context) -> Result:
-    """No response whatsoever breaks an episode."""
-    episodes = [*context.weak, *context.fuzz]  # gold that breaks is a matter of its row: the check gold tells it
+    """Check that no response breaks an episode."""
+    episodes = [*context.weak, *context.fuzz]  # an error of gold concerns its row: the check gold reports it
     found = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE not in e.error]
     if found:
         return failed(
@@ -37,7 +37,7 @@ def robust(context: Context) -> Result:
 
 
 def gold(context: Context) -> Result:
-    """The perfect player is paid in full and scores 1."""
+    """Check that gold receives the full reward and a score of 1."""
     if context.family.gold is None or not context.gold:
         return skipped(str(context.needs_gold()))
     played = [*context.gold, *context.gold_elsewhere]
@@ -57,7 +57,7 @@ def gold(context: Context) -> Result:
 
 
 def reward_range(context: Context) -> Result:
-    """Rewards are finite and lie in [-1, 1], and every component that is weighed is reported."""
+    """Check that rewards are finite and in [-1, 1], and that every component with a weight is reported."""
     episodes = [*context.gold, *context.weak, *context.fuzz, *_spam(context, context.stage, 1)]
     broken = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE in e.error]
     if broken:
@@ -84,7 +84,7 @@ def reward_range(context: Context) -> Result:
 
 
 def spread(context: Context) -> Result:
-    """Weak players are not all paid the same: there is something to learn from."""
+    """Check that the demonstrator's rewards differ, so that there is a learning signal."""
     if context.family.demonstrate is None:
         return skipped(lacks(context.family, "demonstrate"))
     if not context.weak:
@@ -102,7 +102,7 @@ def spread(context: Context) -> Result:
 
 
 def growth(context: Context) -> Result:
-    """No part of the reward grows without bound with the number of turns, or with the length of a response."""
+    """Check that no part of the reward grows without bound with the number of turns or the length of a response."""
     few, many = context.config.generator.max_turns, MORE_TURNS * context.config.generator.max_turns
     few_sums, many_sums = (_sums(_spam(context, context.stage_with(turns), 3)) for turns in (few, many))
     common = few_sums.keys() & many_sums.keys()
@@ -144,7 +144,7 @@ def _tell(key: tuple[str, str], few_sums: dict, many_sums: dict, few: int, many:
 
 
 def _sums(episodes: list[Episode]) -> dict[tuple[str, str], float]:
-    """(move, part of the reward) -> its largest sum over an episode."""
+    """Return, for each pair (move, part of the reward), the sum over an episode that is largest in magnitude."""
     sums: dict[tuple[str, str], float] = {}
     for episode in episodes:
         parts_paid: dict[str, float] = defaultdict(float)
@@ -158,7 +158,8 @@ def _sums(episodes: list[Episode]) -> dict[tuple[str, str], float]:
 
 
 def _spam(context: Context, stage: Stage, rows: int) -> list[Episode]:
-    """Each move over and over, on the first rows; episodes that broke are left out unless the reward broke them."""
+    """Run episodes that repeat one move, on the first rows; failed episodes are left out unless the reward caused the
+    failure."""
     scripts = [
         Script(row, saying([], then=move), move[:40])
         for n, row in enumerate(context.rows[:rows])
@@ -168,7 +169,7 @@ def _spam(context: Context, stage: Stage, rows: int) -> list[Episode]:
 
 
 def _longer(context: Context) -> list[str]:
-    """Rows on which the same answer after more filler is paid more."""
+    """Return the rows on which the same answer receives more reward after more filler."""
     found = []
     for episode in context.solved[:3]:
         for text in (episode.responses[-1], *context.wrong.get(context.key(episode), [])[:1]):
@@ -180,7 +181,7 @@ def _longer(context: Context) -> list[str]:
 
 
 def _padded(text: str, characters: int) -> str:
-    """Filler inside the thinking where there is some, else before the answer."""
+    """Insert filler at the end of the thinking if the response has any, or else before the response."""
     around, filler = parts(text), ("because " * (characters // 8 + 1))[:characters]
     head, mark, tail = around.before.rpartition("</think>")
     return f"{head}{filler}{mark}{tail}{around.answer}{around.after}" if mark else f"{filler}{text}"

@@ -1,4 +1,4 @@
-"""What outlives an episode: class attributes and module globals of a task's own code."""
+"""State that outlives an episode: class attributes and module globals of a task's own code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
 
 OURS = "mtrl"
-"""The library's own state is not the task's."""
+"""Top-level package of the library, whose state is not the task's."""
 
 
 def snapshot(family: Family) -> dict[str, bytes]:
-    """Name of the variable -> its value, serialised. Functions, classes and modules do not count."""
+    """Return the serialised value of each variable by name. Functions, classes and modules do not count."""
     seen = {}
     for module in _modules(family):
         for name, value in vars(module).items():
@@ -30,12 +30,13 @@ def snapshot(family: Family) -> dict[str, bytes]:
 
 
 def changed(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
-    """Names of the variables that are new or have another value."""
+    """Return the names of the variables that are new or have another value."""
     return sorted(name for name, value in after.items() if before.get(name) != value)
 
 
 def _modules(family: Family) -> list[ModuleType]:
-    """Those of the environment class and its bases, of the scorer, and what lies in the same packages."""
+    """Return the modules of the environment class, its bases, the scorer and gold, and the other modules of their
+    packages."""
     environment = family.environment
     owners = list(inspect.getmro(environment)) if isinstance(environment, type) else [environment]
     owners = [owner for owner in owners if owner not in (BaseEnvironment, object)]
@@ -54,5 +55,5 @@ def _is_state(name: str, value: Any) -> bool:
 def _bytes(value: Any) -> bytes:
     try:
         return pickle.dumps(value)
-    except Exception:  # locks, sockets, closures: what cannot be copied cannot be compared by value either
+    except Exception:  # locks, sockets, closures: objects that cannot be serialised are compared by identity
         return f"{type(value)} at {id(value)}".encode()

@@ -1,13 +1,14 @@
-"""python -m mtrl.rescore: pay and score stored trajectories anew, without a model.
+"""python -m mtrl.rescore: recompute the rewards and scores of stored trajectories without a model.
 
-    python -m mtrl.rescore RUN                                by the run's own settings: all must stay as it was
-    python -m mtrl.rescore RUN reward.scheme=guide            by another reward
-    python -m mtrl.rescore FILE.jsonl +experiment=games       a file of python -m mtrl.play
-    python -m mtrl.rescore RUN --json                         JSON instead of the table
-    python -m mtrl.rescore RUN out=FILE.json                  both
+    python -m mtrl.rescore RUN                                uses the run's own settings: nothing must change
+    python -m mtrl.rescore RUN reward.scheme=guide            uses another reward
+    python -m mtrl.rescore FILE.jsonl +experiment=games       reads a file of python -m mtrl.play
+    python -m mtrl.rescore RUN --json                         prints JSON instead of the table
+    python -m mtrl.rescore RUN out=FILE.json                  prints the table, and writes JSON to FILE.json
 
-The responses are said again to a fresh environment. Where it answers otherwise than it did, the episode is reported
-and not rescored. It ends with 0 if every trajectory was rescored, 1 if some were not, 2 if the command is wrong.
+The responses are replayed in a fresh environment. If its observations differ from the stored ones, the episode is
+reported and not rescored. The exit status is 0 if every trajectory was rescored, 1 if some were not, 2 if the command
+is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from mtrl.tracking.files import replace_text, to_strict_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read, rescore, report. Returns the exit status."""
+    """Read and rescore the trajectories, and report the results. Return the exit status."""
     args = parse(argv)
     out, overrides = split_out(args.overrides)
     source = Path(args.source)
@@ -75,7 +76,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def split_out(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Where the JSON goes, and the overrides."""
+    """Return the path of the JSON file, and the overrides."""
     mine = [word.partition("=")[2] for word in words if word.startswith("out=")]
     out = Path(mine[-1]) if mine else None
     if out is not None and not out.parent.is_dir():
@@ -84,7 +85,7 @@ def split_out(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def unread(rescorer: Rescorer, overrides: Sequence[str]) -> list[str]:
-    """Warnings about settings of an environment that is not asked."""
+    """Return warnings about settings of an environment that is not replayed."""
     idle = [o for o in overrides if o.lstrip("+~").startswith(("environment", "reward.scheme", "generator."))]
     if rescorer.plays or not idle:
         return []
@@ -98,7 +99,7 @@ def of_the_kl(config: Config, run: Path | None) -> list[str]:
 
 
 def rescore_all(rescorer: Rescorer, stored: Iterable[Stored]) -> list[Rescored | LeftOut]:
-    """In the order of the lines, as many at once as the environments have threads."""
+    """Rescore the trajectories in batches, and return the results in the order of the lines."""
     screen = Console(stderr=True)
     found: list[Rescored | LeftOut] = []
 

@@ -1,4 +1,4 @@
-"""One stored trajectory, said again: is the environment the same, and what are reward and score now?"""
+"""The replay of one stored trajectory: comparison of the observations, and the new reward and score."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mtrl.tracking.text import cut
 from mtrl.types import FAILED, Message, StopReason, Trajectory
 
 SHOWN = 60
-"""Characters of each of two observations that differ."""
+"""Number of characters to show of each of two observations that differ."""
 OPEN_ENDED = (StopReason.CONTEXT_LIMIT, StopReason.ABORTED)
-"""Ends that the environment did not make, and after which its last words were not kept."""
+"""Stop reasons that the environment did not cause, after which its last observation was not stored."""
 
 
 @dataclass(frozen=True)
 class Rescored:
-    """Before and after."""
+    """Reward and score of a trajectory before and after the rescoring."""
 
     where: str
     kind: str
@@ -31,7 +31,7 @@ class Rescored:
     score_before: float | None
     score_after: float
     rewards_after: list[float]
-    """Per turn."""
+    """New reward of each turn, length T."""
     last_response: str
 
     @property
@@ -41,7 +41,7 @@ class Rescored:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Not rescored, and why: unreadable | failed | no row | differs | broke."""
+    """A trajectory that was not rescored; `why` is unreadable | failed | no row | differs | broke."""
 
     where: str
     kind: str
@@ -51,7 +51,7 @@ class LeftOut:
 
 
 class Rescorer:
-    """Scores stored trajectories by a configuration."""
+    """Rescores stored trajectories with a configuration."""
 
     def __init__(self, config: Config, task: Task):
         self.task = task
@@ -59,11 +59,12 @@ class Rescorer:
         self.rules = Rules.of(config, task.make_environment)
         self.rows = Rows(task.splits)
         self.plays = needs_environment(self.composer)
-        """Whether the environment is asked again."""
+        """Whether the responses are replayed in the environment."""
         self.workers = config.environment.max_workers
 
     async def rescore(self, stored: Stored) -> Rescored | LeftOut:
-        """Nothing that a line, an environment or a reward does is raised."""
+        """Rescore one trajectory. An error of a line, an environment or a reward is returned as `LeftOut` and not
+        raised."""
         before = stored.trajectory
         if before is None:
             return LeftOut(stored.where, stored.kind, None, "unreadable", stored.problem)
@@ -96,12 +97,14 @@ class Rescorer:
 
 
 def needs_environment(composer: RewardComposer) -> bool:
-    """Whether anything is paid that an environment says; functions of the messages and shapings need none."""
+    """Whether the reward depends on the environment; components that are functions of the messages do not need a
+    replay."""
     return any(c.weight and (c.reported or c.name == ENVIRONMENT) for c in composer.components)
 
 
 async def said_again(episode: Episode, before: Trajectory) -> str | None:
-    """Play the responses; the first difference to the recording in one sentence, None where there is none."""
+    """Replay the responses. Return the first difference to the recording in one sentence; None if there is no
+    difference."""
     where = f"row {before.task_id}, turn"
     try:
         said = await episode.open()
@@ -135,7 +138,7 @@ def _end_differs(episode: Episode, before: Trajectory, where: str) -> str | None
 
 
 def _both(was: list[Message], is_now: list[Message]) -> str:
-    """What was recorded and what is said now, from where they part."""
+    """Return excerpts of the recorded and the new observation around their first difference."""
     old, new = (" ".join(str(m.get("content")) for m in messages) for messages in (was, is_now))
     if old == new:
         return "the same text in other messages"
@@ -148,7 +151,8 @@ def _both(was: list[Message], is_now: list[Message]) -> str:
 
 
 def paid_again(before: Trajectory, played: Trajectory | None) -> Trajectory:
-    """The recording with what the environment pays now; without a replay with what it paid then."""
+    """Return a copy of the recording with the rewards of the replay, or with the recorded rewards if there was no
+    replay."""
     turns = [replace(turn, components=dict(turn.components)) for turn in before.turns]
     for turn, now in zip(turns, played.turns if played else (), strict=False):
         turn.reward, turn.components, turn.metrics = now.reward, now.components, now.metrics

@@ -1,4 +1,4 @@
-"""What a rescoring found: a table for people, JSON for programs."""
+"""The report of a rescoring: a table for the terminal, JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from mtrl.rescore.replay import LeftOut, Rescored
 from mtrl.tracking.text import MISSING, decimal, one_line, percent, short, signed
 
 LISTED = 3
-"""Disagreements of each kind, and trajectories left out for each reason, that the table names; the JSON has all."""
+"""Maximum number of disagreements per kind, and of left-out trajectories per reason, that the table lists; the JSON has
+all."""
 EPSILON = 1e-6
 REASONS = {
     "unreadable": "lines that are no trajectories",
@@ -30,17 +31,17 @@ REASONS = {
 
 @dataclass
 class Report:
-    """All that was read."""
+    """The results of all trajectories that were read."""
 
     rescored: list[Rescored]
     left_out: list[LeftOut]
     threshold: float
-    """`evaluation.success_threshold`"""
+    """Value of `evaluation.success_threshold`."""
     played: bool
-    """Whether the environment was asked again."""
+    """Whether the responses were replayed in the environment."""
 
     def summary(self, rescored: Sequence[Rescored]) -> dict[str, float | int | None]:
-        """Means of reward and success before and after, and how many changed."""
+        """Return the means of reward and success before and after, and the number of changed trajectories."""
         scores = [line.score_before for line in rescored]
         return {
             "episodes": len(rescored),
@@ -58,15 +59,15 @@ class Report:
         return dict(sorted(kinds.items()))
 
     def overpaid(self) -> list[Rescored]:
-        """Paid in full, and no success for the scorer."""
+        """Return the trajectories with full reward that the scorer counts as no success."""
         return [r for r in self._refused() if r.reward_after >= self.threshold - EPSILON]
 
     def underpaid(self) -> list[Rescored]:
-        """Not paid in full, and a success for the scorer."""
+        """Return the trajectories without full reward that the scorer counts as success."""
         return [r for r in self._accepted() if r.reward_after < self.threshold - EPSILON]
 
     def to_dict(self, source: str, overrides: Sequence[str]) -> dict[str, Any]:
-        """What the JSON holds."""
+        """Return the content of the JSON."""
         return {
             "source": source,
             "overrides": list(overrides),
@@ -106,12 +107,12 @@ class Report:
                 console.print(part, soft_wrap=True)
 
     def _refused(self) -> list[Rescored]:
-        """The best paid first."""
+        """Return the trajectories that the scorer counts as no success, the highest reward first."""
         found = [line for line in self.rescored if not self._succeeds(line.score_after)]
         return sorted(found, key=lambda line: -line.reward_after)
 
     def _accepted(self) -> list[Rescored]:
-        """The worst paid first."""
+        """Return the trajectories that the scorer counts as success, the lowest reward first."""
         return sorted(
             (line for line in self.rescored if self._succeeds(line.score_after)), key=lambda line: line.reward_after
         )

@@ -1,4 +1,4 @@
-"""The configuration to score by: that of the run, with what the command line changes."""
+"""The configuration of a rescoring: that of the run, with the overrides of the command line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from mtrl.config.stored import key_of, of_run
 from mtrl.errors import UserError
 
 READ = ("reward", "environment", "data", "evaluation.success_threshold", "generator.max_turns", "plugins")
-"""Keys and sections that a rescoring reads; of a run, others change nothing."""
+"""Keys and sections that a rescoring reads. For a run, overrides of other keys are rejected because they have no
+effect."""
 
 
 def configuration(run: Path | None, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """The checked configuration, and warnings.
+    """Return the checked configuration, and warnings.
 
     Raises:
-        UserError: whatever is wrong with it, or an override that changes nothing.
+        UserError: the configuration is invalid, or an override has no effect.
     """
     if run is None:
         cfg = merge(normalise(overrides))
@@ -33,9 +34,10 @@ def configuration(run: Path | None, overrides: Sequence[str]) -> tuple[DictConfi
 
 
 def check_read(override: str) -> None:
-    """
+    """Check that a rescoring reads the key of the override.
+
     Raises:
-        UserError: the override would change nothing.
+        UserError: the override would have no effect.
     """
     key = key_of(override)
     if not any(key == read or key.startswith(f"{read}.") for read in READ):

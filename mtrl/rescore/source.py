@@ -1,4 +1,4 @@
-"""Stored trajectories: which files, line by line, and the row that each of them played."""
+"""Stored trajectories: their files, their lines, and the row of each trajectory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mtrl.types import Row, Trajectory, trajectory_from_dict
 
 @dataclass(frozen=True)
 class Stored:
-    """One line of a file."""
+    """One line of a file of trajectories."""
 
     file: Path
     line: int
     trajectory: Trajectory | None
-    """None: it cannot be read."""
+    """The trajectory; None if the line cannot be read."""
     problem: str = ""
 
     @property
@@ -30,21 +30,21 @@ class Stored:
 
     @property
     def kind(self) -> str:
-        """eval_greedy | eval_sampled | train | the name of the file."""
+        """Kind of the trajectory: eval_greedy | eval_sampled | train | the name of the file."""
         return kind_and_step(self.file)[0]
 
 
 def run_of(path: Path) -> Path | None:
-    """The folder of the run that the path is, or that its file is in; None where there is none."""
+    """Return the folder of the run that the path is, or that contains the file; None if there is no such run."""
     folders = [path] if path.is_dir() else [path.parent.parent, path.parent]
     return next((folder for folder in folders if RunDir(folder).config.is_file()), None)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of trajectories of a run, or the one file.
+    """Return the trajectory files of a run, or the file itself.
 
     Raises:
-        UserError: there are none.
+        UserError: the path does not exist, is no run, or holds no trajectories.
     """
     if path.is_file():
         return [path]
@@ -61,7 +61,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read(file: Path) -> Iterator[Stored]:
-    """Every line that is not empty, the unreadable ones as well."""
+    """Yield every line that is not empty, including unreadable ones."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
@@ -76,7 +76,7 @@ def _stored(file: Path, number: int, line: bytes) -> Stored:
 
 
 def _checked(trajectory: Trajectory) -> Trajectory:
-    """A line may be JSON of the right keys, and yet hold anything in them."""
+    """Check the types of a trajectory's values, because a line may have the right keys but arbitrary values."""
     for turn in trajectory.turns:
         if (
             not isinstance(turn.text, str)
@@ -90,7 +90,8 @@ def _checked(trajectory: Trajectory) -> Trajectory:
 
 
 class Rows:
-    """Finds the row of a trajectory by its id: held-out episodes among the held-out rows, others among the others."""
+    """Finds the row of a trajectory by its id: for held-out episodes the held-out rows are searched first, for others
+    the training rows."""
 
     def __init__(self, splits: Splits):
         self._by_id: dict[str, dict[str, list[Row]]] = {"train": {}, "validation": {}, "test": {}}
@@ -99,9 +100,10 @@ class Rows:
                 self._by_id[split].setdefault(str(row["id"]), []).append(row)
 
     def find(self, stored: Stored, trajectory: Trajectory) -> Row:
-        """
+        """Return the row of a trajectory.
+
         Raises:
-            KeyError: there is no such row, or more than one; its argument says which.
+            KeyError: there is no such row, or more than one; its argument is the message.
         """
         is_held_out = stored.kind.startswith("eval") or trajectory.group_id.startswith(("eval", "play/test"))
         for split in ("test", "validation", "train") if is_held_out else ("train", "validation", "test"):

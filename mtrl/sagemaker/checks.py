@@ -1,4 +1,5 @@
-"""What is wrong with a job before anything is built or asked: one sentence each, without credentials or network."""
+"""Checks of a job's settings before anything is built or requested: one sentence per fault, without credentials or
+network."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ OWN_KEYS = {
 
 
 def check_job(job: JobConfig, cfg: DictConfig) -> None:
-    """`cfg` is the run.
+    """Check the settings of a job together with `cfg`, the configuration of the run.
 
     Raises:
-        UserError: the key, the value and the fix.
+        UserError: a setting is invalid; the message names the key, the value and the fix.
     """
     check_role("sagemaker.role", job.role)
     check_bucket("sagemaker.bucket", job.bucket)
@@ -48,9 +49,10 @@ def check_job(job: JobConfig, cfg: DictConfig) -> None:
 
 
 def check_managed(managed: ManagedConfig) -> None:
-    """
+    """Check the settings of a job of the managed service.
+
     Raises:
-        UserError: the key, the value and the fix.
+        UserError: a setting is invalid; the message names the key, the value and the fix.
     """
     check_role("managed.role", managed.role)
     check_bucket("managed.bucket", managed.bucket)
@@ -67,9 +69,10 @@ def check_managed(managed: ManagedConfig) -> None:
 
 
 def check_role(key: str, role: str | None) -> None:
-    """
+    """Check the role of a job.
+
     Raises:
-        UserError: there is none, or it is not the ARN of a role.
+        UserError: the role is missing, or is not the ARN of a role.
     """
     if not role:
         raise UserError(f"{key} is missing: the role that the job runs as; write {key}={ROLE}")
@@ -77,9 +80,10 @@ def check_role(key: str, role: str | None) -> None:
 
 
 def check_bucket(key: str, bucket: str | None) -> None:
-    """
+    """Check the name of a bucket.
+
     Raises:
-        UserError: there is none, or S3 has no buckets of such a name.
+        UserError: the name is missing, or is not valid in S3.
     """
     if not bucket:
         raise UserError(f"{key} is missing: where code and results go; write {key}=NAME, without s3://")
@@ -92,27 +96,30 @@ def check_bucket(key: str, bucket: str | None) -> None:
 
 
 def check_prefix(key: str, prefix: str) -> None:
-    """
+    """Check a path below the bucket.
+
     Raises:
-        UserError: it would make S3 addresses with empty parts, or is an address itself.
+        UserError: the prefix would lead to S3 addresses with empty parts, or is an address itself.
     """
     if not re.fullmatch(r"[\w.=-]+(/[\w.=-]+)*", prefix):
         raise UserError(f"{key}={prefix} must be a path below the bucket without a slash at its ends, such as mtrl/rl")
 
 
 def check_uri(key: str, uri: str | None) -> None:
-    """
+    """Check an address in S3; None is allowed.
+
     Raises:
-        UserError: it is not an address in S3; null is allowed.
+        UserError: `uri` is not an address in S3.
     """
     if uri is not None and not URI.fullmatch(uri):
         raise UserError(f"{key}={uri} is not an address in S3; write {key}=s3://BUCKET/PATH")
 
 
 def check_own_keys(words: list[str]) -> None:
-    """
+    """Check that no override sets a key that the job sets itself.
+
     Raises:
-        UserError: an override of something that the job decides.
+        UserError: an override sets one of `OWN_KEYS`.
     """
     for word in words:
         key = word.lstrip("+").partition("=")[0]
@@ -171,7 +178,8 @@ def _network(job: JobConfig) -> None:
 
 
 def _nodes(job: JobConfig) -> None:
-    """Every rank writes its shards into the same checkpoint (docs/scale.md), and instances share no disk."""
+    """Check the number of instances: all ranks write their shards into the same checkpoint (docs/scale.md), but
+    instances share no disk."""
     if job.instance_count > 1 and job.file_system is None:
         raise UserError(
             f"sagemaker.instance_count={job.instance_count}: the ranks write their shards into one folder, and "
@@ -181,7 +189,8 @@ def _nodes(job: JobConfig) -> None:
 
 
 def _engine(job: JobConfig, cfg: DictConfig) -> None:
-    """Engines live in an environment of their own (docs/engines.md), which AWS's container does not hold."""
+    """Check the engine: engines run in an environment of their own (docs/engines.md), which AWS's container does not
+    have."""
     backend: Any = cfg.generator.backend
     if backend in ("vllm", "sglang") and job.image is None:
         raise UserError(

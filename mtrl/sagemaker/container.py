@@ -1,13 +1,13 @@
-"""Inside the container of a job: `python -m mtrl.main` with the job's overrides, in the folders that SageMaker keeps.
+"""The entry inside the container of a job: `python -m mtrl.main` with the job's overrides, in SageMaker's folders.
 
-| SageMaker says | here it is |
+| Variable of SageMaker | Use |
 |---|---|
 | SM_CHANNEL_DATA, SM_CHANNEL_MODEL | data.path, model.path |
-| SM_CHANNEL_SHARED | the file system of all instances; the run is in it |
-| SM_CHECKPOINT_DIR | else the run is here: copied to S3 while it trains, put back when the job starts again |
-| SM_OUTPUT_DATA_DIR | else here: copied to S3 at the end |
-| SM_MODEL_DIR | where the trained model is left |
-| SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS | the ranks, where torchrun has not started them yet |
+| SM_CHANNEL_SHARED | the file system that all instances share; it holds the folder of the run |
+| SM_CHECKPOINT_DIR | folder of the run without a file system: copied to S3 in training, restored on a restart |
+| SM_OUTPUT_DATA_DIR | folder of the run if neither exists: copied to S3 at the end |
+| SM_MODEL_DIR | folder for the trained model |
+| SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS | number and place of the ranks, if torchrun has not started them yet |
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from mtrl.sagemaker.source import OVERRIDES
 
 CHANNELS = {"SM_CHANNEL_DATA": "data.path", "SM_CHANNEL_MODEL": "model.path"}
 PORT = "7777"
-"""Of the first rank, as in the SDK's driver."""
+"""Port of the first rank, as in the SDK's driver."""
 TOLD = 1000
-"""Characters of a failure that SageMaker shows."""
+"""Number of characters of a failure that SageMaker shows."""
 
 
 def main(code: Path, entry: Path) -> None:
-    """Train: `code` is the folder of the archive, `entry` the script that torchrun starts again for every rank.
+    """Train. `code` is the folder of the archive, `entry` the script that torchrun starts for every rank.
 
     Raises:
-        SystemExit: as of mtrl.main; 75 after SIGTERM, with a checkpoint.
+        SystemExit: with the exit status of mtrl.main; the status is 75 after SIGTERM, with a checkpoint.
     """
     environment = os.environ
     if command := torchrun(environment, entry):
-        os.execv(command[0], command)  # so that signals reach torchrun, which hands them on
+        os.execv(command[0], command)  # so that signals reach torchrun, which forwards them
     from mtrl.main import cli
 
     run = run_dir(environment)
@@ -57,7 +57,8 @@ def main(code: Path, entry: Path) -> None:
 
 
 def torchrun(environment: Mapping[str, str], entry: Path) -> list[str] | None:
-    """The command that starts the ranks of this instance; None where they are started, or one process is all."""
+    """Return the command that starts the ranks of this instance; None if they are started, or if one process
+    suffices."""
     if "RANK" in environment:
         return None
     hosts = sorted(json.loads(environment.get("SM_HOSTS", '["localhost"]')))
@@ -75,7 +76,7 @@ def torchrun(environment: Mapping[str, str], entry: Path) -> list[str] | None:
 
 
 def run_dir(environment: Mapping[str, str]) -> Path:
-    """The folder of the run, the same when SageMaker starts the job again."""
+    """Return the folder of the run, which is the same when SageMaker starts the job again."""
     if shared := environment.get("SM_CHANNEL_SHARED"):
         return Path(shared, environment.get("TRAINING_JOB_NAME", "job"), "run")
     kept = environment.get("SM_CHECKPOINT_DIR") or environment.get("SM_OUTPUT_DATA_DIR", "/opt/ml/output/data")
@@ -83,7 +84,7 @@ def run_dir(environment: Mapping[str, str]) -> Path:
 
 
 def placed(environment: Mapping[str, str]) -> list[str]:
-    """Overrides for what came by a channel: its folder, or the one file in it."""
+    """Return an override for each input channel: the channel's folder, or the only file in it."""
     found = [(key, Path(environment[name])) for name, key in CHANNELS.items() if environment.get(name)]
     return [quoted(key, str(_only_file(path) or path)) for key, path in found]
 
@@ -94,8 +95,8 @@ def _only_file(folder: Path) -> Path | None:
 
 
 def set_torn_aside(checkpoints: Path) -> list[Path]:
-    """Rename checkpoints that are not whole. A run renames only whole ones into place, but they are copied to S3 file
-    by file, and an instance may be taken away in the middle of it."""
+    """Rename incomplete checkpoints, and return their new paths. A run renames only complete checkpoints into place,
+    but they are copied to S3 file by file, and an instance may be reclaimed during the copy."""
     torn = [path for path in checkpoints.glob("step_*") if not _is_whole(path)]
     return [path.rename(path.with_name(f"torn-{path.name}")) for path in torn]
 
@@ -112,7 +113,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def tell_failure(run: Path, environment: Mapping[str, str]) -> None:
-    """The last words of the run's log, where SageMaker looks for the reason of a failure."""
+    """Write the end of the run's log to the file in which SageMaker looks for the reason of a failure."""
     log = run / "run.log"
     place = Path(environment.get("SM_OUTPUT_FAILURE", "/opt/ml/output/failure"))
     if log.is_file() and place.parent.is_dir():

@@ -1,4 +1,4 @@
-"""The rows of an experiment as the managed service reads them: parquet with a column `prompt`."""
+"""The rows of an experiment in the format of the managed service: parquet with a column `prompt`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mtrl.types import Row
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Columns `prompt` (the text, or messages as JSON), `id` and `ground_truth` (JSON).
+    """Write the rows with the columns `prompt` (the text, or messages as JSON), `id` and `ground_truth` (JSON).
 
-    The truth stands apart from the prompt, so that an agent that gives its model the prompt gives nothing away.
+    The ground truth is a separate column, so that an agent can pass the prompt to its model without revealing it.
 
     Raises:
         UserError: pyarrow is not installed.
@@ -32,10 +32,10 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
 
 
 def check_size(rows: int, batch: int) -> str | None:
-    """A warning where the service would see every prompt within a few steps.
+    """Return a warning if the service would use every prompt within a few steps; None otherwise.
 
     Raises:
-        UserError: fewer rows than one step takes.
+        UserError: there are fewer rows than one step takes.
     """
     if rows < batch:
         raise UserError(

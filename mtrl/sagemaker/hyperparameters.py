@@ -1,6 +1,6 @@
-"""What the managed service calls our settings, and which values it takes.
+"""The managed service's names for mtrl's settings, and the values that it accepts.
 
-From AWS's page of hyperparameters for multi-turn RL as it was in summer 2026. The service's own list is in its model
+The source is AWS's page of hyperparameters for multi-turn RL, as of summer 2026. The service's own list is in its model
 hub; a real job takes the names from there.
 """
 
@@ -20,7 +20,7 @@ from mtrl.errors import UserError
 
 @dataclass(frozen=True)
 class Hyperparameter:
-    """One of the service's. `key` is ours."""
+    """A hyperparameter of the service. `key` is mtrl's configuration key."""
 
     name: str
     key: str
@@ -28,12 +28,13 @@ class Hyperparameter:
     low: float | None = None
     high: float | None = None
     words: tuple[Any, ...] = ()
-    """If not empty, the values that there are."""
+    """The allowed values; empty if any value in the range is allowed."""
 
     def check(self, value: Any) -> None:
-        """
+        """Check that the service accepts this value.
+
         Raises:
-            UserError: the service does not take this value.
+            UserError: the service does not accept this value.
         """
         told = f"{self.key}={keys.typed(value)}: the managed service's {self.name}"
         if self.words and value not in self.words:
@@ -55,7 +56,7 @@ METHODS = {
     **{name: name for name in ("monte_carlo", "group_based", "group_based_per_turn", "rloo", "reinforce_pp")},
     **{name: name for name in ("reinforce_pp_baseline", "opo", "grpo_passk", "gpg")},
 }
-"""Our estimators that the service has -> its name."""
+"""The service's name of each of mtrl's estimators that it offers."""
 LOSSES = ("importance_sampling", "ppo", "cispo")
 
 TABLE = (
@@ -84,13 +85,13 @@ EVALUATION = {
     "pass_k_values": "evaluation.pass_k_values",
     "success_threshold": "evaluation.success_threshold",
 }
-"""Hyperparameters of evaluations -> our keys."""
+"""mtrl's configuration key of each hyperparameter of an evaluation."""
 OURS_ALONE = ("algorithm", "generator.sampling_params", "trainer.optimizer", "async_config")
-"""Sections whose other settings change what is learned, and which the service has no keys for."""
+"""Sections whose other settings affect training, although the service has no keys for them."""
 
 
 def translate(cfg: DictConfig) -> dict[str, Any]:
-    """The service's hyperparameters for a training.
+    """Return the service's hyperparameters for a training job.
 
     Raises:
         UserError: an algorithm that the service does not offer, or a value out of its range.
@@ -99,14 +100,14 @@ def translate(cfg: DictConfig) -> dict[str, Any]:
     for parameter in TABLE:
         value = OmegaConf.select(cfg, parameter.key)
         if parameter.key.startswith("model.lora_") and not cfg.model.lora_rank:
-            continue  # the service trains nothing but adapters, of its own size where we name none
+            continue  # the service trains only adapters, with its default rank if none is given
         found[parameter.name] = value = _spelt(parameter, value)
         parameter.check(value)
     return found
 
 
 def translate_evaluation(cfg: DictConfig) -> dict[str, Any]:
-    """The service's hyperparameters for an evaluation."""
+    """Return the service's hyperparameters for an evaluation."""
     values = {name: OmegaConf.select(cfg, key) for name, key in EVALUATION.items()}
     return {name: _plain(value) for name, value in values.items() if value is not None}
 
@@ -129,7 +130,7 @@ def _plain(value: Any) -> Any:
 
 
 def left_out(cfg: DictConfig) -> Iterator[str]:
-    """One line for each setting that changes what is learned, and that the service has no equal for."""
+    """Yield one line for each setting that affects training and has no equivalent in the service."""
     known = {parameter.key for parameter in TABLE}
     defaults: Any = OmegaConf.structured(Config)
     for section in OURS_ALONE:
@@ -145,5 +146,5 @@ def left_out(cfg: DictConfig) -> Iterator[str]:
 
 
 def _is_of_another(cfg: DictConfig, key: str) -> bool:
-    """Settings of an algorithm that is not chosen."""
+    """Whether the setting belongs to an algorithm that is not selected."""
     return key.startswith("algorithm.critic.") and cfg.algorithm.advantage_method not in ("gae", "turn_gae")

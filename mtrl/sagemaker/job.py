@@ -1,4 +1,4 @@
-"""A training job: the SDK's ModelTrainer, made of the settings, and its request, caught before it would leave."""
+"""A training job: the SDK's ModelTrainer, built from the settings, and its request, intercepted before it is sent."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from mtrl.sagemaker.settings import read, split
 from mtrl.sagemaker.wire import ACCOUNT, Wire, as_default, offline
 
 CHECKPOINTS = "/opt/ml/checkpoints"
-"""Where SageMaker puts back what was saved, and looks for what is new."""
+"""Folder in which SageMaker restores saved checkpoints, and from which it copies new ones."""
 CHANNELS = {"data.path": "data", "model.path": "model"}
-"""Settings that may be addresses in S3 -> the channel that brings them."""
+"""Input channel of each setting that may be an address in S3."""
 SHARED = "shared"
-"""Channel of the file system."""
+"""Name of the file system's channel."""
 STANDS_IN = "channel/input"
-"""What the checks see instead of an address in S3."""
+"""Placeholder for an address in S3 while the configuration is checked."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be started."""
+    """A job to start."""
 
     settings: JobConfig
     overrides: tuple[str, ...]
-    """Of mtrl.main, in the container."""
+    """Overrides of mtrl.main in the container."""
     channels: dict[str, str]
-    """Input channel -> s3://…"""
+    """Address (s3://…) of each input channel."""
     name: str
-    """The SDK adds the time to it."""
+    """Base name of the job; the SDK appends the time."""
 
 
 def plan(words: Sequence[str]) -> Job:
-    """Read and check a command: the run as `python -m mtrl.main` would, then the job. It needs the network for nothing.
+    """Read and check a command: the run as `python -m mtrl.main` would, then the job. No network access is needed.
 
     Raises:
-        UserError: the first thing that is wrong.
+        UserError: a setting is invalid; only the first fault is reported.
     """
     ours, others = split(words, "sagemaker")
     settings = read(ours, "sagemaker", JobConfig)
@@ -55,7 +55,7 @@ def plan(words: Sequence[str]) -> Job:
         if not any(word.lstrip("+").startswith(("tracker=", "tracker.report_to=")) for word in others):
             others.append("tracker.report_to=[mlflow]")
     kept, channels = _channels(others)
-    # The container has engines and data of its own; what this machine has of them is no matter.
+    # The container has engines and data of its own, so the check must not depend on those of this machine.
     engines = [f"generator.{name}.python={sys.executable}" for name in ("vllm", "sglang")]
     data = [f"{key}={STANDS_IN}" for key, channel in CHANNELS.items() if channel in channels]
     cfg = compose([*kept, *engines, *data])
@@ -68,7 +68,8 @@ def _without(words: Sequence[str], key: str) -> list[str]:
 
 
 def _channels(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Overrides whose value is an address in S3 become input channels; the entry gives them their path."""
+    """Split the overrides: those whose value is an address in S3 become input channels, and the entry sets their
+    path."""
     kept, channels = [], {}
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
@@ -83,10 +84,10 @@ def _channels(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def dry_run(job: Job) -> dict[str, Any]:
-    """The body of the CreateTrainingJob that `submit` would send, checked against the service's model.
+    """Return the body of the CreateTrainingJob request that `submit` would send, checked against the service's model.
 
     Raises:
-        UserError: the service would refuse it, as far as its model tells.
+        UserError: the service would reject the request, according to its model.
     """
     wire = Wire(answers={"CreateTrainingJob": _there, "DescribeTrainingJob": _there})
     with (
@@ -107,10 +108,11 @@ def _there(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def submit(job: Job, session: Any = None) -> str:
-    """Upload the code and start the job; its name. `session` is a boto3 session, that of the machine if None.
+    """Upload the code, start the job, and return its name. `session` is a boto3 session; None means the machine's
+    default.
 
     Raises:
-        UserError: the request is wrong, the bucket is not there, or AWS refuses.
+        UserError: the request is invalid, the bucket does not exist, or AWS rejects the request.
     """
     dry_run(job)
     import boto3
@@ -125,7 +127,7 @@ def submit(job: Job, session: Any = None) -> str:
 
 @contextmanager
 def _trainer(job: Job, boto_session: Any) -> Iterator[Any]:
-    """The SDK's ModelTrainer of a job. The archive of the code lives as long as it does."""
+    """Yield the SDK's ModelTrainer of a job. The archive of the code is deleted when the context ends."""
     try:
         from sagemaker.train import ModelTrainer
         from sagemaker.train import configs as sdk
@@ -156,7 +158,7 @@ def _trainer(job: Job, boto_session: Any) -> Iterator[Any]:
             ),
             output_data_config=sdk.OutputDataConfig(
                 s3_output_path=f"s3://{settings.bucket}/{settings.prefix}/{job.name}",
-                compression_type="NONE",  # a model of gigabytes is not worth packing
+                compression_type="NONE",  # compressing a model of gigabytes is not worth the time
                 kms_key_id=settings.kms_key,
             ),
             checkpoint_config=_checkpoint_config(settings, sdk),
@@ -173,7 +175,7 @@ def _requirements(settings: JobConfig) -> list[str]:
 
 
 def _container(settings: JobConfig, region: str) -> str:
-    """AWS's deep learning container; the SDK knows the names by a table of its own."""
+    """Return the address of AWS's deep learning container, from the SDK's own table."""
     from sagemaker.core import image_uris
 
     try:
@@ -216,7 +218,7 @@ def _networking(settings: JobConfig, sdk: Any) -> Any:
 
 
 def _checkpoint_config(settings: JobConfig, sdk: Any) -> Any:
-    """The run of several instances is on the file system, which outlives them."""
+    """Return the checkpoint settings; None with a file system, which holds the run and outlives the instances."""
     if settings.checkpoints is None or settings.file_system:
         return None
     where = {} if settings.checkpoints == "auto" else {"s3_uri": settings.checkpoints}

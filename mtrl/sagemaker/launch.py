@@ -1,4 +1,4 @@
-"""scripts/launch_sagemaker.py: the command."""
+"""The command of scripts/launch_sagemaker.py."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ take conf/sagemaker/NAME.yaml; mtrl/sagemaker/schema.py has every key, docs/sage
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check, then print the request or start the job.
+    """Check the job, then print the request or start the job.
 
     Raises:
-        SystemExit: with 2 after one sentence about what is wrong.
+        SystemExit: with status 2 after one sentence that names the error.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or {"-h", "--help"} & set(words):

@@ -1,4 +1,4 @@
-"""scripts/launch_managed_rl.py: the command."""
+"""The command of scripts/launch_managed_rl.py."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ instead. mtrl/sagemaker/schema.py has every key, docs/sagemaker.md the guide."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check, then print what would be called or start the job.
+    """Check the job, then print the requests or start the job.
 
     Raises:
-        SystemExit: with 2 after one sentence about what is wrong.
+        SystemExit: with status 2 after one sentence that names the error.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or {"-h", "--help"} & set(words):

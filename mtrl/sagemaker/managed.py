@@ -1,4 +1,5 @@
-"""The managed multi-turn RL service: MultiTurnRLTrainer and MultiTurnRLEvaluator of the SDK, from the same config."""
+"""The managed multi-turn RL service: the SDK's MultiTurnRLTrainer and MultiTurnRLEvaluator, built from the same
+config."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class ManagedJob:
-    """A training or an evaluation that the service is asked for."""
+    """A training job or an evaluation for the service."""
 
     settings: ManagedConfig
     cfg: DictConfig
@@ -42,10 +43,10 @@ class ManagedJob:
 
 
 def plan(words: Sequence[str]) -> ManagedJob:
-    """Read and check a command. It needs the network for nothing.
+    """Read and check a command. No network access is needed.
 
     Raises:
-        UserError: the first thing that is wrong, an algorithm that the service does not offer among it.
+        UserError: a setting is invalid, or the service does not offer the algorithm; only the first fault is reported.
     """
     ours, others = split(words, "managed")
     settings = read(ours, "managed", ManagedConfig)
@@ -58,12 +59,12 @@ def plan(words: Sequence[str]) -> ManagedJob:
 
 
 def dry_run(job: ManagedJob) -> tuple[dict[str, Any], list[str]]:
-    """The requests that would start the job, made by the SDK's classes, and warnings.
+    """Return the requests that would start the job, made by the SDK's classes, and warnings.
 
-    The model hub is the one thing that cannot be known here: in its place stands the table of `hyperparameters`.
+    Only the content of the model hub is unknown here; the table of `hyperparameters` replaces it.
 
     Raises:
-        UserError: the SDK or the service's model refuses it.
+        UserError: the SDK or the service's model rejects a request.
     """
     wire = Wire(stand_in.answers(job))
     with quiet(), explaining(), offline(wire, job.settings.region or default_region()) as session:
@@ -78,10 +79,10 @@ _STARTS = ("CreateJob", "CreatePipeline", "StartPipelineExecution")
 
 
 def submit(job: ManagedJob, session: Any = None) -> tuple[str, list[str]]:
-    """Upload the data and start the job: its ARN, and warnings. `session` is a boto3 session.
+    """Upload the data, start the job, and return its ARN and warnings. `session` is a boto3 session.
 
     Raises:
-        UserError: the request is wrong, the bucket is not there, or AWS refuses.
+        UserError: a request is invalid, the bucket does not exist, or AWS rejects a request.
     """
     dry_run(job)
     import boto3
@@ -100,14 +101,14 @@ def _start(job: ManagedJob, boto_session: Any) -> tuple[Any, list[str]]:
     session = sdk_session(boto_session, str(job.settings.bucket), job.settings.prefix)
     with tempfile.TemporaryDirectory() as folder:
         data, warnings = _data(job, session, Path(folder))
-        with contextlib.chdir(folder):  # the SDK leaves a copy of its pipeline in the working directory
+        with contextlib.chdir(folder):  # the SDK writes a copy of its pipeline into the working directory
             start = _evaluate if job.evaluates else _train
             started, more = start(job, session, data)
         return started, [*warnings, *more]
 
 
 def _data(job: ManagedJob, session: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Where the prompts are in S3, uploaded if they are the experiment's; and warnings."""
+    """Return the addresses of the prompts in S3, and warnings. Prompts of the experiment are uploaded first."""
     settings, found = job.settings, {}
     wanted = {"validation": settings.validation} if job.evaluates else {}
     wanted = wanted or {"train": settings.dataset, "validation": settings.validation}
@@ -167,7 +168,7 @@ def _train(job: ManagedJob, session: Any, data: dict[str, str]) -> tuple[Any, li
 
 
 def _set(options: Any, values: dict[str, Any]) -> Iterator[str]:
-    """Give the SDK's options our values; a line for each that the model's recipe in the hub does not have."""
+    """Set the SDK's options, and yield a line for each value that the model's recipe in the hub does not have."""
     for name, value in values.items():
         if hasattr(options, name):
             setattr(options, name, value)
@@ -204,6 +205,6 @@ def _evaluate(job: ManagedJob, session: Any, data: dict[str, str]) -> tuple[Any,
 
 
 def _readable(body: dict[str, Any]) -> dict[str, Any]:
-    """With the documents in it as JSON, not as text."""
+    """Return the body with its embedded documents parsed from JSON text."""
     texts = {key: body[key] for key in ("JobConfigDocument", "PipelineDefinition") if key in body}
     return {**body, **{key: json.loads(text) for key, text in texts.items()}}

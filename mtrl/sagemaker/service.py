@@ -1,4 +1,5 @@
-"""SageMaker's own description of its API, as botocore ships it: what a request may hold. It needs no network."""
+"""Checks of requests against SageMaker's own description of its API, which botocore ships. No network access is
+needed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from mtrl.errors import UserError, missing_extra
 
 @functools.cache
 def model() -> Any:
-    """botocore's service model of SageMaker.
+    """Return botocore's service model of SageMaker.
 
     Raises:
         UserError: botocore is not installed.
@@ -26,18 +27,20 @@ def model() -> Any:
 
 
 def check_value(key: str, value: Any, shape: str, example: str) -> None:
-    """
+    """Check the value of the setting `key` against the service's `shape`.
+
     Raises:
-        UserError: `value` of the setting `key` is not what the service takes for `shape`.
+        UserError: the service does not accept `value` for `shape`.
     """
     for fault in _faults(value, model().shape_for(shape), key):
         raise UserError(f"{fault}; write for example {key}={example}")
 
 
 def check_choice(key: str, value: str, shape: str) -> None:
-    """
+    """Check that `value` is one of the service's values for `shape`.
+
     Raises:
-        UserError: `value` is not one of the words that the service knows for `shape`; it names the nearest.
+        UserError: the service does not know `value`; the message names the nearest known value.
     """
     known = model().shape_for(shape).enum
     if value in known:
@@ -48,11 +51,12 @@ def check_choice(key: str, value: str, shape: str) -> None:
 
 
 def check_request(operation: str, request: dict[str, Any]) -> None:
-    """Types, required members, unknown members and least lengths by botocore's own validator; words, patterns and
-    greatest lengths, which botocore leaves to the service, by the same model.
+    """Check a request against the service's model. botocore's own validator checks types, required members, unknown
+    members and minimum lengths. This function also checks enumerations, patterns and maximum lengths, which botocore
+    leaves to the service.
 
     Raises:
-        UserError: everything that the service would refuse, as far as its model tells.
+        UserError: the service would reject the request, according to its model; the message lists all faults.
     """
     from botocore.validate import ParamValidator
 
@@ -102,6 +106,6 @@ def _length(value: Any, shape: Any, path: str, unit: str) -> Iterator[str]:
 
 
 def _matches(pattern: str, value: str) -> bool:
-    r"""Java's patterns; those with `\p{…}`, which Python's `re` does not read, are taken by its own classes."""
+    r"""Whether a Java pattern matches the value. Python's `re` cannot read `\p{…}`, so its own classes replace them."""
     readable = pattern.replace(r"\p{L}", r"\w").replace(r"\p{N}", r"\d").replace(r"\p{Z}", r"\s")
     return re.fullmatch(readable, value) is not None

@@ -1,4 +1,4 @@
-"""What a command has to do with AWS: region, session, bucket, and one sentence for each of its errors."""
+"""Access to AWS: region, session, bucket, and error messages of one sentence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ SDK_DEFAULTS: dict[str, Any] = {
     "SchemaVersion": "1.0",
     "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
 }
-"""The SDK reports nothing home. Its own files of defaults still fill what a command leaves open; a dry run shows it."""
+"""SDK configuration that disables telemetry. The SDK's own files of defaults still set the values that a command omits;
+a dry run shows them."""
 
 
 def default_region() -> str:
-    """
+    """Return the region of the AWS configuration.
+
     Raises:
-        UserError: nothing says which.
+        UserError: no region is configured, or boto3 is not installed.
     """
     try:
         import boto3
@@ -37,7 +39,7 @@ def default_region() -> str:
 
 
 def sdk_session(boto_session: Any, bucket: str, prefix: str) -> Any:
-    """The SDK's session, which keeps whatever it uploads below s3://BUCKET/PREFIX."""
+    """Return the SDK's session, which uploads all files below s3://BUCKET/PREFIX."""
     from sagemaker.core.helper.session_helper import Session
 
     return Session(
@@ -49,10 +51,11 @@ def sdk_session(boto_session: Any, bucket: str, prefix: str) -> Any:
 
 
 def check_bucket_exists(key: str, bucket: str | None, boto_session: Any) -> None:
-    """The SDK would make a bucket that is not there; here it is a typing error.
+    """Check that the bucket exists. The SDK would create a missing bucket, although its name is probably a typing
+    error.
 
     Raises:
-        UserError: it is not there, or not ours.
+        UserError: the bucket does not exist, or the credentials do not allow its use.
     """
     from botocore.exceptions import ClientError
 
@@ -68,7 +71,7 @@ def check_bucket_exists(key: str, bucket: str | None, boto_session: Any) -> None
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A dry run asks nobody, so what the SDK says and prints meanwhile would only mislead."""
+    """Suppress the SDK's logs and prints, which would mislead in a dry run because no request is sent."""
     logger = logging.getLogger("sagemaker")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -81,10 +84,10 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def explaining() -> Iterator[None]:
-    """What AWS or the SDK refuses, as one sentence.
+    """Convert errors of AWS and the SDK to a `UserError` of one sentence.
 
     Raises:
-        UserError: their words.
+        UserError: AWS or the SDK raised an error; the message holds its text.
     """
     try:
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError

@@ -1,4 +1,4 @@
-"""Which words of a command are the job's (`sagemaker.role=…`) and which are the run's."""
+"""Separation of a command's words into those of the job (`sagemaker.role=…`) and those of the run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 def split(words: Sequence[str], section: str) -> tuple[list[str], list[str]]:
-    """The words that speak of `section`, and all others, in their order."""
+    """Return the words that set keys of `section`, and all others, in their order."""
     ours = [word for word in words if word.lstrip("+").startswith((f"{section}.", f"{section}="))]
     return ours, [word for word in words if word not in ours]
 
 
 def read(words: Sequence[str], section: str, schema: type[T]) -> T:
-    """The settings that `words` make of the dataclass `schema`; `SECTION=NAME` takes conf/SECTION/NAME.yaml.
+    """Return the dataclass `schema` with the settings of `words` applied; `SECTION=NAME` loads conf/SECTION/NAME.yaml.
 
     Raises:
-        UserError: a key that is not there, a value of the wrong type, a file that does not exist.
+        UserError: a key is unknown, a value has the wrong type, or a file does not exist.
     """
     known = [entry.name for entry in fields(schema)]  # type: ignore[arg-type]
     settings = OmegaConf.structured(schema)

@@ -1,7 +1,7 @@
-"""The code that a job runs, as one archive: this tree without what runs left in it, and the overrides as a file.
+"""The code that a job runs, as one archive: this tree without the output of runs, and the overrides as a file.
 
-Overrides travel in a file because hyperparameters do not bear them: SageMaker allows 2500 characters of one, and the
-SDK's driver writes them into a shell script between single quotes without escaping.
+Overrides travel in a file because hyperparameters cannot hold them safely: SageMaker limits a hyperparameter to 2500
+characters, and the SDK's driver writes them into a shell script between single quotes without escaping.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ ENTRY = "scripts/sagemaker_entry.py"
 OVERRIDES, REQUIREMENTS = "overrides.json", "requirements-job.txt"
 TREE = ("mtrl", "envs", "conf", ENTRY, "setup.py", "pyproject.toml", "README.md", "LICENSE")
 SKIPPED = ("__pycache__", "outputs", "multirun")
-"""What is left behind, beside everything hidden: runs and caches. Hidden files hold secrets (.env, .netrc, .aws)."""
+"""Names of folders that are left out: runs and caches. Hidden files are left out too, because they hold secrets (.env,
+.netrc, .aws)."""
 
 
 def pack(archive: Path, overrides: Sequence[str], install: Sequence[str], include: Sequence[str] = ()) -> None:
-    """Write the archive. It depends on its contents alone, not on the time.
+    """Write the archive. Its bytes depend only on its contents, not on the time.
 
     Raises:
-        UserError: something to include is not there, is left behind, or would overwrite what mtrl needs.
+        UserError: a path of `include` does not exist, is left out completely, or would overwrite a file of mtrl.
     """
     with gzip.GzipFile(archive, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for name, file in sorted(_files(include).items()):

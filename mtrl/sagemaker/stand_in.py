@@ -1,4 +1,5 @@
-"""What stands in for the managed service in a dry run: a hub with one model, whose recipe has our table."""
+"""The managed service's replacement in a dry run: a hub with one model, whose recipe has the table of
+`hyperparameters`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def answers(job: ManagedJob) -> dict[str, Answer]:
-    """For each operation that the SDK's classes ask for on their way to starting a job."""
+    """Return an answer for each operation that the SDK's classes call until they start a job."""
     region = job.settings.region or default_region()
     arn = f"arn:aws:sagemaker:{region}"
     model = f"{arn}:aws:hub-content/SageMakerPublicHub/Model/{job.settings.model}/1.0.0"
@@ -76,7 +77,7 @@ def answers(job: ManagedJob) -> dict[str, Answer]:
 
 
 def _specification(job: ManagedJob) -> dict[str, Any]:
-    """The hub's file of hyperparameters, as far as it is written down here."""
+    """Return the hub's file of hyperparameters, built from the tables of `hyperparameters`."""
     if job.evaluates:
         return {name: {"default": None} for name in hyperparameters.EVALUATION}
     kinds: dict[type, str] = {int: "integer", float: "float", str: "string"}

@@ -1,8 +1,9 @@
-"""A connection to AWS that leads nowhere: the SDK's real classes work on it, and nothing leaves the process.
+"""A stub connection to AWS: the SDK's real classes use it, and no request leaves the process.
 
-botocore asks `before-call` handlers for an answer before it opens a connection. Here they always have one, so that
-every client of the session, whoever makes it, is answered from a table; what is not in the table is denied. Without
-this a dry run would not be one: constructors of the SDK make buckets, model package groups and MLflow apps.
+botocore calls `before-call` handlers before it opens a connection, and uses their answer if they return one. The
+handler here always returns an answer, so that every client of the process is answered from a table; operations that are
+not in the table are denied. Without the stub, a dry run would have side effects, because constructors of the SDK create
+buckets, model package groups and MLflow apps.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from types import SimpleNamespace
 from typing import Any
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-"""From the request to the answer."""
+"""Function from a request to its answer."""
 
 ACCOUNT = "123456789012"
-"""AWS's account of examples."""
+"""Account id that AWS uses in examples."""
 
 
 @dataclass
 class Wire:
-    """The answers, and what was asked. Operations are named as botocore names them, such as `CreateTrainingJob`."""
+    """The table of answers, and the recorded requests. Operations have botocore's names, such as
+    `CreateTrainingJob`."""
 
     answers: Mapping[str, Answer] = field(default_factory=dict)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def asked(self, operation: str) -> list[dict[str, Any]]:
-        """The bodies of all requests of that operation, in their order."""
+        """Return the bodies of all requests of the operation, in their order."""
         return [body for name, body in self.calls if name == operation]
 
     def answer(self, model: Any, params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
-        """botocore's handler of `before-call`: response and parsed body."""
+        """Handle botocore's `before-call` event: return the response and the parsed body."""
         body = _json(params.get("body"))
         self.calls.append((model.name, body))
         known = {**STORAGE, **self.answers}.get(model.name)
@@ -55,14 +57,15 @@ STORAGE: dict[str, Answer] = {
         "UserId": "dry-run",
     },
 }
-"""What every job asks of S3 and STS."""
+"""Answers to the requests that every job sends to S3 and STS."""
 
 
 @contextmanager
 def offline(wire: Wire, region: str) -> Iterator[Any]:
-    """A boto3 session; meanwhile each client of this process, whoever makes it, is answered by `wire`.
+    """Yield a boto3 session. During the context, `wire` answers every client of this process.
 
-    Parts of the SDK make sessions of their own, so the handler goes where botocore takes those of new sessions from.
+    Parts of the SDK create sessions of their own, so the handler is added to botocore's list of handlers for new
+    sessions.
     """
     import boto3
     from botocore.handlers import BUILTIN_HANDLERS
@@ -70,7 +73,7 @@ def offline(wire: Wire, region: str) -> Iterator[Any]:
 
     entry = ("before-call", wire.answer)
     BUILTIN_HANDLERS.append(entry)
-    SageMakerClient.reset()  # the SDK keeps clients: none of before is used here, and none of here afterwards
+    SageMakerClient.reset()  # the SDK caches clients; they must not cross the bounds of this context
     try:
         session = boto3.Session(aws_access_key_id="dry-run", aws_secret_access_key="dry-run", region_name=region)
         with as_default(session):
@@ -82,7 +85,8 @@ def offline(wire: Wire, region: str) -> Iterator[Any]:
 
 @contextmanager
 def as_default(session: Any) -> Iterator[None]:
-    """Meanwhile boto3's own default session is this one: parts of the SDK ask for `boto3.client` by themselves."""
+    """Make `session` boto3's default session during the context, because parts of the SDK call `boto3.client`
+    directly."""
     import boto3
 
     before, boto3.DEFAULT_SESSION = boto3.DEFAULT_SESSION, session
@@ -93,12 +97,12 @@ def as_default(session: Any) -> Iterator[None]:
 
 
 def stream(value: Any) -> Any:
-    """`value` as the body of an object in S3."""
+    """Return `value` as the body of an object in S3."""
     return io.BytesIO(json.dumps(value).encode())
 
 
 def _json(body: Any) -> dict[str, Any]:
-    """The body of a request in the JSON protocol; of others (S3) nothing is kept."""
+    """Parse the body of a request in the JSON protocol; bodies of other protocols (S3) give an empty dict."""
     try:
         parsed = json.loads(body)
     except (TypeError, ValueError):

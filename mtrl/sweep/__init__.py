@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one command, what became of each, and which was best."""
+"""Sweeps: many runs of one command, the outcome of each run, and the best run."""

@@ -1,9 +1,9 @@
-"""python -m mtrl.sweep: what a sweep has found.
+"""python -m mtrl.sweep: the report of a sweep.
 
-python -m mtrl.main -m seed=0,1,2,3                a sweep; it tells its folder
-python -m mtrl.sweep outputs/gsm8k/SWEEP           its jobs, the best first, also while it goes on
-python -m mtrl.sweep outputs/gsm8k/SWEEP --json    the same, for programs
-python -m mtrl.view outputs/gsm8k/SWEEP            the same as a picture, with the curves
+python -m mtrl.main -m seed=0,1,2,3                runs a sweep, and prints its folder
+python -m mtrl.sweep outputs/gsm8k/SWEEP           lists its jobs, the best first, also while it runs
+python -m mtrl.sweep outputs/gsm8k/SWEEP --json    prints JSON for programs
+python -m mtrl.view outputs/gsm8k/SWEEP            shows the sweep in the viewer, with the curves
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mtrl.config.program import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the report. Returns the exit status."""
+    """Print the report. Return the exit status."""
     args = parse(argv)
     from mtrl.sweep.report import read_sweep
 

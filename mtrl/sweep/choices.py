@@ -1,4 +1,4 @@
-"""What a sweep tries: the choices of `sweep=NAME` (`hydra.sweeper.params`) as if they had been typed."""
+"""The choices of a sweep: those of `sweep=NAME` (`hydra.sweeper.params`) as if they had been typed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from mtrl.sweep.study import TARGET
 
 
 def names_sweep(overrides: Sequence[str]) -> bool:
-    """Whether these (normalised) overrides choose a file of conf/sweep/."""
+    """Whether these (normalised) overrides select a file of conf/sweep/."""
     return any(word.startswith("sweep=") for word in overrides)
 
 
 def typed_out(overrides: Sequence[str], config_dir: str | None) -> list[str]:
-    """The overrides of a sweep with those of `hydra.sweeper.params` among them; a key that was typed has what was
-    typed.
+    """Return the overrides of a sweep, including those of `hydra.sweeper.params`. A typed key has priority.
 
     Raises:
-        UserError: the sweep needs a package that is not installed, or prunes by what is not measured.
+        UserError: the sweep needs a package that is not installed, or prunes by an objective that is not measured.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     plain = [override.input_line or "" for override in parsed if not override.is_sweep_override()]

@@ -1,4 +1,4 @@
-"""One job, as Hydra calls it. In a sweep a job that fails is written down, and the others go on."""
+"""One job, as Hydra calls it. In a sweep the failure of a job is recorded, and the other jobs continue."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from mtrl.sweep.workers import WORKER, is_worker
 
 
 def job(cfg: DictConfig) -> float | None:
-    """Run it: alone, or as a job of a sweep in the folder that Hydra gives it.
+    """Run the job: alone, or as a job of a sweep in the folder that Hydra sets.
 
-    In a sweep it returns the objective, and NaN where there is none: sweepers take that for a failure, while an
-    exception would end them.
+    In a sweep, return the objective, or NaN if the job has none: sweepers count NaN as a failure, whereas an exception
+    would end the sweep.
     """
     from mtrl.main import main
 
     if HydraConfig.get().mode != RunMode.MULTIRUN:
-        with one_sentence():  # here, because Hydra prints a line of its own about errors that reach it
+        with one_sentence():  # caught here, because Hydra adds a line of its own to errors that reach it
             return main(cfg)
     cfg.run_dir = HydraConfig.get().runtime.output_dir
     if not is_worker():
@@ -40,10 +40,10 @@ def job(cfg: DictConfig) -> float | None:
 
 
 def run_job(cfg: DictConfig) -> float:
-    """Run one job of a sweep, and keep what became of it in its folder.
+    """Run one job of a sweep, and write its outcome to its folder.
 
     Raises:
-        Interrupted: a signal ended it, and with it the sweep.
+        Interrupted: a signal ended the job, and with it the sweep.
     """
     from mtrl.main import main
     from mtrl.sweep.pruning import pruner_of
@@ -51,7 +51,7 @@ def run_job(cfg: DictConfig) -> float:
     hydra, folder = HydraConfig.get(), Path(cfg.run_dir)
     before = read_outcome(folder)
     if before is not None and before.status in ("running", "interrupted") and cfg.resume == "none":
-        cfg.resume = "latest"  # its scheduler starts it again; else `check_jobs` had refused the folder
+        cfg.resume = "latest"  # restarted by its scheduler; otherwise `check_jobs` would have rejected the folder
     overrides = OmegaConf.to_container(hydra.overrides.task)
     direction = hydra.sweeper.get("direction") or "maximize"
     taken = 0.0 if before is None else before.seconds or 0.0
@@ -71,7 +71,7 @@ def run_job(cfg: DictConfig) -> float:
         outcome.end("interrupted", end.signal if isinstance(end, Interrupted) else type(end).__name__)
         raise
     finally:
-        with suppress(OSError):  # of a full disk, which is what the job ended with
+        with suppress(OSError):  # a full disk; the job has failed by the same error already
             outcome.write(folder)
     if outcome.said:
         print(f"job {outcome.number} {outcome.status}: {outcome.said}", file=sys.stderr, flush=True)

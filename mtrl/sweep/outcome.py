@@ -1,4 +1,4 @@
-"""What became of a job of a sweep: a file in its folder, written when it starts and when it ends."""
+"""The outcome of a job of a sweep: a file in the job's folder, written when the job starts and when it ends."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from mtrl.view.kept import read
 
 JOB = "job.json"
 LARGEST = 2**20
-"""Bytes."""
+"""Maximum size of an outcome file, in bytes."""
 LONGEST = 2000
-"""Characters of the reason why a job failed."""
+"""Maximum length of the reason of a failure, in characters."""
 OWN = ("run_dir", "resume", "sweep")
-"""Overrides that say where a run is kept and what else runs: no part of what it was made of."""
+"""Keys of overrides that concern the folder of a run or the sweep around it, and not the run itself."""
 DIRECTIONS = ("maximize", "minimize")
 STATUSES = ("running", "finished", "pruned", "failed", "interrupted")
 
 
 @dataclass
 class Outcome:
-    """One job: what it was, and how it ended."""
+    """One job: its settings and its end."""
 
     number: int
     overrides: list[str]
-    """Those that make this job, without its folder."""
+    """The overrides of this job, without its folder."""
     objective: str
-    """The key of summary.json that the sweep is about."""
+    """The key of summary.json that the sweep optimises."""
     direction: str = "maximize"
-    """maximize | minimize"""
+    """Direction of the optimisation: maximize | minimize"""
     status: str = "running"
-    """running | finished | pruned | failed | interrupted"""
+    """Status of the job: running | finished | pruned | failed | interrupted"""
     said: str = ""
-    """Why it was pruned or failed, or which signal ended it."""
+    """The reason why the job was pruned or failed, or the signal that ended it."""
     value: float | None = None
-    """Its objective; of a pruned job what it had reached."""
+    """The job's objective; for a pruned job, its last score."""
     started: float = 0.0
-    """Unix time; of a job that goes on, less the seconds that it had taken before."""
+    """Unix time of the start; for a resumed job, minus the seconds that it ran before."""
     ended: float | None = None
 
     @classmethod
     def begin(
         cls, number: int, overrides: Sequence[str], objective: str, direction: str, taken: float = 0.0
     ) -> Outcome:
-        """`taken`: seconds of an earlier start that this one goes on from."""
+        """Return the outcome of a job that starts now. `taken` is the number of seconds that a resumed job ran
+        before."""
         return cls(number, own(overrides), objective, direction, started=time.time() - taken)
 
     @property
     def seconds(self) -> float | None:
-        """Of wall time, once it has ended."""
+        """Wall time of the job, in seconds; None until it has ended."""
         return None if self.ended is None else max(0.0, self.ended - self.started)
 
     def end(self, status: str, said: str = "", value: float | None = None) -> None:
@@ -63,14 +64,14 @@ class Outcome:
         self.value = None if value is None or not math.isfinite(value) else value
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder of its run, whole or not at all."""
+        """Write the outcome into the folder of its run, atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / JOB, to_strict_json(asdict(self), indent=2) + "\n")
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """The outcome of the job in this folder; None where there is none that can be read. Whoever made the folder may
-    have written anything."""
+    """Return the outcome of the job in this folder; None if no valid outcome can be read. The content of the folder is
+    untrusted."""
     try:
         found = json.loads(read(folder / JOB, folder, LARGEST))
         return Outcome(**{field.name: _KINDS[field.name](found[field.name]) for field in fields(Outcome)})
@@ -79,7 +80,7 @@ def read_outcome(folder: Path) -> Outcome | None:
 
 
 def own(overrides: Sequence[str]) -> list[str]:
-    """The overrides that make a run, without those that say where it is kept or that it is one of many."""
+    """Return the overrides of the run itself, without those in `OWN`."""
     return [word for word in overrides if re.sub(r"^[+~]*", "", word).partition("=")[0] not in OWN]
 
 

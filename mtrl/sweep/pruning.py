@@ -1,4 +1,4 @@
-"""Ending a job of an Optuna sweep early, where its score promises less than those of the others."""
+"""Pruning: an Optuna sweep ends a job early if its score is less promising than those of other jobs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from mtrl.trainer.run import OnEvaluation
 
 MEASURED = {"success_after": "val/success/mean", "reward_after": "val/reward/mean"}
-"""What summary.json holds at the end of a run -> the metric of every evaluation that it is the last of."""
+"""Metric of every evaluation, by the key of summary.json that holds its last value."""
 
 
 def pruner_of(cfg: DictConfig) -> OnEvaluation | None:
-    """What a job of an Optuna sweep calls after each evaluation; None in other sweeps.
+    """Return the callback that a job of an Optuna sweep calls after each evaluation; None in other sweeps.
 
     Raises:
-        UserError: the objective is nothing that an evaluation measures, so that nothing could be pruned by it.
+        UserError: no evaluation measures the objective, or the run counts epochs, so that it cannot be pruned.
     """
     hydra = HydraConfig.get()
     if hydra.sweeper._target_ != TARGET or hydra.sweeper.pruner is None:
@@ -38,17 +38,17 @@ def pruner_of(cfg: DictConfig) -> OnEvaluation | None:
 
 
 class Pruner:
-    """Tells the study of a sweep how a job does, and ends the job where the study's pruner says so.
+    """Reports the scores of a job to the study of a sweep, and ends the job if the study's pruner decides so.
 
-    The job may be in another process, or on another machine, than the sweep: they meet in the file of the study.
+    The job may run in another process or on another machine than the sweep: both use the file of the study.
     """
 
     def __init__(self, folder: Path, sweeper: DictConfig, number: int, key: str, last: int):
         """
         Args:
-            number: of the job, which is that of its trial.
-            key: the metric that is reported.
-            last: the step after which there is nothing left to save by pruning.
+            number: number of the job, which is also the number of its trial.
+            key: the metric to report.
+            last: the last step of the job, at which pruning would save nothing.
         """
         self.study, self.storage = open_study(folder, sweeper)
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
@@ -56,12 +56,13 @@ class Pruner:
         self.key, self.last = key, last
 
     def __call__(self, step: int, row: dict[str, Any]) -> None:
-        """
+        """Report the score of an evaluation.
+
         Raises:
-            PrunedError: the job ends here.
+            PrunedError: the study's pruner ends the job.
         """
         score = row.get(self.key)
-        if score is None or not 0 < step < self.last:  # at step 0 nothing has been tried yet
+        if score is None or not 0 < step < self.last:  # at step 0 no training has been done
             return
         known = self.storage.get_trial(self.trial_id)
         if known.state.is_finished():
@@ -72,9 +73,10 @@ class Pruner:
 
 
 def check_objective(objective: str) -> None:
-    """
+    """Check that a job can be pruned by this objective.
+
     Raises:
-        UserError: no evaluation of a run measures it.
+        UserError: no evaluation of a run measures the objective.
     """
     if objective not in MEASURED:
         raise UserError(

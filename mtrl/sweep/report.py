@@ -1,4 +1,4 @@
-"""What a sweep has found: its jobs, the best first, and the command that trains the best one again."""
+"""The report of a sweep: its jobs, the best first, and the command that repeats the best one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Job:
     folder: Path
     outcome: Outcome
     status: str
-    """As its outcome says; `stopped`: it was running, and nothing has been heard of it for a while."""
+    """Status of the outcome; `stopped` if the outcome is `running` but the run has shown no activity for a while."""
     steps: int | None
     max_steps: int | None
 
@@ -44,24 +44,24 @@ class Job:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """Its overrides by key."""
+        """The job's overrides by key."""
         pairs = (word.lstrip("+~").partition("=") for word in self.outcome.overrides)
         return {key: value for key, _, value in pairs}
 
     @property
     def command(self) -> str:
-        """What trains it again, in a folder of its own."""
+        """Command that repeats the job in a new folder."""
         return shlex.join(["python", "-m", "mtrl.main", *self.outcome.overrides])
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """Jobs that differ in nothing but their seed."""
+    """Jobs that differ only in their seed."""
 
     settings: Mapping[str, str]
     mean: float
     deviation: float | None
-    """Of the sample; None for a single job."""
+    """Standard deviation of the sample; None for a single job."""
     count: int
 
 
@@ -71,7 +71,7 @@ class Sweep:
 
     folder: Path
     jobs: Sequence[Job]
-    """The best first; those that have no value last."""
+    """The jobs, the best first; jobs without a value are last."""
 
     @property
     def objective(self) -> str:
@@ -89,14 +89,15 @@ class Sweep:
 
     @property
     def best(self) -> Job | None:
-        """None where no job has finished with a value."""
+        """The best finished job; None if no job has finished with a value."""
         return next((job for job in self.jobs if job.status == "finished" and job.value is not None), None)
 
     def with_status(self, status: str) -> list[Job]:
         return [job for job in self.jobs if job.status == status]
 
     def over_seeds(self) -> list[Seeds]:
-        """Means over seeds, the best first; empty where seeds, or nothing but seeds, differ."""
+        """Return the means over seeds, the best first; empty if the seed was not swept, or if only the seed was
+        swept."""
         keys = [key for key in self.keys if key != SEED]
         if SEED not in self.keys or not keys:
             return []
@@ -114,10 +115,10 @@ class Sweep:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The sweep in a folder.
+    """Return the sweep in a folder.
 
     Raises:
-        UserError: there is none.
+        UserError: the folder does not exist, or holds no sweep.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist; give the folder of a sweep")
@@ -128,7 +129,8 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def read_job(folder: Path, run: Run | None = None) -> Job | None:
-    """The job in a folder; None where there is none. `run`: the same folder, if it has been looked at already."""
+    """Return the job in a folder; None if the folder holds no job. `run` is the run of the same folder, if the caller
+    has it."""
     outcome = read_outcome(folder)
     if outcome is None:
         return None
@@ -138,7 +140,8 @@ def read_job(folder: Path, run: Run | None = None) -> Job | None:
 
 
 def ranked(jobs: Sequence[Job]) -> list[Job]:
-    """The best first. A pruned job comes after those that have finished: its value is of fewer steps."""
+    """Return the jobs, the best first. Pruned jobs come after finished ones, because their values are of fewer
+    steps."""
     sign = -1.0 if jobs and jobs[0].outcome.direction == "maximize" else 1.0
 
     def place(job: Job) -> tuple[int, float, int]:

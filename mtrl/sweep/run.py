@@ -1,4 +1,4 @@
-"""A sweep from its first job to its report."""
+"""The execution of a sweep, from its first job to its report."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from mtrl.sweep.workers import stopping
 
 
 def run_sweep(start: Callable[[], object], folder: str, words: Sequence[str]) -> None:
-    """Let Hydra run the jobs (`start`), then tell what they found, whatever ended them. `words`: of the command.
+    """Let Hydra run the jobs (`start`), then print the report, even if the sweep was stopped. `words` are those of the
+    command.
 
     Raises:
-        Interrupted: a signal came; what had begun is saved.
-        SystemExit: with 1 if a job has failed; all others have been run.
+        Interrupted: a signal came; the jobs in progress have saved their state.
+        SystemExit: with status 1 if a job has failed; all other jobs have run.
     """
     try:
         with stopping():
             start()
     except BaseException:
-        with suppress(UserError):  # it ended before its first job
+        with suppress(UserError):  # the sweep ended before its first job
             show(read_sweep(Path(folder)))
             print(f"the sweep stopped; go on with: {again(words, folder)}", file=sys.stderr)
         raise

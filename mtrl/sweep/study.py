@@ -1,5 +1,5 @@
-"""The Optuna study of a sweep, kept in a file of its folder, so that jobs in other processes can tell it their scores
-and a sweep that was stopped goes on."""
+"""The Optuna study of a sweep. The study is stored in a file of the sweep's folder, so that jobs in other processes can
+report their scores and a stopped sweep can be resumed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mtrl.errors import UserError, missing_extra
 STUDY = "optuna.log"
 NAME = "sweep"
 TARGET = "hydra_plugins.mtrl_optuna.OptunaSweeper"
-"""`hydra.sweeper._target_` of the sweeps that have a study."""
+"""Value of `hydra.sweeper._target_` for sweeps with a study."""
 
 
 def open_study(folder: Path, sweeper: DictConfig) -> tuple[Any, Any]:
-    """The study of the sweep in `folder`, new or as it was left, and its storage.
+    """Return the study of the sweep in `folder`, new or resumed, and its storage.
 
     Args:
         sweeper: `hydra.sweeper` of the configuration: direction, sampler and pruner.
@@ -45,10 +45,10 @@ def open_study(folder: Path, sweeper: DictConfig) -> tuple[Any, Any]:
 
 
 def made(sweeper: DictConfig, part: str) -> Any:
-    """The sampler or the pruner that `_target_` names; None: none is asked for.
+    """Create the sampler or the pruner that `_target_` names; None if the configuration sets none.
 
     Raises:
-        UserError: there is no such class, or it takes other arguments.
+        UserError: the class does not exist, or does not accept the arguments.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate

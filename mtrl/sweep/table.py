@@ -1,4 +1,4 @@
-"""The report of a sweep on the screen."""
+"""The report of a sweep in the terminal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from mtrl.sweep.report import Job, Seeds, Sweep
 from mtrl.tracking.text import clean, short
 
 PIPED = 160
-"""Columns where the output is no terminal."""
+"""Width of the output in columns, if it is no terminal."""
 
 
 def show(sweep: Sweep) -> None:
-    """Print the table, the best first; then means over seeds, what failed and why, and the best job's command."""
+    """Print the table, the best job first; then the means over seeds, the failed jobs with reasons, and the best job's
+    command."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPED)
@@ -62,12 +63,12 @@ def seed_table(sweep: Sweep, families: Sequence[Seeds]) -> Table:
 
 
 def brief(key: str) -> str:
-    """The last two words of a key."""
+    """Return the last two parts of a key."""
     return ".".join(key.split(".")[-2:])
 
 
 def rounded(text: str) -> str:
-    """A value as it was typed; one that a sampler made has more digits than anyone reads."""
+    """Return a typed value unchanged, and shorten one with many digits, as samplers generate them."""
     return short(float(text)) if re.fullmatch(r"-?(?=[\d.]{9})\d*\.\d+(e-?\d+)?", text) else text
 
 
@@ -76,11 +77,11 @@ def number(value: float | None) -> str:
 
 
 def escape(text: str) -> str:
-    """Text of unknown origin: nothing in it is markup, and nothing acts on the terminal."""
+    """Escape text of unknown origin, so that it contains no markup and no control characters."""
     return without_markup(clean(text))
 
 
 def again(words: Sequence[str], folder: str) -> str:
-    """The command that goes on with a sweep that was stopped. `words`: what it was started with."""
+    """Return the command that resumes a stopped sweep. `words` are those of the original command."""
     kept = [word for word in words if not word.startswith(("run_dir=", "resume="))]
     return shlex.join(["python", "-m", "mtrl.main", *kept, f"run_dir={folder}", "resume=latest"])

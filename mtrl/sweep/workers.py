@@ -1,5 +1,6 @@
-"""Jobs in worker processes of joblib, which kills all of them in the middle of a step where its wait is interrupted or
-one of them ends by an exception. So signals come to the sweep, each worker is told once, and its job saves itself.
+"""Jobs in worker processes of joblib. joblib kills all workers in the middle of a step if its wait is interrupted or if
+one worker ends by an exception. Therefore only the sweep receives signals from the terminal, it forwards each signal
+once to every worker, and the worker's job saves its state.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from mtrl.trainer.interrupt import Interrupt
 
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 LOKY = "joblib.externals.loky"
-"""What makes joblib's workers; others' children are none of them."""
+"""Module prefix of the class of joblib's worker processes, which separates them from other child processes."""
 
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """In the process of the sweep: the first signal ends it when all workers have saved, or at once where there are
-    none; a second one does not wait for them.
+    """Handle signals in the process of the sweep. The first signal ends the sweep after all workers have saved, or at
+    once if there are no workers; a second signal does not wait for the workers.
 
     Raises:
         Interrupted: a signal came.
@@ -46,7 +47,7 @@ def stopping() -> Iterator[None]:
         except (Exception, Interrupted) as error:
             if interrupt.requested:
                 raise Interrupted(interrupt.requested) from error
-            if type(error).__name__ != "TerminatedWorkerError":  # of joblib, which may not be installed
+            if type(error).__name__ != "TerminatedWorkerError":  # a class of joblib, which may not be installed
                 raise
             raise UserError(
                 "a worker process was killed, probably for want of memory, and joblib has ended the others; go on with "
@@ -57,19 +58,19 @@ def stopping() -> Iterator[None]:
 
 
 class Worker:
-    """This process, where it is a worker of joblib."""
+    """State of this process as a worker of joblib."""
 
     def __init__(self) -> None:
         self.entered = self.asked = self.busy = False
 
     @contextmanager
     def working(self) -> Iterator[bool]:
-        """Around each job; gives whether it may begin. Where SIGTERM has come, this job ends by `Interrupted`, and none
-        begins after it."""
+        """Enclose a job, and yield whether it may start. After SIGTERM, the current job ends by `Interrupted`, and no
+        further job starts."""
         if not self.entered:
             self.entered = True
-            os.setpgid(0, 0)  # the terminal's Ctrl-C comes to the sweep alone, and from there once
-            with suppress(AttributeError):  # Linux alone has it
+            os.setpgid(0, 0)  # so that the terminal's Ctrl-C reaches only the sweep, which forwards it once
+            with suppress(AttributeError):  # only Linux has it
                 prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
             signal.signal(signal.SIGTERM, self._on_signal)
         self.busy = not self.asked

@@ -1,4 +1,5 @@
-"""Is an aircraft ready to fly? Three checks, up to three reports, six fields. The tools only read."""
+"""Inspection of an aircraft before its flight: three checks, up to three reports, six answer fields. The tools only
+read."""
 
 from pathlib import Path
 

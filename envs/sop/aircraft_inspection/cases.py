@@ -1,4 +1,4 @@
-"""Aircraft: what is hidden, what is right, what the tools say, and the procedure itself."""
+"""Aircraft cases: hidden records, right answers, tool results, and the procedure as code."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from envs.sop.domain import Procedure, drawn, recording
 
 RESULTS = {"low": "pass", "limit": "watch", "cracked": "fail", "full": "pass", "weak": "watch", "dead": "fail"}
-"""What was measured -> the result of the inspection."""
+"""Result of the inspection by measurement."""
 UNNEEDED = "unneeded"
 
 
 def draw(rng: random.Random, case: str) -> dict[str, Any]:
-    """A hidden record."""
+    """Draw a hidden record."""
     return {
         "aircraft_id": case,
         "wear": drawn({"low": 0.4, "limit": 0.3, "cracked": 0.3}, rng),
@@ -26,7 +26,7 @@ def draw(rng: random.Random, case: str) -> dict[str, Any]:
 
 
 def decide(record: dict[str, Any]) -> dict[str, str]:
-    """The right answer."""
+    """Return the right answer."""
     mechanical, electrical = RESULTS[record["wear"]], RESULTS[record["charge"]]
     failed = [name for name, result in (("mechanical", mechanical), ("electrical", electrical)) if result == "fail"]
     mismatch = record["mismatch"] if record["serial"] == "differs" else UNNEEDED
@@ -42,7 +42,8 @@ def decide(record: dict[str, Any]) -> dict[str, str]:
 
 
 def fixture(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every tool is recorded, also those that the procedure does not call here: whoever calls them is answered."""
+    """Return recordings of every tool, including tools that the procedure does not call in this case, because the model
+    may call them."""
     case = {"aircraft_id": record["aircraft_id"]}
     return [
         recording("verify_mechanical_components", {"wear": record["wear"]}, **case),
@@ -58,7 +59,7 @@ def fixture(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def follow(aircraft_id: str) -> Procedure:
-    """The procedure by its tools alone."""
+    """Follow the procedure with only its tools."""
     case = {"aircraft_id": aircraft_id}
     checks = ("verify_mechanical_components", "verify_electrical_systems", "cross_check_specifications")
     measured, charged, compared = yield [(name, case) for name in checks]

@@ -1,4 +1,4 @@
-"""What an inspector can ask and report. Every answer is recorded."""
+"""The tools of an inspector. Every answer comes from a recording."""
 
 from __future__ import annotations
 

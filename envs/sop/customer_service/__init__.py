@@ -1,4 +1,4 @@
-"""A customer whose line is down: ten tools that only read, at most five turns, five fields."""
+"""Support of a customer whose line is down: ten tools that only read, at most five turns, five answer fields."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Callers: what is hidden, what is right, what the tools say, and the procedure itself."""
+"""Support cases: hidden records, right answers, tool results, and the procedure as code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from envs.sop.domain import Procedure, code, drawn, recording
 
 ACTIONS = {"outage": "scheduleCallback", "clear": "closeTicket", "modem": "restartModem", "line": "bookTechnician"}
-"""Diagnosis -> the tool that is called then; any other is escalated."""
+"""Tool to call for each diagnosis; any other diagnosis is escalated."""
 
 
 def draw(rng: random.Random, case: str) -> dict[str, Any]:
-    """A hidden record."""
+    """Draw a hidden record."""
     return {
         "account_id": case,
         "account": drawn({"active": 0.8, "blocked": 0.1, "closed": 0.1}, rng),
@@ -28,7 +28,7 @@ def draw(rng: random.Random, case: str) -> dict[str, Any]:
 
 
 def decide(record: dict[str, Any]) -> dict[str, str]:
-    """The right answer."""
+    """Return the right answer."""
     known = record["account"] == "active" and record["identity"] == "confirmed"
     diagnosis = "outage" if record["outage"] == "yes" else record["fault"]
     status = {
@@ -48,7 +48,8 @@ def decide(record: dict[str, Any]) -> dict[str, str]:
 
 
 def fixture(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every tool is recorded, also those that the procedure does not call here: whoever calls them is answered."""
+    """Return recordings of every tool, including tools that the procedure does not call in this case, because the model
+    may call them."""
     by_account = {
         "validateAccount": "account",
         "getAuthenticationDetails": "identity",
@@ -71,7 +72,7 @@ def fixture(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def follow(account_id: str) -> Procedure:
-    """The procedure by its tools alone."""
+    """Follow the procedure with only its tools."""
     account = {"account_id": account_id}
     validated, authenticated = yield [("validateAccount", account), ("getAuthenticationDetails", account)]
     answer = {

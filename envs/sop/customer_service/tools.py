@@ -1,4 +1,4 @@
-"""What a support agent can look up and set in motion. Every answer is recorded."""
+"""The tools of a support agent. Every answer comes from a recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An order is to leave the warehouse: the tools change the stock, and the answer depends on what was done."""
+"""Fulfilment of an order in a warehouse: the tools change the stock, and the answer depends on the actions taken."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Orders: what is hidden, what is right, the store at the beginning, and the procedure itself."""
+"""Order cases: hidden records, right answers, initial stores, and the procedure as code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LETTERS = "ABCDEFGHJK"
 
 
 def draw(rng: random.Random, case: str) -> dict[str, Any]:
-    """A hidden record. Shelf and overflow together hold nine pieces at most."""
+    """Draw a hidden record. Shelf and overflow together hold at most nine pieces."""
     source = drawn({"shelf": 0.4, "overflow": 0.35, "missing": 0.25}, rng)
     quantity = rng.randint(2, 5)
     shelf = rng.randint(quantity, 9) if source == "shelf" else rng.randrange(quantity)
@@ -29,7 +29,7 @@ def draw(rng: random.Random, case: str) -> dict[str, Any]:
 
 
 def decide(record: dict[str, Any]) -> dict[str, str]:
-    """The right answer."""
+    """Return the right answer."""
     order_id, quantity, shelf = record["order_id"], record["quantity"], record["shelf"]
     source = "shelf" if shelf >= quantity else "overflow" if shelf + record["overflow"] >= quantity else "missing"
     left = shelf + (0 if source == "shelf" else record["overflow"]) - (0 if source == "missing" else quantity)
@@ -43,12 +43,12 @@ def decide(record: dict[str, Any]) -> dict[str, str]:
 
 
 def fixture(record: dict[str, Any]) -> dict[str, Any]:
-    """The store at the beginning is all that is hidden."""
+    """Return the record, which is also the initial state of the store."""
     return record
 
 
 def follow(order_id: str) -> Procedure:
-    """The procedure by its tools alone."""
+    """Follow the procedure with only its tools."""
     case = {"order_id": order_id}
     order, reservation = yield [("getOrder", case), ("reserveStock", case)]
     article, source = {"sku": order["sku"]}, "shelf"

@@ -1,4 +1,4 @@
-"""The warehouse of one episode: one order, one article, in a database of its own that nobody else can reach."""
+"""The warehouse of one episode: one order and one article, in a private in-memory database."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ create table orders (order_id text primary key, sku text not null, quantity inte
 
 
 class Store:
-    """Stock and orders. Every change is a transaction; what cannot be done changes nothing."""
+    """Stock and orders. Every change is a transaction; an invalid operation changes nothing."""
 
     def __init__(self, fixture: dict[str, Any], resources: Resources):
         """`fixture` holds order_id, sku, quantity, service, shelf and overflow."""
-        # Tools are called on the episode's own thread, one after another, and it is closed on another one.
+        # Tools are called sequentially on the episode's thread, but the connection is closed on another thread.
         self._database = resources.enter_context(closing(sqlite3.connect(":memory:", check_same_thread=False)))
         self._database.row_factory = sqlite3.Row
         with self._database:
@@ -34,15 +34,16 @@ class Store:
             )
 
     def order(self, order_id: str) -> sqlite3.Row:
-        """Raises `ToolError` where there is no such order."""
+        """Return an order. Raises `ToolError` if there is no such order."""
         return self._one("select * from orders where order_id = ?", order_id, "order")
 
     def stock(self, sku: str) -> sqlite3.Row:
-        """Raises `ToolError` where there is no such article."""
+        """Return the stock of an article. Raises `ToolError` if there is no such article."""
         return self._one("select * from stock where sku = ?", sku, "article")
 
     def reserve(self, order_id: str) -> bool:
-        """Take the order's quantity off the shelf; False, and nothing happens, where the shelf does not hold it."""
+        """Take the order's quantity off the shelf. Return False, without a change, if the shelf does not hold the
+        quantity."""
         order = self._open_order(order_id)
         if order["reserved"]:
             raise ToolError("the order is reserved already")
@@ -56,7 +57,7 @@ class Store:
         return True
 
     def release(self, order_id: str) -> None:
-        """Put back on the shelf what was reserved."""
+        """Put the reserved quantity back on the shelf."""
         order = self._open_order(order_id)
         if not order["reserved"]:
             raise ToolError("nothing is reserved for the order")
@@ -67,19 +68,19 @@ class Store:
             self._database.execute("update orders set reserved = 0 where order_id = ?", (order_id,))
 
     def move_overflow(self, sku: str) -> None:
-        """Move all that the overflow holds to the shelf."""
+        """Move the whole overflow to the shelf."""
         self.stock(sku)
         with self._database:
             self._database.execute("update stock set shelf = shelf + overflow, overflow = 0 where sku = ?", (sku,))
 
     def ship(self, order_id: str, service: str) -> str:
-        """End the order with a consignment; returns its number."""
+        """End the order with a consignment, and return its number."""
         if not self._open_order(order_id)["reserved"]:
             raise ToolError("nothing is reserved for the order")
         return self._end(order_id, service)
 
     def backorder(self, order_id: str) -> str:
-        """End the order with a backorder; returns its number."""
+        """End the order with a backorder, and return its number."""
         if self._open_order(order_id)["reserved"]:
             raise ToolError("the order is reserved; release it first")
         return self._end(order_id, "backorder")
@@ -104,6 +105,7 @@ class Store:
 
 
 def document_number(order_id: str, how: str, shelf: int) -> str:
-    """Consignments begin with X, backorders with B. Another service, or another stock at that time, has another one."""
+    """Return the number of a document. Consignments begin with X, backorders with B; the digits depend on order,
+    service and current stock."""
     digest = hashlib.sha256(f"{order_id}/{how}/{shelf}".encode()).digest()
     return f"{'B' if how == 'backorder' else 'X'}{int.from_bytes(digest[:4], 'big') % 1000:03}"

@@ -1,4 +1,4 @@
-"""What a warehouse clerk can do. Most of it changes the store of the episode."""
+"""The tools of a warehouse clerk. Most of them change the store of the episode."""
 
 from __future__ import annotations
 

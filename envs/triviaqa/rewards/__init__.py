@@ -1,1 +1,1 @@
-"""Reward files: each defines TURN_REWARD_FUNCS and OUTCOME_REWARD_FUNCS, and stands for a `reward.scheme`."""
+"""Reward files: each defines TURN_REWARD_FUNCS and OUTCOME_REWARD_FUNCS, and implements one `reward.scheme`."""

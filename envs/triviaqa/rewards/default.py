@@ -1,11 +1,13 @@
-"""The answer is paid 1.0; searches are paid in advance, by the turn rewards of MT-GRPO, and give it back at the end.
+"""A reward of 1.0 for the answer; searches receive the turn rewards of MT-GRPO in advance, which the end of the episode
+subtracts again.
 
-An episode earns 1.0 with an accepted answer and 0.0 without one, whatever its searches did, so no policy can live on
-searches. A search that finds the answer is still paid where it happens: the two turn rewards are a potential, which is
-0 at the end of an episode, and such a shaping changes the best policy in no way (Ng, Harada and Russell 1999).
+An episode receives 1.0 in total with an accepted answer and 0.0 without one, independent of its searches, so that no
+policy can profit from searches alone. A search that finds the answer is still rewarded in its own turn: the two turn
+rewards are a potential that is 0 at the end of an episode, and such a shaping does not change the optimal policy (Ng,
+Harada and Russell 1999).
 
-What a turn does is read strictly, as the environment reads it; `<think>…</think>` is not read at all. An accepted
-answer counts in a result where it stands as whole words: `It` is not in `with`.
+Turns are parsed strictly, as in the environment; `<think>…</think>` is ignored. A result contains an accepted answer
+only as whole words: `It` is not in `with`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from envs.triviaqa.rewards import original
 from mtrl.types import Message
 
 SCALE = 1 / 2.6
-"""The published rewards add up to 2.6, and these to 1.0."""
+"""Factor of the turn rewards: the published rewards add up to 2.6, and these to 1.0."""
 _WORD = re.compile(r"\w+")
 
 Conversations = Sequence[Sequence[Message]]
@@ -28,12 +30,12 @@ Answers = Sequence[Sequence[str]]
 
 
 def tool_execution(completions: Conversations, **_: object) -> list[float]:
-    """0.2 / 2.6 x the share of calls without an error."""
+    """Return 0.2 / 2.6 x the share of calls without an error."""
     return [0.2 * SCALE * original.executed(_results(conversation)) for conversation in completions]
 
 
 def search_hit(completions: Conversations, answer: Answers, **_: object) -> list[float]:
-    """0.5 / 2.6 if an accepted answer is in a result."""
+    """Return 0.5 / 2.6 if an accepted answer is in a result."""
 
     def found(conversation: Sequence[Message], answers: Sequence[str]) -> bool:
         read = [_words(result) for result in _results(conversation) if not result.startswith("Error:")]
@@ -44,18 +46,18 @@ def search_hit(completions: Conversations, answer: Answers, **_: object) -> list
 
 
 def exact_match(completions: Conversations, answer: Answers, **_: object) -> list[float]:
-    """1.0 if the episode ends with a short answer that is an accepted one, but for case and blanks around."""
+    """Return 1.0 if the episode ends with an accepted answer, up to case and surrounding space."""
     return [float(_is_solved(c, answers)) for c, answers in zip(completions, answer, strict=True)]
 
 
 def settlement(completions: Conversations, answer: Answers, **_: object) -> list[float]:
-    """What the turns were paid in advance, taken back: the potential is 0 at the end of an episode."""
+    """Return minus the sum of the turn rewards, so that the potential is 0 at the end of an episode."""
     advances = zip(tool_execution(completions), search_hit(completions, answer), strict=True)
     return [-math.fsum(paid) for paid in advances]
 
 
 def _results(conversation: Sequence[Message]) -> list[str]:
-    """The results of tool calls; a reply that holds none counts as an error."""
+    """Return the results of tool calls; a reply without a result counts as an error."""
     return [
         original.held("result", reply["content"]) or "Error:"
         for message, reply in pairwise(conversation)
@@ -72,7 +74,7 @@ def _is_solved(conversation: Sequence[Message], answers: Sequence[str]) -> bool:
 
 
 def _place(wanted: list[str], words: list[str]) -> int | None:
-    """Where the wanted words stand in a row."""
+    """Return the index at which the wanted words occur consecutively; None if they do not."""
     starts = range(len(words) - len(wanted) + 1)
     return next((start for start in starts if words[start : start + len(wanted)] == wanted), None)
 
