@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from mtrl.environments.leash import Leash
+from mtrl.environments.detachable_task import DetachableTask
 from mtrl.process_guard import guarded, said
 
 
@@ -87,15 +87,15 @@ class EnvironmentPool:
 
 async def _within(awaitable: Any, function: Callable[..., Any], timeout: float) -> Any:
     """Return the awaitable's result. After `timeout` seconds it is cancelled and abandoned, even if it ignores that."""
-    leash = Leash(awaitable) if inspect.iscoroutine(awaitable) else None
-    future = asyncio.ensure_future(leash or awaitable)
+    task = DetachableTask(awaitable) if inspect.iscoroutine(awaitable) else None
+    future = asyncio.ensure_future(task or awaitable)
     try:
         await asyncio.wait({future}, timeout=timeout)
     finally:
         late = not future.done()
         if late:
-            if leash is not None:
-                leash.let_go()
+            if task is not None:
+                task.detach()
             future.cancel()
     if late:
         raise CallTimeoutError(f"{_name(function)} took longer than environment.step_timeout={timeout} s")

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class lazy(Generic[T]):  # noqa: N801 - it is used as `property` is
+class lazy(Generic[T]):  # named like `property`, since it is used like it
     """`functools.cached_property` without its lock.
 
     Up to Python 3.11 all instances of a class share that lock: a value whose computation never ends, as with a task

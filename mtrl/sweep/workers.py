@@ -15,7 +15,7 @@ from types import FrameType
 from hydra.core.hydra_config import HydraConfig
 
 from mtrl.errors import Interrupted, UserError
-from mtrl.generator.engines.server.keeper import PR_SET_PDEATHSIG, prctl
+from mtrl.generator.engines.server.supervisor import PR_SET_PDEATHSIG, prctl
 from mtrl.trainer.interrupt import Interrupt
 
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"

@@ -5,7 +5,7 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from mtrl.generator.engines.server.keeper import below, processes
+from mtrl.generator.engines.server.supervisor import below, processes
 
 LISTENS = "0A"
 """TCP_LISTEN, as /proc writes it."""

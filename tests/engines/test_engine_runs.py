@@ -42,7 +42,7 @@ def servers_of(pid, engine):
     """Process ids of the servers of a run."""
     entry = f"mtrl.generator.engines.{engine}.serve"
     commands = {child: Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0") for child in tree_of(pid)}
-    return [child for child, words in commands.items() if entry in words and "keeper" not in " ".join(words)]
+    return [child for child, words in commands.items() if entry in words and "supervisor" not in " ".join(words)]
 
 
 def wait_for_step(run_dir, process, step):

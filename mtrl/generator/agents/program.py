@@ -24,7 +24,7 @@ from mtrl.environments.pool import EnvironmentPool
 from mtrl.generator.agents.output import Output
 from mtrl.generator.agents.runner import AgentError, Assignment, Outcome, as_outcome
 from mtrl.generator.engines.server.environment import agent_environment, secrets_of
-from mtrl.generator.engines.server.kept_process import KILLING, KeptProcess
+from mtrl.generator.engines.server.supervised_process import KILLING, SupervisedProcess
 from mtrl.generator.engines.server.words import last_words
 
 GRACE = 2.0
@@ -36,7 +36,7 @@ LAST_READING = 5.0
 
 
 class ProgramRunner:
-    """Starts a command for every episode, under a keeper (`mtrl/generator/engines/server/keeper.py`).
+    """Starts a command for every episode, under a supervisor (`mtrl/generator/engines/server/supervisor.py`).
 
     All processes that the command has started end with the episode, and also when the trainer ends in any way.
     """
@@ -65,7 +65,7 @@ class ProgramRunner:
             result, environment = folder / "result.json", self._environment(assignment, folder)
             (folder / "work").mkdir()
             (folder / "row.json").write_text(json.dumps(assignment.row, ensure_ascii=False), encoding="utf-8")
-            process = KeptProcess(self.command, environment, output.writer, self.name, folder / "work")
+            process = SupervisedProcess(self.command, environment, output.writer, self.name, folder / "work")
             output.close_writer()
             code = await process.wait()
             await output.complete(LAST_READING)
@@ -109,7 +109,7 @@ def _redacted(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-def _clean_up(process: KeptProcess | None, folder: Path) -> None:
+def _clean_up(process: SupervisedProcess | None, folder: Path) -> None:
     """End the processes and then remove their folder. It blocks, so it runs on a thread."""
     if process is not None:
         process.end(GRACE)

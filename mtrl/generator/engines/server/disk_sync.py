@@ -14,7 +14,7 @@ from mtrl.generator.engines.server.api import ServerApi
 from mtrl.generator.engines.server.checksum import checksum
 from mtrl.generator.engines.server.model_folder import copy_settings
 from mtrl.generator.engines.server.outgoing import Outgoing
-from mtrl.generator.engines.server.sync import Company, engine_key
+from mtrl.generator.engines.server.sync import ServerGroup, engine_key
 from mtrl.generator.engines.server.sync_folder import SyncFolder
 
 SHARD = 5 * 10**9
@@ -45,14 +45,14 @@ class DiskSync:
             size = sum(value.nbytes for value in whole.values())
             folder = await asyncio.to_thread(self._folder.write, name, size, write)
             self._newest = name
-            company = Company(servers)
-            await company.each(lambda server: server.begin_update(), self._seconds)
-            await company.each(lambda server: server.receive_folder(str(folder), version, word), self._seconds)
-            await company.each(lambda server: server.end_update(version), self._seconds)
+            server_group = ServerGroup(servers)
+            await server_group.each(lambda server: server.begin_update(), self._seconds)
+            await server_group.each(lambda server: server.receive_folder(str(folder), version, word), self._seconds)
+            await server_group.each(lambda server: server.end_update(version), self._seconds)
         finally:
             self._uses[name] -= 1
             await asyncio.to_thread(self._remove_unused)
-        company.check()
+        server_group.check()
 
     async def close(self) -> None:
         await asyncio.to_thread(self._folder.close)

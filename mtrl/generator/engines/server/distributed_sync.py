@@ -21,7 +21,7 @@ from mtrl.errors import UserError
 from mtrl.generator.engines.server.api import Rendezvous, ServerApi, TensorLayout
 from mtrl.generator.engines.server.checksum import checksum
 from mtrl.generator.engines.server.outgoing import Outgoing
-from mtrl.generator.engines.server.sync import GRACE, Company, engine_key, limited
+from mtrl.generator.engines.server.sync import GRACE, ServerGroup, engine_key, limited
 from mtrl.tracking.text import one_line
 
 BUCKET = 2**29
@@ -78,7 +78,7 @@ class DistributedSync:
             await self._part()
             ill = [server for server in servers if server.url in failed]
             await asyncio.gather(*(self._alone(server, parts, version, failed) for server in ill))
-        final = Company(servers)
+        final = ServerGroup(servers)
         final.drop(failed)
         final.check()
 
@@ -115,17 +115,17 @@ class DistributedSync:
         failed |= words
 
     async def _update(self, meeting: Meeting, parts: list[Part], version: int) -> dict[str, str]:
-        company = Company(meeting.servers)
-        await company.each(lambda server: server.begin_update(), self._seconds)
+        server_group = ServerGroup(meeting.servers)
+        await server_group.each(lambda server: server.begin_update(), self._seconds)
         for part in parts:
-            if company.failed:  # a broadcast needs all members
-                return {server.url: "another server failed" for server in meeting.servers} | company.failed
-            await self._send_part(meeting, part, version, company)
-        await company.each(lambda server: server.end_update(version), self._seconds)
-        return company.failed
+            if server_group.failed:  # a broadcast needs all members
+                return {server.url: "another server failed" for server in meeting.servers} | server_group.failed
+            await self._send_part(meeting, part, version, server_group)
+        await server_group.each(lambda server: server.end_update(version), self._seconds)
+        return server_group.failed
 
-    async def _send_part(self, meeting: Meeting, part: Part, version: int, company: Company) -> None:
-        """Send one broadcast; `company` drops the servers that did not receive it."""
+    async def _send_part(self, meeting: Meeting, part: Part, version: int, server_group: ServerGroup) -> None:
+        """Send one broadcast; `server_group` drops the servers that did not receive it."""
         layouts = [TensorLayout(name, str(value.dtype)[len("torch.") :], tuple(value.shape)) for name, value in part]
         word = await asyncio.to_thread(checksum, dict(part))
         group = meeting.group
@@ -137,7 +137,7 @@ class DistributedSync:
             )
             for server in meeting.servers
         ]
-        company.drop(await _ends(ours, theirs, meeting))
+        server_group.drop(await _ends(ours, theirs, meeting))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -179,8 +179,8 @@ class DistributedSync:
         group, meeting.group, meeting.store = meeting.group, None, None
         if group is not None:
             await asyncio.to_thread(broadcast.leave, group)
-        company = Company(meeting.servers)
-        await company.each(lambda server: server.leave(meeting.name), min(self._seconds, PARTING))
+        server_group = ServerGroup(meeting.servers)
+        await server_group.each(lambda server: server.leave(meeting.name), min(self._seconds, PARTING))
 
 
 async def _ends(ours: asyncio.Future[Any], theirs: Sequence[asyncio.Future[None]], meeting: Meeting) -> dict[str, str]:

@@ -56,7 +56,7 @@ class Fleet:
         self.restarts, self.sync_seconds = 0, 0.0
         self._on_failure = on_failure
         self._newest: Weights | None = None
-        self._keepers: list[asyncio.Task[None]] = []
+        self._watchers: list[asyncio.Task[None]] = []
         self._asleep = False
         """Whether the servers sleep, so that the trainer can use their memory."""
         self._empty = False
@@ -115,22 +115,22 @@ class Fleet:
             self._awake.set()
         for replica in self.replicas:
             replica.attach()
-        self._keepers = [asyncio.get_running_loop().create_task(self._keep(replica)) for replica in self.replicas]
+        self._watchers = [asyncio.get_running_loop().create_task(self._keep(replica)) for replica in self.replicas]
 
     def fail(self, error: Exception) -> None:
         """Stop the router and the supervision: waiting and further turns raise `error`."""
         self.router.fail(error)
-        for task in self._keepers:
+        for task in self._watchers:
             if not task.get_loop().is_closed():
                 task.cancel()
-        if self._keepers:
+        if self._watchers:
             self._changed.set()
 
     async def close(self) -> None:
         """End all replicas, even in the middle of their work; those at given URLs keep running. Call `fail` first."""
         loop = asyncio.get_running_loop()
-        keepers = [task for task in self._keepers if task.get_loop() is loop]
-        await asyncio.gather(*keepers, return_exceptions=True)
+        watchers = [task for task in self._watchers if task.get_loop() is loop]
+        await asyncio.gather(*watchers, return_exceptions=True)
         await asyncio.gather(*(replica.end() for replica in self.replicas), return_exceptions=True)
 
     # -- weights -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from mtrl.errors import UserError
 from mtrl.generator.engines.server.api import ServerApi
 from mtrl.generator.engines.server.model_folder import HEAD, is_tied, model_folder
 from mtrl.generator.engines.server.outgoing import in_precision
-from mtrl.generator.engines.server.sync import Company, engine_key
+from mtrl.generator.engines.server.sync import ServerGroup, engine_key
 from mtrl.generator.engines.server.sync_folder import SyncFolder
 from mtrl.models.lora import merged_state_of, save_adapter_files
 
@@ -81,13 +81,13 @@ class AdapterSync:
         write = partial(save_adapter_files, weights, self._scaling, self._model)
         size = sum(value.nbytes for value in weights.values())
         folder = await asyncio.to_thread(self._folder.write, name, size, write)
-        company = Company(servers)
-        await company.each(lambda server: server.load_adapter(name, str(folder)), self._seconds)
+        server_group = ServerGroup(servers)
+        await server_group.each(lambda server: server.load_adapter(name, str(folder)), self._seconds)
         if name not in self._written:
             self._written.append(name)
         while len(self._written) > 2:  # the last but one stays, because a server may still be loading it
             await asyncio.to_thread(self._folder.remove, self._written.pop(0))
-        company.check()
+        server_group.check()
 
     async def close(self) -> None:
         await asyncio.to_thread(self._folder.close)

@@ -9,15 +9,15 @@ from typing import BinaryIO
 
 from mtrl.generator.engines.server.backend import Command
 from mtrl.generator.engines.server.environment import secrets_of, server_environment
-from mtrl.generator.engines.server.kept_process import KeptProcess
+from mtrl.generator.engines.server.supervised_process import SupervisedProcess
 from mtrl.generator.engines.server.words import is_port_taken, last_words
 
 TAIL = 2**18
 """Maximum number of bytes that are read from the end of a log."""
 
 
-class ServerProcess(KeptProcess):
-    """A server process under a keeper and in a scrubbed environment; the constructor starts it."""
+class ServerProcess(SupervisedProcess):
+    """A server process under a supervisor and in a scrubbed environment; the constructor starts it."""
 
     def __init__(self, command: Command, log: Path, name: str):
         """

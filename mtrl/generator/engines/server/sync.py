@@ -80,23 +80,23 @@ def engine_key(settings: ServerConfig) -> str:
     return f"generator.{type(settings).__name__.removesuffix('Config').lower()}"
 
 
-class Company:
+class ServerGroup:
     """Servers that take the steps of an update in parallel. A server that fails a step is left out of later steps."""
 
     def __init__(self, servers: Sequence[ServerApi]):
-        self.left = list(servers)
+        self.remaining = list(servers)
         self.failed: dict[str, str] = {}
 
     async def each(self, step: Callable[[ServerApi], Awaitable[object]], seconds: float) -> None:
         """Take a step on all remaining servers in parallel, with a timeout of `seconds`."""
-        ends = await asyncio.gather(*(_end_of(step(server), seconds) for server in self.left))
-        words = {server.url: said for server, said in zip(self.left, ends, strict=True) if said is not None}
+        ends = await asyncio.gather(*(_end_of(step(server), seconds) for server in self.remaining))
+        words = {server.url: said for server, said in zip(self.remaining, ends, strict=True) if said is not None}
         self.drop(words)
 
     def drop(self, failed: Mapping[str, str]) -> None:
         """Leave these servers out of later steps; `failed` has the reasons by URL."""
         self.failed |= failed
-        self.left = [server for server in self.left if server.url not in failed]
+        self.remaining = [server for server in self.remaining if server.url not in failed]
 
     def check(self) -> None:
         """Raise an error if servers have failed.

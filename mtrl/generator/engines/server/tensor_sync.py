@@ -27,7 +27,7 @@ from mtrl.generator.engines.server.api import ServerApi
 from mtrl.generator.engines.server.checksum import checksum
 from mtrl.generator.engines.server.outgoing import Outgoing
 from mtrl.generator.engines.server.shm_manager import SHARED_MEMORY, start_manager
-from mtrl.generator.engines.server.sync import Company, engine_key
+from mtrl.generator.engines.server.sync import ServerGroup, engine_key
 
 BUCKET = 2**29
 """Maximum size of the shared memory in use, in bytes, unless a single tensor is larger."""
@@ -54,26 +54,26 @@ class TensorSync:
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
         self._check_near([server.url for server in servers])
         whole = await asyncio.to_thread(self._outgoing, weights)
-        company = Company(servers)
-        await company.each(lambda server: server.begin_update(), self._seconds)
+        server_group = ServerGroup(servers)
+        await server_group.each(lambda server: server.begin_update(), self._seconds)
         for part in buckets(list(whole.items()), self._bucket):
             shared = await asyncio.to_thread(self._share, dict(part))
             was_read = False
             try:
                 word = await asyncio.to_thread(checksum, shared.tensors)
                 # Each server needs its own payload, since every reader of a payload releases a reference.
-                payloads = {server.url: shared.payload(self._workers) for server in company.left}
-                await company.each(
+                payloads = {server.url: shared.payload(self._workers) for server in server_group.remaining}
+                await server_group.each(
                     lambda server, payloads=payloads, word=word: server.receive_tensors(  # type: ignore[misc]
                         payloads[server.url], version, word
                     ),
                     self._seconds,
                 )
-                was_read = set(payloads) == {server.url for server in company.left}
+                was_read = set(payloads) == {server.url for server in server_group.remaining}
             finally:
                 shared.close(was_read)
-        await company.each(lambda server: server.end_update(version), self._seconds)
-        company.check()
+        await server_group.each(lambda server: server.end_update(version), self._seconds)
+        server_group.check()
 
     async def close(self) -> None:
         """Do nothing: `send` leaves no state."""

@@ -11,10 +11,10 @@ from typing import Any
 from mtrl.process_guard import guarded, said
 
 
-class Leash:
+class DetachableTask:
     """Awaits a coroutine, and can abandon it.
 
-    An event loop that ends cancels every task and waits for it. After `let_go`, the first cancellation reaches the
+    An event loop that ends cancels every task and waits for it. After `detach`, the first cancellation reaches the
     coroutine as usual, so that it can clean up. If it continues instead, the next cancellation ends the task without
     it. A `SystemExit` of the coroutine becomes a `RuntimeError`, because asyncio would raise it out of the loop and end
     the program.
@@ -22,11 +22,11 @@ class Leash:
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]):
         self._coroutine = coroutine
-        self._is_let_go = self._was_told = False
+        self._is_detached = self._was_cancelled = False
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Abandon the coroutine, whose result is no longer needed; it must be called before the task is cancelled."""
-        self._is_let_go = True
+        self._is_detached = True
 
     def __await__(self) -> Generator[Any, Any, Any]:
         step = partial(self._coroutine.send, None)
@@ -48,7 +48,7 @@ class Leash:
                 step = partial(self._coroutine.throw, error)
 
     def _drops(self, error: BaseException) -> bool:
-        if not (self._is_let_go and isinstance(error, asyncio.CancelledError)):
+        if not (self._is_detached and isinstance(error, asyncio.CancelledError)):
             return False
-        was_told, self._was_told = self._was_told, True
-        return was_told
+        was_cancelled, self._was_cancelled = self._was_cancelled, True
+        return was_cancelled

@@ -1,14 +1,14 @@
-"""The keeper of a server: small processes between the trainer and the server, which end all processes that the server
-has started, even if the trainer or the server is killed.
+"""The supervisor of a server: small processes between the trainer and the server, which end all processes that the
+server has started, even if the trainer or the server is killed.
 
-    python -I -S keeper.py CHANNEL PARENT COMMAND...
+    python -I -S supervisor.py CHANNEL PARENT COMMAND...
 
-The keeper is the server's parent and the subreaper of all its descendants (`man 2 PR_SET_CHILD_SUBREAPER`), so that no
-descendant escapes by another session, another process group or a second fork. CHANNEL is the file descriptor of a
-socket. The keeper sends `keeper PID`, `started PID` and `ended CODE` (negative: a signal) on it. It receives
-`end SECONDS`; the end of file means that the trainer, the process PARENT, has ended. Above the keeper a second keeper
-waits for the first and then kills the remaining processes, so that one of the two does the work if the other is killed.
-This file imports only the standard library, because it is run by its path.
+The supervisor is the server's parent and the subreaper of all its descendants (`man 2 PR_SET_CHILD_SUBREAPER`), so
+that no descendant escapes by another session, another process group or a second fork. CHANNEL is the file descriptor
+of a socket. The supervisor sends `supervisor PID`, `started PID` and `ended CODE` (negative: a signal) on it. It
+receives `end SECONDS`; the end of file means that the trainer, the process PARENT, has ended. Above the supervisor a
+second supervisor waits for the first and then kills the remaining processes, so that one of the two does the work if
+the other is killed. This file imports only the standard library, because it is run by its path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ORPHANED = 2.0
 CANNOT_START = 127
 """Exit status of shells for a command that cannot be run."""
 ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that make the keeper end the server."""
+"""Signals that make the supervisor end the server."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-class Keeper:
+class Supervisor:
     """Starts the server, and waits for the first of: the server's end, an order to end it, or the trainer's end."""
 
     def __init__(self, channel: socket.socket, parent: int):
@@ -167,11 +167,11 @@ def start(command: list[str], at_my_end: signal.Signals, *inherited: int) -> sub
     Raises:
         OSError: the command cannot be started.
     """
-    keeper = os.getpid()
+    supervisor = os.getpid()
 
-    def die_with_keeper() -> None:
+    def die_with_supervisor() -> None:
         prctl(PR_SET_PDEATHSIG, at_my_end)
-        if os.getppid() != keeper:
+        if os.getppid() != supervisor:
             os._exit(CANNOT_START)
 
     return subprocess.Popen(
@@ -179,7 +179,7 @@ def start(command: list[str], at_my_end: signal.Signals, *inherited: int) -> sub
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         pass_fds=inherited,
-        preexec_fn=die_with_keeper,  # safe, because this process has one thread
+        preexec_fn=die_with_supervisor,  # safe, because this process has one thread
     )
 
 
@@ -202,20 +202,20 @@ def prctl(option: int, value: int) -> None:
 
 
 def keep(channel: int, parent: int, command: list[str]) -> None:
-    """Run this process as the keeper."""
-    keeper = Keeper(socket.socket(fileno=channel), parent)
-    keeper.tell(f"keeper {os.getpid()}")
-    keeper.tell(f"ended {keeper.keep(command)}")
+    """Run this process as the supervisor."""
+    supervisor = Supervisor(socket.socket(fileno=channel), parent)
+    supervisor.tell(f"supervisor {os.getpid()}")
+    supervisor.tell(f"ended {supervisor.keep(command)}")
 
 
-def keep_keeper(channel: int, parent: int, command: list[str]) -> None:
-    """Run this process as the second keeper, which starts the first."""
+def keep_supervisor(channel: int, parent: int, command: list[str]) -> None:
+    """Run this process as the second supervisor, which starts the first."""
     words = [sys.executable, "-I", "-S", __file__, "--keep", str(channel), str(parent), *command]
-    keeper = start(words, signal.SIGTERM, channel)
-    os.close(channel)  # so that the trainer reads the end of file when the keeper has ended
+    supervisor = start(words, signal.SIGTERM, channel)
+    os.close(channel)  # so that the trainer reads the end of file when the supervisor has ended
     for number in ORDERS:
-        signal.signal(number, lambda number, _: send(keeper.pid, signal.Signals(number)))
-    while os.waitpid(-1, 0)[0] != keeper.pid:
+        signal.signal(number, lambda number, _: send(supervisor.pid, signal.Signals(number)))
+    while os.waitpid(-1, 0)[0] != supervisor.pid:
         pass
     kill_all_below()
 
@@ -225,7 +225,7 @@ def main(*words: str) -> None:
     if words[0] == "--keep":
         keep(int(words[1]), int(words[2]), list(words[3:]))
     else:
-        keep_keeper(int(words[0]), int(words[1]), list(words[2:]))
+        keep_supervisor(int(words[0]), int(words[1]), list(words[2:]))
 
 
 if __name__ == "__main__":

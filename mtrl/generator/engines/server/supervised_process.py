@@ -15,16 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from mtrl.generator.engines.server import keeper
+from mtrl.generator.engines.server import supervisor
 
 KILLING = 10.0
 """Maximum time, in seconds, that a killed process tree takes to end."""
 ANSWERING = 30.0
-"""Timeout, in seconds, for the keeper's message that the process has started."""
+"""Timeout, in seconds, for the supervisor's message that the process has started."""
 
 
-class KeptProcess:
-    """A command that runs under a keeper (`keeper.py`); the constructor starts it."""
+class SupervisedProcess:
+    """A command that runs under a supervisor (`supervisor.py`); the constructor starts it."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class KeptProcess:
     ):
         """
         Args:
-            output: file for the output of the process and of its keeper.
+            output: file for the output of the process and of its supervisor.
             name: name of the process in messages.
             folder: working directory; None: that of this process.
         """
         self.name = name
-        self._keeper = 0  # process id of the keeper; 0 before its first message
+        self._supervisor = 0  # process id of the supervisor; 0 before its first message
         self._pid: Future[int] = Future()
         self._ended: Future[int] = Future()
         self._ended.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the future of others
@@ -49,7 +49,7 @@ class KeptProcess:
         with theirs:
             self._outer = subprocess.Popen(
                 # A fresh interpreter without site-packages starts fast and takes few megabytes.
-                [sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno()), str(os.getpid()), *argv],
+                [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno()), str(os.getpid()), *argv],
                 pass_fds=(theirs.fileno(),),
                 env=dict(environment),
                 cwd=folder,
@@ -59,7 +59,7 @@ class KeptProcess:
                 start_new_session=True,  # Ctrl-C in a terminal should reach only this process
             )
         self._channel = ours
-        threading.Thread(target=self._listen, args=(ours,), name=f"keeper of {name}", daemon=True).start()
+        threading.Thread(target=self._listen, args=(ours,), name=f"supervisor of {name}", daemon=True).start()
 
     @property
     def running(self) -> bool:
@@ -96,26 +96,26 @@ class KeptProcess:
             with suppress(OSError):
                 self._channel.sendall(f"end {grace}\n".encode())
             for guardian in (
-                self._keeper,
+                self._supervisor,
                 self._outer.pid,
-            ):  # a keeper that does not react is killed, and the other keeper ends the rest
+            ):  # a supervisor that does not react is killed, and the other supervisor ends the rest
                 with suppress(TimeoutError):
                     self._ended.result(grace + KILLING)
                     break
-                if guardian:  # 0: the keeper has not sent its process id
-                    keeper.send(guardian, signal.SIGKILL)
+                if guardian:  # 0: the supervisor has not sent its process id
+                    supervisor.send(guardian, signal.SIGKILL)
                 grace = 0.0
         code = self._ended.result()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
     def _listen(self, channel: socket.socket) -> None:
-        """Read the keeper's messages until it has ended; runs in a thread."""
+        """Read the supervisor's messages until it has ended; runs in a thread."""
         code = None
         with suppress(OSError), channel.makefile() as lines:
             for line in lines:
                 word, _, number = line.partition(" ")
-                if word == "keeper":
-                    self._keeper = int(number)
+                if word == "supervisor":
+                    self._supervisor = int(number)
                 elif word == "started":
                     self._pid.set_result(int(number))
                 elif word == "ended":
@@ -124,4 +124,4 @@ class KeptProcess:
         channel.close()
         if not self._pid.done():
             self._pid.set_exception(ProcessLookupError(f"{self.name} could not be started"))
-        self._ended.set_result(-signal.SIGKILL if code is None else code)  # None: the keeper was killed
+        self._ended.set_result(-signal.SIGKILL if code is None else code)  # None: the supervisor was killed

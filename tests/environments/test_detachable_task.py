@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from mtrl.environments.leash import Leash
+from mtrl.environments.detachable_task import DetachableTask
 
 
 def program(code):
@@ -46,7 +46,7 @@ def test_an_event_loop_ends_though_a_coroutine_ignores_that():
     assert program(code) == ["late", "CancelledError", "over"]
 
 
-def test_who_is_let_go_may_clear_up():
+def test_who_is_detached_may_clear_up():
     said = []
 
     async def tidy():
@@ -57,10 +57,10 @@ def test_who_is_let_go_may_clear_up():
             said.append("tidy")
 
     async def main():
-        leash = Leash(tidy())
-        task = asyncio.ensure_future(leash)
+        detachable = DetachableTask(tidy())
+        task = asyncio.ensure_future(detachable)
         await asyncio.sleep(0)
-        leash.let_go()
+        detachable.detach()
         task.cancel()
         await asyncio.wait((task,))
         assert task.cancelled()
@@ -85,7 +85,7 @@ def test_who_is_on_it_does_as_without():
         raise LookupError
 
     async def awaited():
-        return await Leash(work())
+        return await DetachableTask(work())
 
     assert asyncio.run(awaited()) == ["a", "1"]
 
@@ -97,7 +97,7 @@ def test_a_coroutine_that_exits_ends_nothing_but_itself():
 
     async def main():
         with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
-            await asyncio.ensure_future(Leash(exits()))
+            await asyncio.ensure_future(DetachableTask(exits()))
         return "on"
 
     assert asyncio.run(main()) == "on"

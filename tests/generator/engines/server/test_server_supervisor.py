@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from process_tree import DEAF, SPREAD, STAY, TRAINER, alive, kill, parent_of, pids, tree, wait_for
 
-from mtrl.generator.engines.server import keeper
-from mtrl.generator.engines.server import kept_process as process_module
+from mtrl.generator.engines.server import supervised_process as process_module
+from mtrl.generator.engines.server import supervisor
 from mtrl.generator.engines.server.backend import Command
 from mtrl.generator.engines.server.process import ServerProcess
 
@@ -81,47 +81,47 @@ def test_a_server_that_is_killed_takes_its_tree_along(start, tmp_path):
     assert not alive(found) and server.returncode == -signal.SIGKILL
 
 
-GUARDIANS = ["keeper", "the one above"]
+GUARDIANS = ["supervisor", "the one above"]
 
 
 def guardian(server, which):
     inner = parent_of(server.pid)
-    return inner if which == "keeper" else parent_of(inner)
+    return inner if which == "supervisor" else parent_of(inner)
 
 
 @pytest.mark.parametrize("which", GUARDIANS)
-def test_a_keeper_that_is_killed_takes_the_tree_along(start, tmp_path, which):
+def test_a_supervisor_that_is_killed_takes_the_tree_along(start, tmp_path, which):
     server = start()
     found = pids(tmp_path)
     kill(guardian(server, which))
     wait_for(lambda: not server.running)
-    assert server.returncode == (-signal.SIGKILL if which == "keeper" else -signal.SIGTERM)
+    assert server.returncode == (-signal.SIGKILL if which == "supervisor" else -signal.SIGTERM)
     wait_for(lambda: not alive(found))
 
 
 @pytest.mark.parametrize("which", GUARDIANS)
-def test_a_keeper_that_is_killed_with_the_trainer_takes_the_tree_along(tmp_path, which):
+def test_a_supervisor_that_is_killed_with_the_trainer_takes_the_tree_along(tmp_path, which):
     program = [sys.executable, "-c", TRAINER.format(end=""), str(tmp_path), SPREAD + STAY]
     with subprocess.Popen(program, start_new_session=True) as trainer:
         found = pids(tmp_path)
         inner = parent_of(found[0])
-        kill(trainer.pid, inner if which == "keeper" else parent_of(inner))
+        kill(trainer.pid, inner if which == "supervisor" else parent_of(inner))
     wait_for(lambda: not alive(found))
 
 
 @pytest.mark.parametrize("which", GUARDIANS)
-def test_a_keeper_that_is_stopped_does_not_hold_up_the_end(start, tmp_path, monkeypatch, which):
+def test_a_supervisor_that_is_stopped_does_not_hold_up_the_end(start, tmp_path, monkeypatch, which):
     monkeypatch.setattr(process_module, "KILLING", 0.5)
     server = start()
     found = pids(tmp_path)
     os.kill(guardian(server, which), signal.SIGSTOP)
-    assert server.end(0.1) == ("was killed by SIGKILL" if which == "keeper" else "was killed by SIGTERM")
+    assert server.end(0.1) == ("was killed by SIGKILL" if which == "supervisor" else "was killed by SIGTERM")
     assert not alive(found)
 
 
 @pytest.mark.parametrize("which", GUARDIANS)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_keeper_that_is_asked_to_end_ends_the_tree(start, tmp_path, number, which):
+def test_a_supervisor_that_is_asked_to_end_ends_the_tree(start, tmp_path, number, which):
     server = start()
     found = pids(tmp_path)
     os.kill(guardian(server, which), number)
@@ -150,7 +150,7 @@ def test_a_trainer_that_goes_takes_the_server_along(tmp_path, end):
                 os.killpg(trainer.pid, signal.SIGKILL)
 
 
-def test_the_keeper_sleeps_while_nothing_happens(start, tmp_path):
+def test_the_supervisor_sleeps_while_nothing_happens(start, tmp_path):
     server = start()
     pids(tmp_path)
     guardians = [guardian(server, which) for which in GUARDIANS]
@@ -165,7 +165,7 @@ def test_the_keeper_sleeps_while_nothing_happens(start, tmp_path):
     assert wakings() - before <= 2
 
 
-def test_the_keeper_buries_orphans(tmp_path):
+def test_the_supervisor_buries_orphans(tmp_path):
     """Children of children that have ended would be zombies for as long as the server runs."""
     orphans = "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        os.fork(); os._exit(0)\n"
     code = orphans + f"    os.wait()\nopen({str(tmp_path / 'done')!r}, 'w').close(); time.sleep(600)"
@@ -173,14 +173,14 @@ def test_the_keeper_buries_orphans(tmp_path):
     try:
         wait_for((tmp_path / "done").exists)
         inner = parent_of(server.pid)
-        wait_for(lambda: [one.pid for one in keeper.processes() if one.parent == inner] == [server.pid])
+        wait_for(lambda: [one.pid for one in supervisor.processes() if one.parent == inner] == [server.pid])
     finally:
         server.end(0)
 
 
 def test_who_is_below_whom():
-    line = [keeper.Process(pid, pid // 2, 1, False) for pid in range(1, 16)]
-    assert keeper.below([3], line) == {6, 7, 12, 13, 14, 15}
-    assert keeper.below([9], line) == set()
-    circle = [keeper.Process(1, 2, 1, False), keeper.Process(2, 1, 1, False)]
-    assert keeper.below([1], circle) == {1, 2}
+    line = [supervisor.Process(pid, pid // 2, 1, False) for pid in range(1, 16)]
+    assert supervisor.below([3], line) == {6, 7, 12, 13, 14, 15}
+    assert supervisor.below([9], line) == set()
+    circle = [supervisor.Process(1, 2, 1, False), supervisor.Process(2, 1, 1, False)]
+    assert supervisor.below([1], circle) == {1, 2}
