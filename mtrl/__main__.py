@@ -1,4 +1,4 @@
-"""`python -m mtrl` is `python -m mtrl.main`."""
+"""Entry point: `python -m mtrl` is the same command as `python -m mtrl.main`."""
 
 from mtrl.main import cli
 

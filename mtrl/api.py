@@ -1,4 +1,4 @@
-"""Runs and evaluations from Python, a notebook for one: what the command line does, as two objects.
+"""Python API for training runs and evaluations, for example in a notebook: the commands as two classes.
 
     from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer
 
@@ -6,9 +6,9 @@
     trainer.train()["success_greedy_after"]
     MultiTurnRLEvaluator(model=trainer, evaluate_base_model=True).evaluate()
 
-Names are those of SageMaker AI's SDK where it has the same thing, and its other arguments are taken or answered by
-`service_keys`. Each object starts the command that `command` holds as a process of its own: a notebook has an event
-loop already, and a GPU is free again afterwards.
+Names follow SageMaker AI's SDK where it has the same concept; `service_keys` handles the other arguments of that SDK.
+Each object runs its `command` as a separate process, because a notebook already has an event loop, and because the
+GPU is free again when the process has ended.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from mtrl.errors import UserError
 from mtrl.tracking.run_dir import RunDir
 
 PLAIN = re.compile(r"(?!(?i:null|true|false|nan|inf)$)[A-Za-z_][\w./-]*")
-"""Texts that need no quotes."""
+"""Pattern of texts that need no quotes in an override."""
 Overrides = Mapping[str, Any]
-"""Keys of the configuration, `trainer.max_steps` for one, and their values."""
+"""Configuration keys, such as `trainer.max_steps`, and their values."""
 
 
 class MultiTurnRLTrainer:
-    """One run.
+    """One training run.
 
     Args:
         recipe: an experiment of `conf/experiment/`; empty: gsm8k.
-        model: a Hugging Face folder or Hub name; None is the recipe's.
-        agent_env: `package.module.Class` of an environment or task family; None is the recipe's.
-        agent: a program that plays instead: `package.module.function`, or the URL of a service.
+        model: a Hugging Face folder or Hub name; None: the model of the recipe.
+        agent_env: `package.module.Class` of an environment or task family; None: the environment of the recipe.
+        agent: an agent program that runs the episodes instead: `package.module.function`, or the URL of a service.
         training_dataset: file, folder or Hub name with the rows.
         dataset: the same as `training_dataset`.
-        overrides: any other keys; they come last.
-        run_dir: folder of the run; None makes one in `outputs/`.
+        overrides: any other keys; they take precedence over the arguments above.
+        run_dir: folder of the run; None creates one in `outputs/`.
         service: other arguments of SageMaker AI's SDK; see `service_keys`.
 
     Raises:
-        UserError: an argument of the service that this machine cannot serve.
+        UserError: an argument of the service is not supported on this machine.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class MultiTurnRLTrainer:
         self.command = command("mtrl.main", {"model": "hf", **keys} if model else keys)
 
     def train(self, show: Callable[[str], object] = print) -> dict[str, Any]:
-        """Train, or go on where an earlier call was interrupted; what summary.json holds.
+        """Train, or resume where an earlier call was interrupted. Return the contents of summary.json.
 
         Args:
-            show: is given every line that the run writes.
+            show: function that is called with every line that the run prints.
 
         Raises:
-            UserError: the run ended with an error, and its last words.
+            UserError: the run ended with an error; the message holds the last line that it printed.
         """
         again = ["resume=latest"] if self.run.metrics.exists() else []
         run_command([*self.command, *again], show)
         return json.loads(self.run.summary.read_text(encoding="utf-8"))
 
     def get_mlflow_url(self) -> str:
-        """Where the run is in MLflow; before it has arrived there, the address of the server.
+        """Return the URL of the run in MLflow, or the address of the server until the run appears there.
 
         Raises:
             UserError: the run has not begun, or it does not report to MLflow.
@@ -119,10 +119,11 @@ class MultiTurnRLTrainer:
 
 
 class Report(dict[str, Any]):
-    """report.json of an evaluation, which is over when `evaluate` returns."""
+    """Contents of report.json of an evaluation, which has ended when `evaluate` returns."""
 
     def wait(self) -> Report:
-        """Return at once: what SageMaker AI's SDK waits for has ended already."""
+        """Return at once, since the evaluation has already ended. The method exists for compatibility with SageMaker
+        AI's SDK."""
         return self
 
 
@@ -131,15 +132,15 @@ class MultiTurnRLEvaluator:
 
     Args:
         model: a trainer, the folder of a run, a checkpoint, a model folder or a Hub name.
-        recipe: the experiment to play, where the model is not a run's and brings none.
-        dataset: file, folder or Hub name with the rows; None or empty: the recipe's.
+        recipe: the experiment to evaluate on, for a model that does not come from a run and so has no configuration.
+        dataset: file, folder or Hub name with the rows; None or empty: the data of the recipe.
         evaluate_base_model: compare with the policy before training, on the same rows.
         overrides: any other keys.
-        output: folder of the report; None makes one in `outputs/evaluations/`.
+        output: folder of the report; None creates one in `outputs/evaluations/`.
         service: other arguments of SageMaker AI's SDK; see `service_keys`.
 
     Raises:
-        UserError: an argument of the service that this machine cannot serve.
+        UserError: an argument of the service is not supported on this machine.
     """
 
     def __init__(
@@ -167,14 +168,14 @@ class MultiTurnRLEvaluator:
             self.command.append(self.model)
 
     def evaluate(self, evaluate_base_model: bool = False, show: Callable[[str], object] = print) -> Report:
-        """Play, score, and write the report; what report.json holds.
+        """Run and score the episodes and write the report. Return the contents of report.json.
 
         Args:
             evaluate_base_model: as in the constructor.
-            show: is given every line that the evaluation writes.
+            show: function that is called with every line that the evaluation prints.
 
         Raises:
-            UserError: it ended with an error, and its last words.
+            UserError: the evaluation ended with an error; the message holds the last line that it printed.
         """
         is_compared = evaluate_base_model or self.evaluate_base_model
         compared = [override("evaluation.compare", ["base"])] if is_compared else []
@@ -183,14 +184,15 @@ class MultiTurnRLEvaluator:
 
 
 def service_keys(service: dict[str, Any]) -> dict[str, Any]:
-    """Keys of the configuration for arguments of SageMaker AI's SDK that have another name here.
+    """Return the configuration keys for arguments of SageMaker AI's SDK that have another name here.
 
-    `agent_config` is a function or the URL of a service that plays, `mlflow_resource_arn` the MLflow server that the
-    record goes to. `role` and `accept_eula` are of a job on AWS and have no effect here, which is warned of.
+    `agent_config` is the agent program (a function or the URL of a service), `mlflow_resource_arn` the MLflow server
+    that receives the metrics. `role` and `accept_eula` belong to jobs on AWS; here they have no effect and cause a
+    warning.
 
     Raises:
-        UserError: an agent that only AWS can reach.
-        TypeError: there is no such argument.
+        UserError: only AWS can reach the agent.
+        TypeError: an argument is unknown.
     """
     known = ("agent_config", "mlflow_resource_arn", "role", "accept_eula")
     if unknown := sorted(service.keys() - set(known)):
@@ -212,13 +214,13 @@ def service_keys(service: dict[str, Any]) -> dict[str, Any]:
 
 
 def output_folder(service: dict[str, Any], ours: str) -> str | None:
-    """Take `s3_output_path` out of the arguments of the service: a folder of this machine.
+    """Remove `s3_output_path` from the arguments of the service and return it: a folder of this machine, or None.
 
     Args:
-        ours: the argument that names the folder here.
+        ours: name of the argument for the folder in this API, for the error message.
 
     Raises:
-        UserError: it is an address.
+        UserError: `s3_output_path` is a URL.
     """
     path = service.pop("s3_output_path", None)
     if path and "://" in str(path):
@@ -230,17 +232,17 @@ def output_folder(service: dict[str, Any], ours: str) -> str | None:
 
 
 def played_by(agent: str | None) -> dict[str, str]:
-    """The key for a program that plays in the environment's place: a function or the URL of a service."""
+    """Return the configuration key for an agent program, which is a function or the URL of a service."""
     return {f"generator.agent.{'url' if '://' in agent else 'target'}": agent} if agent else {}
 
 
 def command(module: str, keys: Overrides) -> list[str]:
-    """What to type for these keys; those that are None are left out."""
+    """Return the command line for these keys, without the keys whose value is None."""
     return [sys.executable, "-m", module, *(override(key, value) for key, value in keys.items() if value is not None)]
 
 
 def override(key: str, value: Any) -> str:
-    """`key=value` as Hydra reads it: texts stay what they are, whatever is in them."""
+    """Return `key=value` in Hydra's grammar, with texts quoted so that Hydra reads them unchanged."""
     return f"{key}={_written(value)}"
 
 
@@ -255,10 +257,10 @@ def _written(value: Any) -> str:
 
 
 def run_command(words: list[str], show: Callable[[str], object]) -> None:
-    """Run it to its end; Ctrl-C reaches it, and it saves.
+    """Run the command until it ends. Ctrl-C is forwarded to the command as SIGINT, so that it can save first.
 
     Raises:
-        UserError: its exit status is not 0.
+        UserError: the exit status is not 0.
     """
     last = ""
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")

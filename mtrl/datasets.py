@@ -1,4 +1,4 @@
-"""Rows of data sets: from a folder, a file or the Hub to the rows that environments take."""
+"""Loading of data sets: from a folder, a file or the Hub to the rows that environments take."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 HELD_OUT_NAMES = ("test", "validation", "val", "dev")
-"""Names that a held-out split goes by; asked for one of them, the others are looked for as well."""
+"""Names of a held-out split. If the requested split has one of these names and is missing, the other names are tried
+as well."""
 HELD_OUT = 8
-"""A single file without a `split` column keeps every row of this many for the held-out split."""
+"""Interval, in rows, of held-out rows: in a single file without a `split` column, one row of each 8 is held out."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?")
 
 
 def load_rows(data: Any, seed: int = 0, **config: Any) -> Splits:
-    """The rows of `data.path` for any environment, by the columns that `to_row` knows."""
+    """Load the rows of `data.path` for any environment, from the columns that `to_row` knows."""
     if data.path is None:
         raise UserError(
             "data.path=null, and this environment has no synthetic data; set data.path to a folder, file or Hub name"
@@ -41,10 +42,10 @@ def load_rows(data: Any, seed: int = 0, **config: Any) -> Splits:
 def load_splits(
     data: Any, convert: Callable[[dict, str, int], Row], hub_config: dict[str, str] | None = None
 ) -> Splits:
-    """Read both splits of `data.path` and make rows of them with `convert(raw, split, index)`.
+    """Read both splits of `data.path` and convert them to rows with `convert(raw, split, index)`.
 
-    A held-out prompt that occurs in the training rows as well is dropped there. `hub_config` names the configuration
-    to take of a Hub data set that has several.
+    A training row whose prompt also occurs in the held-out rows is dropped. `hub_config` maps the name of a Hub data
+    set with several configurations to the configuration to load.
     """
     path = str(data.path)
     if path in (hub_config or {}) and not Path(path).exists():
@@ -58,7 +59,7 @@ def load_splits(
 
 
 def _tell_unread(path: str, asked: tuple[str, str]) -> None:
-    """Warn of rows of one file whose `split` is neither of the two that are read."""
+    """Log a warning about the rows of a single file whose `split` is neither of the two that are read."""
     file = Path(path).expanduser()
     rows = read_file(file) if file.is_file() else []
     if not all("split" in row for row in rows):
@@ -76,7 +77,7 @@ def _tell_unread(path: str, asked: tuple[str, str]) -> None:
 
 
 def cap(splits: Splits, data: Any) -> Splits:
-    """At most `data.max_train_rows` and `data.max_test_rows` rows: the first ones."""
+    """Limit the splits to their first `data.max_train_rows` and `data.max_test_rows` rows."""
     for key in ("max_train_rows", "max_test_rows"):
         if (rows := getattr(data, key)) is not None and rows < 1:
             raise UserError(f"data.{key}={rows} leaves no rows; set it to 1 or more, or to null for all")
@@ -86,12 +87,12 @@ def cap(splits: Splits, data: Any) -> Splits:
 def cut_validation(splits: Splits, count: int) -> Splits:
     """Move `count` rows from the training split to the validation split; with 0 nothing changes.
 
-    They are those of the lowest hashes of their content, so the choice depends on neither order nor seed, and a row
-    that is added to the data moves at most one other across. Training rows that are twins of a chosen one are dropped,
-    and twins of held-out rows are never chosen. The rows of each split keep their order.
+    The rows with the lowest hashes of their content are moved, so the choice depends on neither order nor seed, and a
+    row that is added to the data displaces at most one other row. Training rows with the same content as a chosen row
+    are dropped, and rows with the content of a held-out row are never chosen. The rows of each split keep their order.
 
     Raises:
-        UserError: the training split has no more different rows than that.
+        UserError: the training split has `count` different rows or fewer.
     """
     if not count:
         return splits
@@ -115,8 +116,8 @@ def cut_validation(splits: Splits, count: int) -> Splits:
 
 
 def _contents(splits: Splits) -> list[str]:
-    """What makes each row of `train`, then of `test`, the task that it is: its prompt; or, where most prompts are the
-    same and the task is told later or never (a secret code), all of the row but its name."""
+    """Return the text that identifies the task of each row, for `train`, then `test`: the prompt; or, where most
+    prompts are the same because the task is given later or never (a secret code), the row without `id` and `split`."""
     rows = [*splits.train, *splits.test]
     prompts = [_fingerprint(row) for row in rows]
     if 2 * len(set(prompts[: len(splits.train)])) > len(splits.train):
@@ -144,7 +145,7 @@ def _disjoint(splits: Splits, path: str) -> Splits:
         )
     ids = [row["id"] for row in (*train, *splits.test)]
     if len(set(ids)) < len(ids):
-        # Ids that number the rows of each split start over; with the split's name in front they tell rows apart.
+        # Ids that number the rows of each split from 0 occur in both splits; the prefix makes them unique.
         for split, rows in (("train", train), ("test", splits.test)):
             for row in rows:
                 row["id"] = f"{split}-{row['id']}"
@@ -170,7 +171,7 @@ def _check_ids(rows: list[Row], path: str) -> None:
 
 
 def to_row(raw: dict[str, Any], split: str, index: int) -> Row:
-    """`raw` with `id`, `prompt` (messages) and `ground_truth` (dict); every other column stays beside them."""
+    """Return `raw` with `id`, `prompt` (messages), `ground_truth` (dict) and `split`; all other columns stay."""
     row_id = raw.get("id")
     row_id = f"{split}-{index}" if row_id is None else str(row_id)
     return {**raw, "id": row_id, "prompt": _messages(raw, row_id), "ground_truth": _ground_truth(raw), "split": split}
@@ -197,7 +198,7 @@ def _messages(raw: dict[str, Any], row_id: str) -> list[Message]:
                 f"row {row_id} of data.path has a message with role={role[:60]!r} in {column}; write one of "
                 f"{', '.join(ROLES)}"
             )
-    # Parquet fills keys that other messages have with None.
+    # Parquet adds the keys of other messages to each message, with the value None.
     return [
         {key: value for key, value in message.items() if value is not None or key == "content"} for message in prompt
     ]
@@ -215,7 +216,7 @@ def _are_messages(value: Any) -> bool:
 
 
 def _parsed(prompt: Any) -> Any:
-    """CSV has no lists: messages in it are JSON text."""
+    """Parse messages that are stored as JSON text, as in CSV, which has no lists."""
     if isinstance(prompt, str) and prompt.lstrip().startswith("[{"):
         try:
             messages = json.loads(prompt)
@@ -226,7 +227,8 @@ def _parsed(prompt: Any) -> Any:
 
 
 def _ground_truth(raw: dict[str, Any]) -> dict[str, Any]:
-    """From `ground_truth`, `reward_spec` (SkyRL), `reward_model` (verl) or `answer`; {} where there is none."""
+    """Return the ground truth from `ground_truth`, `reward_spec` (SkyRL), `reward_model` (verl) or `answer`; {} if the
+    row has none of these."""
     specs = (raw.get(name) for name in ("reward_spec", "reward_model"))
     truths = [
         raw.get("ground_truth"),
@@ -243,16 +245,17 @@ def _ground_truth(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(path: str, split: str) -> list[dict[str, Any]]:
-    """The rows of one split, as they are stored.
+    """Read the rows of one split, unconverted.
 
     Args:
         path: a folder with `{split}.jsonl`, `.json`, `.parquet`, `.csv` or `{split}-*.parquet` (in it or in its
             `data/`); one file, split by its column `split` or, without one, with every eighth row held out; or a Hub
             name `owner/name` or `owner/name:config`.
-        split: where a held-out split (test, validation, val, dev) is missing, the others are looked for in this order.
+        split: name of the split; if a held-out split (test, validation, val, dev) is missing, the other names are
+            tried in this order.
 
     Raises:
-        UserError: nothing there, or not readable.
+        UserError: the path, the split or its rows do not exist, or the data is not readable.
     """
     local = Path(path).expanduser()
     if local.is_dir():
@@ -271,7 +274,7 @@ def read_rows(path: str, split: str) -> list[dict[str, Any]]:
 
 
 def split_names(split: str) -> list[str]:
-    """`split`, then the other names that it may go by."""
+    """Return `split`, followed by the alternative names of a held-out split."""
     return [split, *(name for name in HELD_OUT_NAMES if name != split)] if split in HELD_OUT_NAMES else [split]
 
 
@@ -307,9 +310,9 @@ def _read_hub(path: str, split: str) -> list[dict[str, Any]]:
     name, _, config = path.partition(":")
     try:
         if is_out_of_reach(name):
-            datasets.config.HF_HUB_OFFLINE = True  # the library has no argument for it, and goes to its cache at once
+            datasets.config.HF_HUB_OFFLINE = True  # no argument for this exists; the library then uses its cache only
         splits = datasets.load_dataset(name, config or None)
-    except Exception as error:  # the library raises anything from OSError to its own types, offline or not
+    except Exception as error:  # the library raises many types, from OSError to its own, offline or not
         reason = (str(error).strip() or "no message").splitlines()[0][:200]
         raise UserError(
             f"data.path={path} is not a folder or file here, and the Hub did not give it "
@@ -326,7 +329,7 @@ def _read_hub(path: str, split: str) -> list[dict[str, Any]]:
 
 
 def read_file(path: Path) -> list[dict[str, Any]]:
-    """All rows of one .jsonl, .json, .parquet or .csv file."""
+    """Read all rows of one .jsonl, .json, .parquet or .csv file."""
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv}
     if path.suffix not in readers:
         raise UserError(f"data.path={path} ends in {path.suffix or 'nothing'}; it must be one of {', '.join(SUFFIXES)}")
@@ -344,7 +347,7 @@ def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
             continue
         try:
             row = json.loads(line.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:  # malformed JSON or not UTF-8; nested without end
+        except (ValueError, RecursionError) as error:  # malformed JSON or not UTF-8; nested too deep
             raise UserError(
                 f"{path}, line {number}: not JSON in UTF-8 ({error}); write one JSON object per line"
             ) from error
@@ -356,7 +359,7 @@ def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
 
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
-    """A list of objects; or one object per line, which the Hub calls .json as well."""
+    """Read a list of objects, or one object per line, since the Hub uses the suffix .json for both."""
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if not content.lstrip().startswith(b"["):
         return list(_json_lines(path, content.splitlines()))
@@ -372,7 +375,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    csv.field_size_limit(2**31 - 1)  # prompts outgrow the default of 128 KiB
+    csv.field_size_limit(2**31 - 1)  # prompts exceed the default of 128 KiB
     content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")

@@ -1,10 +1,11 @@
-"""python -m mtrl.demonstrate: write the episodes of an environment's demonstrator, for supervised fine-tuning.
+"""python -m mtrl.demonstrate: write episodes of an environment's demonstrator, for supervised fine-tuning.
 
     python -m mtrl.demonstrate experiment=search --out demonstrations.jsonl
     python -m mtrl.sft --data demonstrations.jsonl --out warm --model Qwen/Qwen3-0.6B
 
-Every line is `{"messages": […]}`, what `mtrl.sft` reads. The rows are training rows, over and over; held-out rows never
-occur. The demonstrator is weak on purpose: it fails as often as the warm start of a run wants it to.
+Every line is `{"messages": […]}`, the format that `mtrl.sft` reads. The episodes are on training rows, repeated if
+there are too few; held-out rows are never used. The demonstrator is weak on purpose: it fails as often as the warm
+start of a run requires.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from mtrl.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play and write. Returns the exit status.
+    """Run the demonstrator and write its episodes. Return the exit status.
 
     Raises:
-        UserError: the task has no demonstrator or no training rows, a demonstration fails, or the file is there.
+        UserError: the task has no demonstrator or no training rows, a demonstration fails, the file exists already, or
+            `--count` is less than 1.
     """
     args = parse(argv)
     config: Config = OmegaConf.to_object(compose(args.overrides, args.config_dir))  # type: ignore[assignment]

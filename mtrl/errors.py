@@ -1,6 +1,6 @@
-"""How a program ends: by an error that a user is meant to read, or because it was asked to stop.
+"""Exceptions that end a program: errors that a user is meant to read, and requests to stop.
 
-A `UserError` is one sentence that names the key, the value and the fix.
+The message of a `UserError` is one sentence that names the key, the value and the fix.
 """
 
 import os
@@ -10,25 +10,26 @@ import traceback
 from pathlib import Path
 
 LIBRARIES = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
-"""Whatever lies outside of these is the user's own code."""
+"""Folders of mtrl, Python and installed packages; a file outside of them is the user's own code."""
 LONGEST_LINE = 1_000
+"""Maximum length of the first line of `account`, in characters."""
 LONGEST_ACCOUNT = 20_000
-"""Characters."""
+"""Maximum length of the text of `account`, in characters."""
 
 
 class UserError(ValueError):
-    """Bad input from a user. The entry points print its sentence and exit with status 2, without a traceback."""
+    """Bad input from a user. The entry points print the message and exit with status 2, without a traceback."""
 
 
 class RunEndedError(UserError):
-    """The run ends before its last step; what it has learnt so far is worth keeping."""
+    """The run ends before its last step, and the policy as trained so far should be saved."""
 
 
 class PrunedError(RunEndedError):
-    """A sweep gives the run up, because others of it do better; it is saved, and no failure."""
+    """The sweep stops the run, because other runs of the sweep do better. The run is saved and is not a failure."""
 
     def __init__(self, reason: str, score: float):
-        """`score` is the objective of the sweep, as it was last measured."""
+        """`score` is the last measured value of the sweep's objective."""
         super().__init__(reason)
         self.score = score
 
@@ -36,19 +37,19 @@ class PrunedError(RunEndedError):
 class Interrupted(SystemExit):
     """A signal ended the run after it was saved.
 
-    The exit status is 130 after Ctrl-C (SIGINT), as shells have it, and 75 after any other signal: `EX_TEMPFAIL` of
-    sysexits.h, "run me again", which job scripts can tell from a failure.
+    The exit status is 130 after Ctrl-C (SIGINT), the convention of shells, and 75 after any other signal: `EX_TEMPFAIL`
+    of sysexits.h, "try again later", which job scripts can distinguish from a failure.
     """
 
     def __init__(self, name: str):
-        """`name` is that of the signal, such as SIGTERM."""
+        """`name` is the name of the signal, such as SIGTERM."""
         super().__init__(130 if name == signal.SIGINT.name else os.EX_TEMPFAIL)
         self.signal = name
 
 
 class EndedAtOnce(KeyboardInterrupt):
-    """A signal, as a rule the second one, ended the run before it could save. Its text, where it has one, is a sentence
-    for the user; the exit status is 128 + the number of the signal, as shells have it."""
+    """A signal, usually the second one, ended the run before it could save. The message, if not empty, is a sentence
+    for the user; the exit status is 128 + the number of the signal, the convention of shells."""
 
     def __init__(self, number: int, said: str = ""):
         super().__init__(said)
@@ -56,7 +57,7 @@ class EndedAtOnce(KeyboardInterrupt):
 
 
 class JobLost(SystemExit):
-    """Another rank of the job is gone or has failed, so this one ends: one line on stderr, exit status 1."""
+    """Another rank of the job is lost or has failed, so this rank ends with one line on stderr and exit status 1."""
 
     def __init__(self, rank: int, size: int, reason: str):
         super().__init__(
@@ -65,12 +66,12 @@ class JobLost(SystemExit):
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line, and where in the user's own code: `KeyError in vault.py, line 9: 'tag'`."""
-    from mtrl.process_guard import said  # brings asyncio, which --help does without
+    """Return one line with the error and its place in the user's own code: `KeyError in vault.py, line 9: 'tag'`."""
+    from mtrl.process_guard import said  # imports asyncio, which --help does not need
 
     line = next(iter(said(error).splitlines()), "")
     if isinstance(error, ImportError | SyntaxError):
-        return line  # it says the place itself
+        return line  # the message names the place itself
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_absolute() and not any(library in file.parents for library in LIBRARIES):
@@ -79,12 +80,12 @@ def reason(error: BaseException) -> str:
 
 
 def account(error: BaseException) -> str:
-    """What a failed episode keeps of its error: the first line says it, then comes the traceback. At most
-    `LONGEST_ACCOUNT` characters, as the message may hold whatever an environment has put into it."""
+    """Return the text that a failed episode stores about its error: one line with type and message, then the
+    traceback. The text is cut after `LONGEST_ACCOUNT` characters, since an environment chooses the message."""
     from mtrl.process_guard import guarded, said
 
     first = next(iter(said(error).splitlines()), "")[:LONGEST_LINE]
-    with guarded():  # it shows the error too
+    with guarded():  # formatting the traceback calls the error's own code too
         trace = "".join(traceback.format_exception(error))
     text = f"{type(error).__name__}: {first}\n{trace}"
     if len(text) > LONGEST_ACCOUNT:
@@ -93,5 +94,5 @@ def account(error: BaseException) -> str:
 
 
 def missing_extra(package: str, extra: str) -> UserError:
-    """The error for an optional package that is not installed; it names the extra that brings it."""
+    """Return the error for an optional package that is not installed; it names the extra that contains the package."""
     return UserError(f"{package} is not installed; install it with: pip install 'mtrl[{extra}]'")

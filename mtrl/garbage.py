@@ -1,7 +1,7 @@
-"""Python's garbage collector, told what stays.
+"""Settings of Python's garbage collector for a process with an event loop.
 
-It looks at every object now and then, and torch and transformers bring half a million: a process with an event loop
-stands still for 0.4 s each time.
+A full collection examines every object, and torch and transformers create half a million of them, so that each full
+collection stops the event loop for 0.4 s.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (10_000, 20, 50)
-"""Objects made beyond those freed before the youngest are looked at, and how many such looks before the older ones are.
-Python's own are 700, 10, 10."""
+"""Thresholds for `gc.set_threshold`: the number of allocations minus deallocations that starts a collection of the
+youngest generation, then the number of collections of each generation before the next older one is collected. Python's
+defaults are 700, 10, 10."""
 
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Meanwhile collections leave out all objects that exist now, and come less often."""
+    """Within this context, collections skip all objects that existed at its start, and run less often."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as the servers of mtrl speak it: uvicorn's protocol, with limits for clients that stall."""
+"""HTTP/1.1 protocol of mtrl's servers: uvicorn's protocol with time limits for clients that stall."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECONDS_TO_ASK = 30.0
-"""For the line and the headers of a request, from the first byte or from the connection on."""
+"""Time limit for a client to send the request line and the headers, in seconds, counted from the start of the
+connection or from the first byte of a later request."""
 SECONDS_TO_TAKE = 60.0
-"""For a client to read on, once an answer of its own stands in its way."""
+"""Time limit for a client to resume reading, in seconds, counted from when the server's write buffer is full."""
 READ_AT_ONCE = 16 << 10
-"""Bytes. With asyncio's 256 KiB, a body in chunks of one byte keeps the parser at work for a second at a time, and
-everybody else waits for it."""
+"""Maximum number of bytes that are read from a socket at once. With asyncio's 256 KiB, a body in chunks of one byte
+would keep the parser busy for a second at a time, while all other clients wait."""
 
 
 class PatientProtocol(H11Protocol):
-    """Ends connections whose clients never get to the end of their headers, or never read what they are sent: uvicorn
-    waits for both without a limit. Those that have not asked yet hold at most half of the connections that the server
-    may have: beyond that, the one that has waited longest ends, so that half-sent requests keep nobody out."""
+    """Uvicorn's protocol with time limits for clients that stall.
+
+    A connection is closed if its client does not finish the headers of a request in time, or does not read the
+    response; uvicorn waits for both without a limit. Connections that still wait for their headers may be at most half
+    of the connections that the server allows. Beyond that, the longest-waiting one is closed, so that incomplete
+    requests do not lock out other clients."""
 
     _patience: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
@@ -42,7 +46,8 @@ class PatientProtocol(H11Protocol):
             self._make_room()
 
     def send_400_response(self, msg: str) -> None:
-        """Garbage may also come behind an answer, and h11 knows no second one."""
+        """Send status 400, or only close the connection where a response has already been sent: invalid bytes can also
+        follow a response, and h11 allows no second one."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:

@@ -1,4 +1,4 @@
-"""Whether the Hub answers: asked once, before libraries ask it for one file after another and wait between."""
+"""A check whether the Hub can be reached, made once, since libraries would retry for each single file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import functools
 from pathlib import Path
 
 TIMEOUT = 10.0
-"""Seconds."""
+"""Timeout of the check, in seconds."""
 
 
 def is_out_of_reach(path: str) -> bool:
-    """Whether `path` is a name of the Hub, and the Hub does not answer: then only what is on this machine can be had,
-    and `transformers` and `datasets` are told so (`local_files_only`). They would try each file six times."""
+    """Return whether `path` is a name of the Hub and the Hub does not answer. Then only local files can be loaded, and
+    callers pass that to `transformers` and `datasets` (`local_files_only`), which would try each file six times."""
     return not Path(path).exists() and not _answers()
 
 
@@ -24,6 +24,6 @@ def _answers() -> bool:
         return False
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
-    except Exception:  # of the HTTP library, whichever it is
+    except Exception:  # the type depends on the HTTP library in use
         return False
     return True

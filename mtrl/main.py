@@ -1,10 +1,10 @@
 """python -m mtrl.main: train.
 
-python -m mtrl.main                                      the default experiment
-python -m mtrl.main experiment=text_to_sql seed=1        another one, a key changed
-python -m mtrl.main -m seed=0,1,2                        a sweep; sweep=NAME for those of conf/sweep/
+python -m mtrl.main                                      run the default experiment
+python -m mtrl.main experiment=text_to_sql seed=1        run another experiment, with one key changed
+python -m mtrl.main -m seed=0,1,2                        run a sweep; sweep=NAME for a sweep of conf/sweep/
 torchrun --nproc-per-node 4 -m mtrl.main                 one run on four GPUs
-python -m mtrl.main --help                               everything else
+python -m mtrl.main --help                               all options
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from mtrl.trainer.run import OnEvaluation
 
 CHECKED_JOBS = 32
-"""At most so many jobs of a sweep are checked before the first one starts; the others when their turn comes."""
+"""Maximum number of jobs of a sweep that are checked before the first one starts; each other job is checked when it
+starts."""
 
 
 def main(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | None:
-    """One run: check, show, train. Returns what a sweep optimises, `summary[objective]`; `on_evaluation` is what it
-    calls after each evaluation."""
+    """Check and show the configuration, then train. Return the objective of a sweep, `summary[objective]`, or None if
+    the summary has none. `on_evaluation` is called after each evaluation."""
     from mtrl.config.show import show
 
     check_sampling(cfg)
@@ -62,10 +63,10 @@ def main(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | 
 
 
 def cli(argv: Sequence[str] | None = None) -> None:
-    """Parse, check every job, then hand over to Hydra."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises; the sentence is ours
+    """Parse the arguments, check every job, then start Hydra."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises the error; mtrl prints the message
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # environment.target=my_package.MyEnv
+        sys.path.insert(0, os.getcwd())  # for environment.target=my_package.MyEnv
     words = sys.argv[1:] if argv is None else argv
     with one_sentence():
         try:
@@ -80,10 +81,10 @@ def cli(argv: Sequence[str] | None = None) -> None:
 
 
 def lead(argv: Sequence[str]) -> None:
-    """Do what the command says: train, sweep or show something."""
+    """Run the command: train, sweep, or print help or the configuration."""
     try:
         sys.argv[1:] = prepare(argv)
-    except NotImplementedError as error:  # of the checks; later ones are bugs and keep their traceback
+    except NotImplementedError as error:  # raised by a check; later ones are bugs and keep their traceback
         refuse(f"NotImplementedError: {error}")
     start = hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(job)
     args = _parse(sys.argv[1:])
@@ -98,7 +99,8 @@ def lead(argv: Sequence[str]) -> None:
 
 
 def follow(argv: Sequence[str]) -> None:
-    """Under torchrun: do what the first rank calls. It composes the configuration, shows it and owns the folder."""
+    """Under torchrun, execute the calls of the first rank, which composes and shows the configuration and owns the
+    folder of the run."""
     if not _runs(_parse(argv)):
         return
     from mtrl.trainer.follow import follow as serve
@@ -107,10 +109,11 @@ def follow(argv: Sequence[str]) -> None:
 
 
 def prepare(argv: Sequence[str]) -> list[str]:
-    """The arguments for Hydra: overrides normalised, every job checked, the folder of the run named.
+    """Return the arguments for Hydra, with overrides normalised and `run_dir` set, after every job has been checked.
 
     Raises:
-        UserError: anything that is wrong, before any work and before any folder is made.
+        UserError: an argument or the configuration is wrong; it is raised before any work, and before any folder is
+            created.
     """
     args = _parse(argv)
     if args.shell_completion:
@@ -134,7 +137,7 @@ def prepare(argv: Sequence[str]) -> list[str]:
 
 
 def _parse(argv: Sequence[str]) -> Any:
-    """Hydra's flags; overrides may stand between them."""
+    """Parse Hydra's flags; overrides may stand between them."""
     parser = get_args_parser()
 
     def on_error(message: str) -> None:
@@ -146,7 +149,7 @@ def _parse(argv: Sequence[str]) -> Any:
 
 
 def _runs(args: Any) -> bool:
-    """Whether the command starts a run; else it shows something and ends."""
+    """Return whether the command starts a run; otherwise it prints help or the configuration."""
     return not (args.help or args.hydra_help or args.shell_completion or args.cfg or args.info)
 
 
@@ -164,7 +167,7 @@ def check_jobs(overrides: list[str], args: Any) -> str:
         settle(cfg)
         check(cfg)
         check_sampling(cfg)
-        if cfg.model.lora_rank and find_spec("peft") is None:  # said here, not when a minute has gone by
+        if cfg.model.lora_rank and find_spec("peft") is None:  # checked here, so that it fails before the model loads
             raise missing_extra("peft", "lora")
     run_dir = sweep_dir if args.multirun else first.run_dir
     if not (is_named or first.resume != "none" or is_marked(Path(run_dir))):
@@ -174,13 +177,14 @@ def check_jobs(overrides: list[str], args: Any) -> str:
 
 
 def run_dir_of(overrides: Sequence[str]) -> str:
-    """The folder that `prepare` has named."""
+    """Return the folder that `prepare` has added to the overrides."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     return next(str(override.value()) for override in reversed(parsed) if override.key_or_group == "run_dir")
 
 
 def _jobs(overrides: list[str]) -> list[list[str]]:
-    """The overrides of every job of a sweep. Ranges that only a sweeper can sample from are left at their defaults."""
+    """Return the overrides of each job of a sweep, at most `CHECKED_JOBS`. Keys with ranges that only a sweeper can
+    sample from keep their defaults."""
     choices = []
     for override in OverridesParser.create().parse_overrides(overrides):
         line = override.input_line or ""

@@ -1,8 +1,8 @@
-"""What code of an environment may not do to the process: end it, hold up its end, or stop the run's event loop.
+"""Protection of the process from an environment's code, which must not end it, delay its end, or stop its event loop.
 
-`os._exit` ends a process without an exception and with any status, 0 too, so that a run of which nothing is left would
-look like one that has succeeded. Within `guarded` it raises `SystemExit` instead, which fails the episode. Threads,
-tasks and callbacks that are started there are guarded too, and such threads end with the process.
+`os._exit` ends a process without an exception and with any status, including 0, so that a run that was cut off would
+look like a success. Within `guarded` it raises `SystemExit` instead, which fails the episode. Threads, tasks and
+callbacks that are started within `guarded` are guarded too, and such threads are daemons, so they end with the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 _guard: ContextVar[tuple[int | None, Any]] = ContextVar("_guard", default=(None, None))
-"""Within `guarded`: the process, which a child that was forked there is not; and the event loop of the thread."""
+"""Id of the guarded process and its running event loop, set within `guarded`. The id distinguishes the process from a
+child that was forked within `guarded`, which may exit."""
 _exit = os._exit
 _stop = asyncio.BaseEventLoop.stop
 _start = threading.Thread.start
@@ -26,8 +27,8 @@ _start = threading.Thread.start
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Until it is left: `os._exit` raises SystemExit, `stop` of the running loop a RuntimeError, and the recursion
-    limit is put back."""
+    """Within this context, `os._exit` raises SystemExit and `stop` of the running event loop raises RuntimeError. The
+    recursion limit is restored at the end."""
     before, depth = _guard.get(), sys.getrecursionlimit()
     _guard.set((os.getpid(), asyncio._get_running_loop()))
     try:
@@ -40,8 +41,8 @@ def guarded() -> Iterator[None]:
 
 @contextmanager
 def failing_alone() -> Iterator[None]:
-    """`guarded`, for methods of an environment's values: a `SystemExit`, which asyncio would end the program with,
-    becomes a RuntimeError."""
+    """Like `guarded`, for methods of an environment's values: a `SystemExit`, with which asyncio would end the
+    program, becomes a RuntimeError."""
     try:
         with guarded():
             yield
@@ -50,7 +51,8 @@ def failing_alone() -> Iterator[None]:
 
 
 def said(error: BaseException, show: Callable[[BaseException], str] = str) -> str:
-    """`str(error)`, which is code of whoever wrote its class and may fail itself."""
+    """Return `show(error)`, by default `str(error)`, or a substitute text if that raises. An environment may have
+    defined the class of the error, so its `__str__` may fail."""
     try:
         with guarded():
             return show(error)

@@ -1,4 +1,4 @@
-"""What the HTTP servers of mtrl share: a socket on this machine, and uvicorn on it until it is told to stop."""
+"""Common parts of mtrl's HTTP servers: binding a socket, and running uvicorn on it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from mtrl.errors import UserError
 
 MOST_CONNECTIONS = 512
-"""Further ones are answered with 503, which clients take as a reason to come again."""
+"""Maximum number of connections of a server. Further ones are answered with status 503, after which clients retry."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches the host."""
+    """Return whether only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -23,19 +23,19 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int, token: str | None, variable: str, option: str = "--{} {}") -> socket.socket:
-    """A socket for the server, bound and not listening yet; port 0 is a free one.
+    """Return a socket for the server, bound and not listening yet; port 0 selects a free port.
 
     Args:
-        variable: the environment variable that may hold the token; errors name it.
-        option: how errors write a name and its value.
+        variable: name of the environment variable for the token, for error messages.
+        option: format of an option's name and value in error messages.
 
     Raises:
-        UserError: the address cannot be had, or others reach it and no token protects it.
+        UserError: the address is invalid or not available, or other machines can reach it and no token protects it.
     """
     at_host, at_port = option.format("host", host), option.format("port", port)
     if not is_loopback(host) and not token:
         raise UserError(f"{at_host} is open to others and there is no token; set {variable} or use 127.0.0.1")
-    if not 0 <= port <= 65535:  # getaddrinfo takes 70000 for 4464
+    if not 0 <= port <= 65535:  # getaddrinfo reads 70000 as 4464
         raise UserError(f"{at_port} does not exist; choose one from 1 to 65535, or 0 for a free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -48,13 +48,13 @@ def bind(host: str, port: int, token: str | None, variable: str, option: str = "
 
 
 def address_of(bound: socket.socket) -> str:
-    """The URL of a socket."""
+    """Return the URL of a bound socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(app: Any, bound: socket.socket, when_ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT; requests that are under way are answered first."""
+    """Serve until SIGTERM or SIGINT; requests in progress are answered before the server stops."""
     import uvicorn
 
     from mtrl.http_protocol import PatientProtocol
@@ -64,7 +64,7 @@ def serve(app: Any, bound: socket.socket, when_ready: Callable[[], None]) -> Non
             await super().startup(sockets)
             when_ready()
 
-    # Named, because "auto" takes what happens to be installed.
+    # Named explicitly, because "auto" depends on the packages that are installed.
     config = uvicorn.Config(
         app, http=PatientProtocol, loop="asyncio", ws="none", lifespan="off", log_level="warning", access_log=False,
         limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=10,
@@ -74,7 +74,7 @@ def serve(app: Any, bound: socket.socket, when_ready: Callable[[], None]) -> Non
     def stop(*_: Any) -> None:
         server.should_exit = True
 
-    # uvicorn's own handlers raise the signal again at the end, which would end the process with an error.
+    # uvicorn's own handlers raise the signal again at the end, which would give the process an error status.
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run(sockets=[bound])

@@ -2,10 +2,10 @@
 
     python -m mtrl.sft --data chats.jsonl --out warm                        the tiny model, from scratch
     python -m mtrl.sft --data chats.jsonl --out warm --model Qwen/Qwen3-0.6B
-    python -m mtrl.main model=hf model.path=warm                            then train on from there
+    python -m mtrl.main model=hf model.path=warm                            then train with RL from there
 
 Every line of the data is `{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}`. The
-loss is on what the assistant says, its closing token included.
+loss is on the tokens of the assistant's messages, including the closing token of each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Read, train, write. Returns the loss of every update."""
+    """Read the data, train, and write the model. Return the loss of each update."""
     args = parse(argv)
     for name in ("epochs", "steps", "batch_size", "lr", "max_tokens"):
         if (value := getattr(args, name)) is not None and value <= 0:
@@ -50,15 +50,15 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     if args.out.exists():
         raise UserError(f"--out={args.out} exists; choose another folder, or delete it first")
     conversations = read_conversations(args.data)
-    # Only now: --help and wrong data need no torch.
+    # torch is imported only here, so that --help and errors in the data come without it.
     return _train(args, conversations)
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
-    """The conversations of a JSONL file; empty lines are skipped.
+    """Read the conversations of a JSONL file; empty lines are skipped.
 
     Raises:
-        UserError: there is no such file, it is empty, or a line is wrong; it names the line.
+        UserError: the file does not exist or is empty, or a line is invalid; the message names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

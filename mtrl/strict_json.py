@@ -1,4 +1,4 @@
-"""JSON of a model, read strictly: what is ambiguous or only nearly JSON is an error, and nothing is repaired."""
+"""Strict parsing of JSON that a model wrote: ambiguous or malformed JSON is an error, and nothing is repaired."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterable
 from typing import Any
 
 DEEPEST = 100
-"""Levels of nesting. Far more can be parsed, but Python's copies and dataclasses fail on them."""
+"""Maximum nesting depth, in levels. The parser accepts far more, but Python's `copy` and dataclasses fail on them."""
 
 
 def strict_loads(text: str) -> Any:
     """Parse one JSON value.
 
     Raises:
-        ValueError: it is not JSON, has a key twice or a number that JSON does not have (NaN), or is nested too deep.
+        ValueError: the text is not JSON, repeats a key, has a number that JSON does not have (NaN), or is nested too
+            deep.
     """
     try:
         value = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
@@ -25,7 +26,8 @@ def strict_loads(text: str) -> Any:
 
 
 def check_depth(value: Any) -> None:
-    """
+    """Check the nesting depth of a parsed JSON value.
+
     Raises:
         ValueError: lists and objects are nested deeper than `DEEPEST`.
     """
@@ -39,10 +41,10 @@ def check_depth(value: Any) -> None:
 
 
 def canonical(value: Any) -> str:
-    """One text per JSON value: keys sorted, no spaces, and 1.0 is 1.
+    """Return the canonical text of a JSON value: keys sorted, no spaces, and 1.0 written as 1.
 
     Raises:
-        ValueError, TypeError: it is not JSON.
+        ValueError, TypeError: the value is not JSON.
     """
     plain = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
     return json.dumps(_whole(value), **plain)  # type: ignore[arg-type]

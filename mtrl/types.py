@@ -1,14 +1,14 @@
-"""The nouns of mtrl. Read this first.
+"""The data types of mtrl. Read this first.
 
 A data row becomes an episode; an episode is a `Trajectory` of `Turn`s; the trajectories of one prompt are a `Group`;
-what the trainer eats is a `Sample`. Everything up to `Sample` is plain Python: ids, floats and text, no tensors.
+the trainer consumes `Sample`s. Everything up to `Sample` is plain Python: ids, floats and text, no tensors.
 
 Shape letters used across the code base::
 
     P  prompts of a step      G  trajectories of a group      T  turns of a trajectory      L  tokens of a sample
 
-Ids, masks, rewards and log-probs are derived from turns, here and in `mtrl/trainer/samples.py`, and are never kept
-beside them as parallel lists. Every type goes to JSON and back without loss (`to_json`, `from_json`).
+Ids, masks, rewards and log-probs are derived from turns, here and in `mtrl/trainer/samples.py`, and are never stored
+beside them as parallel lists. Every type converts to JSON and back without loss (`to_json`, `trajectory_from_dict`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any
 
 Message = dict[str, Any]
-"""One chat message as OpenAI writes it: `{"role": "user", "content": "…"}`, perhaps with `tool_calls`."""
+"""One chat message in OpenAI's format: `{"role": "user", "content": "…"}`, optionally with `tool_calls`."""
 
 ROLES = ("system", "user", "assistant", "tool")
 """The roles that a message may have."""
 
 Row = dict[str, Any]
-"""One task of a data set. `id` (str), `prompt` (list of messages) and `ground_truth` (dict) are always there after
-loading; whatever else the data holds stays beside them and reaches the environment."""
+"""One task of a data set. `id` (str), `prompt` (list of messages) and `ground_truth` (dict) always exist after loading;
+all other columns of the data stay beside them and reach the environment."""
 
 LARGEST_REWARD = 1e12
-"""Rewards are smaller in magnitude. Training computes in float32, which holds the sum of the squares of a batch of
-them; every way by which a reward comes in refuses a larger one."""
+"""Limit of a reward's magnitude. Training computes in float32, and the sum of the squares of a batch of such rewards
+still fits; every code path that accepts a reward refuses a larger one."""
 
 
 class StopReason(StrEnum):
@@ -50,11 +50,12 @@ class StopReason(StrEnum):
 
 
 FAILED = (StopReason.ENV_ERROR, StopReason.TIMEOUT, StopReason.PARSE_ERROR)
-"""Stop reasons of episodes that say nothing about the policy: they are retried, and then their group is replaced."""
+"""Stop reasons of episodes that failed for reasons other than the policy: these episodes are retried; if they still
+fail, their group is replaced."""
 
 
 BREAKS = ("template", "retoken", "edited", "other", "branch", "retry", "fresh")
-"""Why a turn's context extends no earlier turn: see `Turn.break_reason`."""
+"""Reasons why a turn's context extends no earlier turn: see `Turn.break_reason`."""
 
 
 class FinishReason(StrEnum):
@@ -67,15 +68,15 @@ class FinishReason(StrEnum):
 
 @dataclass
 class Turn:
-    """One exchange: what the model saw anew, what it sampled, and what the environment paid for it."""
+    """One exchange: the new context, the action that the model sampled, and the environment's reward for it."""
 
     observation_ids: list[int]
     """New context before the action (mask 0): the prompt on the first turn, then the closing token of a cut turn, the
     environment's messages and the generation prompt. With `break_reason` set it is the *whole* context instead."""
     action_ids: list[int]
-    """Exactly the ids that the engine sampled and that stay in the context (mask 1)."""
+    """Ids that the engine sampled and that stay in the context, unchanged (mask 1)."""
     action_logprobs: list[float]
-    """Log-probability of each action id under the sampling distribution's policy at its temperature; same length."""
+    """Log-probability of each action id under the policy that sampled it, at the sampling temperature; same length."""
     version_spans: list[tuple[int, int]]
     """`(policy version, tokens)` runs in order; their tokens sum to `len(action_ids)`."""
     finish: FinishReason
@@ -84,34 +85,37 @@ class Turn:
     message: Message
     """The action parsed into an assistant message."""
     observation: list[Message] = field(default_factory=list)
-    """The messages that `observation_ids` brought in."""
+    """The messages that `observation_ids` encode."""
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)
     """Named parts of the reward, as the environment or the reward composition reported them."""
     metrics: dict[str, float] = field(default_factory=dict)
     break_reason: str | None = None
-    """`None` while this turn's context extends the tokens of an earlier turn exactly; else why not. The renderer:
-    template, retoken, edited, other. A program that calls the model as it likes: branch (another turn extends those
-    tokens already), retry (the same request again), edited (it shares messages with earlier ones), fresh (none beyond
-    the system prompt). A break starts a new sample."""
+    """Reason why this turn's context does not extend the tokens of an earlier turn exactly; `None` while it does. The
+    renderer sets template, retoken, edited or other. For a program that calls the model itself, the reason is branch
+    (another turn already extends those tokens), retry (the same request again), edited (the request shares messages
+    with earlier requests) or fresh (it shares none beyond the system prompt). A break starts a new sample."""
     parent: int | None = None
-    """Index of the turn whose tokens the context extends, where that is not the turn before it."""
+    """Index of the turn whose tokens the context extends; None for the turn before this one."""
     seconds_generate: float = 0.0
     seconds_environment: float = 0.0
     advantages: list[float] = field(default_factory=list)
-    """What the update learnt from: one number for the turn, or one per action token; empty where it never did."""
+    """Advantages used by the update: one number for the turn, or one per action token; empty for a turn that was not
+    trained on."""
     trainer_logprobs: list[float] = field(default_factory=list)
-    """Log-probability of each action id by the trainer, before its first update; empty where it did not look."""
+    """Log-probability of each action id under the trainer's weights before the first update on it; empty where the
+    trainer computed none."""
 
     def before(self, index: int) -> int | None:
-        """Index of the turn that this one, the `index`-th of its trajectory, extends; None where a sample starts."""
+        """Return the index of the turn that this turn (number `index` of its trajectory) extends; None where a sample
+        starts."""
         if self.break_reason is not None or index == 0:
             return None
         return index - 1 if self.parent is None else self.parent
 
     @property
     def versions(self) -> list[int]:
-        """Policy version of every action token."""
+        """Policy version of each action token."""
         return [version for version, count in self.version_spans for _ in range(count)]
 
 
@@ -122,19 +126,19 @@ class Trajectory:
     task_id: str
     group_id: str
     index: int
-    """Place within its group."""
+    """Index of the trajectory within its group."""
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = StopReason.ABORTED
     final_observation: list[Message] = field(default_factory=list)
-    """What the environment said after the last action; never tokenised."""
+    """Messages of the environment after the last action; never tokenised."""
     metrics: dict[str, float] = field(default_factory=dict)
     score: float | None = None
-    """The scorer's verdict (1.0 is success), independent of the reward; `None` where it was not asked."""
+    """Score by the scorer (1.0 is success), independent of the reward; `None` if the trajectory was not scored."""
     answered: bool | None = None
     """Whether the policy gave an answer that the task can read, right or wrong; `None` where the task cannot tell."""
     trainable: bool = True
     error: str | None = None
-    """Traceback of what went wrong, if something did."""
+    """Message and traceback of the error that ended the episode; `None` without an error."""
 
     @property
     def reward(self) -> float:
@@ -153,12 +157,12 @@ class Trajectory:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of the whole conversation at the end of the last action."""
+        """Number of tokens of the whole conversation up to the end of the last action."""
         return self.contexts[-1] + len(self.turns[-1].action_ids) if self.turns else 0
 
     @property
     def contexts(self) -> list[int]:
-        """Tokens of the whole context before each action, length T."""
+        """Number of tokens of the whole context before each action, length T."""
         contexts: list[int] = []
         for index, turn in enumerate(self.turns):
             before = turn.before(index)
@@ -168,19 +172,19 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest policy version that sampled any of its tokens."""
+        """The oldest policy version that sampled a token of this trajectory; None without tokens."""
         return min((version for turn in self.turns for version, _ in turn.version_spans), default=None)
 
     @property
     def messages(self) -> list[Message]:
-        """The whole conversation, the last observation included."""
+        """The messages of the whole conversation, including the last observation."""
         spoken = chain.from_iterable([*turn.observation, turn.message] for turn in self.turns)
         return [*spoken, *self.final_observation]
 
 
 @dataclass
 class Group:
-    """The trajectories of one prompt: what group estimators compare."""
+    """The trajectories of one prompt, which group advantage estimators compare."""
 
     group_id: str
     row: Row
@@ -204,7 +208,7 @@ class Sample:
     """Index of the turn that sampled the token; -1 where the mask is False."""
     group_id: str = ""
     trajectory: int = 0
-    """Index of the trajectory within its group: several samples can come from one trajectory."""
+    """Index of the trajectory within its group; one trajectory can give several samples."""
 
     @property
     def action_tokens(self) -> int:
@@ -212,13 +216,14 @@ class Sample:
 
 
 def to_json(value: Trajectory | Group | Sample) -> str:
-    """One line of JSON. Floats keep all their bits (Python prints the shortest text that reads back the same)."""
+    """Return one line of JSON. Floats keep all their bits (Python prints the shortest text that parses to the same
+    float)."""
     return json.dumps(to_dict(value), ensure_ascii=False)
 
 
 def to_dict(value: Trajectory | Group | Sample | Turn) -> dict[str, Any]:
-    """What `dataclasses.asdict` gives, but lists and dicts are the value's own: to copy a million numbers takes a
-    second."""
+    """Return the fields as `dataclasses.asdict` does, but without copying lists and dicts, since copying a million
+    numbers takes a second."""
     data = {name: getattr(value, name) for name in value.__dataclass_fields__}
     if isinstance(value, Trajectory):
         data["turns"] = [to_dict(turn) for turn in value.turns]
@@ -228,9 +233,10 @@ def to_dict(value: Trajectory | Group | Sample | Turn) -> dict[str, Any]:
 
 
 def trajectory_from_dict(data: dict[str, Any]) -> Trajectory:
-    """
+    """Build a trajectory from the dict that `to_dict` returns.
+
     Raises:
-        ValueError, KeyError, TypeError: it is none.
+        ValueError, KeyError, TypeError: `data` is not a trajectory.
     """
     turns = [
         Turn(
@@ -258,7 +264,7 @@ def write_jsonl(path: Path, values: Iterable[Trajectory | Group | Sample], mode:
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a JSONL file, in order."""
+    """Yield the trajectories of a JSONL file, in order."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield trajectory_from_dict(json.loads(line))

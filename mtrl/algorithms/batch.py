@@ -1,4 +1,4 @@
-"""What an advantage estimator sees: the rewards of a whole step as one array."""
+"""The input of an advantage estimator: the rewards of a whole step as one array."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from mtrl.algorithms.peers import ROUNDING, Floats, Peers
 from mtrl.types import Group, Trajectory, Turn
 
 Ragged = list[list[float]]
-"""One number per turn: G lists of T_i floats."""
+"""One number per turn of a group: G lists of T_i floats."""
 
 WHITEN_EPSILON = 1e-8
 
 CHUNK = 64
-"""Columns that `discounted_sums` does in one matrix product."""
+"""Number of columns that `discounted_sums` computes in one matrix product."""
 
 
 @dataclass(frozen=True)
 class CreditBatch:
-    """M trajectories x T turns, padded on the right; the trajectories of a group stand side by side.
+    """M trajectories x T turns, padded on the right; the trajectories of a group are adjacent.
 
     For an estimator that works per token the columns are the sampled tokens of each trajectory instead of its turns.
     """
 
     rewards: Floats
-    """[M, T]; 0 in the padding."""
+    """[M, T] reward of each turn; 0 in the padding."""
     mask: NDArray[np.bool_]
-    """[M, T]; True where there is a turn."""
+    """[M, T] True for a turn, False in the padding."""
     tokens: NDArray[np.int64]
-    """[M, T] sampled tokens of each turn; 0 in the padding."""
+    """[M, T] number of sampled tokens of each turn; 0 in the padding."""
     group: NDArray[np.int64]
-    """[M] index of the group, ascending."""
+    """[M] index of the group of each trajectory, ascending."""
     trajectories: Sequence[Trajectory] = ()
-    """The M trajectories, for what is not a number: observations, components of the reward."""
+    """The M trajectories, for data that is not in the arrays: observations, components of the reward."""
     component_weights: Mapping[str, float] = field(default_factory=dict)
-    """`reward.components`: weight by name."""
+    """Weights of `reward.components`, by name."""
     values: Floats | None = None
-    """[M, T] the critic's values before each turn; 0 in the padding. None without a critic."""
+    """[M, T] the critic's value before each turn; 0 in the padding. None without a critic."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], component_weights: Mapping[str, float] | None = None) -> CreditBatch:
-        """The turns of these groups."""
+        """Build the batch of these groups, with a column per turn."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         lengths = np.array([len(t.turns) for t in trajectories], dtype=np.int64)
         mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
@@ -62,35 +62,36 @@ class CreditBatch:
 
     @property
     def turns(self) -> list[Turn]:
-        """The turns of all trajectories: what is True in the mask, row by row."""
+        """The turns of all trajectories, in the order of the True entries of the mask, row by row."""
         return [turn for trajectory in self.trajectories for turn in trajectory.turns]
 
     @cached_property
     def outcomes(self) -> Floats:
-        """[M] the reward of every trajectory; `fsum`, so that the order in which turns were paid cannot matter."""
+        """[M] the reward of each trajectory, summed by `fsum`, so that it does not depend on the order of the turns."""
         return np.array([math.fsum(row) for row in self.rewards.tolist()], dtype=np.float64)
 
     @cached_property
     def magnitudes(self) -> Floats:
-        """[M] the rewards of every trajectory added up without signs: what the rounding of its sums is a share of."""
+        """[M] the sum of the absolute rewards of each trajectory, which bounds the rounding error of its sums."""
         return abs(self.rewards).sum(axis=1)
 
     @cached_property
     def groups(self) -> Peers:
-        """Which of the M outcomes are compared."""
+        """Sets of the M outcomes that are compared with each other: the groups."""
         return Peers(self.group, self.magnitudes)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """[M] sampled tokens of every trajectory."""
+        """[M] number of sampled tokens of each trajectory."""
         return self.tokens.sum(axis=1)
 
     def broadcast(self, per_trajectory: Floats) -> Floats:
-        """[M, T] one value per trajectory, on all of its turns."""
+        """Copy one value per trajectory, [M], to all of its turns, [M, T]; 0 in the padding."""
         return np.where(self.mask, per_trajectory[:, None], 0.0)
 
     def ragged(self, advantages: Floats) -> list[Ragged]:
-        """[M, T] without its padding: a list per group, of a list per trajectory, of a float per turn."""
+        """Convert [M, T] to nested lists without padding: a list per group, of a list per trajectory, of a float per
+        turn."""
         flat = advantages[self.mask].tolist()
         ends = np.cumsum(self.mask.sum(axis=1)).tolist()
         rows = [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -98,20 +99,22 @@ class CreditBatch:
 
 
 def fill(mask: NDArray[np.bool_], flat: Sequence[float] | NDArray, dtype: type = np.float64) -> NDArray:
-    """An array of the mask's shape with the flat values where it is True, row by row, and 0 elsewhere."""
+    """Return an array of the mask's shape with the flat values where the mask is True, row by row, and 0 elsewhere."""
     out: NDArray = np.zeros(mask.shape, dtype=dtype)
     out[mask] = np.asarray(flat, dtype=dtype)
     return out
 
 
 def whiten(values: Floats, tokens: NDArray[np.int64], magnitude: float | None = None) -> Floats:
-    """(x - mean) / sqrt(var + 1e-8) over all sampled tokens of [M, T]: every value counts as often as it has tokens.
+    """Return (x - mean) / sqrt(var + 1e-8), [M, T], where each value is weighted by its number of sampled tokens.
 
-    The variance is unbiased (REINFORCE++, 2501.03262). All equal up to rounding, or less than two tokens: exactly 0.
+    The variance is unbiased (REINFORCE++, 2501.03262). The result is exactly 0 if all values are equal up to rounding,
+    or if there are fewer than two tokens.
 
     Args:
-        tokens: [M, T]; where there are none the result is 0.
-        magnitude: what the values were summed from, as in `Peers.magnitudes`; None: they are no sums.
+        tokens: [M, T] number of sampled tokens; the result is 0 where it is 0.
+        magnitude: sum of the absolute terms that the values were summed from, as in `Peers.magnitudes`; None: the
+            values are not sums.
     """
     sampled = tokens > 0
     present, counts = values[sampled], tokens[sampled]
@@ -123,10 +126,10 @@ def whiten(values: Floats, tokens: NDArray[np.int64], magnitude: float | None = 
 
 
 def discounted_sums(values: Floats, discount: float) -> Floats:
-    """y_t = x_t + discount * y_{t+1} along the rows of [M, T]: returns-to-go of rewards, GAE of TD errors.
+    """Return y_t = x_t + discount * y_{t+1} along the rows of [M, T]: returns-to-go of rewards, or GAE of TD errors.
 
-    Chunks of columns are one product with a triangular matrix of powers each, so a row of thousands of tokens costs
-    no Python per token. Padding on the right must be 0.
+    Each chunk of columns is one product with a triangular matrix of powers, so that a row of thousands of tokens needs
+    no Python loop over tokens. The padding on the right must be 0.
     """
     rows, columns = values.shape
     out = np.empty_like(values)

@@ -1,11 +1,12 @@
-"""Off-policy corrections: weights on the loss for what engine and trainer do not agree on.
+"""Off-policy corrections: weights on the loss for differences between the log-probs of engine and trainer.
 
-Each maps d = trainer - rollout log-probs [N], of one and the same policy, to weights [N] without gradient. The
-trainer's side is the old policy (`algorithm.loss_anchor=old`), or the policy of the moment where the engine's log-probs
-are the anchor. Denominators are counted before any token is masked, so the tokens that stay get no larger step.
+Each correction maps d = trainer - rollout log-probs [N] to weights [N] without gradient. The trainer's log-probs are
+those of the old policy with `algorithm.loss_anchor=old`, and those of the current policy with
+`algorithm.loss_anchor=rollout`. Denominators are counted before any token is masked, so masking does not increase the
+weight of the remaining tokens.
 
 Bounds are on e^d, or on its product or geometric mean over a trajectory; `correction_low` and `correction_high` replace
-the published ones. Log-ratios are clamped to ±20, per token and per trajectory.
+the published bounds. Log-ratios are clamped to ±20, per token and per trajectory.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ BOUNDS = {
     "mis": (0.5, 2.0),
     "geometric": (0.999, 1.001),
 }
-"""The published ones: what holds where `correction_low` and `correction_high` are null."""
+"""Published bounds of each correction, used where `correction_low` and `correction_high` are null."""
 
 
 @off_policy_correction("none")
 def none(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
-    """All tokens count as they are."""
+    """1 for all tokens: no correction."""
     return torch.ones_like(difference)
 
 
@@ -46,14 +47,14 @@ def tis(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tens
 def sequence_tis(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
     """min(e^(Σ d), 2), the sum over a trajectory: the ratio of whole trajectories (richardli.xyz/rl-collapse).
 
-    Less biased than `tis`, with a variance that grows with the length.
+    It is less biased than `tis`, and its variance grows with the length.
     """
     return _ratio(tokens.trajectory_sum(_clamp(difference))).clamp(*_bounds(config, "sequence_tis"))
 
 
 @off_policy_correction("icepop")
 def icepop(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
-    """e^d where 0.5 <= e^d <= 5, else 0: tokens that disagree too much are dropped (IcePop, 2510.18855)."""
+    """e^d where 0.5 <= e^d <= 5, else 0: tokens with a larger difference are masked (IcePop, 2510.18855)."""
     ratio = _ratio(difference)
     return torch.where(_within(ratio, _bounds(config, "icepop")), ratio, 0.0)
 
@@ -62,7 +63,7 @@ def icepop(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> T
 def mis(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
     """1 where 0.5 <= e^(Σ d) <= 2, the sum over a trajectory, else 0 (richardli.xyz/rl-collapse; verl `seq_sum_k1`).
 
-    It only rejects. A trajectory that stays counts as it is, as in verl, not by its ratio as in the article.
+    It only masks. A trajectory within the bounds has the weight 1, as in verl, not its ratio as in the article.
     """
     ratio = _ratio(tokens.trajectory_sum(_clamp(difference)))
     return _within(ratio, _bounds(config, "mis")).to(difference.dtype)
@@ -72,7 +73,7 @@ def mis(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tens
 def geometric(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -> Tensor:
     """1 where 0.999 <= e^(mean d) <= 1.001, the mean over a trajectory, else 0 (verl `seq_mean_k1`).
 
-    As `mis`, but the same for every length, which a product is not.
+    It is like `mis`, but a mean does not grow with the length of the trajectory, as a sum does.
     """
     ratio = _ratio(tokens.trajectory_mean(_clamp(difference)))
     return _within(ratio, _bounds(config, "geometric")).to(difference.dtype)
@@ -80,7 +81,7 @@ def geometric(difference: Tensor, tokens: TokenBatch, config: AlgorithmConfig) -
 
 @dataclass(frozen=True)
 class Reweighting:
-    """Sums over tokens of the weights of a correction. `+` joins micro-batches and ranks."""
+    """Sums over tokens of the weights of a correction. `+` combines micro-batches and ranks."""
 
     tokens: int = 0
     kept: int = 0
@@ -89,7 +90,7 @@ class Reweighting:
 
     @classmethod
     def of(cls, weights: Tensor) -> Reweighting:
-        """Of weights [N]."""
+        """Sum up the weights [N]."""
         if not weights.numel():
             return cls()
         kept = int((weights != 0).sum())
@@ -104,7 +105,8 @@ class Reweighting:
         )
 
     def metrics(self, prefix: str = "correction/") -> dict[str, float]:
-        """The share of tokens whose weight is not 0, the mean weight and the largest; nothing for no tokens."""
+        """Return the share of tokens whose weight is not 0, the mean weight and the largest weight; empty without
+        tokens."""
         if not self.tokens:
             return {}
         values = {
@@ -124,7 +126,7 @@ def _ratio(difference: Tensor) -> Tensor:
 
 
 def _bounds(config: AlgorithmConfig, name: str) -> tuple[float, float]:
-    """The configured bounds of the correction `name`, or the published ones where there are none."""
+    """Return the configured bounds of the correction `name`, or the published bounds where none are configured."""
     low, high = BOUNDS[name]
     own_low, own_high = config.correction_low, config.correction_high
     return low if own_low is None else own_low, high if own_high is None else own_high

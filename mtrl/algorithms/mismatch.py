@@ -1,4 +1,4 @@
-"""Mismatch: how far the trainer's log-probs of the sampled tokens are from those the engine reported."""
+"""Mismatch: the distance between the trainer's and the engine's log-probs of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtrl.algorithms.losses import MAX_LOG_RATIO, clamped_log_ratio
 class Drift:
     """Sums over tokens, and over trajectories, of functions of d = trainer - rollout (nats).
 
-    `+` joins micro-batches and ranks; what a trajectory has in two of them counts as two trajectories.
+    `+` combines micro-batches and ranks; a trajectory that is split over two of them counts as two trajectories.
     """
 
     tokens: int = 0
@@ -28,9 +28,9 @@ class Drift:
     ratio_max: float = 0.0
     trajectories: int = 0
     trajectory_ratio_squared: float = 0.0
-    """Of e^(Σ d) over a trajectory."""
+    """Sum over trajectories of the squared ratio (e^(Σ d))^2."""
     perplexity_ratio: float = 0.0
-    """Of e^(-mean d) over a trajectory: the trainer's perplexity over the engine's."""
+    """Sum over trajectories of e^(-mean d), the trainer's perplexity divided by the engine's."""
 
     def __add__(self, other: Drift) -> Drift:
         return Drift(
@@ -49,12 +49,13 @@ class Drift:
         )
 
     def metrics(self, prefix: str = "mismatch/") -> dict[str, float]:
-        """What verl calls `rollout_corr/…`; nothing for no tokens.
+        """Return the metrics that verl calls `rollout_corr/…`; empty without tokens.
 
         Means over tokens: |d| (and its maximum), k1 and k3 as estimates of KL(rollout || trainer), the ratio e^d, and
         the chi-square divergence of trainer from rollout (mean of the squared ratio, minus 1). Means over trajectories,
-        if they were told apart: `chi2_seq`, the same divergence with the ratio of whole trajectories, and `ppl_ratio`,
-        the trainer's perplexity over the engine's: above 1 where the trainer finds what was sampled less likely.
+        if `measure` was given their indices: `chi2_seq`, the same divergence with the ratio of whole trajectories, and
+        `ppl_ratio`, the trainer's perplexity divided by the engine's; it is above 1 if the sampled tokens are less
+        likely under the trainer.
         """
         if not self.tokens:
             return {}
@@ -77,11 +78,11 @@ class Drift:
 
 
 def measure(trainer: Tensor, rollout: Tensor, mask: Tensor | None = None, trajectory: Tensor | None = None) -> Drift:
-    """The drift over the tokens where `mask` is true (without one: all); in ratios d is clamped to ±20.
+    """Return the drift over the tokens where `mask` is true (None: over all tokens); in ratios d is clamped to ±20.
 
     Args:
-        trainer, rollout: log-probs, of one shape; so are `mask` and `trajectory`.
-        trajectory: int64, which trajectory a token belongs to; None: no statistics per trajectory.
+        trainer, rollout: log-probs; they have the same shape, as have `mask` and `trajectory`.
+        trajectory: int64 index of the trajectory of each token; None: no statistics per trajectory.
     """
     if mask is not None:
         chosen = mask.bool()
@@ -110,7 +111,7 @@ def measure(trainer: Tensor, rollout: Tensor, mask: Tensor | None = None, trajec
 
 
 def _per_trajectory(values: Tensor, trajectory: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum of the values and number of the tokens of every trajectory that has any."""
+    """Return the sum of the values and the number of tokens, for each trajectory that has tokens."""
     if trajectory is None:
         return values.new_zeros(0), values.new_zeros(0)
     _, index, counts = trajectory.flatten().unique(return_inverse=True, return_counts=True)

@@ -1,10 +1,10 @@
-"""Reductions: how much each token counts in the loss of an optimiser step.
+"""Reductions: the weight of each token in the loss of an optimiser step.
 
 The loss of a step is Σ weight x token loss, over all its micro-batches and ranks. The weights are computed once, before
-the samples are packed, from counts over the whole step (`Totals`). So the loss depends neither on how samples are
-packed, nor on how many samples a trajectory was cut into, nor on whether samples without an advantage were left out.
+the samples are packed, from counts over the whole step (`Totals`). So the loss depends neither on the packing, nor on
+the number of samples per trajectory, nor on whether samples without an advantage were left out.
 
-A weight is the same for all tokens of a turn; a reduction is therefore one formula per turn, registered by name.
+The weight is the same for all tokens of a turn; a reduction is therefore one formula per turn, registered by name.
 Gradients are summed, not averaged: where the backend averages them over ranks (FSDP), multiply the loss by the number
 of ranks.
 """
@@ -24,15 +24,15 @@ from mtrl.errors import UserError
 from mtrl.types import Sample
 
 TurnKey = tuple[str, int, int]
-"""Group id, trajectory, turn."""
+"""Group id, index of the trajectory, index of the turn."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sampled tokens of every turn of an optimiser step: the denominators.
+    """Numbers of sampled tokens of each turn of an optimiser step, for the denominators.
 
-    Count it over all samples of the step, those left out of the update included; `+` joins the counts of disjoint
-    sets of samples (other ranks, what was dropped). It holds no arrays and pickles.
+    They must be counted over all samples of the step, including those left out of the update; `+` adds the counts of
+    disjoint sets of samples (of other ranks, of dropped samples). The object holds no arrays and can be pickled.
     """
 
     turn_tokens: Counter[TurnKey] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class Totals:
     def of(cls, samples: Iterable[Sample]) -> Totals:
         counts: Counter[TurnKey] = Counter()
         for sample in samples:
-            tokens = np.bincount(_turns(sample) + 1)[1:]  # the first are those that nobody sampled
+            tokens = np.bincount(_turns(sample) + 1)[1:]  # entry 0 counts the tokens that the policy did not sample
             counts.update({_key(sample, turn): int(tokens[turn]) for turn in tokens.nonzero()[0]})
         return cls(counts)
 
@@ -50,31 +50,32 @@ class Totals:
 
     @cached_property
     def trajectory_tokens(self) -> Counter[tuple[str, int]]:
-        """Tokens by (group id, trajectory), over all samples of the trajectory."""
+        """Number of tokens by (group id, trajectory), over all samples of the trajectory."""
         return _sum_by(self.turn_tokens, 2)
 
     @cached_property
     def prompt_tokens(self) -> Counter[tuple[str]]:
-        """Tokens by (group id,)."""
+        """Number of tokens by (group id,)."""
         return _sum_by(self.turn_tokens, 1)
 
     @cached_property
     def tokens(self) -> int:
-        """All sampled tokens of the step."""
+        """Number of all sampled tokens of the step."""
         return self.turn_tokens.total()
 
 
 def token_weights(
     samples: Sequence[Sample], reduction: str, config: AlgorithmConfig, totals: Totals | None = None
 ) -> list[np.ndarray]:
-    """The weight of every token, one float64 array of length L per sample; 0 where the policy did not sample.
+    """Return the weight of each token, as one float64 array of length L per sample; 0 for tokens that the policy did
+    not sample.
 
     Args:
-        samples: what is trained on in one optimiser step, on this rank.
-        totals: counts over the whole step, on all ranks; None: `samples` are all there is.
+        samples: samples of one optimiser step on this rank.
+        totals: counts over the whole step, on all ranks; None: `samples` are the whole step.
 
     Raises:
-        UserError: no such reduction, or it misses a setting.
+        UserError: the reduction is unknown, or a setting that it needs is missing.
         ValueError: a turn of `samples` is not counted in `totals`.
     """
     weight_of = find_reduction(reduction)
@@ -86,7 +87,7 @@ def _sample_weights(
     sample: Sample, weight_of: Callable[..., float], config: AlgorithmConfig, totals: Totals
 ) -> np.ndarray:
     turns = _turns(sample) + 1
-    by_turn = np.zeros(turns.max(initial=0) + 1)  # 0 for what nobody sampled
+    by_turn = np.zeros(turns.max(initial=0) + 1)  # entry 0 is for the tokens that the policy did not sample
     for turn in np.bincount(turns)[1:].nonzero()[0]:
         key = _key(sample, turn)
         if not totals.turn_tokens[key]:
@@ -97,13 +98,13 @@ def _sample_weights(
 
 @reduction("token_mean")
 def token_mean(key: TurnKey, totals: Totals, config: AlgorithmConfig) -> float:
-    """1 / tokens: every token counts the same, so long trajectories count more (DAPO, 2503.14476)."""
+    """1 / tokens: every token has the same weight, so long trajectories count more (DAPO, 2503.14476)."""
     return 1.0 / totals.tokens
 
 
 @reduction("sequence_mean", aliases=("seq_mean_token_mean",))
 def sequence_mean(key: TurnKey, totals: Totals, config: AlgorithmConfig) -> float:
-    """1 / (trajectory's tokens x trajectories): every trajectory counts the same (GRPO, 2402.03300)."""
+    """1 / (trajectory's tokens x trajectories): every trajectory has the same weight (GRPO, 2402.03300)."""
     return 1.0 / (totals.trajectory_tokens[key[:2]] * len(totals.trajectory_tokens))
 
 
@@ -115,7 +116,7 @@ def seq_mean_token_sum(key: TurnKey, totals: Totals, config: AlgorithmConfig) ->
 
 @reduction("seq_mean_token_sum_norm")
 def seq_mean_token_sum_norm(key: TurnKey, totals: Totals, config: AlgorithmConfig) -> float:
-    """1 / (trajectories x `max_sequence_length`): the same over a constant (Dr. GRPO, 2503.20783).
+    """1 / (trajectories x `max_sequence_length`): `seq_mean_token_sum` divided by a constant (Dr. GRPO, 2503.20783).
 
     Raises:
         UserError: `algorithm.max_sequence_length` is not set.
@@ -130,22 +131,23 @@ def seq_mean_token_sum_norm(key: TurnKey, totals: Totals, config: AlgorithmConfi
 
 @reduction("turn_mean")
 def turn_mean(key: TurnKey, totals: Totals, config: AlgorithmConfig) -> float:
-    """1 / (turn's tokens x turns): every turn of the step counts the same, so many-turn trajectories count more.
+    """1 / (turn's tokens x turns): every turn of the step has the same weight, so trajectories of many turns count
+    more.
 
-    Under `sequence_mean` a token of a short trajectory counts more than one of a long one, which was seen to shorten
-    turns by 80 % without a gain in accuracy (cua-lite#13).
+    Under `sequence_mean` a token of a short trajectory has a larger weight than a token of a long one. This was
+    observed to shorten turns by 80 % without a gain in accuracy (cua-lite#13).
     """
     return 1.0 / (totals.turn_tokens[key] * len(totals.turn_tokens))
 
 
 @reduction("prompt_mean")
 def prompt_mean(key: TurnKey, totals: Totals, config: AlgorithmConfig) -> float:
-    """1 / (tokens of the prompt's group x prompts): every prompt counts the same (ScaleRL, 2510.13786)."""
+    """1 / (tokens of the prompt's group x prompts): every prompt has the same weight (ScaleRL, 2510.13786)."""
     return 1.0 / (totals.prompt_tokens[key[:1]] * len(totals.prompt_tokens))
 
 
 def _turns(sample: Sample) -> np.ndarray:
-    """[L] turn that sampled each token, -1 for the others."""
+    """[L] index of the turn that sampled each token; -1 for tokens that the policy did not sample."""
     return np.fromiter(sample.turns, np.int64, len(sample.turns))
 
 
@@ -154,7 +156,7 @@ def _key(sample: Sample, turn: np.integer) -> TurnKey:
 
 
 def _sum_by(counts: Counter[TurnKey], parts: int) -> Counter:
-    """Counts added up over the keys that share their first `parts`."""
+    """Sum the counts over the keys that have the same first `parts` elements."""
     sums: Counter = Counter()
     for key, count in counts.items():
         sums[key[:parts]] += count

@@ -1,7 +1,7 @@
-"""Names of functions: what `algorithm.advantage_method: grpo` and its neighbours point to.
+"""Registries of the functions that keys such as `algorithm.advantage_method: grpo` name.
 
-A registry knows its functions by name and alias, imports the module that holds the built-in ones on the first lookup
-(so that nothing here needs torch), and takes a dotted path `my_pkg.my_mod.fn` for a function of the user's own.
+A registry finds its functions by name and alias, imports the module of the built-in functions on the first lookup
+(so that nothing here needs torch), and accepts a dotted path `my_pkg.my_mod.fn` for a user's own function.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from mtrl.errors import UserError, reason
 
 @dataclass(frozen=True)
 class Entry:
-    """A function and what its callers must know of it. Calling the entry calls the function."""
+    """A function with the properties that its callers need. Calling the entry calls the function."""
 
     name: str
     function: Callable[..., Any]
     needs_group: bool = False
-    """It compares trajectories of one prompt: `algorithm.group_size` must be at least 2."""
+    """Estimators: whether it compares trajectories of one prompt, so that `algorithm.group_size` must be at least 2."""
     credits: tuple[str, ...] = ()
-    """Estimators: the values of `algorithm.credit` that it has, its own first; empty: it cannot be chosen."""
+    """Estimators: the values of `algorithm.credit` that it supports, the default first; empty: the credit is fixed."""
     needs_critic: bool = False
-    """Estimators: it reads the values of a critic."""
+    """Estimators: whether it reads the values of a critic."""
     per_token: bool = False
-    """Estimators: one advantage per sampled token, not per turn."""
+    """Estimators: whether it returns one advantage per sampled token, not per turn."""
     per_trajectory: bool = False
-    """Losses and corrections: it needs all tokens of a trajectory at once."""
+    """Losses and corrections: whether it needs all tokens of a trajectory in one micro-batch."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
 
 class Registry:
-    """The functions that one config key chooses from."""
+    """The functions that one config key can name."""
 
     def __init__(self, key: str, home: str):
         self.key = key
@@ -47,13 +47,13 @@ class Registry:
         self._aliases: dict[str, str] = {}
 
     def register(self, name: str, *, aliases: Sequence[str] = (), **traits: Any) -> Callable:
-        """Decorator: make the function known as `name` and by its aliases; the function itself is returned unchanged.
+        """Decorator that registers the function under `name` and its aliases and returns it unchanged.
 
         Args:
             traits: the other fields of `Entry`.
 
         Raises:
-            ValueError: one of the names is already taken by another function.
+            ValueError: one of the names is already registered.
         """
 
         def decorate(function: Callable) -> Callable:
@@ -71,15 +71,15 @@ class Registry:
         return name in self._entries or name in self._aliases
 
     def names(self) -> list[str]:
-        """Every name and alias, sorted."""
+        """Return all names and aliases, sorted."""
         importlib.import_module(self.home)
         return sorted({*self._entries, *self._aliases})
 
     def find(self, name: str) -> Entry:
-        """The entry called `name`, or the function at the dotted path `name`.
+        """Return the entry called `name`, or an entry of the function at the dotted path `name`.
 
         Raises:
-            UserError: nothing of that name, or the path cannot be imported or is not callable.
+            UserError: the name is unknown, or the path cannot be imported or is not callable.
         """
         if name in self:
             return self._entries[self._aliases.get(name, name)]
@@ -91,22 +91,22 @@ class Registry:
 
 
 def unknown(key: str, value: str, known: Sequence[str]) -> str:
-    """The sentence for a value that is not among the known ones: the nearest, then all."""
+    """Return the error message for an unknown value, with the nearest known value and all known values."""
     nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
     hint = f" (did you mean {nearest[0]}?)" if nearest else ""
     return f"{key}={value} is not known{hint}; choose one of {', '.join(known)}, or package.module.function"
 
 
 def load_function(path: str, key: str) -> Callable[..., Any]:
-    """The callable at a dotted path; `key` is the config key that the error names.
+    """Return the callable at a dotted path; `key` is the config key for error messages.
 
     Raises:
-        UserError: it cannot be imported, or is not callable; or what the module itself raises.
+        UserError: the path cannot be imported or is not callable, or the module itself raised a `UserError`.
     """
     module, _, attribute = path.rpartition(".")
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except UserError:  # it says itself what it lacks
+    except UserError:  # its message already names the problem
         raise
     except Exception as error:  # the module is the user's: importing it can fail in any way
         expected = isinstance(error, ImportError | AttributeError | ValueError)

@@ -1,4 +1,4 @@
-"""Signal: which groups teach something. A group whose advantages are all 0 adds nothing to the gradient."""
+"""Signal: metrics of groups with and without a gradient. A group whose advantages are all 0 has no gradient."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from mtrl.types import Group, Trajectory
 
 
 def is_informative(advantages: Ragged) -> bool:
-    """Whether any turn of the group has an advantage other than 0."""
+    """Return whether any turn of the group has an advantage other than 0."""
     return any(value != 0.0 for turns in advantages for value in turns)
 
 
 def lonely_turns(rewards: Ragged) -> int:
-    """Turns that only one trajectory of the group reached: `group_based_per_turn` has no baseline for them."""
+    """Return the number of turns that only one trajectory of the group reached, for which `group_based_per_turn` has no
+    baseline."""
     longest, second = sorted([0, 0, *map(len, rewards)], reverse=True)[:2]
     return longest - second
 
 
 def earned(trajectory: Trajectory) -> float:
-    """The reward of a trajectory; exactly 0 where the rewards of its turns cancel up to rounding."""
+    """Return the reward of a trajectory; exactly 0 where the rewards of its turns cancel up to rounding."""
     total = math.fsum(trajectory.rewards)
     return total if abs(total) > ROUNDING * math.fsum(map(abs, trajectory.rewards)) else 0.0
 
 
 def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dict[str, float]:
-    """What one step's groups hold to learn from; `advantages[p]` belongs to `groups[p]`.
+    """Return metrics of the rewards and advantages of one step's groups; `advantages[p]` belongs to `groups[p]`.
 
     `rollout/reward/mean`        mean trajectory reward
     `rollout/reward/zero_frac`   share of trajectories whose reward is 0
-    `rollout/reward/early_frac`  share of trajectories with a reward other than 0 before their last turn: near 0 only
-                                 outcomes are paid, and credit per turn has nothing of its own to go by
-    `rollout/reward/valid_mean`  mean trajectory reward over informative groups; absent where there is none
-    `analysis/zero_adv_groups`   groups without an advantage, and `analysis/zero_adv_frac` their share
-    `analysis/informative_groups` the other groups
-    `analysis/lonely_turns`      turns that no peer reached
-    `analysis/lonely_trajectories` trajectories that are alone in their group: nothing to compare them with
+    `rollout/reward/early_frac`  share of trajectories with a reward other than 0 before their last turn: near 0, only
+                                 outcomes are rewarded, and credit per turn has no additional information
+    `rollout/reward/valid_mean`  mean trajectory reward over informative groups; absent without such groups
+    `analysis/zero_adv_groups`   number of groups without an advantage, and `analysis/zero_adv_frac` their share
+    `analysis/informative_groups` number of the other groups
+    `analysis/lonely_turns`      number of turns that no peer reached
+    `analysis/lonely_trajectories` number of groups with a single trajectory, which has no peer to compare with
 
-    Returns nothing for no trajectories.
+    The result is empty without trajectories.
     """
     rewards = [[earned(trajectory) for trajectory in group.trajectories] for group in groups]
     informative = [is_informative(turns) for turns in advantages]

@@ -1,4 +1,4 @@
-"""What a policy loss sees: the sampled tokens of a micro-batch, flat."""
+"""The input of a policy loss: the sampled tokens of a micro-batch in flat tensors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class TokenBatch:
     """N sampled tokens."""
 
     logprobs: Tensor
-    """[N] under the policy, with gradient."""
+    """[N] log-probs under the policy, with gradient."""
     old_logprobs: Tensor
-    """[N] under the old policy, by `algorithm.loss_anchor`."""
+    """[N] log-probs under the old policy, as `algorithm.loss_anchor` selects it."""
     advantages: Tensor
-    """[N]"""
+    """[N] advantages."""
     rollout_logprobs: Tensor | None = None
-    """[N] as the engine reported them; None: the old ones."""
+    """[N] log-probs that the engine reported; None: the same as `old_logprobs`."""
     trajectory: Tensor | None = None
-    """[N] int64: which trajectory a token belongs to, numbered from 0. Complete only for losses and corrections that
-    are registered with `per_trajectory`. None: all of one."""
+    """[N] int64 index of the trajectory of each token, from 0. All tokens of a trajectory are in the batch only for
+    losses and corrections that are registered with `per_trajectory`. None: all tokens are of one trajectory."""
 
     @property
     def behaviour(self) -> Tensor:
-        """[N] log-probs of the policy that sampled."""
+        """[N] log-probs under the policy that sampled."""
         return self.old_logprobs if self.rollout_logprobs is None else self.rollout_logprobs
 
     @cached_property

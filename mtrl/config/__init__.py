@@ -1,1 +1,1 @@
-"""What a run is made of: the schema, composition, and the checks that come before any work."""
+"""Configuration of a run: the schema, composition, and the checks that come before any work."""

@@ -1,4 +1,4 @@
-"""Checks of `generator.agent`: who plays the episodes, and what that leaves without an effect."""
+"""Checks of `generator.agent`, the program that runs the episodes, and warnings about settings that it ignores."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from mtrl.config.secret_names import is_secret
 from mtrl.errors import UserError
 
 PLAYERS = ("target", "command", "url")
-"""Keys that name the program, of which one may be set."""
+"""Keys of `generator.agent` that name the program; at most one may be set."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def plays_agent(cfg: DictConfig | Config) -> bool:
-    """Whether a program plays the episodes, and not the environment."""
+    """Return whether an agent program runs the episodes, instead of the environment."""
     return any(getattr(cfg.generator.agent, key) is not None for key in PLAYERS)
 
 
 def program_path() -> str:
-    """PATH of programs: those beside this interpreter come first, so that `python` is the one that trains."""
+    """Return the PATH for agent programs. The folder of this interpreter comes first, so that `python` is the
+    interpreter that trains."""
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 
 def check_agent(cfg: DictConfig) -> list[str]:
-    """
+    """Check the agent program. Return warnings.
+
     Raises:
-        UserError: the agent cannot be played, or there is none where one is needed.
+        UserError: the agent cannot run, or the environment needs an agent and none is set.
     """
     from mtrl.environments.agent import ProgramTask
     from mtrl.environments.family import get_family
@@ -72,7 +74,7 @@ def _target(cfg: DictConfig) -> None:
         raise UserError(
             f"generator.agent.target={path} cannot be called as function(row, client) ({error}); let it take both"
         ) from error
-    except ValueError:  # of C, without a signature
+    except ValueError:  # a function in C without a signature
         return
 
 

@@ -1,4 +1,4 @@
-"""Checks of `algorithm.*`: combinations that would train on something other than what they say.
+"""Checks of `algorithm.*`: combinations that would optimise another objective than their names say.
 
 Each part takes the whole configuration and raises a `UserError` with the key, the value and the fix.
 """
@@ -13,11 +13,11 @@ from mtrl.algorithms.registry import ESTIMATORS, Entry
 from mtrl.errors import UserError
 
 PER_TURN = ("turn",)
-"""Values of `algorithm.credit` that compare a turn with the peers that reached it, and give 0 to a turn without one.
-`turn+outcome` compares with the whole group, and where only the last turn is paid it is `trajectory`."""
+"""Values of `algorithm.credit` that compare a turn with the peers that reached it; a turn without a peer gets 0.
+`turn+outcome` compares with the whole group, and equals `trajectory` where only the last turn has a reward."""
 NEEDS_OLD = ("tis", "sequence_tis", "icepop")
-"""Corrections that weigh the loss: against the engine's log-probs the ratio of the loss is that weight already. What
-only masks (mis, geometric) can be added to either anchor."""
+"""Corrections that weight the loss. With loss_anchor=rollout, the loss's own ratio to the engine's log-probs is already
+that weight. Corrections that only mask (mis, geometric) work with either anchor."""
 BOUNDS = {
     "tis": (0.0, 2.0),
     "sequence_tis": (0.0, 2.0),
@@ -25,21 +25,27 @@ BOUNDS = {
     "mis": (0.5, 2.0),
     "geometric": (0.999, 1.001),
 }
-"""What corrections take where `correction_low` and `correction_high` are null. A test compares them."""
+"""Default bounds of each correction, for `correction_low` and `correction_high` of null. A test compares them with the
+code of the corrections."""
 
 
 def method_of(cfg: DictConfig) -> Entry:
-    """The advantage estimator."""
+    """Return the registry entry of the advantage estimator."""
     return ESTIMATORS.find(cfg.algorithm.advantage_method)
 
 
 def credit_of(cfg: DictConfig) -> str | None:
-    """What a turn answers for: `algorithm.credit`, else as the method is published; None where there is no choice."""
+    """Return the credit assignment: `algorithm.credit`, else the default of the method; None if the method has no
+    choice."""
     return cfg.algorithm.credit or next(iter(method_of(cfg).credits), None)
 
 
 def check_algorithm(cfg: DictConfig) -> None:
-    """All of them, in the order of the schema."""
+    """Run all checks of `algorithm.*`, in the order of the schema.
+
+    Raises:
+        UserError: a combination of settings does not work.
+    """
     for part in (_group, _credit, _turn_rewards, _passk, _gdpo, _critic, _anchor, _reduction, _kl, _bounds, _signal):
         part(cfg)
 
@@ -68,8 +74,8 @@ def _credit(cfg: DictConfig) -> None:
 
 
 def _turn_rewards(cfg: DictConfig) -> None:
-    # Only credit=turn: a turn that no peer reached loses the reward that is paid at the end. Without a comparison of
-    # turns (reinforce_pp, monte_carlo) and with turn+outcome, which is trajectory credit then, no turn does.
+    # Only credit=turn is affected: a turn that no peer reached loses the reward of the last turn. Methods that compare
+    # no turns (reinforce_pp, monte_carlo), and turn+outcome, which then equals trajectory credit, lose nothing.
     method = method_of(cfg)
     if cfg.reward.level != "trajectory" or credit_of(cfg) not in PER_TURN or not method.needs_group:
         return
@@ -85,7 +91,7 @@ def _turn_rewards(cfg: DictConfig) -> None:
 
 def _passk(cfg: DictConfig) -> None:
     passk, size = cfg.algorithm.passk, cfg.algorithm.group_size
-    if method_of(cfg).name != "grpo_passk" or passk.estimator == "top2":  # which is always the best of the whole group
+    if method_of(cfg).name != "grpo_passk" or passk.estimator == "top2":  # top2 uses the best of the whole group
         return
     if passk.k > size:
         raise UserError(
@@ -188,7 +194,7 @@ def _bounds(cfg: DictConfig) -> None:
 
 
 def _signal(cfg: DictConfig) -> None:
-    # A function of the user's own that is not registered may well compare groups.
+    # A user's function that is not registered may compare groups, so it is not checked.
     method, rounds = method_of(cfg), cfg.algorithm.dynamic_sampling_rounds
     if rounds and method.name in ESTIMATORS and not method.needs_group:
         raise UserError(

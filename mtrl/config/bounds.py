@@ -1,4 +1,4 @@
-"""Numbers that a key cannot take: the tables, and the check."""
+"""Bounds of numeric keys: the tables and the check."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ AT_LEAST = {
     ),
     5: ("diagnosis.window",),
 }
-"""Smallest value -> the keys that it holds for; null is always allowed where the type allows it."""
+"""Smallest allowed value -> the keys that have this lower bound; null is allowed where the type allows it."""
 
 ABOVE_ZERO = (
     "trainer.epochs",
@@ -114,10 +114,10 @@ WHY = {
 
 
 def check_bounds(cfg: DictConfig) -> None:
-    """Every number of the configuration lies within its bounds.
+    """Check that each number of the configuration lies within its bounds.
 
     Raises:
-        UserError: with the key, the value and the bound.
+        UserError: a number is out of bounds; the message names the key, the value and the bound.
     """
     for path in dict.fromkeys([*(path for paths in AT_LEAST.values() for path in paths), *ABOVE_ZERO, *AT_MOST_ONE]):
         value = OmegaConf.select(cfg, path)
@@ -126,7 +126,7 @@ def check_bounds(cfg: DictConfig) -> None:
 
 
 def broken_bound(path: str, value: float) -> str | None:
-    """The bound that a value of this key does not keep, in words (`at least 1`); None where it keeps all."""
+    """Return the bound that a value of this key violates, in words (`at least 1`); None if it violates none."""
     lowest = next((low for low, paths in AT_LEAST.items() if path in paths), None)
     if lowest is not None and not value >= lowest:
         return f"at least {lowest}"

@@ -1,6 +1,6 @@
-"""Words before work: everything that is wrong across keys is said before the first token is generated.
+"""Checks of the whole configuration, which report errors across keys before the first token is generated.
 
-Nothing here imports torch: a wrong configuration is told in a second.
+Nothing here imports torch, so that an error is reported within a second.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from mtrl.generator.engines.purse import check_spending
 
 
 def check(cfg: DictConfig) -> list[str]:
-    """Refuse what cannot run; return warnings about settings that will not do what they seem to.
+    """Raise an error for a configuration that cannot run; return warnings about settings that have another effect than
+    they seem to.
 
-    Keys of `environment.config` that are another task's (see `_replaced`) are taken out of `cfg`.
+    Keys of `environment.config` that belong to another task (see `_replaced`) are removed from `cfg`.
 
     Raises:
         UserError: one sentence with the key, the value and the fix.
@@ -53,7 +54,7 @@ def check(cfg: DictConfig) -> list[str]:
 
 def _backend(cfg: DictConfig) -> None:
     if cfg.generator.backend == "sglang" and not cfg.generator.use_conversation_multi_turn:
-        # These words are what the Multi-Turn Training Guide promises.
+        # The Multi-Turn Training Guide documents exactly this message.
         raise NotImplementedError("`use_conversation_multi_turn=False` is not supported for SGLang backend")
 
 
@@ -65,7 +66,7 @@ def _no_missing(cfg: DictConfig) -> None:
 def _local_folders(cfg: DictConfig) -> None:
     for path in ("run_dir", "evaluation.output"):
         value = OmegaConf.select(cfg, path)
-        if value is not None and re.match(r"\w{2,}:/", str(value)):  # as a path, `run_dir` has lost one slash
+        if value is not None and re.match(r"\w{2,}:/", str(value)):  # one slash: Path() has removed the second
             raise UserError(
                 f"{path}={value} is an address, and results are written to folders of this machine; name a folder, and "
                 "copy it when the command has ended"
@@ -86,7 +87,8 @@ def _choices(cfg: DictConfig) -> None:
 
 
 def _function(registry: Registry, value: str) -> None:
-    """The name of a registered function, or the path of one; names that are written down here need no torch."""
+    """Check the name of a registered function, or the path of a function. Names in `WITH_TORCH` are accepted without an
+    import of torch."""
     if value in WITH_TORCH.get(registry.key, ()):
         return
     if "." in value:
@@ -173,9 +175,9 @@ def _trackers(cfg: DictConfig) -> list[str]:
 
 
 def _replaced(cfg: DictConfig) -> list[str]:
-    """With `environment.target`, leave out the keys of the task that it replaces, where it does not take them.
+    """With `environment.target`, remove the keys of the replaced task that the target does not take. Return a warning.
 
-    They are there because the default experiment, or the one that was named, is written for its own task.
+    These keys come from the default experiment, or from the chosen one, which is written for its own task.
     """
     from mtrl.environments.family import get_family
 
@@ -184,7 +186,7 @@ def _replaced(cfg: DictConfig) -> list[str]:
         return []
     try:
         replaced = get_family(environment.name)
-    except (UserError, ImportError):  # a name of the user's own, or a task whose extra is not installed
+    except (UserError, ImportError):  # a user's own name, or a task whose extra is not installed
         return []
     theirs = {key: value for key, value in environment.config.items() if key in replaced.config_keys}
     if not theirs or _fits(cfg, dict(environment.config)) or _fits(cfg, theirs):
@@ -197,7 +199,7 @@ def _replaced(cfg: DictConfig) -> list[str]:
 
 
 def _fits(cfg: DictConfig, keys_of_config: dict[Any, Any]) -> bool:
-    """Whether the task takes these keys of `environment.config`: one environment is made, and closed."""
+    """Return whether the task takes these keys of `environment.config`, by creating and closing one environment."""
     from mtrl.environments.factory import check_loader, environment_factory, try_out
     from mtrl.environments.family import get_family
 
@@ -206,11 +208,11 @@ def _fits(cfg: DictConfig, keys_of_config: dict[Any, Any]) -> bool:
     family = get_family(config.environment.name, config.environment.target)
     foreign = getattr(family.environment, "foreign", None)
     if foreign is not None and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(foreign).parameters.values()):
-        return False  # `gymnasium.make(id, **kwargs)` hands on what it does not know, and fails when it is played
+        return False  # `gymnasium.make(id, **kwargs)` passes unknown keys on, and fails only in an episode
     try:
         check_loader(config, family)
         try_out(environment_factory(config, family), config, family)
-    except Exception:  # whatever it is, it is told later, in its own words
+    except Exception:  # a later check reports it
         return False
     return True
 
@@ -239,7 +241,7 @@ def _unknown_config_key(name: str, family: str, known: Sequence[str]) -> UserErr
 def _reward(cfg: DictConfig) -> None:
     from mtrl.rewards.compose import RewardComposer
 
-    RewardComposer(cfg.reward)  # resolves every component and refuses what it cannot
+    RewardComposer(cfg.reward)  # raises if a component cannot be resolved
 
 
 _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
@@ -265,4 +267,4 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_engines,
     check_agent,
 )
-"""In this order: what the guide promises first, then what the others ask by name."""
+"""The checks, in order: first the error that the guide documents, then the checks that later ones depend on."""

@@ -1,4 +1,4 @@
-"""Keys that take one of a few words."""
+"""Keys that take one of a fixed set of words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ WITH_TORCH = {
     "algorithm.off_policy_correction": ("none", "tis", "sequence_tis", "icepop", "mis", "geometric"),
     "algorithm.kl_estimator": ("k1", "k2", "k3", "k3_plus", "k1_unbiased", "k3_unbiased"),
 }
-"""What the registries hold whose functions work on tensors: asking them imports torch. A test compares the two."""
+"""Names in the registries of tensor functions, copied here because the registries import torch. A test compares the
+two."""
 
 ALIASES = {"reinforce_is": "importance_sampling", "regular": "ppo"}
-"""Second names among them -> the first."""
+"""Alias -> name in `WITH_TORCH`."""
 
 CHOICES = {
     "async_config.in_flight": ("continue", "drain"),
@@ -40,4 +41,4 @@ CHOICES = {
     "trainer.fsdp.reduce_dtype": ("float32", "bfloat16"),
     "trainer.optimizer.schedule": ("constant", "linear", "cosine"),
 }
-"""Keys of one of a few words; null is always allowed where the type allows it."""
+"""Key -> the words that it takes; null is allowed where the type allows it."""

@@ -1,4 +1,4 @@
-"""Composition: from overrides to a checked configuration, for the entry points and for tests."""
+"""Composition of a checked configuration from overrides, for the entry points and for tests."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> DictConfig:
-    """The configuration that `python -m mtrl.main OVERRIDES` runs, with its `run_dir` settled and all checks passed.
+    """Return the configuration that `python -m mtrl.main OVERRIDES` runs, with `run_dir` resolved and all checks made.
 
     Example::
 
         cfg = compose(["experiment=text_to_sql", "trainer.max_steps=2"])
 
     Raises:
-        UserError: whatever is wrong with it, in one sentence.
-        NotImplementedError: the backend cannot do what is asked.
+        UserError: the configuration is wrong; the message is one sentence.
+        NotImplementedError: the backend does not support a setting.
     """
     cfg = merge(normalise(overrides, config_dir), config_dir)
     settle(cfg)
@@ -43,19 +43,19 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
 
 
 def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
-    """Groups, experiment and (normalised) overrides in one tree; only keys and types are checked."""
+    """Merge groups, experiment and (normalised) overrides into one tree; only keys and types are checked."""
     cfg = merge_with_hydra(overrides, config_dir)
     with open_dict(cfg):
         del cfg.hydra
     try:
-        OmegaConf.to_container(cfg, resolve=True)  # finds interpolations that lead nowhere
+        OmegaConf.to_container(cfg, resolve=True)  # raises if an interpolation cannot be resolved
     except OmegaConfBaseException as error:
         raise messages.explain(error) from error
     return cfg
 
 
 def merge_with_hydra(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
-    """The same with Hydra's own configuration in it, unresolved."""
+    """Like `merge`, but with Hydra's own configuration and with unresolved interpolations."""
     if config_dir:
         check_config_dir(Path(config_dir))
         check_groups(Path(config_dir))

@@ -1,4 +1,4 @@
-"""The folder of `--config-dir`: config groups of the user's own, and what is wrong with its files."""
+"""Checks of the `--config-dir` folder, which holds the user's own config groups."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from mtrl.errors import UserError
 
 HEADER = "# @package _global_"
-"""With it the keys of a file of a group are those of the whole configuration."""
+"""First line of a group's file whose keys are relative to the whole configuration instead of the group's section."""
 GLOBAL_GROUPS = ("experiment", "debug", "placement", "sweep")
 """Groups whose files set keys of any section: each needs the header."""
 PRIMARY = "config"
 
 
 def check_config_dir(folder: Path) -> None:
-    """Its files are in groups, and those that set keys of any section say so.
+    """Check that all files of the folder are in groups, and that files of `GLOBAL_GROUPS` have the header.
 
     Raises:
-        UserError: there is no such folder, or one of its files would not be read as it is meant.
+        UserError: the folder does not exist, or Hydra would ignore or misread one of its files.
     """
     if not folder.is_dir():
         raise UserError(f"--config-dir {folder} does not exist; name a folder with config groups of your own")
@@ -37,10 +37,10 @@ def check_config_dir(folder: Path) -> None:
 
 
 def check_config_name(name: str | None) -> None:
-    """`--config-name` names the one primary configuration that there is.
+    """Check that `--config-name` names the only primary configuration, `config`.
 
     Raises:
-        UserError: it names another one.
+        UserError: `name` is another configuration.
     """
     if name not in (None, PRIMARY):
         raise UserError(
@@ -51,7 +51,8 @@ def check_config_name(name: str | None) -> None:
 
 
 def _has_header(file: Path) -> bool:
-    """Whether the first line with words is a header: Hydra reads none below a comment. An empty file needs none."""
+    """Return whether the first line that is not empty is a header, since Hydra ignores a header below a comment. An
+    empty file needs no header."""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     first = next((line for line in lines if line.strip()), "")
     return not first or first.lstrip().removeprefix("#").split()[:1] == ["@package"]

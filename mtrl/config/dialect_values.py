@@ -1,4 +1,4 @@
-"""What the values of other frameworks' keys are here: the tables; `foreign.py` reads them."""
+"""Tables that translate values of other frameworks' keys; `foreign.py` reads them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ WHEN_FALSE = {
     "model.attn_implementation=flash_attention_2": "model.attn_implementation=sdpa",
     "algorithm.kl_estimator=k3_unbiased": "algorithm.kl_estimator=k3",
 }
-"""What a switch of another framework means here while it is on -> what it means while it is off."""
+"""Our setting for a switch of another framework that is on -> our setting for the same switch turned off."""
 
 NEEDS = {"model.path": "model=hf"}
-"""Keys that do nothing alone -> the setting that has them read."""
+"""Keys that have no effect alone -> the setting that makes mtrl read them."""
 
 
 def _items(value: str) -> list[str]:
-    """`[a,"b"]`, `a,b` or `a` as a list of texts."""
+    """Parse `[a,"b"]`, `a,b` or `a` into a list of texts."""
     return [item.strip().strip("'\"") for item in value.strip().removeprefix("[").removesuffix("]").split(",") if item]
 
 
@@ -26,13 +26,13 @@ def _listed(value: str) -> str:
 
 
 def _only(value: str) -> str:
-    """The item of a list of one."""
+    """Return the item of a list with a single item."""
     (item,) = _items(value)
     return item
 
 
 def _trackers(value: str) -> str:
-    """Names of trackers; the console is on here without being named."""
+    """Translate names of trackers; in mtrl the console is on by default and is not listed."""
     if value == "all":
         return "[mlflow,wandb,tensorboard]"
     named = [name for name in _items(value) if name not in ("console", "none", "null")]
@@ -42,12 +42,12 @@ def _trackers(value: str) -> str:
 
 
 def _with_samples(value: str) -> str:
-    """pass@k needs as many samples of a row as its largest k."""
+    """Add `evaluation.samples_per_row`, since pass@k needs as many samples of a row as its largest k."""
     return f"{_listed(value)} evaluation.samples_per_row={max(map(int, _items(value)))}"
 
 
 def _never_is_zero(value: str) -> str:
-    """A negative interval switches it off there, 0 does here."""
+    """Translate an interval: a negative value means "never" in other frameworks, 0 does in mtrl."""
     return "0" if int(value) < 0 else value
 
 
@@ -60,7 +60,7 @@ def _one_plus(value: str) -> str:
 
 
 CONVERT: dict[str, Callable[[str], str]] = {
-    # An epsilon around 1 there, a bound on the ratio here.
+    # Other frameworks give epsilon, the distance from 1; mtrl gives the bound on the ratio itself.
     "eps_clip_low": _one_minus,
     "eps_clip_high": _one_plus,
     "clip_ratio_low": _one_minus,
@@ -80,10 +80,10 @@ CONVERT: dict[str, Callable[[str], str]] = {
         ("eval_interval", "ckpt_interval", "save_freq", "test_freq", "save_steps", "eval_steps"), _never_is_zero
     ),
 }
-"""How a value changes with its key, by the last word of the foreign key."""
+"""Last word of a foreign key -> function that converts a foreign value to ours; a ValueError means that it cannot."""
 
 LONGEST_TURN = "algorithm.max_sequence_length='${generator.sampling_params.max_generate_length}'"
-"""The constant by which Dr. GRPO's reduction divides: the limit of tokens that is sampled under."""
+"""Override for the constant by which Dr. GRPO's reduction divides: the limit of sampled tokens."""
 
 VALUES = {
     "algorithm.advantage_method": {
@@ -150,4 +150,4 @@ VALUES = {
     "trainer.checkpoint.keep_last": {"-1": "1000000", "null": "1000000"},
     "model.dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"},
 }
-"""Foreign values of our keys -> ours, perhaps with a second setting."""
+"""Our key -> foreign value -> our value, which a second setting can follow."""

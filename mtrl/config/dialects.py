@@ -1,7 +1,7 @@
-"""What other frameworks call our keys: the tables; `foreign.py` reads them. `dialect_values.py` has their values.
+"""Tables of other frameworks' names for our keys; `foreign.py` reads them. `dialect_values.py` has the values.
 
-A table entry is the foreign key -> our key, or our key with its value where theirs is a switch
-(`generator.backend=vllm`), or a sentence (it has a space) where there is no key of ours.
+An entry maps a foreign key to our key, to our key with a value if the foreign key is a switch
+(`generator.backend=vllm`), or to a sentence (recognised by a space) if mtrl has no such key.
 """
 
 from __future__ import annotations
@@ -401,4 +401,4 @@ SECTIONS = {
     "val_metrics_config": "evaluation",
     "hyperparameters": "algorithm, generator and trainer",
 }
-"""Whole sections, as YAML files have them -> where their keys live here."""
+"""Foreign section, as written in YAML files -> our sections that hold its keys."""

@@ -1,4 +1,4 @@
-"""Settings of models that are asked over OpenAI's chat API, and what asking them may cost."""
+"""Settings of models behind OpenAI's chat API, with prices and budgets of their requests."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Any
 
 @dataclass
 class PriceConfig:
-    """USD per million tokens. Null: not known; tokens are counted all the same, and no cost is claimed."""
+    """Prices in USD per million tokens. Null: not known; tokens are counted, and no cost is reported."""
 
     input: float | None = None
-    """Of the prompt."""
+    """Price of prompt tokens."""
     cached: float | None = None
-    """Of what the provider found in its prefix cache; null: as input."""
+    """Price of prompt tokens that the provider found in its prefix cache; null: as input."""
     output: float | None = None
-    """Of the answer, its reasoning included."""
+    """Price of completion tokens, including reasoning tokens."""
 
 
 @dataclass
 class BudgetConfig:
-    """Nothing more is asked where the next request, at its worst, could go beyond one of these. Null: no limit."""
+    """Limits of spending. No request is sent whose maximum cost could exceed one of them. Null: no limit."""
 
     usd: float | None = None
-    """Needs a price."""
+    """Maximum cost in USD; it needs a price."""
     requests: int | None = None
-    """Every attempt counts."""
+    """Maximum number of requests; each retry counts as a request."""
     tokens: int | None = None
-    """Of prompts and answers together."""
+    """Maximum number of prompt and completion tokens together."""
 
 
 @dataclass
 class EndpointConfig:
-    """How an OpenAI-compatible endpoint is asked, in evaluations and baselines."""
+    """Requests to an OpenAI-compatible endpoint, in evaluations and baselines."""
 
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable that holds the key."""
     timeout: float = 120.0
-    """Seconds that one answer may take."""
+    """Time limit of one response, in seconds."""
     retries: int = 4
-    """Further attempts after an answer that says to try again (429, 5xx) or none at all."""
+    """Maximum number of retries of a request without a response or with a response that allows a retry (429, 5xx)."""
     max_concurrent: int = 8
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further keys of every request."""
+    """Additional keys of the body of each request."""
     price: PriceConfig = field(default_factory=PriceConfig)
-    """Of every endpoint of an evaluation."""
+    """Prices for every endpoint of an evaluation."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    """For all endpoints of an evaluation together, however often it is gone on with."""
+    """Budget for all endpoints of an evaluation together, including the spending before the evaluation was resumed."""

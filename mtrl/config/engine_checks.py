@@ -1,4 +1,4 @@
-"""Checks of the engines' settings: `generator.{backend,local,vllm,sglang}`. Nothing here asks an engine."""
+"""Checks of the engines' settings: `generator.{backend,local,vllm,sglang}`. No check contacts an engine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from mtrl.errors import UserError
 
 PAUSE_MODES = {"vllm": ("keep", "wait", "abort"), "sglang": ("retract", "in_place", "abort", "wait")}
 STARTED = ("python", "replicas", "tensor_parallel_size", "devices", "prefix_caching", "args", "env", "colocate")
-"""What is said to a server when it is started."""
+"""Keys that only have an effect when mtrl starts a server."""
 
 
 def check_engines(cfg: DictConfig) -> list[str]:
-    """
+    """Check the settings of the selected engine. Return warnings.
+
     Raises:
-        UserError: settings of the engine that is used cannot work.
+        UserError: the settings cannot work.
     """
     if not serves(cfg):
         return []
@@ -52,10 +53,10 @@ def check_engines(cfg: DictConfig) -> list[str]:
 
 
 def check_sampling(cfg: DictConfig) -> None:
-    """For training: the log-probs of what is sampled must be those of the distribution that is trained.
+    """Check that training samples from the whole distribution, since the trainer computes log-probs of the whole.
 
     Raises:
-        UserError: top-p or top-k cuts the distribution.
+        UserError: top-p or top-k truncates the distribution.
     """
     if not cfg.trainer.max_steps:
         return
@@ -71,11 +72,12 @@ def check_sampling(cfg: DictConfig) -> None:
 
 
 def engine_python(name: str, chosen: str | None) -> str:
-    """Interpreter of an engine's virtual environment: the one that was chosen; or named by the environment variable
-    `MTRL_VLLM_PYTHON` or `MTRL_SGLANG_PYTHON`; or made by `scripts/install_engine.py`; or this one, if it has it.
+    """Return the Python interpreter for an engine. The candidates, in order: `chosen`; the environment variable
+    `MTRL_VLLM_PYTHON` or `MTRL_SGLANG_PYTHON`; the virtual environment of `scripts/install_engine.py`; this
+    interpreter, if it has the engine.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such interpreter, or a named one cannot be executed.
     """
     key, variable = f"generator.{name}.python", f"MTRL_{name.upper()}_PYTHON"
     for source, path in ((key, chosen), (variable, os.environ.get(variable))):
@@ -88,7 +90,7 @@ def engine_python(name: str, chosen: str | None) -> str:
         if os.access(python, os.X_OK):
             return str(python)
     found = importlib.util.find_spec(name)
-    if found is not None and found.origin:  # else it is a mere folder of that name
+    if found is not None and found.origin:  # without origin it is only a folder of that name
         return sys.executable
     raise UserError(
         f"generator.backend={name} needs {name} in a virtual environment of its own, and there is none; make it with "

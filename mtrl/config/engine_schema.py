@@ -1,4 +1,4 @@
-"""Settings of the engines that turns are sampled by."""
+"""Settings of the engines that sample turns."""
 
 from __future__ import annotations
 
@@ -13,61 +13,64 @@ class LocalEngineConfig:
     fused: bool = True
     """Use the fused decode step where the architecture has one."""
     deterministic: bool | None = None
-    """Admit turns at points that depend on tokens only, not on time: needed for exact resume. Null: where rollouts and
-    updates do not overlap."""
+    """Admit turns at points that depend on tokens only, not on time, which exact resume needs. Null: true if rollouts
+    and updates do not overlap."""
     process: bool | None = None
-    """Run in a process of its own, with weights in shared memory. Null: where rollouts and updates overlap."""
+    """Run the engine in a separate process, with weights in shared memory. Null: true if rollouts and updates
+    overlap."""
 
 
 @dataclass
 class ServerConfig:
-    """Servers of an engine: started and supervised here, or running already."""
+    """Inference servers of an engine, which mtrl starts and supervises, or which run already."""
 
     python: str | None = None
-    """Interpreter of the engine's own virtual environment; null: the one that scripts/install_engine.py made."""
+    """Interpreter of the engine's own virtual environment; null: the one that scripts/install_engine.py created."""
     urls: list[str] = field(default_factory=list)
-    """Servers that run already, http://HOST:PORT each; empty: they are started here."""
+    """URLs http://HOST:PORT of servers that run already; empty: mtrl starts the servers."""
     api_key_env: str = "MTRL_ENGINE_KEY"
-    """Environment variable with the token of the servers at `urls`; servers that are started here get a new one."""
+    """Environment variable with the token of the servers at `urls`; servers that mtrl starts get a new token."""
     replicas: int = 1
-    """Servers that are started, each with the whole model: data parallelism."""
+    """Number of servers to start, each with the whole model (data parallelism)."""
     tensor_parallel_size: int = 1
-    """GPUs of one replica."""
+    """Number of GPUs of one replica."""
     devices: list[int] | None = None
-    """GPUs of the replicas, `tensor_parallel_size` each, in order; null: those that the trainers do not use, or with
-    `colocate` those that they use."""
+    """Indices of the replicas' GPUs, `tensor_parallel_size` for each replica, in order; null: the GPUs that the
+    trainers do not use, or with `colocate` the GPUs that they use."""
     prefix_caching: bool = True
-    """Keep keys and values of a conversation for its next turn."""
+    """Cache the keys and values of a conversation for its next turn."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the server, by their names on its command line; null takes away one that is given here."""
+    """Additional arguments of the server, by their names on its command line; null removes an argument that mtrl
+    passes."""
     env: dict[str, str] = field(default_factory=dict)
-    """Further environment variables of the server."""
+    """Additional environment variables of the server."""
     weight_sync: str = "disk"
-    """How new weights reach the servers. disk: safetensors in `sync_folder` | distributed: broadcast, NCCL or gloo |
-    tensor: shared memory, CUDA IPC on a GPU"""
+    """Transport of new weights to the servers. disk: safetensors in `sync_folder` | distributed: broadcast by NCCL or
+    gloo | tensor: shared memory, or CUDA IPC on a GPU"""
     sync_folder: str | None = None
-    """disk: a folder that trainer and servers see; null: shared memory of this machine."""
+    """disk: a folder that trainer and servers can access; null: shared memory of this machine."""
     lora: str = "merged"
-    """What is sent with model.lora_rank. merged: whole weights with the adapters in them | adapter: the adapters, which
-    the server applies"""
+    """Weights that are sent with model.lora_rank. merged: whole weights with the adapters merged in | adapter: the
+    adapters only, which the server applies"""
     pause_mode: str | None = None
-    """What new weights do to turns that are being sampled, in the engine's words; null: what async_config.in_flight
+    """Effect of new weights on turns that are being sampled, as the engine names it; null: as async_config.in_flight
     says."""
     colocate: bool = False
-    """Servers and trainers share GPUs: the servers free their memory while the policy learns."""
+    """Servers and trainers share GPUs: the servers free their memory while the policy is updated."""
     canary_tolerance: float | None = None
-    """After new weights every server samples a few tokens, and the trainer's log-probs of them may differ by so much;
-    null: 0.001 in float32, 0.3 in half precision. 0 leaves the check out."""
+    """Largest allowed difference, in nats, between the log-probs of a server and of the trainer. After each change of
+    weights every server samples a few tokens for this check. Null: 0.001 in float32, 0.3 in half precision; 0 skips
+    the check."""
     start_timeout: float = 600.0
-    """Seconds until a server must be ready."""
+    """Time limit for a server to become ready, in seconds."""
     request_timeout: float = 600.0
-    """Seconds that one turn may take."""
+    """Time limit of one turn, in seconds."""
     sync_timeout: float = 300.0
-    """Seconds that each step of a weight sync may take."""
+    """Time limit of each step of a weight sync, in seconds."""
     retries: int = 3
-    """How often a turn is asked again, elsewhere where there are others, before its episode fails."""
+    """Maximum number of retries of a turn, on another server if there is one, before its episode fails."""
     restarts: int = 3
-    """How often a server that died or hangs is started again without a turn sampled in between."""
+    """Maximum number of restarts of a server that died or hangs, without a sampled turn in between."""
 
 
 @dataclass

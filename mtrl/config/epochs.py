@@ -1,4 +1,4 @@
-"""The length of a run: a number of steps, or of passes over its training rows."""
+"""The length of a run: a number of steps, or a number of passes over the training rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EPOCHS, STEPS = "trainer.epochs", "trainer.max_steps"
 
 
 def check_length(overrides: Sequence[str]) -> None:
-    """Refuse a command that gives both lengths: one of them would have no effect.
+    """Check that a command sets at most one of the two lengths, since the other would have no effect.
 
     Raises:
-        UserError: it does.
+        UserError: the command sets both.
     """
     given = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     if EPOCHS in given and STEPS in given and given[EPOCHS] != "null":
@@ -26,8 +26,9 @@ def check_length(overrides: Sequence[str]) -> None:
 
 
 def with_steps(config: Config, rows: int) -> Config:
-    """The configuration with its length in steps: where `trainer.epochs` is set, the fewest that draw `rows` training
-    rows so often. Rows that dynamic sampling or a failed group draws besides are not counted.
+    """Return the configuration with its length in steps. If `trainer.epochs` is set, `max_steps` is the smallest number
+    of steps that draws each of `rows` training rows that often. Rows that dynamic sampling or failed groups draw in
+    addition are not counted.
 
     Raises:
         UserError: the critic would warm up for the whole run.

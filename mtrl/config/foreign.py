@@ -1,4 +1,4 @@
-"""Who types another framework's key or value is told ours."""
+"""Suggestions for a key or value of another framework: the corresponding key and value of mtrl."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ EXPERIMENTS = Path(mtrl.__file__).parent.parent / "conf" / "experiment"
 
 @dataclass(frozen=True)
 class Found:
-    """A foreign key and what to write instead."""
+    """A foreign key and its replacement in mtrl."""
 
     framework: str
     key: str
     ours: str
 
     def advice(self, value: str | None) -> str:
-        """What to write here for `key=value`."""
+        """Return the advice for `key=value`: the override to write, or a sentence."""
         if " " in self.ours:
             return self.ours
         if value is None:
@@ -33,7 +33,7 @@ class Found:
         return f"write {proposed}" if proposed else f"set {self.ours}, {_allowed(self.ours.partition('=')[0])}"
 
     def proposal(self, value: str) -> str | None:
-        """The overrides that mean `key=value` here, as one types them in a shell; None where there are none."""
+        """Return the equivalent overrides of `key=value`, as typed in a shell; None if there are none."""
         if " " in self.ours:
             return None
         if "=" in self.ours:
@@ -51,7 +51,7 @@ class Found:
 
 
 def _words(key: str) -> tuple[str, ...] | None:
-    """The words that a key takes, if it takes one of a few."""
+    """Return the words that a key takes; None if it is not limited to a set of words."""
     if key == "experiment":
         return tuple(sorted(file.stem for file in EXPERIMENTS.glob("*.yaml")))
     if registry := next((known for known in (ESTIMATORS, REDUCTIONS) if known.key == key), None):
@@ -60,23 +60,24 @@ def _words(key: str) -> tuple[str, ...] | None:
 
 
 def _allowed(key: str) -> str:
-    """What a key takes, in words."""
+    """Return a description of the values that a key takes."""
     words, known = _words(key), keys.find(key)
     return f"one of {', '.join(words)}" if words else known.expected() if known else "another value"
 
 
 def translate(key: str, value: str) -> str:
-    """Our value of `key` for a foreign one."""
+    """Translate a foreign value of our key `key`; an unknown value is returned unchanged."""
     return VALUES.get(key, {}).get(value, value)
 
 
 def find_exact(path: str) -> Found | None:
-    """The table entry of exactly this key."""
+    """Return the table entry of exactly this foreign key, or None."""
     return next((Found(name, path, table[path]) for name, table in FRAMEWORKS.items() if path in table), None)
 
 
 def find_ending(path: str) -> Found | None:
-    """The entry that ends as `path` does, for keys without their section or in another one; longest ending first."""
+    """Return the entry with the same ending as `path`, for keys without their section or in another one. The longest
+    ending is tried first; None if no ending leads to a single key of mtrl."""
     words = path.split(".")
     for start in range(len(words)):
         ending = ".".join(words[start:])

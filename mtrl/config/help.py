@@ -1,6 +1,6 @@
-"""What `python -m mtrl.main --help` prints: the template of conf/config.yaml with the groups and keys that there are.
+"""The text of `python -m mtrl.main --help`: the template of conf/config.yaml, filled with the groups and keys.
 
-Hydra's own way copies every schema that it knows once for each folder that it looks into, which takes seconds.
+Hydra's own implementation takes seconds, because it copies every known schema once for each folder that it searches.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mtrl.config.messages import ELSEWHERE
 
 
 def help_text(overrides: Sequence[str], config_dir: str | None, resolve: bool = False) -> str:
-    """For these (normalised) overrides.
+    """Return the help text for these (normalised) overrides.
 
     Args:
-        resolve: show what interpolations lead to.
+        resolve: show the values of interpolations.
 
     Raises:
-        UserError: whatever is wrong with the overrides, in one sentence.
+        UserError: the overrides are wrong; the message is one sentence.
     """
     cfg = merge_with_hydra(overrides, config_dir)
     with open_dict(cfg):
@@ -35,7 +35,8 @@ def help_text(overrides: Sequence[str], config_dir: str | None, resolve: bool = 
 
 
 def config_groups(folders: Iterable[Path]) -> dict[str, list[str]]:
-    """Each group of these folders and its options, both as they are typed; without those that a run does not take."""
+    """Return each config group of these folders and its options, as they are typed, without groups that a run does not
+    take."""
     found: dict[str, set[str]] = defaultdict(set)
     for folder in folders:
         for file in folder.glob("*/**/*.yaml"):

@@ -1,4 +1,4 @@
-"""Warnings: settings that are allowed and will not do what they seem to."""
+"""Warnings about settings that are allowed but have another effect than they seem to, or none."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ READERS: list[tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = [
         {CORRECTION: ("tis", "sequence_tis", "icepop", "mis", "geometric")},
     ),
 ]
-"""Keys, sections with all of theirs -> the choices that read them, any of which is enough.
+"""Keys, or sections with all their keys, and the choices that read them; one matching choice is enough.
 
-`norm_by_std` is not here: false asks for what methods without a standard deviation do anyway.
+`norm_by_std` is not listed, since methods without a standard deviation always behave as with false.
 """
 
 
@@ -109,7 +109,7 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         "a program; environment.episode_timeout and generator.agent.max_concurrent are its limits",
     ),
 ]
-"""Keys -> when changing them does nothing, and because of what."""
+"""Keys, the condition under which changing them has no effect, and the reason for the warning."""
 
 
 def _updates(c: DictConfig) -> int:
@@ -117,8 +117,9 @@ def _updates(c: DictConfig) -> int:
 
 
 WIDE, NARROW = 0.02, 0.005
-"""How far from 1 a bound on the ratio of whole trajectories is: further than the first bounds nothing, nearer than the
-second is what the papers of gspo and geometric take, which engines and older policies exceed on most trajectories."""
+"""Distances from 1 of a bound on the probability ratio of whole trajectories. A distance above `WIDE` bounds nothing.
+The papers of gspo and geometric use distances below `NARROW`, which most trajectories exceed if another engine or an
+older policy sampled them."""
 
 
 def _width(low: float, high: float) -> float:
@@ -208,11 +209,11 @@ TELLING: list[tuple[Condition, str]] = [
         "2505.24298); algorithm=decoupled_ppo kept it",
     ),
 ]
-"""Conditions, and what to say of them."""
+"""Conditions and their warnings."""
 
 
 def hints(cfg: DictConfig) -> list[str]:
-    """The warnings for this configuration, each one sentence."""
+    """Return the warnings for this configuration, each one sentence."""
     idle = [
         f"{_setting(cfg, path)} has no effect with {reason}"
         for paths, applies, reason in IDLE
@@ -225,17 +226,17 @@ def hints(cfg: DictConfig) -> list[str]:
 
 
 def _is_of_all_engines(cfg: DictConfig, path: str) -> bool:
-    """Whether a setting of an engine that is not used is that of the one that is, as a placement says it for both."""
+    """Return whether an unused engine has the same setting as the engine in use, because a placement sets both."""
     used = re.sub(r"^generator\.(vllm|sglang)\.", f"generator.{cfg.generator.backend}.", path)
     return used != path and used in keys.all_keys() and OmegaConf.select(cfg, used) == OmegaConf.select(cfg, path)
 
 
 EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint"))
-"""What only `python -m mtrl.evaluate` reads."""
+"""Keys that only `python -m mtrl.evaluate` reads."""
 
 
 def training_hints(cfg: DictConfig) -> list[str]:
-    """Warnings about settings that are another program's."""
+    """Return warnings about settings that only another program reads."""
     return [
         f"{_setting(cfg, path)} has no effect on training; python -m mtrl.evaluate reads it"
         for path in _settings_in(EVALUATING)
@@ -244,7 +245,7 @@ def training_hints(cfg: DictConfig) -> list[str]:
 
 
 def _unread(cfg: DictConfig) -> Iterator[str]:
-    """Settings that belong to a method, loss, … that was not chosen."""
+    """Yield warnings about settings of a method, loss, … that is not selected."""
     for paths, readers in READERS:
         chosen = {chooser: _chosen(cfg, chooser) for chooser in readers}
         if None in chosen.values() or any(chosen[chooser] in words for chooser, words in readers.items()):
@@ -257,7 +258,7 @@ def _unread(cfg: DictConfig) -> Iterator[str]:
 
 
 def _chosen(cfg: DictConfig, chooser: str) -> str | None:
-    """What was chosen, by its first name; None for a function that is not ours, which may read anything."""
+    """Return the selected choice, with aliases resolved; None for a user's function, which may read any key."""
     word = str(credit_of(cfg) if chooser == CREDIT else OmegaConf.select(cfg, chooser))
     if chooser in CHOICES:
         return word
@@ -280,7 +281,7 @@ def _is_changed(cfg: DictConfig, path: str) -> bool:
 
 
 def _rejecting(cfg: DictConfig) -> Iterator[str]:
-    """A correction that masks nearly everything that an older policy sampled."""
+    """Yield a warning about a correction that masks nearly all tokens that an older policy sampled."""
     algorithm = cfg.algorithm
     if algorithm.off_policy_correction != "geometric" or not overlaps(cfg):
         return

@@ -1,4 +1,4 @@
-"""The keys of the schema as dotted paths: what exists, what type it has, and what is nearest to one that does not."""
+"""The keys of the schema as dotted paths, with their types, and the nearest match of an unknown key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDLE = (
     *(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint", "keep_disagreements")),
     *("evaluation.confidence", "evaluation.every_steps"),
 )
-"""Keys and sections that change nothing that a policy learns."""
+"""Keys and sections that have no effect on the policy that a run trains."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Key:
 
     path: str
     type: Any
-    """Its type without `None`; a dataclass for a section."""
+    """Type of the value without `None`; a dataclass for a section."""
     optional: bool
     default: Any
 
@@ -44,16 +44,16 @@ class Key:
 
     @property
     def is_open(self) -> bool:
-        """It holds keys that the schema does not know: another part of mtrl checks them."""
+        """Whether it may hold keys that are not in the schema; another part of mtrl checks them."""
         return typing.get_origin(self.type) is dict
 
     def expected(self) -> str:
-        """Its type in words."""
+        """Return the type in words."""
         words = "a section" if self.is_section else _words(self.type)
         return f"{words} or null" if self.optional else words
 
     def example(self) -> str:
-        """A value that fits, as one would type it."""
+        """Return a valid value, as typed on the command line."""
         is_plain = self.default not in (None, MISSING, []) and "${" not in str(self.default)
         if is_plain and not self.is_section:
             return typed(self.default)
@@ -77,7 +77,7 @@ def _words(kind: Any) -> str:
 
 
 def typed(value: Any) -> str:
-    """A value as one would type it on the command line."""
+    """Format a value as it is typed on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -91,7 +91,7 @@ def typed(value: Any) -> str:
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """Every key of the schema by its path, sections before what they hold."""
+    """Return every key of the schema by its path, each section before its keys."""
     return {key.path: key for key in _walk(Config(), "")}
 
 
@@ -114,7 +114,8 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def find(path: str) -> Key | None:
-    """The key at `path`; below an open one (`environment.config.calculator`) the open one itself."""
+    """Return the key at `path`, or None. For a path below an open key (`environment.config.calculator`), return the
+    open key."""
     key = all_keys().get(path)
     if key is not None or "." not in path:
         return key
@@ -123,13 +124,13 @@ def find(path: str) -> Key | None:
 
 
 def takes(path: str, value: str) -> bool:
-    """Whether a value, as it is typed on the command line, has the type of this key and lies within its bounds."""
+    """Return whether a value, as typed on the command line, has the type of this key and lies within its bounds."""
     tree = OmegaConf.structured(Config())
     try:
         typed_value = OverridesParser.create().parse_override(f"{path}={value}").value()
         if path in all_keys():
             for section in [key for key in all_keys().values() if path.startswith(f"{key.path}.")]:
-                if OmegaConf.select(tree, section.path) is None:  # null by default
+                if OmegaConf.select(tree, section.path) is None:  # a section that is null by default
                     OmegaConf.update(tree, section.path, section.type(), merge=False)
             OmegaConf.update(tree, path, typed_value)
     except (HydraException, OmegaConfBaseException):
@@ -138,26 +139,28 @@ def takes(path: str, value: str) -> bool:
 
 
 def settings() -> list[str]:
-    """The paths of all keys that are no sections."""
+    """Return the paths of all keys that are not sections."""
     return [path for path, key in all_keys().items() if not key.is_section]
 
 
 def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word most like `word`, or None if none is."""
+    """Return the known word that is most similar to `word`; None if none is similar enough."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 TWINS = ("critic", "warm_start")
-"""Sections whose keys are those of another one too (an optimiser, a model): meant only where they are named."""
+"""Sections that repeat the keys of another section (of an optimiser, of a model). Their keys are suggested only if the
+wrong path names the section."""
 
 
 def is_meant(known: str, path: str) -> bool:
-    """Whether, of keys with the same last word, a wrong `path` means this one."""
+    """Return whether the wrong `path` can mean the key `known`, of several keys with the same last word."""
     return all((twin in known.split(".")) == (twin in path) for twin in TWINS)
 
 
 def same_leaf(path: str) -> str | None:
-    """The key with the same last word in another section, e.g. `algorithm.group_size` for `trainer.group_size`."""
+    """Return the key with the same last word in another section, e.g. `algorithm.group_size` for
+    `trainer.group_size`; None if there is none."""
     leaf = path.rpartition(".")[2]
     same = [known for known in settings() if known.rpartition(".")[2] == leaf]
     return max(
@@ -168,7 +171,7 @@ def same_leaf(path: str) -> str | None:
 
 
 def nearest_key(path: str) -> str | None:
-    """The key that was probably meant by a misspelt one: the nearest in its section, else anywhere."""
+    """Return the most similar key to a misspelt one, in its section or else anywhere; None if none is similar."""
     section, _, leaf = path.rpartition(".")
     if near := nearest(leaf, children(section)):
         return f"{section}.{near}" if section else near
@@ -180,13 +183,13 @@ def nearest_key(path: str) -> str | None:
 
 
 def children(section: str) -> list[str]:
-    """The last words of the keys of a section; those of the top level for an empty path."""
+    """Return the last words of the keys of a section; for an empty path, of the top level."""
     prefix = f"{section}." if section else ""
     return [k.removeprefix(prefix) for k in all_keys() if k.startswith(prefix) and "." not in k.removeprefix(prefix)]
 
 
 def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values, and an empty mapping holds nothing."""
+    """Flatten `{"a": {"b": 1}}` to `{"a.b": 1}`; lists are values, and an empty mapping gives no key."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

@@ -1,4 +1,4 @@
-"""One sentence for every way in which a configuration can be wrong, whoever found it: us, Hydra or OmegaConf."""
+"""Error messages for wrong configurations, one sentence each, for errors of mtrl, Hydra and OmegaConf."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from mtrl.config.dialects import SECTIONS
 from mtrl.errors import UserError, missing_extra
 
 ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/launch_managed_rl.py"}
-"""Sections that say where a run goes and are no part of it -> the program that takes them, with those of the run."""
+"""Sections of a job that starts a run elsewhere -> the program that takes them, besides the settings of the run."""
 
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """For entry points: what a user is meant to read goes to stderr as one sentence, and the program exits with 2."""
+    """Context for entry points: print a `UserError` or an error of Hydra to stderr as one sentence, and exit with
+    status 2."""
     try:
         yield
     except UserError as error:
@@ -40,13 +41,14 @@ def one_sentence() -> Iterator[None]:
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Say it and exit."""
+    """Print the sentence to stderr and exit with status 2."""
     print(sentence, file=sys.stderr)
     raise SystemExit(2)
 
 
 def unknown_key(path: str, value: str | None = None, where: str = "") -> UserError:
-    """There is no such key: name ours for another framework's, else the nearest, else what the section has."""
+    """Return the error for an unknown key. It names our key for a key of another framework, else the nearest key, else
+    the keys of the section."""
     said = path if value is None else f"{path}={value}"
     start = f"{where}{said} is not a key of mtrl"
     if path == "hydra" or path.startswith("hydra."):
@@ -74,8 +76,8 @@ def unknown_key(path: str, value: str | None = None, where: str = "") -> UserErr
 
 
 def wrong_type(path: str, value: Any, where: str = "") -> UserError:
-    """The key is right and the type of its value is not."""
-    path = path.partition("[")[0]  # of an item: the list
+    """Return the error for a value of the wrong type."""
+    path = path.partition("[")[0]  # for an item of a list, the key of the list
     key = keys.find(path)
     said = f"{where}{path}={keys.typed(value)}"
     if key is None:
@@ -91,7 +93,7 @@ def _no_section(said: str, section: str, value: Any, where: str) -> UserError:
 
 
 def unknown_option(group: str, option: str, options: Sequence[str], where: str = "") -> UserError:
-    """A config group has no such file."""
+    """Return the error for an option that a config group does not have."""
     near = keys.nearest(option, options, cutoff=0.5)
     if group in ("hydra/sweeper", "hydra/launcher") and not near:
         if option in ("joblib", "submitit_local", "submitit_slurm"):
@@ -104,7 +106,7 @@ def unknown_option(group: str, option: str, options: Sequence[str], where: str =
 
 
 def unknown_choice(path: str, value: str, known: Sequence[str], or_else: str = "") -> UserError:
-    """A key that takes one of a few words was given another."""
+    """Return the error for a value that is not one of the words that the key takes."""
     ours = foreign.translate(path, value)
     if ours.split()[0] in known:
         return UserError(f"{path}={value} is another framework's spelling; write {path}={ours}")
@@ -113,13 +115,13 @@ def unknown_choice(path: str, value: str, known: Sequence[str], or_else: str = "
 
 
 def did_you_mean(near: str | None, before: str, known: Sequence[str]) -> str:
-    """The end of a sentence about a word that is not known: the nearest word, then all."""
+    """Return the end of a sentence about an unknown word: the nearest known word, then all known words."""
     everything = f"{before} {', '.join(known)}"
     return f"did you mean {near}? {everything[0].upper()}{everything[1:]}" if near else everything
 
 
 def explain(error: BaseException) -> UserError:
-    """The sentence for an error of Hydra or OmegaConf."""
+    """Convert an error of Hydra or OmegaConf to a `UserError` of one sentence."""
     chain = list(_chain(error))
     where = _where(chain)
     for link in chain:
@@ -145,13 +147,13 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _where(chain: list[BaseException]) -> str:
-    """`in experiment/mine.yaml: ` where Hydra names the file."""
+    """Return `in experiment/mine.yaml: ` if Hydra names the file, else an empty text."""
     found = next((m for link in chain if (m := re.match(r"In '([^']+)': \w+ raised", str(link)))), None)
     return f"in {found[1]}.yaml: " if found else ""
 
 
 def _overridden(chain: list[BaseException], path: str) -> str | None:
-    """The value of the override that failed, as it was typed, if it was for this key."""
+    """Return the value of the override that failed, as typed; None if the override was not for this key."""
     found = (re.match(r"Error merging override \+*([^=]+)=(.*)", str(link)) for link in chain)
     return next((match[2] for match in found if match and match[1] == path.partition("[")[0]), None)
 
@@ -169,7 +171,7 @@ def _of_omegaconf(error: OmegaConfBaseException, chain: list[BaseException], whe
 
 
 def _quoted_value(error: OmegaConfBaseException) -> Any:
-    """The value that OmegaConf's text names; its error does not always carry it."""
+    """Return the value that OmegaConf's message names, since its error does not always have it as an attribute."""
     found = re.search(r"Value '(.*?)' of type|Invalid value assigned: (\w+)|'(.*?)' to \w+", str(error), re.DOTALL)
     return next((group for group in found.groups() if group is not None), None) if found else None
 

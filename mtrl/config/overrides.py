@@ -1,4 +1,4 @@
-"""What people type, made into what Hydra takes: any spelling of a known key, and a sentence for everything else."""
+"""Conversion of typed overrides to Hydra's form: any spelling of a known key, and an error message for all others."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<value>=.*)?", re.
 
 
 def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
-    """The overrides with the signs that Hydra wants: `+experiment=x` and `experiment=x` are the same.
+    """Return the overrides with the signs that Hydra needs; `+experiment=x` and `experiment=x` are accepted alike.
 
     Raises:
-        UserError: a key that does not exist, something that is no override at all, or two lengths of the run.
+        UserError: a key does not exist, a word is not an override, or two lengths of the run are given.
     """
     groups = _groups(CONF) - {"hydra", *messages.ELSEWHERE} | (_groups(Path(config_dir)) if config_dir else set())
     plain = [_normalise(override, groups) for override in overrides]
@@ -31,7 +31,7 @@ def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[s
 
 
 def _made(overrides: Sequence[str]) -> list[str]:
-    """Sections that are null by default have to be there before one of their keys can be set; this makes them."""
+    """Return overrides that create the sections that are null by default and of which a key is set."""
     needed = [s for s in _NULL if any(override.startswith((f"{s}.", f"{s}={{")) for override in overrides)]
     return ["++{}={{{}:{{}}}}".format(*section.rsplit(".", 1)) for section in needed]
 
@@ -46,7 +46,7 @@ def _normalise(override: str, groups: set[str]) -> str:
         raise UserError(f"{override!r} is not a setting; write key=value, for example experiment=gsm8k")
     sign, key, value = parts["sign"] or "", parts["key"], parts["value"] or ""
     if re.match(r"hydra[./]", key) or "@" in key:
-        return override  # Hydra's own keys, and packages: as Hydra reads them
+        return override  # Hydra's own keys and packages stay unchanged
     if sign == "~":
         return _removal(override, key, groups)
     if not value:
@@ -56,19 +56,20 @@ def _normalise(override: str, groups: set[str]) -> str:
     known = keys.find(key)
     if known is None:
         raise messages.unknown_key(key, value[1:])
-    # Hydra closes every mapping for plain overrides, those too that may hold any key: `++` adds or changes.
+    # Hydra forbids new keys in every mapping, even in those with arbitrary keys; `++` adds or changes a key.
     return ("++" if known.is_open else "") + key + value
 
 
 def _choice(override: str, group: str, value: str) -> str:
-    """A group of this tree is in the defaults list and takes no sign; a user's own group needs its `+`."""
+    """Normalise the choice of a group. A group of this tree is in the defaults list and takes no sign; a user's own
+    group needs its `+`."""
     if not (CONF / group).is_dir():
         return override
     return f"~{group}" if value == "=null" else group + value
 
 
 def _removal(override: str, key: str, groups: set[str]) -> str:
-    """Choices can be taken away, and keys that the schema does not have."""
+    """Check a removal: choices of groups, and keys that the schema does not have, can be removed."""
     known = keys.find(key)
     if key not in groups and known is None:
         raise messages.unknown_key(key)
@@ -78,12 +79,12 @@ def _removal(override: str, key: str, groups: set[str]) -> str:
 
 
 def quoted(key: str, value: str) -> str:
-    """An override that gives `key` exactly this text, whatever is in it."""
+    """Return an override that sets `key` to exactly this text, with special characters escaped."""
     return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def dashed(word: str) -> UserError:
-    """The sentence for `--learning_rate`, which other programs take."""
+    """Return the error for a key that is written as an option, such as `--learning_rate`."""
     path, _, value = word.lstrip("-").partition("=")
     path = path.replace("-", "_")
     if keys.find(path):

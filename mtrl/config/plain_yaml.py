@@ -1,4 +1,4 @@
-"""YAML of others, read only where it stays small: a few lines of aliases are gigabytes once they are written out."""
+"""Reading of untrusted YAML with size limits, since a few lines of nested aliases can expand to gigabytes."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ from omegaconf.errors import OmegaConfBaseException
 from mtrl.errors import UserError
 
 LARGEST = 2**20
-"""Bytes of a file."""
+"""Maximum size of a file, in bytes."""
 DEEPEST = 50
-"""Levels. The parser in C recurses, and far down it takes the whole process with it."""
+"""Maximum nesting depth, in levels. The parser in C recurses, and deep nesting would crash the whole process."""
 MOST_WRITTEN_OUT = 2**22
-"""Characters of all values with the aliases written out; the configuration of a run has a few thousand."""
+"""Maximum size of all values with aliases expanded, in characters; the configuration of a run has a few thousand."""
 COST = 16
-"""Characters that a value counts at least."""
+"""Characters that are counted for each value in addition to its text."""
 HEAD = '# The configuration of a run, with every value resolved; the line "..." is its end.'
 END = "..."
-"""YAML's own end of a document. A file that was cut between two values is YAML too, and lacks this line alone."""
+"""YAML's end-of-document marker. A file that was cut between two values is still valid YAML, and only the missing
+marker shows the cut."""
 FIX = "restore the file from a copy of its run, or name another run"
 _NUMBER = re.compile(r"[-+0-9a-fA-FxXo_:.]{1000}")
-"""The beginning of a number (also of base 60, of YAML 1.1) that is so long that reading it takes seconds."""
+"""Pattern of a number (also in base 60, as in YAML 1.1) with so many digits that parsing it takes seconds."""
 
 _BEGINS = re.compile(r"(\\*)\$\{")
-"""The beginning of an interpolation, with the backslashes before it."""
+"""Pattern of the start of an interpolation, with the backslashes before it."""
 
 
 class TooLargeError(ValueError):
-    """The YAML is small and its values are not; the message says what of them."""
+    """The YAML, or its values after expansion, exceed a limit; the message names the limit."""
 
 
 def check_size(text: bytes | str) -> None:
-    """
+    """Check the size of a YAML document without building its values.
+
     Raises:
-        TooLargeError: values or levels are too many, with all aliases written out, one holds itself, or a number has
-            too many digits.
-        yaml.YAMLError: it is no YAML.
+        TooLargeError: with aliases expanded, there are too many characters or levels, an alias contains itself, or a
+            number has too many digits.
+        yaml.YAMLError: the text is not YAML.
     """
     anchors: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
-    """Of each collection that is open: its anchor, and the characters before it."""
+    """For each open collection: its anchor, and the number of characters before it."""
     count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
@@ -72,10 +74,11 @@ def check_size(text: bytes | str) -> None:
 
 
 def literal(value: Any) -> Any:
-    """`value` with every `${` in its texts escaped, so that OmegaConf reads text where it would read an interpolation.
+    """Return `value` with every `${` in its texts escaped, so that OmegaConf reads a text and not an interpolation.
 
-    A run writes its configuration resolved. What looks like an interpolation in it is a text, or it was put there:
-    `${oc.env:API_KEY}` would read a secret of the reader, and a few lines that name each other would be gigabytes.
+    A run writes its configuration resolved, so an apparent interpolation is either a text or malicious:
+    `${oc.env:API_KEY}` would read a secret of the reader, and a few lines that refer to each other could expand to
+    gigabytes.
     """
     if isinstance(value, dict):
         return {key: literal(item) for key, item in value.items()}
@@ -85,20 +88,21 @@ def literal(value: Any) -> Any:
 
 
 def with_end(text: str) -> str:
-    """The YAML of a configuration as a config.yaml holds it, so that `is_cut` can tell whether all of it is there."""
+    """Add the first and last line of a config.yaml, by which `is_cut` recognises an incomplete file."""
     return f"{HEAD}\n{text}{END}\n"
 
 
 def is_cut(text: str) -> bool:
-    """Whether the end of what `with_end` wrote is missing. Files of older versions and of others have no such mark."""
+    """Return whether the last line that `with_end` added is missing. A file without its first line, such as one of an
+    older version, counts as complete."""
     return text.startswith(HEAD) and not text.endswith(f"\n{END}\n")
 
 
 def load_config(path: Path) -> DictConfig:
-    """A config.yaml, which somebody else may have written; it holds no interpolations.
+    """Load a config.yaml, which is untrusted; interpolations are read as text.
 
     Raises:
-        UserError: it is no YAML mapping, too large, empty, or cut.
+        UserError: the file is not a YAML mapping, too large, empty, or incomplete.
     """
     try:
         text = _text(path)
@@ -116,7 +120,7 @@ def load_config(path: Path) -> DictConfig:
 
 
 def _and_a_key(tree: DictConfig) -> str:
-    """The first key of the schema that a configuration does not have."""
+    """Return the end of a sentence that names the first key of the schema that is missing; empty if none is."""
     from mtrl.config.keys import flat
     from mtrl.config.schema import Config
 
@@ -127,7 +131,8 @@ def _and_a_key(tree: DictConfig) -> str:
 
 
 def check_groups(folder: Path) -> None:
-    """The config groups of a folder that Hydra is to read; what is no YAML is left to it, which names the line.
+    """Check the size of the files of a folder's config groups before Hydra reads them. Files that are not YAML are
+    skipped, since Hydra's error names the line.
 
     Raises:
         UserError: a file is too large.

@@ -1,4 +1,4 @@
-"""Plugins: modules of the user's own, imported before anything is checked, so that what they register can be named."""
+"""Plugins: the user's own modules, imported before the checks, so that the functions they register can be named."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mtrl.errors import UserError, reason
 
 
 def import_plugins(modules: Sequence[str]) -> None:
-    """Import them, in order; one that is there already is left as it is.
+    """Import the modules, in order; a module that is already imported is not imported again.
 
     Raises:
-        UserError: one of them cannot be imported, whatever the reason.
+        UserError: a module cannot be imported, for any reason.
     """
     if modules:
         _take_our_names()
@@ -26,7 +26,7 @@ def import_plugins(modules: Sequence[str]) -> None:
 
 
 def _take_our_names() -> None:
-    """Register the built-in functions first, so that a plugin that takes one of their names is told so."""
+    """Register the built-in functions first, so that a plugin that uses one of their names gets an error."""
     from mtrl.algorithms import registry
     from mtrl.rewards.shaping import SHAPINGS
 

@@ -1,4 +1,4 @@
-"""Which folder a run has: a fresh one, or the one that it continues."""
+"""Selection of the folder of a run: a new one, or that of the run that is resumed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from mtrl.tracking.run_dir import RunDir, such_as
 
 CHECKPOINTS = "checkpoints"
 LAUNCH = "launch.txt"
-"""File in the folder of a run that torchrun started: which launch that was."""
+"""Name of the file, in the folder of a run that torchrun started, that holds the id of the launch."""
 
 
 def holds_run(folder: Path) -> bool:
-    """Something has run here."""
+    """Return whether the folder holds files of a run."""
     return any((folder / name).exists() for name in ("metrics.jsonl", "config.yaml", "summary.json"))
 
 
 def has_default_run_dir(cfg: DictConfig) -> bool:
-    """Nobody has named the folder yet."""
+    """Return whether `run_dir` has its default value."""
     raw: Any = OmegaConf.to_container(cfg, resolve=False)
     return raw["run_dir"] == Config.run_dir
 
 
 def settle(cfg: DictConfig) -> list[str]:
-    """Make `run_dir` plain text, and with `resume` the folder of the run that goes on. Returns warnings.
+    """Replace `run_dir` by the resolved path, with `resume` by the folder of the run to resume. Return warnings.
 
     Raises:
-        UserError: the folder holds another run, or there is nothing to resume.
+        UserError: the folder holds another run, or there is no run to resume.
     """
     warnings = _after_restart(cfg)
     run_dir, by_default = Path(cfg.run_dir), has_default_run_dir(cfg)
@@ -45,7 +45,7 @@ def settle(cfg: DictConfig) -> list[str]:
         if by_default:
             run_dir = newest_run(run_dir.parent)
         elif not holds_run(run_dir):
-            # So that a job script that is started again and again needs no first command of its own.
+            # This way a job script can use the same command for the first start and for all restarts.
             warnings.append(f"resume=latest: run_dir={run_dir} holds no run yet, so a new one starts there")
             cfg.resume = "none"
     else:
@@ -57,7 +57,7 @@ def settle(cfg: DictConfig) -> list[str]:
     if cfg.resume != "none":
         _refuse_other_task(cfg, run_dir)
         _refuse_other_adapters(cfg, run_dir if cfg.resume == "latest" else owner_of(Path(cfg.resume)))
-    if cfg.resume == "latest" and not any((run_dir / CHECKPOINTS).glob("step_*")):  # a start that failed, for one
+    if cfg.resume == "latest" and not any((run_dir / CHECKPOINTS).glob("step_*")):  # e.g. after a failed start
         warnings.append(
             f"resume=latest: {run_dir} has no checkpoint yet, so it begins anew; run_dir=FOLDER names another run"
         )
@@ -66,7 +66,8 @@ def settle(cfg: DictConfig) -> list[str]:
 
 
 def mark(run_dir: str) -> None:
-    """Write down which launch has this folder; `RunDir.create` is who complains about folders that cannot be made."""
+    """Write the id of the launch into the folder. Errors are ignored here, since `RunDir.create` reports a folder that
+    cannot be created."""
     if (launched := launch.launch_id()) is not None:
         with suppress(OSError):
             Path(run_dir).mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ def mark(run_dir: str) -> None:
 
 
 def is_marked(run_dir: Path) -> bool:
-    """Whether an attempt of this very launch has the folder."""
+    """Return whether the folder belongs to an earlier attempt of the same launch of torchrun."""
     launched = launch.launch_id()
     with suppress(OSError):
         return launched is not None and (run_dir / LAUNCH).read_text(encoding="utf-8").strip() == launched
@@ -82,13 +83,14 @@ def is_marked(run_dir: Path) -> bool:
 
 
 def _after_restart(cfg: DictConfig) -> list[str]:
-    """`torchrun --max-restarts` repeats the first command, with a later `run_dir` if that holds the time: go on in the
-    folder of the attempt before, from its last checkpoint. Returns warnings."""
+    """After a restart by `torchrun --max-restarts`, resume in the folder of the previous attempt, from its last
+    checkpoint. torchrun repeats the first command, and a `run_dir` with the time in it would be a new folder. Return
+    warnings."""
     run_dir = Path(cfg.run_dir)
     if launch.launch_id() is None or cfg.resume == "latest":
         return []
     if cfg.resume != "none" and (has_default_run_dir(cfg) or run_dir.resolve() == owner_of(Path(cfg.resume)).resolve()):
-        return []  # goes on in the folder of another run, from the checkpoint that was asked for
+        return []  # resumes in the folder of another run, from the requested checkpoint
     folders = [run_dir, *(run_dir.parent.iterdir() if run_dir.parent.is_dir() else ())]
     before = next((folder for folder in folders if is_marked(folder)), None)
     if before is None:
@@ -97,7 +99,7 @@ def _after_restart(cfg: DictConfig) -> list[str]:
     if not holds_run(before):
         return []
     if cfg.resume == "none" or any((before / CHECKPOINTS).glob("step_*")):
-        cfg.resume = "latest"  # starts from the beginning where there is no checkpoint yet
+        cfg.resume = "latest"  # without a checkpoint, this starts from the beginning
     return [f"torchrun has started this run again: it goes on in {before}"]
 
 
@@ -109,14 +111,14 @@ def _refuse_run_in(run_dir: Path) -> None:
 
 
 def _ended_at_its_start(folder: Path) -> bool:
-    """A run was started here and recorded nothing: its model could not be loaded, for one. Its lock tells if it goes
-    on."""
+    """Return whether a run started here and recorded nothing, for example because its model could not be loaded. Its
+    lock shows whether it is still running."""
     run = RunDir(folder)
     return run.log.exists() and not run.has_records
 
 
 def _refuse_other_task(cfg: DictConfig, run_dir: Path) -> None:
-    """A run goes on with the task and the kind of model that it began with."""
+    """Check that the run is resumed with the task and the kind of model that it started with."""
     if not (run_dir / "config.yaml").exists():
         return
     began = load_config(run_dir / "config.yaml")
@@ -130,7 +132,8 @@ def _refuse_other_task(cfg: DictConfig, run_dir: Path) -> None:
 
 
 def _refuse_other_adapters(cfg: DictConfig, owner: Path) -> None:
-    """The weights of a checkpoint say nothing of `lora_alpha`: another one would make another model of them, unseen."""
+    """Check that the adapters have the same `lora_rank` and `lora_alpha` as before. A checkpoint's weights do not
+    contain `lora_alpha`, so another value would silently change the model."""
     if not (owner / "config.yaml").exists():
         return
     began = load_config(owner / "config.yaml")
@@ -145,7 +148,11 @@ def _refuse_other_adapters(cfg: DictConfig, owner: Path) -> None:
 
 
 def newest_run(folder: Path) -> Path:
-    """The run in `folder` that wrote something last."""
+    """Return the run in `folder` whose files were written last.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
     runs = [run for run in folder.iterdir() if holds_run(run)] if folder.is_dir() else []
     if not runs:
         raise UserError(f"resume=latest: there is no run in {folder}; start one with resume=none, or set run_dir")
@@ -158,7 +165,11 @@ def _last_written(run: Path) -> float:
 
 
 def owner_of(path: Path) -> Path:
-    """The run that a checkpoint, or a path to the run itself, belongs to."""
+    """Return the folder of the run for a path to a checkpoint or to the run itself.
+
+    Raises:
+        UserError: the path does not exist, or is neither.
+    """
     if not path.is_dir():
         raise UserError(f"resume={path} does not exist; write none, latest, a run folder or RUN/{CHECKPOINTS}/step_N")
     if holds_run(path) or (path / CHECKPOINTS).is_dir():
@@ -172,7 +183,8 @@ def owner_of(path: Path) -> Path:
 
 
 def claim(run_dir: str) -> str:
-    """Make the folder of a new run; another run that started in the same second keeps its own."""
+    """Create the folder of a new run and return it. If the folder exists, a number is appended, since another run may
+    have started in the same second."""
     for number in count(1):
         folder = Path(run_dir if number == 1 else f"{run_dir}_{number}")
         try:

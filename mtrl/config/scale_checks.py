@@ -1,4 +1,4 @@
-"""Checks of what makes a run large or lets it overlap: `async_config.*`, `trainer.fsdp.*`, ranks."""
+"""Checks of settings for scale and overlap: `placement.*`, `async_config.*`, `trainer.fsdp.*` and the ranks."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from mtrl.errors import UserError
 
 
 def ranks() -> int:
-    """How many processes `torchrun` has started for this job."""
+    """Return the number of processes that `torchrun` has started for this job."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_sharded(cfg: DictConfig) -> bool:
-    """Whether models are sharded: over ranks, or on one for the sake of its settings."""
+    """Return whether models are sharded: over several ranks, or on one rank for settings that only FSDP supports."""
     return ranks() > 1 or cfg.trainer.fsdp.param_dtype is not None or bool(cfg.trainer.fsdp.cpu_offload)
 
 
 def overlaps(cfg: DictConfig | Config) -> bool:
-    """Whether turns are sampled while the policy learns."""
+    """Return whether turns are sampled while the policy is updated."""
     return cfg.async_config.max_steps_off_policy > 0
 
 
 def serves(cfg: DictConfig | Config) -> bool:
-    """Whether turns are sampled by servers, each with weights of its own."""
+    """Return whether inference servers, each with its own copy of the weights, sample the turns."""
     return cfg.generator.backend != "local"
 
 
 def is_deterministic(cfg: DictConfig | Config) -> bool:
-    """Whether turns wait for each other, so that who shares a batch does not depend on time."""
+    """Return whether turns wait for each other, so that the composition of decoding batches does not depend on time."""
     chosen = cfg.generator.local.deterministic
     return not serves(cfg) and (not overlaps(cfg) if chosen is None else bool(chosen))
 
 
 def check_scale(cfg: DictConfig) -> None:
-    """
+    """Check the settings for scale and overlap.
+
     Raises:
-        UserError: settings that contradict each other.
+        UserError: settings contradict each other.
     """
     name = cfg.placement.name
     if name is not None and name not in cfg.model.recipe:

@@ -15,7 +15,7 @@ from mtrl.config.model_schema import ModelConfig
 
 @dataclass
 class DataConfig:
-    """Where the rows come from."""
+    """The data set."""
 
     path: str | None = None
     """A folder with train/test files, one file (.jsonl, .json, .parquet, .csv) or a Hub name; null: synthetic data."""
@@ -23,28 +23,29 @@ class DataConfig:
     test_split: str = "test"
     max_train_rows: int | None = None
     max_test_rows: int | None = 256
-    """The held-out rows that evaluations use; the first ones, always the same."""
+    """Maximum number of held-out rows for evaluations; always the first rows of the split."""
     synthetic_train_rows: int = 4096
     synthetic_test_rows: int = 256
     validation_rows: int = 0
-    """Rows taken from the training split, by their content, for the evaluations of a run, so that choosing the best
-    checkpoint never looks at the test split; 0: a run evaluates on the test split."""
+    """Number of rows that are moved from the training split, chosen by their content, to a validation split for the
+    evaluations of a run, so that the choice of the best checkpoint never uses the test split; 0: a run evaluates on the
+    test split."""
 
 
 @dataclass
 class PlacementConfig:
-    """The machines that a run is laid out for. They are not looked for: `python -m mtrl.doctor --plan` counts on them,
-    and a run that is started by another number of ranks warns."""
+    """The machines that a run is planned for. They are not detected: `python -m mtrl.doctor --plan` assumes them, and a
+    run with another number of ranks prints a warning."""
 
     name: str | None = None
-    """Which part of `model.recipe` applies."""
+    """Name of the placement in `model.recipe` whose settings apply."""
     machines: int = 1
     gpus: int | None = None
-    """Of each machine; null: as many as ranks and servers need."""
+    """Number of GPUs of each machine; null: as many as ranks and servers need."""
     ranks: int | None = None
-    """Processes that torchrun starts on each machine; null: those that it has started."""
+    """Number of processes that torchrun starts on each machine; null: the number that it has started."""
     gpu_memory: float = 79.0
-    """GiB of each GPU; 79 is what torch shows of one of 80 GB."""
+    """Memory of each GPU, in GiB; 79 is the size that torch reports for a GPU of 80 GB."""
 
 
 @dataclass
@@ -55,29 +56,30 @@ class EnvironmentConfig:
     target: str | None = None
     """`package.module.Name` of a Family or a BaseEnvironment class outside of this tree."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Keys of the family itself, passed to its environment and loader."""
+    """Settings of the task family, passed to its environment and loader."""
     step_timeout: float = 30.0
-    """Seconds that reset or one step may take."""
+    """Time limit of reset or of one step, in seconds."""
     episode_timeout: float = 600.0
-    """Seconds that a whole episode may take."""
+    """Time limit of a whole episode, in seconds."""
     retries: int = 1
-    """Fresh attempts after an environment error, before the whole group is replaced."""
+    """Maximum number of retries of an episode after an environment error, before the whole group is replaced."""
     max_failed_share: float = 0.5
-    """The run stops when more than this share of a step's episodes fail."""
+    """Maximum share of failed episodes in a step; above it the run stops."""
     max_workers: int = 16
-    """Threads that run synchronous environments."""
+    """Number of threads that run synchronous environments."""
 
 
 @dataclass
 class RewardConfig:
-    """What is paid, and where."""
+    """The reward of a turn and its components."""
 
     scheme: str = "default"
-    """Which of the environment's own reward rules applies."""
+    """Name of the reward rule, one of those that the environment offers."""
     level: str = "turn"
-    """turn: each turn keeps its reward; trajectory: the sum is paid at the last turn."""
+    """turn: each turn keeps its reward; trajectory: the last turn receives the sum, the other turns 0."""
     components: dict[str, Any] = field(default_factory=lambda: {"environment": 1.0})
-    """Weight by name: `environment` (what step returned), what the environment reports, or a built-in shaping."""
+    """Weight of each component by its name: `environment` (the reward that step returned), a component that the
+    environment reports, or a built-in shaping."""
 
 
 @dataclass
@@ -92,7 +94,7 @@ class OptimizerConfig:
     warmup_steps: int = 0
     min_lr_ratio: float = 0.0
     offload: bool = False
-    """Keep the moments in the memory of the CPU between updates; for models on a GPU."""
+    """Store the optimiser's moments in CPU memory between updates; for models on a GPU."""
 
 
 @dataclass
@@ -106,15 +108,15 @@ class PassKConfig:
 
 @dataclass
 class CriticConfig:
-    """advantage_method=gae or turn_gae: a value model, a copy of the policy's body with a head of its own."""
+    """advantage_method=gae or turn_gae: a value model, which is a copy of the policy's body with its own head."""
 
     path: str | None = None
     """Model folder that the critic starts from; null: the policy's weights at the start of the run."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
     value_clip: float | None = 0.2
-    """How far a value may move from that of the rollout before its loss is clipped; null: no clip."""
+    """Maximum distance of a value from its value at rollout time before its loss is clipped; null: no clip."""
     warmup_steps: int = 0
-    """First steps in which only the critic learns."""
+    """Number of steps at the start of the run in which only the critic is trained."""
 
 
 @dataclass
@@ -127,26 +129,26 @@ class SapoConfig:
 
 @dataclass
 class DppoConfig:
-    """loss_fn=dppo: how far a token's probability may move before it is masked."""
+    """loss_fn=dppo: limits on the change of a token's probability, beyond which the token is masked."""
 
     divergence: str = "tv"
-    """tv: total variation | kl: of the two-way choice "this token or another" """
+    """Divergence of the binary distribution "this token or another". tv: total variation | kl: KL divergence"""
     delta_low: float = 0.2
     delta_high: float = 0.2
 
 
 @dataclass
 class AlgorithmConfig:
-    """Credit and loss."""
+    """Credit assignment and loss."""
 
     advantage_method: str = "turn_rloo"
     """grpo (also group_based) | dr_grpo | rloo | opo | gpg | maxrl | gdpo | reinforce_pp | reinforce_pp_baseline |
     monte_carlo | grpo_passk | turn_rloo | group_based_per_turn | mt_grpo | gigpo | turn_gae | gae |
     package.module.function"""
     credit: str | None = None
-    """What a turn answers for. trajectory: the sum of all rewards | turn: the rewards from this turn on, against the
-    peers that reached it | turn+outcome: the last turn's reward, plus the turn rewards from here on; null: as the
-    method is published"""
+    """Rewards that a turn gets credit for. trajectory: the sum of all rewards | turn: the rewards from this turn on,
+    compared with the peers that reached it | turn+outcome: the last turn's reward, plus the turn rewards from this turn
+    on | null: as the method is published"""
     group_size: int = 8
     norm_by_std: bool = True
     """grpo, mt_grpo, gigpo: divide by the group's standard deviation."""
@@ -154,16 +156,17 @@ class AlgorithmConfig:
     """Discount per turn (gae: per token)."""
     gae_lambda: float = 1.0
     turn_advantage_coef: float = 1.0
-    """Weight of the turn's own part: mt_grpo and credit=turn+outcome, gigpo."""
+    """mt_grpo, gigpo, credit=turn+outcome: weight of the advantage that comes from the turn rewards."""
     whiten_advantages: bool = True
-    """gae, turn_gae: mean 0 and standard deviation 1 over the sampled tokens of a step."""
+    """gae, turn_gae: normalise advantages to mean 0 and standard deviation 1 over the sampled tokens of a step."""
     passk: PassKConfig = field(default_factory=PassKConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     loss_fn: str = "ppo"
     """ppo | cispo | importance_sampling | gspo | sapo | dppo | decoupled_ppo | package.module.function"""
     clip_low_threshold: float = 0.8
+    """Lower bound on the probability ratio."""
     clip_high_threshold: float = 1.2
-    """Bounds on the probability ratio."""
+    """Upper bound on the probability ratio."""
     dual_clip: float | None = None
     is_cap: float = 2.0
     """importance_sampling, dppo: cap on the ratio; decoupled_ppo: cap on the behaviour weight."""
@@ -180,36 +183,40 @@ class AlgorithmConfig:
     kl_estimator: str = "k3"
     """k1 | k2 | k3 | k3_plus | k1_unbiased | k3_unbiased; in the reward it is always k1"""
     kl_target: float | None = None
-    """Nats per token that the coefficient is steered to; null: it stays fixed."""
+    """Target of the KL, in nats per token, that an adaptive coefficient holds; null: the coefficient is fixed."""
     kl_horizon: int = 10_000
-    """kl_target: trajectories over which an error of a fifth of the target changes the coefficient by a fifth."""
+    """kl_target: number of trajectories over which an error of a fifth of the target or more changes the coefficient by
+    about a fifth."""
     kl_reference: str | None = None
     """Model folder of the reference; null: the policy at the start of the run."""
     entropy_coef: float = 0.0
     loss_anchor: str = "rollout"
-    """rollout: the engine's log-probs are the old policy; old: recompute them with the trainer first."""
+    """Log-probs of the old policy in the loss. rollout: those of the engine | old: those of the trainer, recomputed
+    before the update"""
     off_policy_correction: str = "none"
-    """What is done about engine and trainer disagreeing: none | tis | sequence_tis | icepop | mis | geometric"""
+    """Correction for the difference between the log-probs of engine and trainer: none | tis | sequence_tis | icepop |
+    mis | geometric"""
     correction_low: float | None = None
+    """Lower bound of the correction; null: the value of its paper."""
     correction_high: float | None = None
-    """Bounds of the correction; null: those of its paper."""
+    """Upper bound of the correction; null: the value of its paper."""
     drop_zero_advantage: bool = True
     """Leave trajectories without advantage out of the update; denominators still count them."""
     dynamic_sampling_rounds: int = 0
-    """Replace groups without an advantage by groups of new prompts, at most so many times a step; 0: train as they
-    are."""
+    """Maximum number of times per step that groups without an advantage are replaced by groups of new prompts; 0: such
+    groups are not replaced."""
     overlong_filtering: bool = False
     """Do not train on trajectories that a length limit cut; their rewards still count in the group's baseline."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Settings of your own estimators and losses, which find them as `config.extra`."""
+    """Settings of your own estimators and losses, which read them as `config.extra`."""
 
 
 @dataclass
 class SamplingConfig:
-    """How turns are sampled."""
+    """Sampling of turns."""
 
     max_generate_length: int = 1024
-    """Tokens per turn."""
+    """Maximum number of sampled tokens per turn."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -218,7 +225,7 @@ class SamplingConfig:
 
 @dataclass
 class EvalSamplingConfig(SamplingConfig):
-    """How turns of evaluations are sampled: greedy, and else as in training."""
+    """Sampling of turns in evaluations: greedy, with all other settings as in training."""
 
     max_generate_length: int = II("generator.sampling_params.max_generate_length")
     temperature: float = 0.0
@@ -236,12 +243,12 @@ class GeneratorConfig:
     use_conversation_multi_turn: bool = True
     max_turns: int = 5
     max_context_length: int | None = None
-    """Tokens of a whole conversation; null: what the model can hold."""
+    """Maximum length of a whole conversation, in tokens; null: the limit of the model."""
     sampling_params: SamplingConfig = field(default_factory=SamplingConfig)
     eval_sampling_params: EvalSamplingConfig | None = None
-    """Null: as sampling_params, greedy."""
+    """Sampling parameters of evaluations; null: sampling_params, but greedy."""
     max_num_seqs: int = 128
-    """Trajectories that the engine holds at once."""
+    """Maximum number of trajectories that the engine holds at once."""
     gpu_memory_utilization: float = 0.8
     """vllm, sglang: share of a GPU's memory that a server takes; 0.7 leaves headroom for long conversations."""
     local: LocalEngineConfig = field(default_factory=LocalEngineConfig)
@@ -253,67 +260,70 @@ class GeneratorConfig:
 @dataclass
 class CheckpointConfig:
     every_steps: int = 20
-    """0: only at the end."""
+    """Number of steps between checkpoints; 0: only at the end."""
     keep_last: int = 2
     keep_best: bool = True
     background: bool = True
-    """Write while the run goes on."""
+    """Write checkpoints in the background, while training continues."""
 
 
 @dataclass
 class FsdpConfig:
-    """How `torchrun`'s ranks share models (FSDP2, `fully_shard`): every rank holds a shard of each parameter."""
+    """Sharding of models over `torchrun`'s ranks (FSDP2, `fully_shard`): every rank holds a shard of each parameter."""
 
     param_dtype: str | None = None
-    """bfloat16 | float16 | float32: of forward and backward, while the weights stay in model.dtype; null: that."""
+    """Dtype of forward and backward passes: bfloat16 | float16 | float32; the weights stay in model.dtype. Null:
+    model.dtype."""
     reduce_dtype: str = "float32"
-    """float32 | bfloat16: what gradients are summed in."""
+    """Dtype of the sum of gradients over ranks: float32 | bfloat16"""
     reshard_after_forward: bool = True
-    """Free gathered weights after the forward pass and gather them again for the backward; false: faster, more
-    memory."""
+    """Free gathered weights after the forward pass and gather them again for the backward pass; false is faster and
+    needs more memory."""
     cpu_offload: bool = False
-    """Keep parameters, gradients and moments in the memory of the CPU."""
+    """Store parameters, gradients and moments in CPU memory."""
     replicas: int = 1
-    """Hybrid sharding (HSDP): so many copies of the model, each sharded over ranks / replicas."""
+    """Hybrid sharding (HSDP): number of copies of the model, each sharded over ranks / replicas ranks."""
     timeout: float = 600.0
-    """Seconds that ranks wait for each other before the job ends."""
+    """Maximum time that ranks wait for each other before the job ends, in seconds."""
 
 
 @dataclass
 class TrainerConfig:
-    """The loop."""
+    """The training loop."""
 
     max_steps: int = 100
     epochs: float | None = None
-    """Passes over the training rows, in place of `max_steps`: as many steps as draw each row so often. What dynamic
-    sampling and failed groups draw besides is not counted. config.yaml of the run holds the steps."""
+    """Number of passes over the training rows. If set, it replaces `max_steps` by the smallest number of steps that
+    draws each row that often. Rows that dynamic sampling and failed groups draw in addition are not counted.
+    config.yaml of the run holds the number of steps."""
     prompts_per_step: int = 16
     mini_batches: int = 1
-    """Optimiser updates per step of rollouts."""
+    """Number of optimiser updates per step of rollouts and per update epoch."""
     update_epochs: int = 1
     max_tokens_per_microbatch: int = 16384
-    """Of one forward and backward pass, padding included. `model=tiny` sets 2048."""
+    """Maximum number of tokens of one forward and backward pass, padding included. `model=tiny` sets 2048."""
     packing: bool = False
-    """Lay the samples of a micro-batch end to end in one row instead of padding each to the longest. FlashAttention and
-    sdpa attend sample by sample; eager, and models with a sliding window, by a mask of tokens x tokens, which is
-    slower than padding."""
+    """Concatenate the samples of a micro-batch in one row instead of padding each to the longest. With FlashAttention
+    and sdpa each sample attends to itself only; with eager, and for models with a sliding window, a mask of tokens x
+    tokens separates the samples, which is slower than padding."""
     threads: int | None = None
-    """CPU threads; null: 1 for models under 5 M parameters, else all cores."""
+    """Number of CPU threads; null: 1 for models under 5 M parameters, else all cores."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     max_logits_per_chunk: int = 2**27
-    """Tokens x vocabulary whose logits are held at once; the log-probs of more tokens are computed in chunks."""
+    """Maximum number of logits (tokens x vocabulary) in memory at once; the log-probs of more tokens are computed in
+    chunks."""
     compile: bool = False
-    """torch.compile each layer of the models that are trained."""
+    """Apply torch.compile to each layer of the models that are trained."""
     profile_step: int | None = None
-    """Step (from 1) of which a trace for Perfetto or chrome://tracing is kept in the folder of the run."""
+    """Step (from 1) whose trace, for Perfetto or chrome://tracing, is written to the folder of the run."""
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     max_steps_without_signal: int = 20
-    """Stop after this many steps in a row in which no group had an advantage."""
+    """Maximum number of consecutive steps in which no group has an advantage; after them the run stops."""
     save_trajectories_every: int = 10
-    """Steps between saved training trajectories; 0: never. Evaluations are always saved."""
+    """Number of steps between saved training trajectories; 0: never. Trajectories of evaluations are always saved."""
 
 
 @dataclass
@@ -324,28 +334,31 @@ class EvaluationConfig:
     before_train: bool = True
     rows: int = 200
     sampled_rows: int = 200
-    """Rows of the temperature-1 evaluation before and after training; 0 leaves it out."""
+    """Number of rows of the temperature-1 evaluation before and after training; 0 skips this evaluation."""
     samples_per_row: int = 1
-    """Trajectories per row; more than 1 samples at temperature 1 and gives pass@k."""
+    """Number of trajectories per row; with more than 1, they are sampled at temperature 1 and give pass@k."""
     pass_k_values: list[int] = field(default_factory=lambda: [1])
     success_threshold: float = 1.0
-    """Score from which an episode is a success."""
+    """Smallest score that makes an episode a success."""
     claim_threshold: float | None = None
-    """Reward from which the reward says that an episode is a success; null: success_threshold. Where this verdict and
-    the scorer's differ, the two disagree."""
+    """Smallest reward with which the reward counts an episode as a success; null: success_threshold. Reward and scorer
+    disagree about an episode if this verdict differs from the scorer's."""
     keep_disagreements: int = 16
-    """Of a training step: so many of the trajectories on which reward and scorer disagree are kept; all are counted."""
+    """Maximum number of trajectories per training step that are saved because reward and scorer disagree; all
+    disagreements are counted."""
     model: str | None = None
-    """mtrl.evaluate: what is evaluated. A run, a checkpoint, a folder, a Hub name, or an endpoint written
+    """mtrl.evaluate: model to evaluate. A run, a checkpoint, a folder, a Hub name, or an endpoint written
     MODEL@http://HOST:PORT/v1; null: the policy that a run of this configuration would start from."""
     compare: list[str] = field(default_factory=list)
-    """mtrl.evaluate: models beside it, each compared with it on the same rows; `base` is the policy before training."""
+    """mtrl.evaluate: further models, each compared with `model` on the same rows; `base` is the policy before
+    training."""
     split: str = "test"
-    """mtrl.evaluate: test | validation | train"""
+    """mtrl.evaluate: split of the rows: test | validation | train"""
     confidence: float = 0.95
-    """Level of the intervals."""
+    """Confidence level of the intervals."""
     output: str | None = None
-    """mtrl.evaluate: folder of the report; null: outputs/evaluations/NAME/TIME. One that is there is gone on with."""
+    """mtrl.evaluate: folder of the report; null: outputs/evaluations/NAME/TIME. An evaluation in an existing folder is
+    resumed."""
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 
 
@@ -354,7 +367,7 @@ class MlflowConfig:
     uri: str | None = None
     """Tracking server; null: MLFLOW_TRACKING_URI, else the SQLite file mlflow.db beside the folders of the runs."""
     experiment: str | None = None
-    """Null: tracker.project."""
+    """Name of the experiment; null: tracker.project."""
 
 
 @dataclass
@@ -366,66 +379,69 @@ class WandbConfig:
 
 @dataclass
 class TrackerConfig:
-    """Where the record of a run goes besides its folder."""
+    """Destinations of a run's metrics and trajectories besides its folder."""
 
     console: bool = True
     plots: bool = True
     project: str = "mtrl"
     report_to: list[str] = field(default_factory=list)
-    """mlflow | wandb | tensorboard. They follow the folder of the run: what cannot be sent now is sent later."""
+    """Trackers: mlflow | wandb | tensorboard. They read the folder of the run, and data that cannot be sent at once is
+    sent later."""
     trajectories: int = 64
-    """Of each file of trajectories, so many are sent to the trackers; all are in the folder of the run."""
+    """Maximum number of trajectories of each trajectory file that are sent to the trackers; the folder of the run holds
+    all."""
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 
 @dataclass
 class DiagnosisConfig:
-    """The rules of `python -m mtrl.diagnose`, while a run goes on."""
+    """The rules of `python -m mtrl.diagnose`, applied during a run."""
 
     live: str = "warn"
-    """What a symptom does to the run. warn: it is told | stop: a collapse or a hacked reward ends it, saved | none"""
+    """Reaction of a run to a symptom. warn: the symptom is logged | stop: a collapse or a hacked reward also ends the
+    run, after it is saved | none: no diagnosis during the run"""
     window: int = 25
-    """Steps that a decision looks at; 25 to 50 is what a change of one setting takes to show."""
+    """Number of steps that a decision is based on; the effect of one changed setting takes 25 to 50 steps to show."""
 
 
 @dataclass
 class PreflightConfig:
-    """The checklist before a run, `python -m mtrl.preflight`, and the short one that a run makes at its start."""
+    """The checklist before a run, `python -m mtrl.preflight`, and its cheap checks at the start of a run."""
 
     at_start: str = "warn"
-    """Of a run: what its cheap checks find. warn: it is told, and the run goes on | stop: a failed check ends it |
-    none: they are left out"""
+    """Reaction of a run to the findings of its cheap checks. warn: findings are logged | stop: a failed check ends the
+    run | none: the checks are skipped"""
     rows: int = 64
-    """Rows that are played, half of them held out."""
+    """Number of rows whose episodes are run, half of them held-out rows."""
     seconds: float = 20.0
-    """Limit for each time that episodes are played; what is not over by then is left out, and counted."""
+    """Time limit of each pass of episodes, in seconds; unfinished episodes are left out and counted."""
     processes: int = 2
-    """Fresh processes that repeat the episodes; fewer than 2 leaves that check out."""
+    """Number of new processes that repeat the episodes; fewer than 2 skips this check."""
     model: bool = True
-    """Let the policy play as well; false leaves out whatever needs it."""
+    """Whether the policy runs episodes as well; false skips all checks that need it."""
     rollouts: int = 100
-    """Episodes of the policy."""
+    """Number of episodes of the policy."""
     json: str | None = None
-    """File of the results; null: preflight.json in the folder of the run. A run keeps what is there of
-    the whole checklist."""
+    """File of the results; null: preflight.json in the folder of the run. A run does not overwrite the results of the
+    whole checklist."""
 
 
 @dataclass
 class AsyncConfig:
-    """Rollouts and updates side by side."""
+    """Overlap of rollouts and updates."""
 
     max_steps_off_policy: int = 0
-    """By how many updates the weights that a token trains may be newer than those that sampled it; 0: rollouts and
-    updates take turns."""
+    """Maximum staleness of a token, in training steps: the number of steps by which the weights that train on it may be
+    newer than the weights that sampled it; 0: rollouts and updates alternate."""
     on_stale: str = "wait"
-    """What is done about a group that would become too old. wait: the next update waits for it | requeue: it is
-    dropped, and its prompt is played again"""
+    """Treatment of a group that would become too stale. wait: the next update waits for the group | requeue: the group
+    is dropped, and its prompt is sampled again"""
     in_flight: str = "continue"
-    """What new weights do to turns that are being sampled. continue: they go on under the new weights | drain: they are
-    finished first"""
+    """Effect of new weights on turns that are being sampled. continue: sampling continues with the new weights | drain:
+    the turns are finished before the weights change"""
     max_concurrent_groups: int | None = None
-    """Groups that are played at once; null: as many as max_steps_off_policy allows."""
+    """Maximum number of groups whose episodes run at once; null: as many as max_steps_off_policy allows."""
 
 
 @dataclass
@@ -437,11 +453,12 @@ class Config:
     run_dir: str = "outputs/${name}/${now:%Y-%m-%d_%H-%M-%S}"
     """Folder of the run; in a multirun the folder of the sweep, with one folder per job in it."""
     resume: str = "none"
-    """none | latest: `run_dir`, else the newest run of this name | PATH of a checkpoint or run"""
+    """Run or checkpoint to resume from. none: start a new run | latest: the run in `run_dir`, or the newest run of this
+    name if `run_dir` is not set | PATH of a checkpoint or run"""
     plugins: list[str] = field(default_factory=list)
-    """Modules of your own to import first: what they register can then be named."""
+    """Your own modules to import first, so that the configuration can name the functions that they register."""
     objective: str = "success_after"
-    """The key of summary.json that `main` returns to a sweep."""
+    """Key of summary.json whose value `main` returns to a sweep."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
@@ -456,4 +473,5 @@ class Config:
     diagnosis: DiagnosisConfig = field(default_factory=DiagnosisConfig)
     async_config: AsyncConfig = field(default_factory=AsyncConfig)
     parent: str | None = None
-    """The run that this one was made from by changing one thing; `python -m mtrl.diagnose` then tells what it did."""
+    """Folder of the run that this run differs from by one change; `python -m mtrl.diagnose` then reports the effect of
+    the change."""

@@ -1,4 +1,4 @@
-"""Which environment variables hold secrets, by their names and values."""
+"""Detection of environment variables that hold secrets, by their names and values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _URL = re.compile(r"\w+://[^/\s@]*:[^/\s@]+@")
-"""A URL with a password in it."""
+"""Pattern of a URL that contains a password."""
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether nobody should read the value of this variable."""
+    """Return whether the variable seems to hold a secret, which must not be shown."""
     return bool(_NAME.fullmatch(name) or _URL.search(value))

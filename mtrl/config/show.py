@@ -1,4 +1,4 @@
-"""The composed configuration as a tree, what differs from the defaults in bold."""
+"""Display of the composed configuration as a tree, with values that differ from the defaults in bold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtrl.config import keys
 
 
 def show(cfg: DictConfig) -> None:
-    """Print the tree."""
+    """Print the configuration as a tree."""
     from rich.console import Console
     from rich.tree import Tree
 
@@ -22,7 +22,7 @@ def show(cfg: DictConfig) -> None:
 
 
 def _grow(branch: Any, values: dict[str, Any], prefix: str) -> None:
-    """One line for the settings of a section, one branch for each section in it."""
+    """Add one line with the settings of a section, and one branch for each subsection."""
     from rich.text import Text
 
     sections = {name: value for name, value in values.items() if _is_section(prefix + name, value)}

@@ -1,4 +1,4 @@
-"""The configuration of a run that is there, for the programs that look at runs."""
+"""The stored configuration of an existing run, for programs that read runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mtrl.config.plain_yaml import literal, load_config
 from mtrl.tracking.run_dir import RunDir
 
 THEIRS = ("run_dir", "resume", "preflight")
-"""What only the run itself needed."""
+"""Keys and sections that matter only to the run itself."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.yaml as a plain tree.
+    """Read a config.yaml into plain dicts and lists.
 
     Raises:
-        UserError: it cannot be read as one.
+        UserError: the file cannot be read as a configuration.
     """
     tree = OmegaConf.to_container(load_config(path), resolve=True)
     assert isinstance(tree, dict)
@@ -30,13 +30,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS) -> DictConfig:
-    """The run's config.yaml takes the place of the experiment; a group that is chosen anew replaces its section.
+    """Compose a configuration with the run's config.yaml in place of the experiment. A group that the overrides choose
+    replaces its section.
 
     Args:
-        forget: keys and sections of the run that go back to their defaults.
+        forget: keys and sections of the run that are reset to their defaults.
 
     Raises:
-        UserError: it is no configuration, or the overrides do not fit.
+        UserError: config.yaml is not a configuration, or the overrides do not fit.
     """
     stored = read_config(RunDir(run).config)
     components = stored.get("reward", {}).get("components")
@@ -50,10 +51,10 @@ def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS
         experiment.write_text(f"# @package _global_\n{OmegaConf.to_yaml(literal(stored))}", encoding="utf-8")
         cfg = merge(["experiment=of_the_run", *normalise(overrides)], folder)
     if components is not None and not any("reward" in override.partition("=")[0] for override in overrides):
-        cfg.reward.components = literal(components)  # the default group adds its own, which the run may have left out
+        cfg.reward.components = literal(components)  # the default group adds components that the run may not have
     return cfg
 
 
 def key_of(override: str) -> str:
-    """The key that an override sets, without Hydra's signs."""
+    """Return the key that an override sets, without Hydra's signs."""
     return override.lstrip("+~").partition("=")[0]

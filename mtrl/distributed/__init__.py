@@ -1,1 +1,1 @@
-"""Many ranks as one program: who is there, how they are called, how models are shared out."""
+"""Several ranks as one program: their links, calls on all ranks, and sharding of models."""

@@ -1,8 +1,9 @@
-"""A process group of its own for weights that go from the trainer (rank 0) to the workers of engines.
+"""A separate process group that broadcasts weights from the trainer (rank 0) to the workers of engines.
 
-It stands beside whatever default group either side has, or none, and touches no global state of `torch.distributed`.
-The names of its keys are those of SGLang's `init_custom_process_group` (`srt/utils/common.py`, after OpenRLHF's), so
-that either side may be SGLang's. Torch and the standard library only: it also runs inside an engine's environment.
+It is independent of the default process group of either side, and changes no global state of `torch.distributed`. Its
+store keys have the names of SGLang's `init_custom_process_group` (`srt/utils/common.py`, after OpenRLHF's), so that
+either side may be SGLang's. The module imports only torch and the standard library, since it also runs inside an
+engine's environment.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 NCCL_PATIENCE = 10
-"""NCCL's watchdog ends the whole process after its time limit, so it gets this many times ours, which comes first."""
+"""Factor by which NCCL's time limit exceeds ours. NCCL's watchdog ends the whole process, so our limit must come
+first."""
 _LOOK = 0.01
-"""Seconds between two looks at a transfer that runs on a GPU."""
+"""Interval between two checks of a transfer on a GPU, in seconds."""
 
 
 class Group:
-    """A member's place in a group."""
+    """Membership of this process in a process group."""
 
     def __init__(self, process_group: Any, device: torch.device):
-        """`process_group` is torch's `ProcessGroupGloo` or `ProcessGroupNCCL`; what it sends lies on `device`."""
+        """`process_group` is torch's `ProcessGroupGloo` or `ProcessGroupNCCL`; the tensors it sends are on `device`."""
         self._process_group, self.device = process_group, device
         _OPEN.add(self)
 
     def send(self, flat: Tensor, timeout: float) -> None:
-        """Broadcast `flat` from rank 0, on every rank, and wait until it is done here."""
+        """Broadcast `flat` from rank 0 and wait until the broadcast is done on this rank. Every rank must call it."""
         if self._process_group is None:
             raise RuntimeError("the group was left")
         limit = timedelta(seconds=timeout)
@@ -48,10 +50,10 @@ class Group:
             else:
                 work.wait(limit)
         finally:
-            del work  # it holds the group, and an error's traceback would hold it
+            del work  # it references the group, and an error's traceback would keep it alive
 
     def leave(self) -> None:
-        """See `leave`."""
+        """Leave the group; see the function `leave`."""
         process_group, self._process_group = self._process_group, None
         _OPEN.discard(self)
         if process_group is not None:
@@ -65,21 +67,22 @@ _OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
 
 @atexit.register
 def _leave_all() -> None:
-    """gloo may abort a process that ends with a group in it (`terminate called without an active exception`)."""
+    """Leave all groups at exit, since gloo may abort a process that ends as a member of a group (`terminate called
+    without an active exception`)."""
     for group in list(_OPEN):
         group.leave()
 
 
 def open_store(host: str, timeout: float) -> dist.TCPStore:
-    """Where members find each other, at a free port of `host`. It lives as long as the returned object: who is
-    connected and waits for others when it goes gets an error at once.
+    """Open the store through which members find each other, at a free port of `host`. It lives as long as the returned
+    object; members that still wait for others when it is closed get an error at once.
 
-    It listens at that address only. A TCPStore of its own making would listen at every address of the machine, and it
-    asks nobody for a password.
+    It listens only at the address of `host`. A TCPStore that creates its own socket would listen at every address of
+    the machine, and a TCPStore has no authentication.
     """
     listener = socket.create_server((host, 0), family=_family(host))
     port = listener.getsockname()[1]
-    return dist.TCPStore(  # which owns the socket from here on
+    return dist.TCPStore(  # takes ownership of the socket
         host,
         port,
         is_master=True,
@@ -90,7 +93,7 @@ def open_store(host: str, timeout: float) -> dist.TCPStore:
 
 
 def connect(host: str, port: int, timeout: float) -> dist.TCPStore:
-    """To a store that `open_store` opened. Where none is, it is tried again until the time is over."""
+    """Connect to a store that `open_store` opened. Connection attempts are repeated until the timeout, in seconds."""
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
 
 
@@ -104,18 +107,19 @@ def join_group(
     timeout: float,
     store: dist.Store | None = None,
 ) -> Group:
-    """Become a member; returns when all have come.
+    """Join a group; return when all members have joined.
 
     Args:
-        backend: gloo, or nccl with the current CUDA device (members are met at the first broadcast then).
-        host: where the store is: the trainer's address.
-        name: of the group.
-        timeout: seconds, for the meeting and for every broadcast.
-        store: a connection to it (`connect`); None: it is made.
+        backend: gloo, or nccl with the current CUDA device (with nccl, members connect at the first broadcast).
+        host: address of the store, which is the trainer's.
+        name: name of the group.
+        timeout: time limit for joining and for each broadcast, in seconds.
+        store: a connection to the store, from `connect`; None: a new connection is made.
 
     Raises:
-        RuntimeError: the others did not come in time, or the store was closed (torch's `DistError` and its kinds).
-        ValueError: another backend.
+        RuntimeError: the other members did not join in time, or the store was closed (torch's `DistError` and its
+            subclasses).
+        ValueError: the backend is neither gloo nor nccl.
     """
     limit = timedelta(seconds=timeout)
     store = connect(host, port, timeout) if store is None else store
@@ -138,11 +142,11 @@ def join_group(
 
 
 def broadcast(group: Group, tensors: Sequence[Tensor], timeout: float) -> None:
-    """Rank 0 sends these, as one message of bytes (SGLang's `flattened_bucket`); returns when they are on their way
-    and may be changed.
+    """Send tensors from rank 0, as one message of bytes (SGLang's `flattened_bucket`). When it returns, the tensors may
+    be changed.
 
     Raises:
-        RuntimeError: a member is gone, or the time limit is over. The group is of no use any more: `leave` it.
+        RuntimeError: a member is lost, or the time limit has passed. The group is then unusable: call `leave`.
     """
     group.send(flatten(tensors).to(group.device), timeout)
 
@@ -150,13 +154,13 @@ def broadcast(group: Group, tensors: Sequence[Tensor], timeout: float) -> None:
 def receive(
     group: Group, dtypes: Sequence[str], shapes: Sequence[Sequence[int]], device: torch.device | str, timeout: float
 ) -> list[Tensor]:
-    """What rank 0 sends by `broadcast`: views of one buffer on `device`, in its order.
+    """Receive the tensors that rank 0 sends by `broadcast`: views of one buffer on `device`, in the sender's order.
 
     Args:
-        dtypes: as torch calls them (`bfloat16`).
+        dtypes: names of the dtypes in torch (`bfloat16`).
 
     Raises:
-        RuntimeError: as `broadcast`.
+        RuntimeError: as for `broadcast`.
     """
     kinds = [getattr(torch, dtype) for dtype in dtypes]
     sizes = [math.prod(shape) * kind.itemsize for shape, kind in zip(shapes, kinds, strict=True)]
@@ -167,22 +171,24 @@ def receive(
 
 
 def leave(group: Group) -> None:
-    """Give the group up, whatever state it is in. On every path: see `_leave_all`.
+    """Leave the group, in any state. It must be called on every path: see `_leave_all`.
 
-    A broadcast that waits in another thread ends by its time limit; gloo has no way to cut it short.
+    A broadcast that waits in another thread ends at its time limit; gloo cannot cancel it.
     """
     group.leave()
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of all, one after the other, without gaps: put wider types first (`buckets` does)."""
+    """Concatenate the bytes of all tensors without gaps. Tensors must have one dtype or be sorted by decreasing element
+    size, so that views are aligned; `buckets` yields parts of one dtype."""
     return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
 def buckets(weights: Sequence[tuple[str, Tensor]], limit: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Weights in parts of at most `limit` bytes, or of one tensor; each of one dtype, so that all lie aligned."""
+    """Yield the weights in parts of at most `limit` bytes, or of a single larger tensor. Each part has one dtype, so
+    that all tensors are aligned."""
     part: list[tuple[str, Tensor]] = []
-    for name, tensor in sorted(weights, key=lambda item: str(item[1].dtype)):  # stable: their order stays
+    for name, tensor in sorted(weights, key=lambda item: str(item[1].dtype)):  # stable: keeps the order in a dtype
         if part and (tensor.dtype != part[0][1].dtype or sum(t.nbytes for _, t in part) + tensor.nbytes > limit):
             yield part
             part = []
@@ -192,25 +198,27 @@ def buckets(weights: Sequence[tuple[str, Tensor]], limit: int) -> Iterator[list[
 
 
 def _wait_on_gpu(work: Any, flat: Tensor, timeout: float) -> None:
-    """`work.wait()` would make the stream wait, and not this thread; nor is there a time limit that can be caught."""
+    """Wait for a broadcast on a GPU with a time limit. `work.wait()` would block the stream and not this thread, and
+    its timeout raises no exception that can be caught."""
     end = time.monotonic() + timeout
     while not work.is_completed():
         if time.monotonic() > end:
             raise RuntimeError(f"the broadcast of {flat.nbytes} bytes was not over after {timeout:g} s")
         time.sleep(_LOOK)
-    work.wait()  # raises what went wrong
+    work.wait()  # raises the error of the transfer, if any
     torch.cuda.current_stream().synchronize()
 
 
 def _gloo_device(host: str) -> Any:
-    """Loopback where the store is there: a machine's own name need not lead to an address that peers reach."""
+    """Return gloo's network device: loopback if the store is on loopback, since peers may not be able to reach the
+    address that the machine's own name resolves to."""
     if is_loopback(host):
         return dist.ProcessGroupGloo.create_device(hostname=host)
     return dist.ProcessGroupGloo.create_default_device()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this name or address is the same machine's."""
+    """Return whether this name or address is a loopback address."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

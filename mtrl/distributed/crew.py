@@ -1,4 +1,4 @@
-"""The leader calls, every rank does its share."""
+"""Calls of a method on all ranks, started by the leader."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from mtrl.trainer.interrupt import Relay
 
 @dataclass(frozen=True)
 class Order:
-    """One call of a method of every rank's worker."""
+    """One call of a method of the worker of each rank."""
 
     method: str
     common: tuple[Any, ...]
-    """Arguments that are the same on every rank, after the rank's own."""
+    """Arguments that are the same on every rank; they follow the rank's own arguments."""
     has_shares: bool
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of it on one rank."""
+    """Result of a call on one rank."""
 
     value: Any = None
     refusal: str | None = None
-    """The sentence of a `UserError`."""
+    """Message of the `UserError` that the worker raised; None if it raised none."""
 
 
 class Crew:
-    """Ranks that each hold a worker, an object of the same class, and do the same with it at the same time::
+    """Ranks that each hold a worker, an object of the same class, and call the same methods of it at the same time::
 
         crew = Crew(world, Learner(...))
         if not world.is_leader:
@@ -44,7 +44,7 @@ class Crew:
             crew.dismiss()
         world.close()
 
-    Alone, `run` calls the worker, and nothing is copied.
+    With a single rank, `run` calls the worker directly and copies nothing.
     """
 
     def __init__(self, world: World, worker: Any):
@@ -53,20 +53,21 @@ class Crew:
         self._is_dismissed = False
 
     def run(self, method: str, shares: Sequence[tuple] | None = None, *common: Any) -> list[Any]:
-        """The leader's: call `worker.method(*share, *common)` on every rank; the results by rank.
+        """Call `worker.method(*share, *common)` on every rank and return the results, in the order of ranks. Only the
+        leader calls this.
 
-        May be called from any thread; one call runs after the other.
+        It may be called from any thread; concurrent calls run one after another.
 
         Args:
             method: name of a method of the worker.
-            shares: for every rank its own first arguments; None: there are only common ones.
-            common: arguments that are the same for all.
+            shares: the first arguments of each rank; None: there are only common arguments.
+            common: arguments that are the same for all ranks.
 
         Raises:
-            UserError: a worker raised it, on whichever rank (the lowest if several did). The crew can be called again,
-                provided that no other rank waits for that one in the middle of its work.
-            JobLost: a rank is gone or has failed.
-            Exception: what the leader's own worker raised; the others are told, and end.
+            UserError: a worker raised it, on any rank (of several, that of the lowest rank). The crew can be called
+                again, provided that no other rank waits for that rank in the middle of the call.
+            JobLost: a rank is lost or has failed.
+            Exception: the exception that the leader's own worker raised; the other ranks are notified and end.
         """
         if shares is not None and len(shares) != self.world.size:
             raise ValueError(f"{self.world.size} ranks need a share each, and there are {len(shares)}")
@@ -82,12 +83,12 @@ class Crew:
         return [outcome.value for outcome in outcomes]
 
     def follow(self) -> None:
-        """A follower's: do what the leader calls, until it dismisses the crew.
+        """Execute the leader's calls until it dismisses the crew. Only followers call this.
 
-        Signals that ask to stop are passed on to the leader, which saves and then dismisses the crew.
+        Signals that ask to stop are forwarded to the leader, which saves and then dismisses the crew.
 
         Raises:
-            JobLost: the leader or another rank is gone, or a method raised something else than `UserError`.
+            JobLost: the leader or another rank is lost, or a method raised another exception than `UserError`.
         """
         if self.world.links is None:
             return
@@ -96,16 +97,16 @@ class Crew:
                 self._take_part(order, None)
 
     def _listen(self) -> Order | None:
-        """The next order; None: the crew is dismissed."""
+        """Return the next order; None when the crew is dismissed."""
         nothing: Order | None = None
         return self.world.broadcast(nothing)
 
     def dismiss(self) -> None:
-        """The leader's: let the followers go. Does nothing the second time, and never fails."""
+        """End the followers. Only the leader calls this. A second call has no effect, and no call raises."""
         if self.world.links is None or self._is_dismissed:
             return
         self._is_dismissed = True
-        # A call that still runs in another thread is not waited for long: the ranks that it leaves end by themselves.
+        # The wait for a call in another thread is limited, since without the leader the other ranks end themselves.
         if self._lock.acquire(timeout=GRACE):
             try:
                 with suppress(JobLost):
@@ -115,7 +116,8 @@ class Crew:
         self.world.links.lifeline.close()
 
     def _take_part(self, order: Order, shares: Sequence[tuple] | None) -> list[Outcome]:
-        """This rank's part of a call; the outcomes of all, on the leader."""
+        """Execute this rank's part of a call; return the outcomes of all ranks on the leader, an empty list on
+        others."""
         share = self.world.scatter(shares) if order.has_shares else ()
         try:
             outcome = Outcome(self._call(order, share))

@@ -1,4 +1,4 @@
-"""How a rank ends once the job is lost, whatever its main thread is doing."""
+"""End of a rank after the job is lost, independent of the state of its main thread."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 from mtrl.errors import JobLost
 
 GRACE = 20.0
-"""Seconds that the leader has to end in order; torchrun kills after 30."""
+"""Time for the leader's cleanup, in seconds; torchrun kills the process after 30 s."""
 
 
 class Departure:
-    """A follower holds nothing that wants care: it says why and ends at once."""
+    """End of a follower, which needs no cleanup: it prints the reason and ends at once."""
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
@@ -24,13 +24,14 @@ class Departure:
         end_process(JobLost(self.rank, self.size, reason))
 
     def close(self) -> None:
-        """Nothing to undo."""
+        """Do nothing, since there is nothing to undo."""
 
 
 class Unwinding:
-    """The leader raises `JobLost` in its main thread, so that engines and trackers are closed, and ends later if stuck.
+    """End of the leader: it raises `JobLost` in its main thread, so that engines and trackers are closed. If the main
+    thread is stuck, the process ends after `GRACE` seconds.
 
-    A signal to itself brings the exception there even while it waits for rollouts, which may take long.
+    A signal to itself raises the exception there, even while the main thread waits for rollouts.
     """
 
     def __init__(self, rank: int, size: int):
@@ -50,7 +51,7 @@ class Unwinding:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
 
     def close(self) -> None:
-        """Give the signal back."""
+        """Restore the previous signal handler."""
         if self._has_handler:
             self._has_handler = False
             signal.signal(signal.SIGUSR2, self._previous)
@@ -61,9 +62,10 @@ class Unwinding:
 
 
 def end_process(error: JobLost) -> NoReturn:
-    """Say it and end now, from any thread; nothing of the interpreter is torn down under threads that still wait."""
+    """Print the error and end the process at once, from any thread. The interpreter is not torn down, since other
+    threads may still be waiting."""
     try:
         sys.stdout.flush()
         print(error, file=sys.stderr, flush=True)
-    finally:  # also where nobody reads that any more
+    finally:  # also if stderr is closed
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What `torchrun` tells a process about its launch. Imports no torch."""
+"""Information that `torchrun` gives a process about its launch. The module imports no torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from mtrl.errors import UserError
 
 
 def is_launched() -> bool:
-    """Whether this process is one rank of a launch; else it is alone."""
+    """Return whether this process is one rank of a launch, and not a single process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_follower() -> bool:
-    """Whether another rank leads."""
+    """Return whether this process is a rank other than the leader, rank 0."""
     return is_launched() and number("RANK") > 0
 
 
 def launch_id() -> str | None:
-    """The same for every attempt of one launch (`torchrun --max-restarts`), and for no other; None without `torchrun`.
+    """Return an id that is the same for all attempts of one launch (`torchrun --max-restarts`) and different for other
+    launches; None without `torchrun`.
 
-    The id of the rendezvous alone is not enough: it is `none` by default, and people reuse their own. So the host and
-    the agent, which is the process that starts the attempts, belong to it; and when the agent was started, because a
-    process id comes again.
+    The id of the rendezvous alone is not enough: it is `none` by default, and users reuse their own. So the id also
+    contains the host and the process id of the agent, which starts the attempts; and the agent's start time, because
+    process ids are reused.
     """
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
     if not is_launched() or run_id is None:
@@ -35,10 +36,10 @@ def launch_id() -> str | None:
 
 
 def number(name: str, default: str = "0") -> int:
-    """An environment variable that holds a whole number.
+    """Return the value of an environment variable that holds a whole number.
 
     Raises:
-        UserError: it holds something else.
+        UserError: the value is not a whole number.
     """
     value = os.environ.get(name, default)
     if not value.isdecimal():
@@ -47,9 +48,9 @@ def number(name: str, default: str = "0") -> int:
 
 
 def _started(process: int) -> str:
-    """When a process was started, in ticks since the machine was; empty where the system does not say (proc(5))."""
+    """Return the start time of a process, in clock ticks since boot (proc(5)); empty if the system does not give it."""
     with suppress(OSError):
-        # The name in brackets may hold anything, so count from its end: field 22 is the 20th after it.
+        # The name in brackets may contain any characters, so fields are counted from its end: field 22 is the 20th.
         return (
             Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
         )

@@ -1,4 +1,4 @@
-"""Who is still there: a thread on every rank that ends the job soon after any rank is gone."""
+"""Detection of lost ranks: a thread on every rank that ends the job soon after any rank is lost."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ import torch
 import torch.distributed as dist
 
 BEAT = 2.0
-"""Seconds between two beats."""
+"""Interval between two heartbeats, in seconds."""
 NOTE_BYTES = 1024
 LOSSES = (RuntimeError, ValueError)
-"""What sending and receiving raise when the other rank is gone, or the group is."""
+"""Exceptions that sending and receiving raise when the other rank or the group is lost."""
 
 
 class Note(IntEnum):
-    """What two ranks tell each other with a beat."""
+    """Kind of message that two ranks exchange with a heartbeat."""
 
     ALIVE = 0
     FAREWELL = 1
     ENDED = 2
-    """The job is over; the text says why."""
+    """The job has ended; the text is the reason."""
     SIGNAL = 3
-    """The follower was asked to stop; the text is the signal's name."""
+    """The follower received a signal to stop; the text is the signal's name."""
 
 
 class Lifeline:
-    """The leader sends every follower a note and each answers, all the time, whatever the ranks do meanwhile.
+    """Heartbeats in a thread: the leader sends a note to every follower and each answers, independent of the other
+    threads of a rank.
 
-    A rank that dies closes its connections, which its peers see at once; one that hangs, or whose machine is gone,
-    does not answer within the time limit. Either way the leader tells all others why, and each calls its `on_end`, in
-    this thread: the main one may be stuck in a collective that never returns. Only one reason counts per rank: the
-    first that it found itself or was told.
+    A rank that dies closes its connections, which its peers notice at once; a rank that hangs, or whose machine is
+    lost, does not answer within the time limit. In both cases the leader sends the reason to all others, and each rank
+    calls its `on_end` in this thread, because the main thread may be stuck in a collective that never returns. Only the
+    first reason counts on each rank, whether the rank found it itself or received it.
     """
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup, beat: float, on_end: Callable[[str], None]):
@@ -52,34 +53,34 @@ class Lifeline:
         self._thread.start()
 
     def fail(self, reason: str) -> None:
-        """This rank ends the job: tell the others, which takes a beat at most."""
+        """End the job from this rank: send the reason to the others, which takes at most one heartbeat interval."""
         self._claim(reason)
         self._wake.set()
         self._thread.join(2 * self.beat)
 
     def pass_on(self, name: str) -> None:
-        """Tell the leader that this follower was asked to stop, by the signal `name`."""
+        """Send the leader the name of a signal that asked this follower to stop."""
         self._signal = name
 
     def verdict(self) -> str | None:
-        """Why the job ends, if that is known now or within the next beats."""
+        """Return the reason why the job ends, waiting for up to three heartbeats; None if it is not known by then."""
         self._thread.join(3 * self.beat)
         return self._reason
 
     def close(self) -> None:
-        """The job is over: the leader says farewell, and followers wait for that."""
+        """End the heartbeats of a finished job: the leader sends a farewell, and followers wait for it."""
         self._is_closing = True
         self._wake.set()
-        # A follower that leaves before the leader does would be missed.
+        # The leader would report a follower that leaves first as lost.
         self._thread.join(None if self.rank and self._reason is None else 2 * self.beat)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the thread still waits for a rank that hangs, after `close`."""
+        """Whether, after `close`, the thread still waits for a rank that hangs."""
         return self._thread.is_alive()
 
     def _claim(self, reason: str) -> bool:
-        """Whether this is the first reason."""
+        """Store the reason unless there is one already; return whether it was stored."""
         with self._lock:
             if self._reason is not None:
                 return False
@@ -100,18 +101,19 @@ class Lifeline:
             self._tell_all(Note.FAREWELL, "")
 
     def _ask(self, rank: int) -> str | None:
-        """One beat with a follower; why the job must end, if it must."""
+        """Exchange one heartbeat with a follower. Return the reason if the job must end, else None."""
         try:
             self._send(rank, Note.ALIVE, "")
             note, text = self._receive(rank)
         except LOSSES as error:
             return f"rank {rank} is gone ({shortened(error)})"
         if note == Note.SIGNAL:
-            os.kill(os.getpid(), signal.Signals[text])  # as if it had come here
+            os.kill(os.getpid(), signal.Signals[text])  # handled as if this process had received it
         return text if note == Note.ENDED else None
 
     def _tell_all(self, note: Note, text: str, but: int = 0) -> None:
-        """The last note; followers that do not take it within a beat see that the leader is gone."""
+        """Send the last note to all followers except `but`. A follower that does not receive it within one heartbeat
+        interval notices that the leader is lost."""
         said = _written(note, text)
         with suppress(*LOSSES):
             sent = [dist.isend(said, rank, self.group) for rank in range(1, self.size) if rank != but]
@@ -129,12 +131,12 @@ class Lifeline:
                 self.on_end(text)
             if note != Note.ALIVE:
                 return
-            with suppress(*LOSSES):  # seen by the next receive
+            with suppress(*LOSSES):  # the next receive raises it again
                 if self._answer() == Note.ENDED:
                     return
 
     def _answer(self) -> Note:
-        """Tell the leader how this rank is; what was told."""
+        """Send the leader the state of this rank; return the kind of note that was sent."""
         reason, (name, self._signal) = self._reason, (self._signal, None)
         if reason is not None:
             note, text = Note.ENDED, reason
@@ -161,13 +163,13 @@ def _written(note: Note, text: str) -> torch.Tensor:
 
 
 def is_of_network(error: BaseException) -> bool:
-    """Whether an exception says that ranks lost each other, rather than that one of them has a fault of its own."""
+    """Return whether an exception comes from a lost connection between ranks, and not from an error in one of them."""
     return isinstance(error, RuntimeError) and bool(
         isinstance(error, dist.DistError) or re.search(r"gloo/|NCCL|ProcessGroup|Connection (closed|reset)", str(error))
     )
 
 
 def shortened(error: BaseException) -> str:
-    """The first line of what gloo or NCCL said, without its source file and advice."""
+    """Return the first line of an error message of gloo or NCCL, without its source file and advice."""
     first = next(iter(str(error).splitlines()), "") or type(error).__name__
     return re.sub(r"^\[\S+\]\s*", "", first).partition(". This is typically")[0]

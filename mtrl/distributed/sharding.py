@@ -1,9 +1,9 @@
-"""Models sharded over ranks with FSDP2, and whole weights into and out of them.
+"""Sharding of models over ranks with FSDP2, and conversion between whole and sharded weights.
 
 Every rank holds a slice of each parameter. A layer's weights are gathered when its forward or backward needs them, and
-its gradients are *summed* over the ranks (`fully_shard` would average them), for the weights of a loss are shares of
-the whole optimiser step. Forwards must go through the sharded root, so that its hooks fire; a sharded module cannot be
-copied (`copy.deepcopy`), nor run by the local engine, which fuses weights.
+its gradients are *summed* over the ranks (`fully_shard` would average them), because the token weights of the loss are
+shares of the whole optimiser step. Forwards must go through the sharded root, so that its hooks fire; a sharded module
+cannot be copied (`copy.deepcopy`), nor run by the local engine, which fuses weights.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ if TYPE_CHECKING:
 
 
 def needs_sharding(settings: FsdpConfig, world: World) -> bool:
-    """Whether models must go through `shard`: there are several ranks, or one that wants mixed precision or offload."""
+    """Return whether models must go through `shard`: with several ranks, or with mixed precision or CPU offload."""
     return world.size > 1 or settings.param_dtype is not None or settings.cpu_offload
 
 
 def shard(module: nn.Module, settings: FsdpConfig, world: World, device: torch.device | None = None) -> nn.Module:
-    """Shard `module` in place: each decoder layer by itself, then all that is left with the root.
+    """Shard `module` in place: each decoder layer as a unit, then all remaining parameters with the root.
 
-    All ranks must call it with the same weights; what is random must be the same too. Weights are cast to `param_dtype`
-    where they are gathered, while the slices keep their own. The head of a value model keeps it in the computation as
-    well, since small differences are what values are about; log-probs are computed in float32 from whatever the logits
-    are in. One process without a process group gets one of its own in memory.
+    All ranks must call it with the same weights, including randomly initialised ones. Weights are cast to `param_dtype`
+    when they are gathered, while the slices keep their dtype. The head of a value model computes in its own dtype as
+    well, since small differences between values matter; log-probs are computed in float32 from logits of any dtype. A
+    single process without a process group gets one with an in-memory store.
 
     Args:
-        device: where it computes; None: where it is. Weights that are not there yet move layer by layer.
+        device: device of the computation; None: the device of the module. Weights on another device are moved layer by
+            layer.
 
     Raises:
-        UserError: `trainer.fsdp.replicas` does not divide the ranks.
+        UserError: `trainer.fsdp.replicas` does not divide the number of ranks.
     """
     device = device or next(module.parameters()).device
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
@@ -56,20 +57,20 @@ def shard(module: nn.Module, settings: FsdpConfig, world: World, device: torch.d
         fully_shard(layer, mp_policy=mixed, reshard_after_forward=settings.reshard_after_forward, **shared)
     for head in _precise_heads(module):
         fully_shard(head, mp_policy=MixedPrecisionPolicy(None, reduced), reshard_after_forward=False, **shared)
-    # The root's weights, embedding and head, stay gathered from the end of the forward pass to the start of the
+    # The root's weights, embedding and head, stay gathered between the end of the forward pass and the start of the
     # backward pass, which needs them first.
     fully_shard(module, mp_policy=mixed, reshard_after_forward=False, **shared)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # a plain sum: gloo has no other, and NCCL is as fast
-    # Ranks see different tokens: an expert that one of them did not use must not desynchronise them.
+            part.set_force_sum_reduction_for_comms(True)  # gloo supports only a plain sum, which is as fast with NCCL
+    # Ranks process different tokens: an expert that one rank did not use must not desynchronise the ranks.
     module.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
     return module
 
 
 def make_mesh(settings: FsdpConfig, size: int, device: torch.device) -> DeviceMesh:
-    """The ranks in a row, or (`replicas` > 1, HSDP) as [replicas, size / replicas].
+    """Return the mesh of the ranks: [size], or with `replicas` > 1 (HSDP) [replicas, size / replicas].
 
     Raises:
         UserError: `replicas` does not divide `size`.
@@ -86,20 +87,20 @@ def make_mesh(settings: FsdpConfig, size: int, device: torch.device) -> DeviceMe
     if replicas == 1:
         return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
     mesh = init_device_mesh(device.type, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
-    for group in mesh.get_all_groups():  # new ones wait for half an hour
+    for group in mesh.get_all_groups():  # new groups have a timeout of half an hour
         _set_pg_timeout(timedelta(seconds=settings.timeout), group)
     return mesh
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
-    """The blocks that hold most of a model: those of the list with the most parameters. A `ModuleList` inside of
-    another's blocks does not count, as of a layer's experts. Empty where there is none."""
+    """Return the blocks of the `ModuleList` with the most parameters. A list inside another list's blocks, such as the
+    experts of a layer, does not count. The result is empty if the model has no list with parameters."""
     lists = sorted(_outermost_lists(module), key=_weight)
     return list(lists[-1]) if lists and _weight(lists[-1]) else []
 
 
 def compile_layers(module: nn.Module, backend: str = "inductor") -> None:
-    """`torch.compile` each decoder layer in place; names of parameters stay. To be called before `shard`.
+    """Apply `torch.compile` to each decoder layer in place; the names of parameters stay. Call it before `shard`.
 
     Raises:
         UserError: the model has no list of layers.
@@ -114,17 +115,17 @@ def compile_layers(module: nn.Module, backend: str = "inductor") -> None:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether `shard` was called on this module."""
+    """Return whether `shard` was called on this module."""
     return isinstance(module, FSDPModule)
 
 
 def plain_class(module: nn.Module) -> Any:
-    """The class of a module before it was sharded."""
+    """Return the class of a module before it was sharded."""
     return next(kind for kind in type(module).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def compute_device(module: nn.Module) -> torch.device:
-    """Where a module takes its inputs, which is not where offloaded weights lie."""
+    """Return the device of a module's inputs, which differs from the device of offloaded weights."""
     parameter = next(module.parameters())
     if isinstance(parameter, DTensor) and parameter.device_mesh.device_type != parameter.device.type:
         return torch.device(parameter.device_mesh.device_type, torch.cuda.current_device())
@@ -132,19 +133,21 @@ def compute_device(module: nn.Module) -> torch.device:
 
 
 def reshard(module: nn.Module) -> None:
-    """Free what forwards without a backward left gathered; nothing to do for a plain module."""
+    """Free the weights that forwards without a backward left gathered; a module that is not sharded has none."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
 
 
 def named_tensors(module: nn.Module, trainable_only: bool = False) -> dict[str, Tensor]:
-    """The tensors of `state_dict`, without copies: tied ones once, by their first name; DTensors where sharded.
+    """Return the tensors of `state_dict` without copies: tied tensors once, by their first name; DTensors for sharded
+    parameters.
 
     Args:
-        trainable_only: leave out buffers and what has no gradient: the adapters of a model with LoRA.
+        trainable_only: leave out buffers and parameters without gradient, so that only the adapters of a model with
+            LoRA remain.
     """
-    state = module.state_dict()  # which frees what is gathered
+    state = module.state_dict()  # this also frees gathered weights
     if trainable_only:
         return {name: state[name] for name, p in module.named_parameters() if p.requires_grad}
     aliases = _aliases(module)
@@ -153,10 +156,10 @@ def named_tensors(module: nn.Module, trainable_only: bool = False) -> dict[str, 
 
 @torch.no_grad()
 def full_state(module: nn.Module, trainable_only: bool = False) -> dict[str, Tensor] | None:
-    """Whole copies of `named_tensors` in the memory of the CPU, on rank 0; None on the others.
+    """Return whole copies of `named_tensors` in CPU memory, on rank 0; None on the other ranks.
 
-    All ranks must call it. They gather one tensor at a time, so that the peak is small. A module that is not sharded is
-    this process's own: no other rank is asked.
+    All ranks must call it. They gather one tensor at a time, so that the peak of memory is small. For a module that is
+    not sharded, each process returns its own copy and communicates with no other rank.
     """
     leader = not is_sharded(module) or dist.get_rank() == 0
     state: dict[str, Tensor] = {}
@@ -169,12 +172,12 @@ def full_state(module: nn.Module, trainable_only: bool = False) -> dict[str, Ten
 
 @torch.no_grad()
 def load_full_state(module: nn.Module, state: Mapping[str, Tensor] | None, trainable_only: bool = False) -> None:
-    """Put whole weights, those of `full_state`, in place; only rank 0's `state` is read.
+    """Load whole weights, as from `full_state`, in place; only rank 0's `state` is read.
 
     All ranks must call it, unless the module is not sharded.
 
     Raises:
-        ValueError: names or shapes are not the module's; on every rank, and nothing was changed.
+        ValueError: names or shapes differ from the module's. It is raised on every rank, and no weight was changed.
     """
     if not is_sharded(module):
         return load_state(module, state or {}, trainable_only)
@@ -190,10 +193,10 @@ def load_full_state(module: nn.Module, state: Mapping[str, Tensor] | None, train
 
 @torch.no_grad()
 def load_state(module: nn.Module, state: Mapping[str, Tensor], trainable_only: bool = False) -> None:
-    """Copy weights in place; every rank gives its own, DTensors sharded alike or whole tensors.
+    """Copy weights in place; every rank passes its own `state`, of whole tensors or of DTensors with the same sharding.
 
     Raises:
-        ValueError: names or shapes are not the module's; nothing was changed.
+        ValueError: names or shapes differ from the module's; no weight was changed.
     """
     own = named_tensors(module, trainable_only)
     given = _renamed(module, state)
@@ -224,20 +227,21 @@ def _precise_heads(module: nn.Module) -> list[nn.Module]:
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:
-    """Further names of tied parameters: the first name of each."""
+    """Return the additional names of tied parameters, each mapped to the parameter's first name."""
     first: dict[nn.Parameter, str] = {}
     every = module.named_parameters(remove_duplicate=False)
     return {name: first[parameter] for name, parameter in every if first.setdefault(parameter, name) != name}
 
 
 def _renamed(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` with tied tensors by their first names."""
+    """Return `state` with tied tensors under their first names."""
     aliases = _aliases(module)
     return {aliases.get(name, name): value for name, value in state.items()}
 
 
 def _misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
-    """Why the tensors that were given are not the module's; nothing where they are."""
+    """Return an error message if the names or shapes of the given tensors differ from the module's, else an empty
+    text."""
     missing, unexpected = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
     if missing or unexpected:
         return f"weights do not fit the model: missing {missing}, unexpected {unexpected}"
@@ -249,13 +253,13 @@ def _misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
 def _gathered(value: Tensor) -> Tensor:
     if not isinstance(value, DTensor):
         return value
-    moved: Any = value.to(value.device_mesh.device_type)  # offloaded slices go where gathering is fast
+    moved: Any = value.to(value.device_mesh.device_type)  # gathering of offloaded slices is fast on the GPU
     return moved.full_tensor()
 
 
 def _receive(value: Tensor, whole: Tensor | None) -> None:
     """Fill `value` from the whole tensor of rank 0."""
-    if not isinstance(value, DTensor):  # a buffer, which every rank has whole
+    if not isinstance(value, DTensor):  # a buffer, which is whole on every rank
         if whole is not None:
             value.copy_(whole)
         dist.broadcast(value, src=0)

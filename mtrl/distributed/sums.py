@@ -1,4 +1,4 @@
-"""Numbers added up over ranks."""
+"""Sums of numbers over ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def all_sum(value: float, device: torch.device) -> float:
-    """The sum over all ranks, on each of them; `value` itself where there is one process.
+    """Return the sum over all ranks, on each rank; `value` itself for a single process.
 
     Every rank must call it. With NCCL, `device` is the rank's GPU.
     """

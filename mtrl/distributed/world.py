@@ -1,4 +1,4 @@
-"""The ranks of a job: who this process is among them, and how values travel between them."""
+"""The ranks of a job: the rank of this process, and the exchange of values between ranks."""
 
 from __future__ import annotations
 
@@ -28,40 +28,43 @@ UNLIMITED = timedelta(days=1000)
 
 @dataclass(frozen=True)
 class Links:
-    """The process groups beside the default one; all are gloo, so that they work while GPUs are busy."""
+    """The process groups besides the default one; all are gloo, so that they work while GPUs are busy."""
 
     orders: dist.ProcessGroup
-    """Leader to followers. Waits have no limit of their own: rollouts may take hours, and the lifeline ends those of
-    ranks that the leader has left."""
+    """Group for messages from the leader to followers. Waits have no time limit, since rollouts may take hours; the
+    lifeline ends them if the leader is lost."""
     answers: dist.ProcessGroup
-    """Followers to leader, within the time limit."""
+    """Group for messages from followers to the leader, with the time limit."""
     background: dist.ProcessGroup
-    """For a thread beside training, such as one that writes a checkpoint."""
+    """Group for a thread beside training, such as one that writes a checkpoint."""
     lifeline: Lifeline
     ending: Departure | Unwinding
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks of its job. `World()` is alone: every method works, without torch.distributed."""
+    """This process among the ranks of its job. `World()` is a single process: every method works without
+    torch.distributed."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Rank on this machine."""
+    """Rank of the process on its machine."""
     links: Links | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def join(cls, timeout: float) -> World:
-        """Meet the other ranks that `torchrun` started, and initialise the default process group; alone: `World()`.
+        """Connect to the other ranks that `torchrun` started, and initialise the default process group. Without a
+        launch, return `World()`.
 
         Args:
-            timeout: seconds that ranks wait for each other. The leader's holds on every rank; a follower's own is how
-                long it waits for the leader to come.
+            timeout: time limit for waits between ranks, in seconds. The leader's value holds on every rank; a
+                follower's own value only limits its wait for the leader to join.
 
         Raises:
-            UserError: the environment is not that of a launch, its port is taken, or there are fewer GPUs than ranks.
-            JobLost: the others did not come.
+            UserError: variables of the launch are missing or invalid, its port is taken, or there are fewer GPUs than
+                ranks.
+            JobLost: the other ranks did not join in time.
         """
         if not launch.is_launched():
             return cls()
@@ -85,16 +88,17 @@ class World:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank decides."""
+        """Whether this rank is the leader, rank 0."""
         return self.rank == 0
 
     @property
     def background_group(self) -> dist.ProcessGroup | None:
-        """A gloo group of its own, for collectives in a thread; None where the process is alone."""
+        """A separate gloo group for collectives in a background thread; None for a single process."""
         return self.links.background if self.links else None
 
     def broadcast(self, value: T) -> T:
-        """The leader's value, on every rank. It may be anything that pickles; what others pass is not looked at."""
+        """Return the leader's value on every rank. The value must be picklable; the values of other ranks are
+        ignored."""
         if self.links is None:
             return value
         box: list[Any] = [value if self.is_leader else None]
@@ -103,7 +107,7 @@ class World:
         return box[0]
 
     def scatter(self, shares: Sequence[T] | None) -> T:
-        """This rank's share of what the leader deals out: `shares` has one per rank, and is None on other ranks."""
+        """Return this rank's share. On the leader, `shares` has one share per rank; on other ranks it is None."""
         if self.is_leader and (shares is None or len(shares) != self.size):
             raise ValueError(f"{self.size} ranks need a share each, and there are {len(shares or ())}")
         if self.links is None:
@@ -114,7 +118,7 @@ class World:
         return box[0]
 
     def gather(self, value: T) -> list[T] | None:
-        """Every rank's value, by rank, on the leader; None on the others."""
+        """Return the values of all ranks, in the order of ranks, on the leader; None on the other ranks."""
         if self.links is None:
             return [value]
         boxes: list[Any] | None = [None] * self.size if self.is_leader else None
@@ -123,9 +127,10 @@ class World:
         return boxes
 
     def close(self) -> None:
-        """Leave: tear down every process group. On every path, since gloo may abort a process that ends with one.
+        """Destroy all process groups. It must be called on every path, since gloo may abort a process that ends with a
+        group.
 
-        Called while an exception is on its way out (`finally`, `contextlib.closing`), it tells the other ranks.
+        If it is called while an exception propagates (`finally`, `contextlib.closing`), it notifies the other ranks.
         """
         error = sys.exc_info()[1]
         if self.links is not None:
@@ -133,7 +138,7 @@ class World:
                 self.links.lifeline.fail(f"rank {self.rank} failed ({_named(error)})")
             self.links.lifeline.close()
             self.links.ending.close()
-            if self.links.lifeline.is_stuck:  # and cannot be ended, nor survive the interpreter's end without an abort
+            if self.links.lifeline.is_stuck:  # the thread cannot be ended, and the interpreter's end would abort
                 reason = "a rank does not answer" if error is None else _named(error)
                 end_process(error if isinstance(error, JobLost) else JobLost(self.rank, self.size, reason))
         if dist.is_initialized():
@@ -141,17 +146,17 @@ class World:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Around what ranks do together: whatever is raised here ends the job, and the others are told why.
+        """Context for joint work of the ranks: an exception in it ends the job, and the other ranks receive the reason.
 
         Raises:
-            JobLost: another rank is gone or has failed; on followers also after a fault of their own.
+            JobLost: another rank is lost or has failed; on followers also if they failed themselves.
         """
         try:
             yield
         except BaseException as error:
             if self.links is None or isinstance(error, JobLost):
                 raise
-            if is_of_network(error):  # the lifeline knows better who is gone
+            if is_of_network(error):  # the lifeline knows which rank is lost
                 reason = self.links.lifeline.verdict() or _apart(error)
                 self.links.lifeline.fail(f"for rank {self.rank}, {reason}")
                 raise JobLost(self.rank, self.size, reason) from None
@@ -174,7 +179,7 @@ def _apart(error: BaseException) -> str:
 
 
 def _alone(error: RuntimeError, rank: int, size: int, timeout: float) -> UserError | JobLost:
-    """What to say when the ranks did not meet."""
+    """Return the error for ranks that could not connect to each other."""
     if "EADDRINUSE" in str(error):
         return UserError(
             f"MASTER_PORT={os.environ['MASTER_PORT']}, where the ranks meet, is taken by another program; set another "
@@ -188,7 +193,7 @@ def _alone(error: RuntimeError, rank: int, size: int, timeout: float) -> UserErr
 
 
 def _choose_device(local_rank: int) -> str:
-    """Take this rank's GPU, where there are any; the backend of the default process group."""
+    """Select this rank's GPU, if there are GPUs. Return the backend of the default process group."""
     if not torch.cuda.is_available():
         return "gloo"
     if local_rank >= torch.cuda.device_count():
@@ -196,14 +201,15 @@ def _choose_device(local_rank: int) -> str:
             f"torchrun started rank {local_rank} on a machine with {torch.cuda.device_count()} GPUs; lower "
             "--nproc-per-node to that, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on CPUs"
         )
-    # A collective that a lost rank never joins ends the process after the time limit instead of waiting for ever.
+    # With this, a collective that a lost rank never joins ends the process after the time limit.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     torch.cuda.set_device(local_rank)
     return "cpu:gloo,cuda:nccl"
 
 
 def _meet(backend: str, rank: int, size: int, timeout: float) -> Links | None:
-    """Make the process groups, the lifeline's first, so that it watches over the others. None for a single rank."""
+    """Create the process groups, the lifeline's first, so that the lifeline is active while the others are created.
+    Return None for a single rank."""
     board, rank, size = next(iter(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout))))
     store = _own_store(board, rank, timeout)
     if rank == 0:
@@ -212,13 +218,13 @@ def _meet(backend: str, rank: int, size: int, timeout: float) -> Links | None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     if size == 1:
         return None
-    # A follower gives the leader twice the time: the leader may be waiting for another follower just now.
+    # A follower waits twice as long for the leader, since the leader may be waiting for another follower.
     watched = dist.new_group(backend="gloo", timeout=limit if rank == 0 else 2 * limit)
     ending = Departure(rank, size) if rank else Unwinding(rank, size)
     lifeline = Lifeline(rank, size, watched, min(BEAT, limit.total_seconds() / 4), ending)
     try:
         orders, answers, background = (dist.new_group(backend="gloo", timeout=t) for t in (UNLIMITED, limit, limit))
-    except BaseException:  # also what the lifeline raises here
+    except BaseException:  # also an exception that the lifeline raises in this thread
         lifeline.close()
         ending.close()
         raise
@@ -226,11 +232,13 @@ def _meet(backend: str, rank: int, size: int, timeout: float) -> Links | None:
 
 
 def _own_store(board: dist.Store, rank: int, timeout: float) -> dist.Store:
-    """Where the ranks of this attempt find each other: a store that the leader holds, and that ends with it.
+    """Return the store through which the ranks of this attempt find each other. The leader holds it, and it ends with
+    the leader.
 
-    torchrun's lives as long as its agents do. After a restart it still has the addresses of the ranks before, which
-    gloo would take for those of its peers. So it only says where the leader's is; and a follower that finds the address
-    of a leader before this one, where nobody listens any more, waits for the next.
+    torchrun's own store lives as long as its agents. After a restart it still has the addresses of the previous ranks,
+    which gloo would use as the addresses of its peers. So torchrun's store is used only to publish the port of the
+    leader's store. A follower that finds the port of an earlier leader, where no process listens any more, waits for
+    the next entry.
     """
     host, limit = os.environ["MASTER_ADDR"], timedelta(seconds=timeout)
     if rank == 0:

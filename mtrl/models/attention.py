@@ -1,13 +1,13 @@
-"""Attention of the models that are trained, where `sdpa` does more than is needed.
+"""Attention of the models that are trained, for the cases where `sdpa` computes more than is needed.
 
-Packed samples must not see each other. FlashAttention reads that off the positions. For `sdpa` Transformers makes a
-mask of tokens x tokens, under which attention computes every pair of tokens of the pack and throws away those of two
-samples: twenty samples cost twenty times too much. Here attention is called sample by sample.
+Packed samples must not attend to each other. FlashAttention derives the boundaries from the positions. For `sdpa`
+Transformers makes a mask of tokens x tokens, so that attention computes every pair of tokens of the pack and discards
+the pairs across samples: twenty samples cost twenty times too much. Here attention is called sample by sample.
 
-In bfloat16 on a CPU PyTorch's kernel takes twice the time of the two matrix products that attention is, which oneDNN
-computes; as in `eager` attention, scores are rounded then.
+In bfloat16 on a CPU, PyTorch's attention kernel takes twice the time of the two plain matrix products, which oneDNN
+computes. With plain products, scores are rounded to bfloat16, as in `eager` attention.
 
-It is registered beside Transformers' own (by its interface for that), so that models need not be changed.
+The implementation is registered with Transformers through its attention interface, so that models need no change.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from transformers.masking_utils import sdpa_mask
 from mtrl.models.onednn import multiplies
 
 OWN = "mtrl_sdpa"
-"""Name of the implementation of attention."""
+"""Name of this attention implementation in Transformers."""
 SCORES = 2**22
-"""Scores of queries by keys that a layer may keep for its backward pass, where `sdpa` keeps none."""
+"""Maximum number of attention scores (queries x keys) that a layer may store for its backward pass; `sdpa` stores
+none."""
 
 
 def use_own_attention(model: Any) -> bool:
-    """Let a model that attends by `sdpa` attend by what is here; whether it does now.
+    """Switch a model with `sdpa` attention to this implementation. Return whether it was switched.
 
-    Models with other attention, or with layers that do not see all of a sample, stay as they are.
+    Models with another attention implementation, or with layers that do not attend to the whole sample, are unchanged.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -45,17 +46,18 @@ def use_own_attention(model: Any) -> bool:
 
 
 def products_are_faster(dtype: torch.dtype, device: torch.device) -> bool:
-    """Than `sdpa`."""
+    """Return whether plain matrix products are faster than `sdpa` for this dtype and device."""
     return device.type == "cpu" and multiplies(dtype)
 
 
 def products(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Attention [B, heads, L, dim] of scaled queries [B, heads, L, dim] to keys and values [B, kv_heads, W, dim].
+    """Return the attention [B, heads, L, dim] of scaled queries [B, heads, L, dim] to keys and values [B, kv_heads, W,
+    dim].
 
     The heads that share keys are the rows of one product.
 
     Args:
-        bias: what is added to the scores, broadcast to [B, heads, L, W].
+        bias: bias of the scores, broadcastable to [B, heads, L, W].
     """
     n, heads, length, dim = queries.shape
     groups, width = n * keys.shape[1], keys.shape[2]
@@ -67,12 +69,12 @@ def products(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Ten
 
 
 def _slides(config: Any) -> bool:
-    """Whether the layers of a model that does not list their kinds have a window."""
+    """Return whether a model that does not list the kinds of its layers has a sliding window."""
     return getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None
 
 
 def _mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor | None:
-    """None where the positions say all; with padding or a cache, what `sdpa` takes."""
+    """Return None if the positions are sufficient, or the mask for `sdpa` with padding or a cache."""
     if kwargs.get("attention_mask") is None and q_length == kv_length:
         return None
     return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
@@ -81,7 +83,7 @@ def _mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """[B, L, heads, dim] from queries [B, heads, L, dim], keys and values [B, kv_heads, L, dim]."""
+    """Return attention [B, L, heads, dim] from queries [B, heads, L, dim], keys and values [B, kv_heads, L, dim]."""
     positions = kwargs.get("position_ids")
     sizes = _sizes(positions) if attention_mask is None and positions is not None else []
     if len(sizes) < 2:
@@ -93,7 +95,7 @@ def _attention(
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Tensor:
-    """One sample, or rows with padding."""
+    """Compute attention of one sample, or of rows with padding."""
     n, heads, length, _ = query.shape
     too_many = length != key.shape[2] or n * heads * length**2 > SCORES
     if too_many or not products_are_faster(query.dtype, query.device) or _has_more(module, kwargs):
@@ -104,7 +106,7 @@ def _attend(
 
 
 def _has_more(module: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether more is asked of attention than causal products."""
+    """Return whether the call needs more than plain causal products."""
     causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         return True
@@ -113,7 +115,8 @@ def _has_more(module: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _bias(mask: Tensor | None, like: Tensor) -> Tensor:
-    """What to add to the scores, from `sdpa`'s mask. Not infinity: a row of padding may see nothing at all."""
+    """Return the bias of the scores from `sdpa`'s mask. Its masked value is finite, since a row of padding may mask
+    every key, where infinity would give NaN."""
     lowest = torch.finfo(like.dtype).min
     if mask is None:
         length = like.shape[2]
@@ -124,7 +127,8 @@ def _bias(mask: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _sizes(positions: Tensor) -> list[int]:
-    """Tokens of each sample of a pack, from positions [1, L]; empty for rows that are no packs."""
+    """Return the number of tokens of each sample of a pack, from positions [1, L]; empty for several rows, which are
+    not packed."""
     if len(positions) != 1:
         return []
     row = positions[0]

@@ -1,4 +1,4 @@
-"""Gradient checkpointing without what comes with training mode."""
+"""Gradient checkpointing without the other effects of training mode."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def checkpoint_gradients(model: Any) -> None:
-    """Recompute activations in the backward pass instead of keeping them.
+    """Recompute activations in the backward pass instead of storing them.
 
-    Layers do so in training mode only; everything else stays in evaluation mode, dropout of attention included: the
-    log-probs of training must be those of sampling.
+    Transformers' layers do this only in training mode, so these layers are switched to it. All other modules, including
+    attention with its dropout, stay in evaluation mode, because the log-probs of training must equal those of sampling.
     """
-    # Its name in Transformers 6, and the one of early 5.x, of which later ones warn.
+    # The first name is that of Transformers 6; the second is that of early 5.x, which later versions deprecate.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     model.eval()

@@ -1,4 +1,4 @@
-"""Conversations of a weak demonstrator with the real environment: what the warm start imitates."""
+"""Conversations of a weak demonstrator with the real environment, which the warm start imitates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def demonstrations(
     count: int,
     timeout: float,
 ) -> Iterator[list[Message]]:
-    """`count` episodes, over and over the rows, played on a thread so that an environment that hangs is noticed.
+    """Yield the conversations of `count` episodes, cycling over the rows. The episodes run in a thread, so that an
+    environment that hangs is detected.
 
     Raises:
         UserError: the environment failed, or one episode took longer than `timeout` seconds.
@@ -41,7 +42,7 @@ def demonstrations(
                 with guarded():
                     messages = demonstrate(family, make_environment, rows[index % len(rows)], rng)
                 played.put(messages)
-            except BaseException as error:  # a SystemExit would end the thread without a word
+            except BaseException as error:  # a SystemExit would end the thread silently
                 played.put(error)
                 return
             if over.is_set():
@@ -53,7 +54,7 @@ def demonstrations(
             yield _next(played, rows[index % len(rows)], timeout)
     finally:
         over.set()
-        while not played.empty():  # a player that waits to hand over its last episode must see that it is over
+        while not played.empty():  # the thread may be blocked in `put`, and must be able to see `over`
             played.get_nowait()
 
 
@@ -75,9 +76,9 @@ def _next(played: queue.Queue[list[Message] | BaseException], row: Row, timeout:
 def demonstrate(
     family: Family, make_environment: Callable[[], BaseEnvironment], row: Row, rng: random.Random
 ) -> list[Message]:
-    """One episode played by the family's demonstrator; ends with its last response."""
+    """Run one episode with the family's demonstrator. Return the messages up to its last response."""
     assert family.demonstrate is not None
-    row = copy.deepcopy(row)  # whatever an environment does to its row stays here
+    row = copy.deepcopy(row)  # changes that an environment makes to its row stay local
     player = family.demonstrate(row, rng)
     environment = make_environment()
     try:
@@ -101,7 +102,7 @@ def demonstrate(
 
 
 def _now(value: Any) -> Any:
-    """What an environment returned, awaited if the method is async."""
+    """Return the result of an environment's method, awaited if the method is async."""
 
     async def wait() -> Any:
         return await value

@@ -1,4 +1,4 @@
-"""Logits where they are needed and nowhere else: a vocabulary is wide, and most positions are never looked at."""
+"""Logits at selected positions only, since the vocabulary is large and the logits of most positions are not used."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def logits_at(model: Any, chosen: Any, **inputs: Any) -> Tensor:
-    """Logits [N, V] at the positions `chosen`: a mask [B, L], or a pair of index tensors [N].
+    """Return the logits [N, V] at the positions `chosen`: a mask [B, L], or a pair of index tensors [N].
 
-    The whole module runs, so that hooks on its root fire (FSDP2's among them) and whatever it does to logits after its
-    head is done; the head itself sees the chosen positions only.
+    The whole module runs, so that hooks on its root fire (also FSDP2's) and operations on logits after the head are
+    applied; only the head is restricted to the chosen positions.
     """
     head = model.get_output_embeddings()
     handle = head.register_forward_pre_hook(lambda module, args: args[0][chosen])
@@ -30,39 +30,40 @@ def logits_at(model: Any, chosen: Any, **inputs: Any) -> Tensor:
 
 
 class Tail:
-    """What a causal LM does after its body: the head, and whatever follows it (soft caps, scales, a cut).
+    """The part of a causal LM after its body: the head, and the operations after it (soft caps, scales, a cut).
 
-    It is the model's own forward around a body that does not run again, so it can be called in parts, and again in the
-    backward pass, without a rule for any architecture.
+    It calls the model's own forward with the body replaced by its stored output. So it can be called for parts of the
+    positions, and again in the backward pass, without a rule for each architecture.
     """
 
     def __init__(self, causal_lm: Any, forward: Callable[[], Any], bodies: dict[nn.Module, Any]):
-        """`forward` is the model's, with its inputs; `bodies` are the outputs of what must not run again."""
+        """`forward` is the model's forward with its inputs bound; `bodies` maps modules that must not run again to
+        their outputs."""
         self._head: nn.Module = causal_lm.get_output_embeddings()
         self._forward, self._bodies = forward, bodies
         inside = {id(parameter) for body in bodies for parameter in body.parameters()}
         outside = (p for p in causal_lm.parameters() if id(p) not in inside)
         self.weights = [p for p in dict.fromkeys([*self._head.parameters(), *outside]) if p.requires_grad]
-        """Trainable parameters that logits depend on besides the hidden states."""
+        """Trainable parameters on which logits depend, in addition to the hidden states."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of hidden states [N, H], as they reach the head."""
+        """Return the logits [N, V] of hidden states [N, H], the inputs of the head."""
         with ExitStack() as stack:
             for body, output in self._bodies.items():
                 stack.enter_context(_forward_as(body, lambda *_, kept=output, **__: kept))
             stack.enter_context(self._head.register_forward_pre_hook(lambda *_: (hidden[None],)))
-            return self._forward().logits.squeeze(0)  # indexing would copy its gradient
+            return self._forward().logits.squeeze(0)  # the gradient of indexing would be a copy
 
 
 def with_tail(model: Any, chosen: Tensor, work: Callable[[Tensor, Tail], T], **inputs: Any) -> T:
-    """`work(hidden, tail)` within the forward of `model`, where weights are gathered (FSDP2): what it returns.
+    """Return `work(hidden, tail)`, called within the forward of `model`, where weights are gathered (FSDP2).
 
-    `hidden` [N, H] are the states that the head would have seen at `chosen`, a mask [B, L] with at least one True.
-    The tensors that `work` returns are the outputs of the root, so that hooks on their gradients fire.
+    `hidden` [N, H] are the inputs of the head at `chosen`, a mask [B, L] with at least one True. The tensors that
+    `work` returns are the outputs of the root, so that hooks on their gradients fire.
 
     Raises:
-        UserError: the model's tail cannot be called apart from its body. The first of the positions goes both ways,
-            so what is not told is right.
+        UserError: the model's tail cannot be called separately from its body. The logits of the first position are
+            computed both ways and compared, so a model that would give other logits raises this error.
     """
     causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = causal_lm.get_output_embeddings()
@@ -96,10 +97,11 @@ def with_tail(model: Any, chosen: Tensor, work: Callable[[Tensor, Tail], T], **i
 
 
 def refuse_apart(modules: list[nn.Module]) -> None:
-    """Find modules that FSDP2 gathers on their own: each further call would be a collective that other ranks miss.
+    """Check that FSDP2 does not gather these modules separately from the root, since each additional call would be a
+    collective that other ranks do not make.
 
     Raises:
-        UserError: there is one.
+        UserError: a module is sharded separately.
     """
     if "torch.distributed.fsdp" not in sys.modules:
         return
@@ -114,7 +116,8 @@ def refuse_apart(modules: list[nn.Module]) -> None:
 
 @torch.no_grad()
 def _same(tail: Tail, hidden: Tensor, logits: Tensor) -> bool:
-    """Whether the tail gives these logits, up to rounding; two that are not finite in the same places are the same."""
+    """Return whether the tail gives these logits, up to rounding; infinities and NaN at the same places count as
+    equal."""
     found = tail(hidden)
     rounding = 8 * torch.finfo(logits.dtype).eps
     return found.shape == logits.shape and torch.allclose(found, logits, rounding, rounding, equal_nan=True)
@@ -122,7 +125,7 @@ def _same(tail: Tail, hidden: Tensor, logits: Tensor) -> bool:
 
 @contextmanager
 def _forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Meanwhile `module` runs `forward` instead of its own; its hooks fire."""
+    """Within this context, `module` runs `forward` instead of its own forward; its hooks still fire."""
     own = vars(module).get("forward")
     module.forward = forward
     try:

@@ -1,10 +1,10 @@
-"""Log-probs of sampled tokens, and entropies, without holding the logits of all positions at once.
+"""Log-probs of sampled tokens, and entropies, without the logits of all positions in memory at once.
 
 With a vocabulary of 150,000 the logits of 16,384 tokens are 10 GB in float32, and the naive form holds several such
-arrays. Above `max_logits` they are computed for a few positions at a time and forgotten, and computed again in the
-backward pass: one more pass of the head for memory that no longer grows with the number of tokens. The idea is that of
-fused linear cross-entropy (Wijmans et al., 2411.09009; Liger Kernel, 2410.10989); since the loss is any function of the
-log-probs, no gradient can be computed in the forward pass already.
+arrays. Above `max_logits` they are computed in chunks of positions, discarded, and computed again in the backward pass:
+this costs one more pass of the head, and the memory no longer grows with the number of tokens. The idea is that of
+fused linear cross-entropy (Wijmans et al., 2411.09009; Liger Kernel, 2410.10989). In contrast to it, the loss may be
+any function of the log-probs, so the gradient cannot be computed in the forward pass.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ def token_logprobs(
     max_logits: int = 2**27,
     **inputs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob [N] of every target under the distribution at `temperature`, and the entropy [N] of that distribution.
+    """Return the log-prob [N] of each target under the distribution at `temperature`, and the entropy [N] of that
+    distribution.
 
-    Up to N x V = `max_logits` the logits are one tensor [N, V], and about 5 arrays of that size exist at once. Above,
-    there are never more than 2 x `max_logits` numbers in float32, forward and backward (3 x where the entropy has a
-    gradient; what the model does to logits after its head comes on top), and beside the gradient of the head's weights
-    that of one chunk; for models in half precision their sum is kept in float32. Either way the root module runs once,
-    so the ranks of an FSDP2 model may go different ways.
+    Up to N x V = `max_logits` the logits are one tensor [N, V], and about 5 arrays of that size exist at once. Above
+    it, forward and backward hold at most 2 x `max_logits` numbers in float32 (3 x if the entropy has a gradient), plus
+    the memory of the model's operations on logits after its head. The backward pass also holds the gradient of the
+    head's weights and that of one chunk; for models in half precision the sum of the chunks is in float32. In both
+    cases the root module runs once, so different ranks of an FSDP2 model may take different paths.
 
     Args:
         model: a causal LM of Transformers, or a peft model around one.
-        mask: [B, L] bool: the positions that predict a target.
+        mask: [B, L] bool mask of the positions that predict a target.
         targets: [N] ids, in the order of rows.
-        temperature: what logits are divided by; 0 (greedy) counts as 1.
-        entropy_gradient: whether entropies are trained on; else they carry no graph.
-        max_logits: tokens x vocabulary.
-        inputs: what the model reads, [B, L] each.
+        temperature: divisor of the logits; 0 (greedy) counts as 1.
+        entropy_gradient: whether entropies have a gradient; else they carry no graph.
+        max_logits: limit of tokens x vocabulary.
+        inputs: inputs of the model, [B, L] each.
 
     Raises:
-        UserError: above `max_logits`, a model whose logits cannot be computed in parts.
+        UserError: the logits exceed `max_logits`, and the model cannot compute them in parts.
     """
     scale = 1.0 if temperature == 0.0 else temperature
     width = model.get_output_embeddings().weight.shape[0]
@@ -67,7 +68,7 @@ def _scaled(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _logprobs(logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    """The naive form, for autograd."""
+    """Return log-probs and entropies in the naive form, differentiated by autograd."""
     logits = _scaled(logits, temperature)
     normaliser = torch.logsumexp(logits, -1)
     logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
@@ -77,7 +78,7 @@ def _logprobs(logits: Tensor, targets: Tensor, temperature: float, entropy_gradi
 
 
 class _Chunked(torch.autograd.Function):
-    """The same in chunks of `rows` positions: the backward pass computes each chunk's logits again."""
+    """`_logprobs` in chunks of `rows` positions: the backward pass computes each chunk's logits again."""
 
     @staticmethod
     def forward(
@@ -115,7 +116,8 @@ class _Chunked(torch.autograd.Function):
 
 
 def _apart(tail: Tail, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, entropies and normalisers [n] of a chunk; a function, so that its logits are gone before the next."""
+    """Return log-probs, entropies and normalisers [n] of a chunk. This is a function, so that the chunk's logits are
+    freed before the next chunk."""
     logits = _scaled(tail(states), temperature)
     normaliser = torch.logsumexp(logits, -1)
     chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
@@ -126,7 +128,7 @@ def _apart(tail: Tail, states: Tensor, targets: Tensor, temperature: float) -> t
 def _pull_back(
     ctx: Any, into: Tensor, weights: list[Tensor], sums: list[Tensor], states: Tensor, *columns: Tensor
 ) -> None:
-    """A chunk's gradients, to its states in `into` and added up for the weights in `sums`."""
+    """Compute a chunk's gradients: copy that of its states to `into`, and add those of the weights to `sums`."""
     with torch.enable_grad():
         states = states.detach().requires_grad_()
         logits = ctx.tail(states)
@@ -148,8 +150,8 @@ def _slope(
     for_logprobs: Tensor,
     for_entropy: Tensor,
 ) -> Tensor:
-    """Gradient [n, V] to the logits, in place as far as it goes: with z = logits / temperature, p = softmax(z) and the
-    entropy H, d log p_t / dz = 1_t - p and dH / dz = -p (log p + H)."""
+    """Return the gradient [n, V] with respect to the logits, with few temporary arrays: with z = logits / temperature,
+    p = softmax(z) and the entropy H, d log p_t / dz = 1_t - p and dH / dz = -p (log p + H)."""
     slope = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     if temperature != 1.0:
         slope /= temperature

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, 2106.09685): a frozen matrix W0 acts as W0 + alpha / rank * B A, and A and B are trained.
 
-The trainer's module is peft's, so that adapters are what everyone else's are. An engine never sees peft: it samples
-from a plain module whose matrices hold the merged weights, and adapters alone travel to it (`LoraWeights`).
+The trainer's module is peft's, so that adapters have the common format. An engine does not use peft: it samples from a
+plain module whose matrices hold the merged weights, and only the adapters are sent to it (`LoraWeights`).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from mtrl.config.model_schema import ModelConfig
 from mtrl.errors import UserError, missing_extra
 
 ADAPTER = "default"
-"""What peft calls the one adapter of each matrix."""
+"""peft's name of the single adapter of each matrix."""
 _WRAPPER = "base_model.model."
-"""What peft's wrapper puts before the names of the model's own modules."""
+"""Prefix that peft's wrapper adds to the names of the model's own modules."""
 _NAME = re.compile(rf"(?:{re.escape(_WRAPPER)})?(?P<matrix>.+)\.lora_(?P<half>[AB])(?:\.{ADAPTER})?\.weight")
 
 
 def add_adapters(model: Any, config: ModelConfig, seed: int = 0) -> Any:
-    """Wrap a causal LM into peft's module: its weights frozen, an adapter beside each linear layer but the head.
+    """Wrap a causal LM in peft's module, with frozen weights and an adapter for each linear layer except the head.
 
-    B starts at 0, so the first log-probs are the model's own; A is random by `seed` alone. There is no dropout, which
-    would make the log-probs of training others than those of sampling. Adapters are float32 whatever the model is: an
-    update is often smaller than bfloat16 resolves, and would be lost. Experts of mixtures that are no linear layers of
-    their own (one block per layer) get none.
+    B starts at 0, so the first log-probs equal the model's; A is random and depends only on `seed`. There is no
+    dropout, which would make the log-probs of training differ from those of sampling. Adapters are float32 for a model
+    of any dtype, since an update is often smaller than the resolution of bfloat16 and would be lost. Experts that are
+    not separate linear layers (one block per layer) get no adapters.
 
     Args:
-        model: changed in place; take copies for engines before.
+        model: changed in place; make copies for engines before the call.
 
     Raises:
-        UserError: peft is missing; a target names no linear layer; the rank is more than any of them can use.
+        UserError: peft is missing, a target names no linear layer, or the rank exceeds that of all adapted matrices.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -57,8 +57,8 @@ def add_adapters(model: Any, config: ModelConfig, seed: int = 0) -> Any:
     )
     before = set(model.modules())
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # between the libraries, and nothing that a user can do about
-        torch.default_generator.manual_seed(seed)  # the CPU's only, where peft makes adapters
+        warnings.simplefilter("ignore", FutureWarning)  # a warning between the libraries, which users cannot fix
+        torch.default_generator.manual_seed(seed)  # only the CPU's generator, since peft creates adapters on the CPU
         adapted = get_peft_model(model, settings)
     if (found := set(_pairs(adapter_state(adapted)))) != set(chosen):
         raise UserError(
@@ -66,18 +66,19 @@ def add_adapters(model: Any, config: ModelConfig, seed: int = 0) -> Any:
             f"{type(model).__name__} as well as linear layers; give longer names, such as self_attn.q_proj"
         )
     for module in set(adapted.modules()) - before:
-        module.training = False  # as the rest is; layers in training mode are those that recompute activations
+        module.training = False  # as in all other modules; training mode marks layers that recompute activations
     return adapted
 
 
 def _linear_layers(model: Any) -> dict[str, nn.Linear]:
-    """By name, without the head: its weights are often those of the embeddings too, and it is the widest of all."""
+    """Return the linear layers by name, without the head, whose weights are often tied to the embeddings and which is
+    the widest layer."""
     head = model.get_output_embeddings()
     return {name: module for name, module in model.named_modules() if type(module) is nn.Linear and module is not head}
 
 
 def _chosen(layers: Mapping[str, nn.Linear], config: ModelConfig, architecture: str) -> dict[str, nn.Linear]:
-    """The layers that get adapters."""
+    """Return the layers that get adapters."""
     wanted = config.lora_target_modules
     if not layers:
         raise UserError(
@@ -113,12 +114,12 @@ def _last_names(names: Any) -> str:
 
 
 def adapter_state(module: Any) -> dict[str, Tensor]:
-    """What is trained, by the names of `named_parameters()`: the parameters themselves (DTensors where sharded).
+    """Return the trained parameters by the names of `named_parameters()`, without copies (DTensors where sharded).
 
     Raises:
-        ValueError: something else than adapters is trained, or nothing is.
+        ValueError: a trained parameter is not an adapter, or no parameter is trained.
     """
-    # Through the module's state, which brings FSDP2's parameters back from gathered to sharded.
+    # `state_dict` is used because it brings FSDP2's parameters back from gathered to sharded.
     state = {name: p.detach() for name, p in module.state_dict(keep_vars=True).items() if p.requires_grad}
     if not state or (others := [name for name in state if not _NAME.fullmatch(name)]):
         raise ValueError(f"{type(module).__name__} trains {others[0] if state else 'nothing'}, and no adapters alone")
@@ -126,18 +127,19 @@ def adapter_state(module: Any) -> dict[str, Tensor]:
 
 
 def scaling_of(module: Any) -> float:
-    """How many times the product of its adapters counts."""
+    """Return the scale of the product of the module's adapters, alpha / rank."""
     settings = module.peft_config[ADAPTER]
     return settings.lora_alpha / settings.r
 
 
 @contextmanager
 def without_adapters(module: Any) -> Iterator[None]:
-    """The model as it was before training, for a while: the reference of the KL without a second copy.
+    """Within this context, the model computes without its adapters, as before training: this is the reference of the
+    KL without a second copy of the model.
 
-    peft's own `disable_adapter` also takes `requires_grad` away and gives it back. Under FSDP2 that reaches the sharded
-    or the gathered parameters, whichever are there at the time, and training goes on without gradients. So here the
-    layers are told to leave their adapters out, and nothing else changes.
+    peft's own `disable_adapter` also clears `requires_grad` and sets it again. Under FSDP2 that changes either the
+    sharded or the gathered parameters, depending on the current state, so that training would continue without
+    gradients. Here only the flag of each layer that disables its adapters is set.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -155,26 +157,27 @@ def without_adapters(module: Any) -> Iterator[None]:
 
 @dataclass
 class LoraWeights:
-    """Loads adapters into a plain module: an engine's `apply_weights`, picklable.
+    """Picklable function that loads adapters into a plain module, for an engine's `apply_weights`.
 
-    Every load starts from W0, so that the same adapters give the same bits however often they are loaded, and whatever
-    was loaded between. The merged matrices are written in place: who shares their storage sees them.
+    Every load starts from W0, so that the same adapters give the same bits, independent of earlier loads. The merged
+    matrices are written in place, so modules that share their storage use them too.
 
-    In half precision the merged matrices are rounded once, to the nearest: changes far below 1/500 of a weight wait
-    until they have grown, as if the engine were a few updates behind (`analysis/logprob_drift` shows by how much).
+    In half precision the merged matrices are rounded once, to the nearest: changes far below 1/500 of a weight have no
+    effect until they have grown, as if the engine were a few updates behind (`analysis/logprob_drift` measures the
+    effect).
     """
 
     scaling: float
     matrices: tuple[str, ...]
-    """Names of the adapted layers in the plain module; each load must bring the adapters of all of them."""
+    """Names of the adapted layers in the plain module; each load must contain the adapters of all of them."""
     base: dict[str, Tensor] = field(default_factory=dict)
-    """W0 by layer. Where the trainer's frozen ones can be had, they are shared; else the first load keeps the matrices
-    of the module, which must be as they were before training."""
+    """W0 by layer. The trainer's frozen matrices are shared if they are not sharded; else the first load copies the
+    matrices of the module, which must have their values from before training."""
     _told: bool = field(default=False, repr=False)
 
     @classmethod
     def of(cls, module: Any) -> LoraWeights:
-        """For the adapters of a peft module, sharded or not."""
+        """Create the loader for the adapters of a peft module, sharded or not."""
         from torch.distributed.tensor import DTensor
 
         matrices = tuple(_pairs(adapter_state(module)))
@@ -184,13 +187,13 @@ class LoraWeights:
 
     @torch.no_grad()
     def __call__(self, module: nn.Module, adapters: Mapping[str, Tensor]) -> None:
-        """Make each adapted matrix of `module` W0 + scaling * B A.
+        """Set each adapted matrix of `module` to W0 + scaling * B A.
 
         Args:
-            adapters: as `adapter_state` names them.
+            adapters: adapters by the names of `adapter_state`.
 
         Raises:
-            ValueError: adapters and matrices are not one to one; the module is as before.
+            ValueError: adapters and matrices do not correspond one to one; the module is unchanged.
         """
         pairs = _pairs(adapters)
         targets = {name: _matrix(module, name, pairs[name]) for name in self._agreed(pairs)}
@@ -211,7 +214,7 @@ class LoraWeights:
             )
 
     def _agreed(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, ...]:
-        """The adapted layers, once it is certain that adapters came for exactly them."""
+        """Check that the adapters are for exactly the adapted layers, and return the names of these layers."""
         absent, odd = set(self.matrices) - set(pairs), set(pairs) - set(self.matrices)
         if absent or odd:
             raise ValueError(
@@ -222,16 +225,16 @@ class LoraWeights:
 
 
 def merged_state(module: Any) -> dict[str, Tensor]:
-    """The state of the merged model, by the names of the plain one: what an export holds."""
+    """Return the state of the merged model, by the names of the plain model, for an export."""
     return merged_state_of(module.state_dict(), adapter_state(module), scaling_of(module))
 
 
 @torch.no_grad()
 def merged_state_of(state: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
-    """The same from whole tensors that were gathered before.
+    """Return the state of the merged model from whole tensors that were gathered before.
 
     Args:
-        state: of the plain module, or of peft's; adapters in it are left out.
+        state: state of the plain module, or of peft's module; adapters in it are left out.
 
     Raises:
         ValueError: an adapter has no matrix.
@@ -246,12 +249,12 @@ def merged_state_of(state: Mapping[str, Tensor], adapters: Mapping[str, Tensor],
 
 
 def plain_name(name: str) -> str:
-    """What the model calls a weight that peft's module calls `name`."""
+    """Return the model's own name of a weight that peft's module calls `name`."""
     return name.removeprefix(_WRAPPER).replace(".base_layer.", ".")
 
 
 def save_adapter(module: Any, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Write peft's folder of an adapter, which `PeftModel.from_pretrained` and inference servers load.
+    """Write a folder in peft's format, which `PeftModel.from_pretrained` and inference servers load.
 
     Args:
         state: the adapters gathered from all ranks; None: the module's own.
@@ -261,17 +264,17 @@ def save_adapter(module: Any, folder: Path, state: Mapping[str, Tensor] | None =
     state = adapter_state(module) if state is None else state
     files = {name.replace(f".{ADAPTER}.", "."): value.cpu().contiguous() for name, value in state.items()}
     settings = copy.copy(module.peft_config[ADAPTER])
-    settings.target_modules = sorted(settings.target_modules)  # a set is written in another order by each process
+    settings.target_modules = sorted(settings.target_modules)  # the order of a set differs between processes
     settings.save_pretrained(str(folder))
     save_file(files, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def save_adapter_files(adapters: Mapping[str, Tensor], scaling: float, model: str, folder: Path) -> None:
-    """Write peft's folder from the tensors alone, for servers: where there is no module of peft's.
+    """Write a folder in peft's format from the tensors alone, for servers, without a module of peft.
 
     Args:
-        adapters: as `adapter_state` names them.
-        model: folder or Hub name of the model that they belong to.
+        adapters: adapters by the names of `adapter_state`.
+        model: folder or Hub name of the model that the adapters belong to.
     """
     from peft import LoraConfig
     from safetensors.torch import save_file
@@ -280,7 +283,7 @@ def save_adapter_files(adapters: Mapping[str, Tensor], scaling: float, model: st
     rank = next(iter(pairs.values()))[0].shape[0]
     settings = LoraConfig(
         r=rank,
-        lora_alpha=scaling * rank,  # type: ignore[arg-type] # which may be no whole number
+        lora_alpha=scaling * rank,  # type: ignore[arg-type] # the product need not be a whole number
         target_modules=sorted({_last(name) for name in pairs}),
         task_type="CAUSAL_LM",
         base_model_name_or_path=model,
@@ -297,17 +300,17 @@ def save_adapter_files(adapters: Mapping[str, Tensor], scaling: float, model: st
 
 
 def _merged(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
-    """W0 + scaling * B A, computed in float32 or better and rounded once."""
+    """Return W0 + scaling * B A, computed in float32 or better and rounded once."""
     precise = torch.promote_types(weight.dtype, torch.float32)
     a, b = (half.to(weight.device, precise) for half in (a, b))
     return torch.add(weight.to(precise), b @ a, alpha=scaling).to(weight.dtype)
 
 
 def _pairs(adapters: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """A [rank, in] and B [out, rank] by the name of their layer in the plain module.
+    """Return A [rank, in] and B [out, rank] by the name of their layer in the plain module.
 
     Raises:
-        ValueError: a tensor is no half of an adapter, or its other half is missing.
+        ValueError: a tensor is not a half of an adapter, or its other half is missing.
     """
     halves: dict[str, dict[str, Tensor]] = {}
     for name, value in adapters.items():
@@ -320,7 +323,11 @@ def _pairs(adapters: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _matrix(module: nn.Module, name: str, pair: tuple[Tensor, Tensor]) -> Tensor:
-    """The weight [out, in] that an adapter belongs to."""
+    """Return the weight [out, in] that an adapter belongs to.
+
+    Raises:
+        ValueError: the module has no such weight, or the shapes do not fit.
+    """
     try:
         weight = module.get_parameter(f"{name}.weight")
     except AttributeError:

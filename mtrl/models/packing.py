@@ -1,4 +1,5 @@
-"""Packed samples: each must attend to itself alone, which the positions say that start again with every sample."""
+"""Packed samples: each must attend only to itself. The boundaries follow from the positions, which restart at 0 with
+every sample."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ from mtrl.errors import UserError
 from mtrl.models.attention import use_own_attention
 
 PROBE = 8
-"""Tokens of each of the two sequences that `keeps_apart` packs."""
+"""Length of each of the two sequences that `keeps_apart` packs, in tokens."""
 
 
 def prepare_packing(model: Any) -> None:
-    """Let a model keep packed samples apart, without a mask where it can, and see that it does.
+    """Prepare a model for packed samples, without a dense mask if possible, and check that it keeps them apart.
 
     Raises:
-        UserError: it does not keep them apart, or takes no position ids.
+        UserError: the model does not keep packed samples apart, or takes no position ids.
     """
     if use_own_attention(model) and not keeps_apart(model):
-        model.set_attn_implementation("sdpa")  # its layers do not hand the positions on
+        model.set_attn_implementation("sdpa")  # the layers of this model do not pass the positions to attention
     if not keeps_apart(model):
         raise UserError(
             f"trainer.packing=true lays samples end to end, and {type(model).__name__} does not keep them apart by "
@@ -31,10 +32,11 @@ def prepare_packing(model: Any) -> None:
 
 @torch.no_grad()
 def keeps_apart(model: Any) -> bool:
-    """Whether packed samples do not see each other, before a model is trained that lets them.
+    """Return whether packed samples do not influence each other in this model.
 
-    State-space layers and models with code of their own may. Two short sequences are run packed, apart, and joined to
-    one: packed must be as apart, up to a rounding that is small against what joining them changes.
+    State-space layers and models with custom code may mix them. Two short sequences are run packed, separately, and
+    joined to one sequence: the packed result must equal the separate one, up to a rounding that is small compared with
+    the effect of joining.
     """
     vocabulary = model.config.get_text_config().vocab_size
     ids = (torch.arange(2 * PROBE, device=model.device) % vocabulary)[None]
@@ -46,6 +48,6 @@ def keeps_apart(model: Any) -> bool:
     apart, joined = second(ids[:, PROBE:]), second(ids)
     try:
         leak = (second(ids, position_ids=positions) - apart).norm()
-    except TypeError:  # it takes no position ids
+    except TypeError:  # the model takes no position ids
         return False
     return bool(leak <= torch.finfo(model.dtype).eps ** 0.5 * (joined - apart).norm())

@@ -1,4 +1,5 @@
-"""Text to ids and back with nothing around it, for conversations and renderers: they ask thousands of times a step."""
+"""A tokenizer with little overhead per call, for conversations and renderers, which call it thousands of times a
+step."""
 
 from __future__ import annotations
 
@@ -6,15 +7,16 @@ from functools import lru_cache
 from typing import Any
 
 SHORT = 64
-"""Characters; what is not longer is mostly what templates write, again and again, and is kept."""
+"""Maximum length of texts whose ids are cached, in characters. Such texts are mostly from templates, and recur."""
 
 
 class PlainTokenizer:
-    """A fast tokenizer of Hugging Face's with `encode` and `decode` straight from its backend; all else is its own.
+    """Wrapper of a fast Hugging Face tokenizer whose `encode` and `decode` call the backend directly. All other
+    attributes are delegated.
 
-    Hugging Face's look at every id in Python, and set up padding and truncation for every word. `renderers` does not
-    take this one for an `OffsetTokenizer`: it then leaves out which tokens are a message's content, which nothing here
-    reads and which costs as much as the ids. Ids and texts are the same, in all renderers.
+    Hugging Face's own methods process every id in Python, and set up padding and truncation for every text. `renderers`
+    does not recognise this class as an `OffsetTokenizer`, so it does not compute which tokens are the content of a
+    message; mtrl does not use that, and it costs as much as the ids. Ids and texts are the same in all renderers.
     """
 
     def __init__(self, tokenizer: Any):
@@ -22,22 +24,23 @@ class PlainTokenizer:
         self._kept = lru_cache(maxsize=4096)(lambda text: tuple(self._ids(text)))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # `__call__` above all, by which `renderers` tells an `OffsetTokenizer`
+        if name.startswith("_"):  # in particular `__call__`, by which `renderers` recognises an `OffsetTokenizer`
             raise AttributeError(name)
         return getattr(self._tokenizer, name)
 
     def __len__(self) -> int:
-        """Ids of the vocabulary, those that were added among them; Python looks for it past `__getattr__`."""
+        """Return the size of the vocabulary, including added tokens. Python does not look up `__len__` through
+        `__getattr__`, so it is defined here."""
         return len(self._tokenizer)
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
-        """As the tokenizer's own."""
+        """Return the same ids as the tokenizer's own method."""
         if add_special_tokens or options or self._pads():
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
         return list(self._kept(text)) if len(text) <= SHORT else self._ids(text)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
-        """As the tokenizer's own."""
+        """Return the same text as the tokenizer's own method."""
         if options or not isinstance(token_ids, list):
             return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -46,12 +49,12 @@ class PlainTokenizer:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def _pads(self) -> bool:
-        """Whether a call of somebody else's has left the backend padding or cutting."""
+        """Return whether another caller has left padding or truncation enabled in the backend."""
         return self._backend.padding is not None or self._backend.truncation is not None
 
 
 def plain(tokenizer: Any) -> Any:
-    """The tokenizer as a `PlainTokenizer`; itself where it does anything else than its backend."""
+    """Wrap the tokenizer in a `PlainTokenizer`; return it unchanged if its results can differ from its backend's."""
     from transformers import PreTrainedTokenizerFast
 
     kind = type(tokenizer)

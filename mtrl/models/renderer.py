@@ -1,4 +1,4 @@
-"""Renderers that the `renderers` package does not have: the tiny policy's own, and one for any chat template."""
+"""Renderers that the `renderers` package does not have: one for the tiny policy, and one for any chat template."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TINY_TEMPLATE = (
     "{% else %}{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""The tiny policy's chat template: one token opens a message, one closes it."""
+"""The tiny policy's chat template: one token opens a message, and one token closes it."""
 
 
 def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
-    """The renderer for a tokenizer: the tiny policy's, a typed one of `renderers`, or one around the chat template.
+    """Return the renderer for a tokenizer: the tiny policy's, one of the `renderers` package, or a `TemplateRenderer`.
 
     Raises:
         UserError: `name` is unknown, or the tokenizer has no chat template.
@@ -43,16 +43,17 @@ def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
         kind = type(config_from_name(name))
     except (ValueError, KeyError) as error:
         raise UserError(f"model.renderer={name} is not known to the renderers package ({error}); use auto") from error
-    # Reasoning of past turns stays, as it was sampled: without it every user message would begin a new sample.
+    # The reasoning of past turns stays in the context, as sampled; otherwise every user message would start a new
+    # sample.
     return create_renderer(tokenizer, kind(thinking_retention="all"))
 
 
 class TinyRenderer:
-    """Messages to ids without Jinja, the same ids as `TINY_TEMPLATE` gives (a test compares them).
+    """Renders messages to ids without Jinja, to the same ids as `TINY_TEMPLATE` (a test compares them).
 
-    Tool calls are text (mtrl/environments/tool_calls.py), and the content of a parsed message holds all of it, so that
-    rendering it again gives what was said. The tools are not shown: the context is short, so a family that wants them
-    in its prompts writes them there, as tersely as it likes (`describe_tools`).
+    Tool calls are text (mtrl/environments/tool_calls.py), and the content of a parsed message includes them, so that
+    rendering the message again gives the same text. Descriptions of tools are not rendered, because the context is
+    short; a family that needs them writes a short form into its prompts (`describe_tools`).
     """
 
     is_prefix_stable = True
@@ -118,13 +119,13 @@ def _parsed_calls(text: str) -> tuple[str, list[ParsedToolCall]]:
 
 
 class TemplateRenderer(DefaultRenderer):
-    """Any Jinja chat template, with a bridge: what new messages add is read off a short stand-in conversation.
+    """Renderer for any Jinja chat template. It derives the ids that new messages add from short stand-in conversations.
 
-    Tools that the template does not show are described in the system message. Calls are parsed in the text form
-    (mtrl/environments/tool_calls.py), which most templates have; where the model has another, name its renderer.
+    Tools that the template does not render are described in the system message. Calls are parsed in the text form
+    (mtrl/environments/tool_calls.py), which most templates use; for a model with another form, set its renderer.
 
-    Two stand-ins differ in nothing but the assistant's single word, so what their ids have in common at the end is the
-    closing token of the assistant's turn and everything after it, whatever the real conversation held.
+    Two stand-in conversations differ only in the single word of the assistant. So the common end of their ids is the
+    closing token of the assistant's turn and everything after it, independent of the real conversation.
     """
 
     def __init__(self, tokenizer: Any):
@@ -132,7 +133,7 @@ class TemplateRenderer(DefaultRenderer):
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         tail = self._after_assistant([{"role": "user", "content": "x"}]) or []
         self.close_id: int | None = next((i for i in tail if i in special), tokenizer.eos_token_id)
-        """The token that ends an assistant's turn; for base models it is not the tokenizer's `eos_token`."""
+        """Id of the token that ends an assistant's turn; for base models it is not the tokenizer's `eos_token`."""
 
     def _apply(self, messages: list[Message], *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         template = str(self._tokenizer.chat_template)
@@ -148,7 +149,7 @@ class TemplateRenderer(DefaultRenderer):
         parsed = super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
         if tools:
             words, parsed.tool_calls = _parsed_calls(parsed.content)
-            # A template that does not write calls gets them in the content, as they were said.
+            # If the template does not render tool calls, they stay in the content, as sampled.
             parsed.content = words if "tool_calls" in str(self._tokenizer.chat_template) else parsed.content
         return parsed
 
@@ -158,7 +159,8 @@ class TemplateRenderer(DefaultRenderer):
     def render(
         self, messages: list[Message], *, tools: Any = None, add_generation_prompt: bool = False
     ) -> RenderedTokens:
-        """As the template renders it; `sampled_mask` marks what follows each assistant's opening, to its closing token.
+        """Render with the template; `sampled_mask` marks the tokens after the opening of each assistant's turn, up to
+        its closing token.
 
         Raises:
             UserError: the template changes an assistant's turn when messages follow.
@@ -195,7 +197,8 @@ class TemplateRenderer(DefaultRenderer):
         return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *closing, *new])
 
     def _after_assistant(self, messages: list[Message], tools: Any = None) -> list[int] | None:
-        """Ids from the end of an assistant's words to the next generation prompt; None if the template refuses."""
+        """Return the ids from the end of an assistant's text to the end of the next generation prompt; None if the
+        template raises."""
         try:
             first, second = (
                 self.render_ids(
@@ -205,14 +208,15 @@ class TemplateRenderer(DefaultRenderer):
                 )
                 for word in ("y", "z")
             )
-        except Exception:  # whatever the template raises: Jinja's errors, or Python's from inside it
+        except Exception:  # a template can raise Jinja's errors or any Python error
             return None
         same = next((i for i, (a, b) in enumerate(zip(first[::-1], second[::-1], strict=False)) if a != b), 0)
         return first[len(first) - same :]
 
 
 def _with_description(messages: list[Message], description: str) -> list[Message]:
-    """The messages with the tools at the end of the system message, or in one of their own."""
+    """Return the messages with the description of tools at the end of the system message, or in a new system
+    message."""
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": description}, *messages]
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{description}"}, *messages[1:]]

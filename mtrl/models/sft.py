@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations: loss on the assistant's tokens only."""
+"""Supervised fine-tuning on conversations, with loss on the assistant's tokens only."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch import nn
 from mtrl.models.logits import logits_at
 
 MAX_TOKENS = 4096
-"""Tokens of one forward and backward pass, padding included."""
+"""Default maximum number of tokens of one forward and backward pass, padding included."""
 MAX_GRAD_NORM = 1.0
 
 
 @dataclass(frozen=True)
 class Example:
-    """One rendered conversation: ids [L] and which of them the assistant says."""
+    """One rendered conversation: ids [L], and a mask [L] that is True for the assistant's tokens."""
 
     ids: list[int]
     mask: list[bool]
 
 
 def to_example(renderer: Any, messages: list[dict[str, Any]]) -> Example:
-    """Render a conversation; the mask marks what a model would have sampled."""
+    """Render a conversation; the mask marks the tokens that a model would have sampled."""
     rendered = renderer.render(messages)
     mask = rendered.sampled_mask or [
         messages[i]["role"] == "assistant" if i >= 0 else False for i in rendered.message_indices
@@ -36,7 +36,7 @@ def to_example(renderer: Any, messages: list[dict[str, Any]]) -> Example:
 
 
 class MixedOptimizer:
-    """Muon (Jordan et al. 2024) for the matrices inside, AdamW for embeddings, norms and heads; or AdamW for all."""
+    """Muon (Jordan et al. 2024) for the inner matrices and AdamW for embeddings, norms and heads; or AdamW for all."""
 
     def __init__(self, model: Any, muon_lr: float | None, adam_lr: float):
         outer = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
@@ -51,7 +51,7 @@ class MixedOptimizer:
             self._lrs.append(muon_lr)
 
     def step(self, scale: float) -> None:
-        """One update at `scale` times the learning rates."""
+        """Make one update at `scale` times the learning rates."""
         for part, lr in zip(self.parts, self._lrs, strict=True):
             part.param_groups[0]["lr"] = lr * scale
             part.step()
@@ -77,7 +77,7 @@ def fine_tune(
     """Train for `steps` updates of one batch each, with linear warm-up and decay.
 
     Returns:
-        The mean loss per assistant token of each step.
+        The mean loss per assistant token of each update.
     """
     losses = []
     for step in range(steps):
@@ -91,10 +91,10 @@ def fine_tune(
 def update(
     model: Any, batch: Sequence[Example], optimizer: MixedOptimizer, scale: float = 1.0, max_tokens: int = MAX_TOKENS
 ) -> float:
-    """One update on a batch, at `scale` times the learning rates.
+    """Make one update on a batch, at `scale` times the learning rates.
 
     Args:
-        max_tokens: of one forward and backward pass, padding included.
+        max_tokens: maximum number of tokens of one forward and backward pass, padding included.
 
     Returns:
         The mean loss per assistant token, before the update.
@@ -112,7 +112,8 @@ def update(
 
 
 def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
-    """Micro-batches of similar lengths, each under `max_tokens` with padding."""
+    """Return micro-batches of examples of similar length, each of at most `max_tokens` tokens with padding, or of a
+    single longer example."""
     out: list[list[Example]] = []
     for example in sorted(examples, key=lambda e: -len(e.ids)):
         if out and (len(out[-1]) + 1) * len(out[-1][0].ids) <= max_tokens:
@@ -123,18 +124,18 @@ def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example
 
 
 def _token_losses(model: Any, examples: Sequence[Example]) -> torch.Tensor:
-    """Cross-entropy of every assistant token, flat."""
+    """Return the cross-entropy of each assistant token of the examples, [N]."""
     width = max(len(e.ids) for e in examples)
     ids = torch.tensor([e.ids + [0] * (width - len(e.ids)) for e in examples], device=model.device)
     mask = torch.tensor([e.mask + [False] * (width - len(e.mask)) for e in examples], device=model.device)
-    # Padding is on the right and attention is causal, so no real token ever sees it.
+    # Padding is on the right and attention is causal, so no real token attends to it.
     chosen = mask[:, 1:]
     logits = logits_at(model, chosen, input_ids=ids[:, :-1], use_cache=False)
     return F.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="none")
 
 
 def batches(examples: Sequence[Example], size: int, rng: random.Random) -> Callable[[], list[Example]]:
-    """Draws batches without replacement, reshuffling at every pass."""
+    """Return a function that draws batches of `size` examples without replacement, in a new order at every pass."""
     order: list[int] = []
 
     def draw() -> list[Example]:

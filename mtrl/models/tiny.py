@@ -1,6 +1,6 @@
-"""The built-in tiny policy: under a million parameters, its own tokenizer and chat template, made on this machine.
+"""The built-in tiny policy: under a million parameters, its own tokenizer and chat template, built on this machine.
 
-Its weights are random; `mtrl/trainer/warm_start.py` teaches it the moves of a task.
+Its weights are random at first; `mtrl/trainer/warm_start.py` trains it on demonstrations of a task.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mtrl.types import ROLES, Message
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a Hugging Face folder, whole or not at all; one that is there is replaced."""
+    """Write a Hugging Face folder completely or not at all; an existing folder is replaced."""
     disable_progress_bar()
     partial, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    # Cloned because the local engine lets several parameters share one storage.
+    # Tensors are cloned, because the local engine lets several parameters share one storage.
     model.save_pretrained(
         partial, state_dict={name: value.detach().clone() for name, value in model.state_dict().items()}
     )
@@ -39,7 +39,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def make_model(sizes: TinyConfig, tokenizer: Any, seed: int) -> Any:
-    """A Qwen3 with random weights."""
+    """Return a model of the Qwen3 architecture with random weights."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=sizes.hidden_size,
@@ -62,7 +62,8 @@ def make_model(sizes: TinyConfig, tokenizer: Any, seed: int) -> Any:
 def train_tokenizer(
     conversations: Iterable[list[Message]], vocabulary: int, tags: tuple[str, ...] = ()
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on the conversations' text: digits stay single, role markers are special, `tags` are whole."""
+    """Train a byte-level BPE tokenizer on the conversations' text. Each digit is a token, role markers are special
+    tokens, and each of `tags` is one token."""
     tokenizer = Tokenizer(models.BPE())
     words = r"\d| ?[A-Za-z]+| ?[^\sA-Za-z\d]|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

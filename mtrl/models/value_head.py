@@ -1,4 +1,4 @@
-"""A value model: the body of a causal LM with one number where its logits were."""
+"""A value model: the body of a causal LM with a head that returns one number per position instead of logits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from mtrl.errors import UserError
 
 
 class ValueModel(nn.Module):
-    """Says what is still to come. The first values are 0, so that a new critic starts by trusting the rewards.
+    """Predicts the rewards that are still to come. The first values are 0, so that the advantages of a new critic
+    depend only on the rewards.
 
-    No logits are computed: the language model's head is dropped, and with it whatever it does to logits (soft caps,
-    scales), which would distort values. Forwards go through this module, as FSDP2 (`fully_shard`) needs of a root.
+    No logits are computed: the language model's head is dropped, together with operations on logits (soft caps,
+    scales), which would distort values. Forwards go through this module, as FSDP2 (`fully_shard`) requires of a root.
     """
 
     def __init__(self, causal_lm: Any):
-        """Take over the body of `causal_lm`: it is not copied.
+        """Use the body of `causal_lm`, which is not copied.
 
         Raises:
-            UserError: the architecture has no body apart from its head.
+            UserError: the architecture has no body that is separate from its head.
         """
         super().__init__()
         self.body = causal_lm.base_model
@@ -31,18 +32,18 @@ class ValueModel(nn.Module):
                 "algorithm.critic.path, or take an algorithm.advantage_method without a critic"
             )
         width = causal_lm.get_output_embeddings().weight.shape[-1]
-        dtype = torch.promote_types(causal_lm.dtype, torch.float32)  # small differences are what values are about
-        # Without its random start, which would move the global random state.
+        dtype = torch.promote_types(causal_lm.dtype, torch.float32)  # small differences between values matter
+        # The random initialisation is skipped, since it would change the global random state.
         self.head: nn.Linear = nn.utils.skip_init(nn.Linear, width, 1, device=causal_lm.device, dtype=dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, chosen: Tensor, **inputs: Any) -> Tensor:
-        """[N] values at the positions of the mask `chosen`, [B, L], in the order of rows.
+        """Return the values [N] at the positions of the mask `chosen`, [B, L], in the order of rows.
 
         Args:
-            inputs: what the body reads, [B, L] each.
+            inputs: inputs of the body, [B, L] each.
         """
         hidden = self.body(**inputs, use_cache=False).last_hidden_state[chosen]
         values = self.head(hidden.to(self.head.weight.dtype))
-        return values.squeeze(-1).clone()  # no view: FSDP2 has its hook on what the root returns
+        return values.squeeze(-1).clone()  # not a view, since FSDP2 has a hook on the root's output

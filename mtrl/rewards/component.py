@@ -16,35 +16,35 @@ from mtrl.rewards.user_function import Ask, as_function, check_call
 from mtrl.types import LARGEST_REWARD, Row, Trajectory
 
 ENVIRONMENT = "environment"
-"""The component that is what `step` returned as the reward. Environments may not use the name for another part."""
+"""Name of the component for the reward that `step` returned. Environments may not use it for another component."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CHECK = "check_component"
 
 Values = Callable[[Trajectory, Row], Sequence[Any] | Awaitable[Sequence[Any]]]
-"""From a trajectory of T >= 1 turns to T values, or to an awaitable of them."""
+"""Function from a trajectory of T >= 1 turns to T values, or to an awaitable of them."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """A name, its weight, and what gives its value on every turn."""
+    """A component of the reward: name, weight, and the function that computes its value for each turn."""
 
     name: str
     weight: float
     values: Values
     reported: bool = False
-    """The environment must report it, in `StepResult.components`."""
+    """Whether the environment must report the component, in `StepResult.components`."""
 
 
 def parse_component(name: str, spec: Any) -> Component:
     """Read `name: weight`, or `name: {weight: 1.0, target: package.module.function, **parameters}`.
 
-    A name is, in this order: the dotted path of a user's function (or any name, with `target`); `environment`; a
-    built-in shaping; a component that the environment reports.
+    A name is resolved in this order: the dotted path of a user's function (or any name, with `target`); a built-in
+    shaping; `environment`; a component that the environment reports.
 
     Raises:
         UserError: the weight is not a finite number, the function cannot be imported or does not take the parameters,
-            or there are parameters and nothing to give them to.
+            or a component without a function has parameters.
     """
     key = f"reward.components.{name}"
     parameters = dict(spec) if isinstance(spec, Mapping) else {"weight": spec}
@@ -71,8 +71,8 @@ def parse_component(name: str, spec: Any) -> Component:
 
 
 def checked_by(check: Callable[..., None]) -> Callable[[F], F]:
-    """Decorates a function that is named as a component: `check(**parameters)` sees its parameters before the first
-    episode, and raises a `UserError` where they are wrong."""
+    """Decorator for a function that is used as a component. `check(**parameters)` is called before the first episode,
+    and raises a `UserError` if the parameters are wrong."""
 
     def mark(function: F) -> F:
         setattr(function, _CHECK, check)
@@ -82,20 +82,21 @@ def checked_by(check: Callable[..., None]) -> Callable[[F], F]:
 
 
 def environment_rewards(trajectory: Trajectory, row: Row) -> list[Any]:
-    """What the environment returned as the reward of each turn: the turn's reward, until a composition replaced it."""
+    """Return the environment's reward of each turn: the component `environment`, or the turn's reward if no composition
+    has replaced it yet."""
     return [turn.components.get(ENVIRONMENT, turn.reward) for turn in trajectory.turns]
 
 
 def at_last(value: Any, turns: int) -> list[Any]:
-    """The value on the last of the turns, 0 before."""
+    """Return one value per turn: `value` for the last turn, 0 for the turns before it."""
     return [0.0] * (turns - 1) + [value]
 
 
 def finite(value: Any, where: str) -> float:
-    """The value as a plain float; `where` opens the sentence of the error.
+    """Return the value as a plain float; `where` is the start of the error message.
 
     Raises:
-        UserError: it is not a number, not a finite one, or not below `LARGEST_REWARD`.
+        UserError: the value is not a number, not finite, or its magnitude is not below `LARGEST_REWARD`.
     """
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
@@ -111,7 +112,8 @@ def _reported(name: str, trajectory: Trajectory, row: Row) -> list[Any]:
 
 
 async def _ask(function: Ask, key: str, trajectory: Trajectory, row: Row) -> list[Any]:
-    """What a user's reward pays on each turn: a single number is paid at the last. Its metrics are kept."""
+    """Return the values of a user's reward function, one per turn; a single number is the value of the last turn. Its
+    metrics are added to the trajectory's."""
     try:
         result = function(trajectory.messages, row)
         if inspect.isawaitable(result):
@@ -122,7 +124,7 @@ async def _ask(function: Ask, key: str, trajectory: Trajectory, row: Row) -> lis
     has_metrics = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | None)
     reward, metrics = result if has_metrics else (result, None)
     trajectory.metrics |= metrics or {}
-    values = reward.tolist() if hasattr(reward, "tolist") else reward  # numpy's and torch's
+    values = reward.tolist() if hasattr(reward, "tolist") else reward  # arrays of numpy and torch
     if not isinstance(values, list | tuple):
         return at_last(values, len(trajectory.turns))
     if len(values) != len(trajectory.turns):

@@ -1,4 +1,4 @@
-"""Composition: what a turn is paid is the weighted sum of named components (`reward.components`)."""
+"""Composition of rewards: the reward of a turn is the weighted sum of named components (`reward.components`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ LEVELS = ("turn", "trajectory")
 
 
 class RewardComposer:
-    """Turns what environments returned into what is trained on.
+    """Computes the rewards for training from the environment's rewards and the other components.
 
-    Every component is kept, unweighted, in `Turn.components`, the environment's own reward as `environment`. Applying a
-    composer again starts from there: it gives the same rewards, or those of other weights.
+    Every component is stored, unweighted, in `Turn.components`, the environment's own reward as `environment`. A second
+    application starts from these values, so it gives the same rewards, or those of other weights.
     """
 
     def __init__(self, config: RewardConfig):
-        """
+        """Resolve all components.
+
         Raises:
-            UserError: an unknown level, no components, or one that cannot be resolved.
+            UserError: the level is unknown, there are no components, or a component cannot be resolved.
         """
         if config.level not in LEVELS:
             raise UserError(f"reward.level={config.level} is not known; choose one of {', '.join(LEVELS)}")
@@ -41,7 +42,8 @@ class RewardComposer:
         self._turns = 0
 
     def apply(self, group: Group) -> None:
-        """Set the reward of every turn of the group, in place. Where a loop runs, prefer `await apply_async(group)`.
+        """Set the reward of every turn of the group, in place. In a running event loop, prefer `await
+        apply_async(group)`.
 
         Raises:
             UserError: a reward, a component or the result of a user's function is not a finite number.
@@ -50,19 +52,19 @@ class RewardComposer:
             asyncio.get_running_loop()
         except RuntimeError:
             asyncio.run(self.apply_async(group))
-        else:  # a running loop cannot be entered again: use one of another thread
+        else:  # a running loop cannot be entered again, so a loop in another thread is used
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(asyncio.run, self.apply_async(group)).result()
 
     async def apply_async(self, group: Group) -> None:
-        """The same; the user's async functions run concurrently over the trajectories."""
+        """Like `apply`, but in the running event loop; async functions run concurrently over the trajectories."""
         await asyncio.gather(*(self._pay(trajectory, group.row) for trajectory in group.trajectories))
 
     def check(self) -> None:
-        """Call it after the first step: is every component that the environment should report reported somewhere?
+        """Check that the environment has reported every component that it should report. Call it after the first step.
 
         Raises:
-            UserError: one was on none of the turns so far, so it is probably misspelt.
+            UserError: a component was reported on none of the turns so far, so it is probably misspelt.
         """
         missing = [c.name for c in self.components if c.reported and c.name not in self._reported]
         if missing and self._turns:
@@ -94,7 +96,7 @@ class RewardComposer:
 
 
 async def _values(component: Component, trajectory: Trajectory, row: Row) -> list[float]:
-    """The component on each of the T turns, checked."""
+    """Return the values of the component on the T turns, as finite floats."""
     values = component.values(trajectory, row)
     if inspect.isawaitable(values):
         values = await values

@@ -1,6 +1,6 @@
-"""A judge model as a component of the reward: it reads the conversation and gives a score from 0 to 1.
+"""A judge model as a component of the reward: it reads the conversation and returns a score from 0 to 1.
 
-Any endpoint that speaks OpenAI's chat completions::
+Any endpoint with OpenAI's chat completions API can be the judge::
 
     reward:
       components:
@@ -16,8 +16,9 @@ Any endpoint that speaks OpenAI's chat completions::
           options: {temperature: 0, max_tokens: 512}
           cache: judge_cache
 
-What the agent wrote is hostile: it will learn to talk to the judge. It is quoted as JSON between lines that hold a
-nonce which depends on all that is sent, so that no text can know it, and a verdict counts only if it repeats the nonce.
+The agent's text is treated as hostile, since training would exploit a judge that follows instructions in it. The text
+is quoted as JSON between two lines with a nonce. The nonce is a hash of the whole request, so that the text cannot
+contain it, and a verdict is valid only if it repeats the nonce.
 """
 
 from __future__ import annotations
@@ -68,26 +69,26 @@ Answer with one JSON object and nothing else:
 {{"nonce": "{nonce}", "reason": "<one sentence>", "score": <number from 0 to 1>}}"""
 
 REFUSED = ("content_filter", "content_policy_violation")
-"""Codes of a 400 with which a provider refuses to read what the agent wrote."""
+"""Error codes, with status 400, of a provider that refuses to process the agent's text."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge said."""
+    """Score and reason from the judge."""
 
     score: float
     reason: str = ""
 
 
 class InvalidVerdictError(GarbledAnswerError):
-    """The judge answered, but not with one verdict."""
+    """The judge answered, but the answer is not exactly one verdict."""
 
 
 def check(**parameters: Any) -> None:
-    """What can be told of the parameters of `judge` before it is asked for the first time.
+    """Check the parameters of `judge` before the first request.
 
     Raises:
-        UserError: one of them is wrong, or the environment variable holds no key.
+        UserError: a parameter is wrong, or the environment variable holds no key.
     """
     bound = inspect.signature(judge).bind([], {}, **parameters)
     bound.apply_defaults()
@@ -114,30 +115,30 @@ async def judge(
     concurrency: int = 16,
     name: str = "judge",
 ) -> tuple[float, dict[str, float]]:
-    """The judge's score of a conversation, 0 to 1, and metrics `<name>/calls` and `<name>/invalid`.
+    """Return the judge's score of a conversation, 0 to 1, and metrics `<name>/calls` and `<name>/invalid`.
 
-    A judge that never gives a valid verdict on this conversation scores it 0 and counts it as invalid: an agent must
-    not gain by confusing the judge, nor end the run by it.
+    If all attempts give no valid verdict, the score is 0 and the conversation counts as invalid, so that an agent can
+    neither gain a reward nor end the run by confusing the judge.
 
     Args:
-        url: base of the endpoint, such as `http://localhost:8000/v1`.
-        rubric: what deserves which score; the judge sees it, the agent does not.
-        price: USD per million tokens, `{input: 0.1, cached: 0.05, output: 0.4}`.
-        budget: of the whole run, however often it is resumed: requests, or `{usd: 20, requests: 5000, tokens: 1e6}`;
-            repetitions count, verdicts from the cache are free. Null: no limit.
-        cache: folder of verdicts, under a hash of all that was sent; processes may share it.
+        url: base URL of the endpoint, such as `http://localhost:8000/v1`.
+        rubric: criteria for the score; the judge sees them, the agent does not.
+        price: prices in USD per million tokens, `{input: 0.1, cached: 0.05, output: 0.4}`.
+        budget: budget of the whole run, including the spending before it was resumed: a number of requests, or
+            `{usd: 20, requests: 5000, tokens: 1e6}`. Retries count, verdicts from the cache do not. Null: no limit.
+        cache: folder for verdicts, by a hash of the request; several processes may share it.
         api_key_env: environment variable that holds the API key.
-        show: keys of the row that the judge sees beside the conversation, such as `ground_truth`.
-        options: further keys of the request; the default is `{temperature: 0}`. A budget in USD or tokens needs
+        show: keys of the row that the judge sees in addition to the conversation, such as `ground_truth`.
+        options: additional keys of the request; the default is `{temperature: 0}`. A budget in USD or tokens needs
             `max_tokens` or `max_completion_tokens`.
-        timeout: seconds for one request.
-        attempts: requests for one verdict; the pauses between them begin with `backoff` seconds and double, more or
-            less by a random half.
-        concurrency: requests at the same time.
-        name: of the component, for its metrics and errors.
+        timeout: time limit of one request, in seconds.
+        attempts: maximum number of requests for one verdict. The pauses between them start with `backoff` seconds and
+            double, with a random variation of up to one half.
+        concurrency: maximum number of concurrent requests.
+        name: name of the judge in metrics and error messages.
 
     Raises:
-        BudgetSpentError: the budget is used up.
+        BudgetSpentError: the budget is spent.
         UserError: the endpoint fails or refuses, or a parameter is wrong.
     """
     settings = Settings(
@@ -151,15 +152,16 @@ async def judge(
 
 _judges: dict[str, Judge] = {}
 _purses: dict[str, Purse] = {}
-"""By the name of the judge."""
+"""Purses, by the name of the judge."""
 _books: Path | None = None
 _lock = threading.Lock()
 
 
 @contextmanager
 def keep_books(folder: Path | None) -> Iterator[None]:
-    """Meanwhile judges pay from purses that are remembered in this folder, which has one for each name of a judge;
-    otherwise they are forgotten with the process. Neither purses nor judges outlast either end of it."""
+    """Within this context, the spending of judges is stored in this folder, in one file for each name of a judge; with
+    None, or outside of the context, it is lost with the process. Judges and purses are discarded at the start and at
+    the end of the context."""
     _begin(folder)
     try:
         yield
@@ -176,22 +178,22 @@ def _begin(folder: Path | None) -> None:
 
 
 def judges_spent() -> dict[str, dict[str, float]]:
-    """By name of the judge, what all were asked for and cost since the run began (`purse.Spent.metrics`)."""
+    """Return, for each name of a judge, the requests, tokens and cost since the run began (`purse.Spent.metrics`)."""
     with _lock:
         purses = dict(_purses)
     return {name: purse.metrics() for name, purse in purses.items()}
 
 
 def judge_metrics() -> dict[str, float]:
-    """The same for the metrics of a run: `reward/<name>/requests`, `reward/<name>/cost` and so on."""
+    """Return `judges_spent` as metrics of a run: `reward/<name>/requests`, `reward/<name>/cost` and so on."""
     return {f"reward/{name}/{key}": value for name, spent in judges_spent().items() for key, value in spent.items()}
 
 
 def judge_of(settings: Settings) -> Judge:
-    """The judge of these settings; one per process, because it counts against the budget.
+    """Return the judge with these settings. There is one instance per process, because it counts against the budget.
 
     Raises:
-        UserError: another judge of this name has another budget or price.
+        UserError: another judge with this name has another budget or price.
     """
     key = settings.text
     with _lock:
@@ -216,26 +218,27 @@ def _purse_of(settings: Settings) -> Purse:
 
 @dataclass
 class Judge:
-    """Asks for verdicts."""
+    """Client that requests verdicts and caches them."""
 
     settings: Settings
     purse: Purse
     client: ChatClient = field(init=False)
     _running: dict[tuple[Any, str], asyncio.Task[tuple[Verdict | None, int]]] = field(default_factory=dict)
-    """By event loop and key: the trajectories of a group are often the same, and are asked for once."""
+    """Requests in progress, by event loop and cache key; identical trajectories of a group share one request."""
     _busy: Counter[Any] = field(default_factory=Counter)
-    """Requests by event loop."""
+    """Number of requests in progress, by event loop."""
     _answered: bool = False
-    """Whether there has ever been a verdict."""
+    """Whether the judge has ever returned a verdict."""
     _turned_away: set[str] = field(default_factory=set)
-    """Keys of conversations that were refused."""
+    """Cache keys of the conversations that the endpoint refused."""
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.client = ChatClient(settings.address, settings.endpoint, self.purse, settings.model, settings.backoff)
 
     async def ask(self, messages: list[Message], row: Row) -> tuple[Verdict | None, int]:
-        """The verdict (None: there was no valid one) and how many requests it took, 0 if it was known."""
+        """Return the verdict (None without a valid one) and the number of requests that were made, 0 for a verdict from
+        the cache or from a request in progress."""
         request, nonce = self.request(messages, row)
         key = hashlib.sha256(canonical([self.settings.address.completions, request]).encode()).hexdigest()
         if (known := self._read(key)) is not None:
@@ -246,15 +249,16 @@ class Judge:
         task = asyncio.ensure_future(self._ask(request, nonce, key))
         self._running[place] = task
         task.add_done_callback(lambda done: (self._running.pop(place), done.cancelled() or done.exception()))
-        return await asyncio.shield(task)  # one who gives up must not take it from the others
+        return await asyncio.shield(task)  # a caller that is cancelled must not cancel the request of the others
 
     def request(self, messages: list[Message], row: Row) -> tuple[dict[str, Any], str]:
-        """The body of the request, the same for the same conversation, and its nonce."""
+        """Return the body of the request, which is equal for equal conversations, and its nonce."""
         settings = self.settings
         if missing := [key for key in settings.show if key not in row]:
             raise UserError(f"reward.components.{settings.name}.show names {missing[0]}, which the row does not have")
         data = {"conversation": messages, **{key: row[key] for key in settings.show}}
-        # Escaped to ASCII, and so are < and >: no line break, no look-alike, no control token of the judge's template.
+        # ASCII with < and > escaped: the text then has no line break, no similar-looking character and no control
+        # token of the judge's template.
         text = json.dumps(data, default=str).replace("<", "\\u003c").replace(">", "\\u003e")
         options = settings.options
         whole = canonical([settings.model, settings.rubric, options, text])
@@ -287,7 +291,7 @@ class Judge:
         return answer.value, answer.attempts
 
     async def _connected(self, request: dict[str, Any], nonce: str) -> Any:
-        """Event loops come and go: the last one to ask in a loop closes its connections."""
+        """Send a request. The last request of an event loop closes the loop's connections, since loops can end."""
         loop = asyncio.get_running_loop()
         self._busy[loop] += 1
         try:
@@ -299,11 +303,11 @@ class Judge:
                 await self.client.close()
 
     def _refuse(self, error: StatusError, key: str) -> None:
-        """A status that no repetition mends: this conversation is not read, because of what it says or how long it is,
-        or nothing works.
+        """Handle a status that a retry would not change. The endpoint refuses either this conversation, because of its
+        content or length, or all requests.
 
         Raises:
-            RunEndedError: nothing works.
+            RunEndedError: the endpoint seems to refuse all requests.
         """
         is_its_own = error.is_full or (error.status == 400 and any(code in error.text for code in REFUSED))
         self._turned_away.add(key)
@@ -330,7 +334,7 @@ class Judge:
             return None
 
     def _write(self, key: str, verdict: Verdict) -> None:
-        """Beside, then renamed: another process sees the whole file or none."""
+        """Write a verdict to a temporary file and rename it, so that other processes see the whole file or none."""
         path = self._path(key)
         if path is None:
             return
@@ -346,10 +350,10 @@ class Judge:
 
 
 def parse_verdict(body: bytes, nonce: str) -> Verdict:
-    """The verdict in the body of a response: exactly one JSON object with the nonce and a score from 0 to 1.
+    """Parse the verdict in the body of a response: exactly one JSON object with the nonce and a score from 0 to 1.
 
     Raises:
-        InvalidVerdictError: it is anything else. There is no search for a number in the text, and nothing is clipped.
+        InvalidVerdictError: the body is anything else. No number is searched in the text, and no score is clipped.
     """
     try:
         content = json.loads(body)["choices"][0]["message"]["content"]

@@ -1,4 +1,4 @@
-"""The parameters of a judge (`mtrl.rewards.judge.judge`), checked before the first episode."""
+"""Parameters of a judge (`mtrl.rewards.judge.judge`), which are checked before the first episode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mtrl.strict_json import canonical
 
 @dataclass
 class Settings:
-    """See `judge`."""
+    """Parameters of a judge; see `judge` for their meaning."""
 
     url: str
     model: str
@@ -37,7 +37,8 @@ class Settings:
     name: str
 
     def __post_init__(self) -> None:
-        """
+        """Convert and check the parameters.
+
         Raises:
             UserError: a parameter is wrong, or the environment variable holds no key.
         """
@@ -57,7 +58,7 @@ class Settings:
 
     @property
     def text(self) -> str:
-        """The same for the same parameters."""
+        """Canonical text of all parameters, which is equal for equal parameters."""
         return canonical({f.name: plain(getattr(self, f.name)) for f in fields(self)})
 
     @property
@@ -66,7 +67,7 @@ class Settings:
 
     @property
     def limit_keys(self) -> dict[str, str]:
-        """The key of a budget that is a number."""
+        """Names of keys for error messages about limits: a budget that is a number is the limit of requests."""
         return {} if isinstance(self.budget, Mapping) else {"requests": f"{self.where}.budget"}
 
     @cached_property
@@ -105,10 +106,10 @@ class Settings:
 
 
 def _section(kind: Any, key: str, values: Any) -> Any:
-    """A section of the configuration.
+    """Build the dataclass `kind` from a section of the configuration.
 
     Raises:
-        UserError: a key of it is unknown.
+        UserError: the section is not a mapping, or a key is unknown.
     """
     known = [f.name for f in fields(kind)]
     values = plain(values)
@@ -118,5 +119,5 @@ def _section(kind: Any, key: str, values: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Without OmegaConf's types."""
+    """Convert OmegaConf's containers to plain dicts and lists; other values are returned unchanged."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

@@ -1,7 +1,7 @@
-"""Built-in shaping: parts of the reward that follow from the trajectory itself, whatever the task.
+"""Built-in shapings: components of the reward that depend only on the trajectory, not on the task.
 
 A shaping maps a trajectory of T turns and its row to T numbers; its keyword arguments are keys of the config. Penalties
-are negative, so their weights are positive::
+are negative numbers, so their weights are positive::
 
     reward:
       components: {environment: 1.0, length_penalty: {weight: 0.2, max_tokens: 512, buffer_tokens: 128}}
@@ -20,8 +20,8 @@ CUT_SHORT = frozenset({StopReason.MAX_TURNS, StopReason.TURN_TOKEN_LIMIT, StopRe
 
 @shaping("length_penalty")
 def length_penalty(trajectory: Trajectory, row: Row, *, max_tokens: int, buffer_tokens: int = 0) -> list[float]:
-    """Per turn, 0 to -1: free up to `max_tokens - buffer_tokens` sampled tokens, then falling linearly to -1 at
-    `max_tokens` (soft overlong punishment, DAPO, 2503.14476, eq. 13)."""
+    """Penalty of each turn, from 0 to -1: it is 0 up to `max_tokens - buffer_tokens` sampled tokens, then falls
+    linearly to -1 at `max_tokens` (soft overlong punishment, DAPO, 2503.14476, eq. 13)."""
     free = max_tokens - buffer_tokens
     excess = [len(turn.action_ids) - free for turn in trajectory.turns]
     return [0.0 if tokens <= 0 else -min(tokens / buffer_tokens, 1.0) if buffer_tokens else -1.0 for tokens in excess]
@@ -35,6 +35,6 @@ def turn_penalty(trajectory: Trajectory, row: Row, *, free_turns: int = 1) -> li
 
 @shaping("cut_short_penalty")
 def cut_short_penalty(trajectory: Trajectory, row: Row) -> list[float]:
-    """-1 on the last turn of an episode that a limit ended: turns, tokens of a turn, or context."""
+    """-1 on the last turn of an episode that a limit on turns, tokens of a turn, or context ended."""
     last = len(trajectory.turns) - 1
     return [-1.0 if turn == last and trajectory.stop_reason in CUT_SHORT else 0.0 for turn in range(last + 1)]

@@ -1,10 +1,10 @@
-"""A reward that a user wrote, in the forms in which people write one, as a function of messages and row.
+"""Adapters for a user's reward function, which make a function of messages and row from each supported form.
 
-- `reward(messages, row)`, or `reward(messages, ground_truth)`, told apart by the name of the second parameter;
+- `reward(messages, row)`, or `reward(messages, ground_truth)`, distinguished by the name of the second parameter;
 - `reward(messages)`;
-- a class with a field `ground_truth`, of which each episode gets an instance that is called with the messages.
+- a class with a field `ground_truth`: each episode gets an instance, which is called with the messages.
 
-Each may be async, and returns a number, or one for each turn, alone or in a tuple with a dict of metrics.
+Each form may be async. It returns a number, or one number per turn, optionally in a tuple with a dict of metrics.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Ask = Callable[[list[Message], Row], Any]
 
 
 def as_function(target: Callable[..., Any], parameters: Mapping[str, Any], key: str) -> Ask:
-    """`target` with its parameters bound.
+    """Return a function of messages and row that calls `target` with its parameters.
 
     Args:
-        key: of the configuration, for the error.
+        key: key of the configuration, for error messages.
 
     Raises:
-        UserError: it takes neither messages and a row nor messages alone, or not these parameters.
+        UserError: `target` takes neither messages and a row nor messages alone, or does not take these parameters.
     """
     if inspect.isclass(target):
         return _as_instances(target, parameters, key)
@@ -42,9 +42,10 @@ def as_function(target: Callable[..., Any], parameters: Mapping[str, Any], key: 
 
 
 def check_call(function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any], key: str) -> None:
-    """
+    """Check that a function takes these positional and keyword arguments.
+
     Raises:
-        UserError: the function does not take these arguments.
+        UserError: it does not.
     """
     signature = inspect.signature(function)
     try:
@@ -62,7 +63,8 @@ def _takes(function: Callable[..., Any], positional: tuple[Any, ...], given: Map
 
 
 def _as_instances(cls: type, parameters: Mapping[str, Any], key: str) -> Ask:
-    """An instance for each episode, with its ground truth, whether the constructor takes it or not."""
+    """Return a function that creates an instance for each episode. The ground truth is passed to the constructor if it
+    takes one, else set as an attribute."""
     constructed = TRUTH in inspect.signature(cls).parameters
     check_call(cls, (), {**parameters, TRUTH: {}} if constructed else parameters, key)
     check_call(cls.__call__, (None, []), {}, key)

@@ -1,4 +1,5 @@
-"""Admission: which prompts may start and which groups are trained next, so that nothing is trained too late."""
+"""Admission: selection of the prompts that may start and of the groups that are trained next, within a bound on
+staleness."""
 
 from __future__ import annotations
 
@@ -15,79 +16,82 @@ class Outstanding:
     """A group between its admission and its training."""
 
     number: int
-    """Which admission it was, from 0; a replacement and a repetition keep the number of what they stand for."""
+    """Number of the admission, from 0; a replacement and a repetition keep the number of the original group."""
     group_id: str
     row: Row
     version: int
-    """Training steps done when it was admitted: none of its tokens is sampled by older weights."""
+    """Number of training steps done at the admission: no older weights sample a token of the group."""
 
 
 class Admission:
-    """Keeps the age of what is trained within `max_steps_off_policy` (K) training steps of `batch` (B) groups each.
+    """Bounds the staleness of trained groups to `max_steps_off_policy` (K) training steps of `batch` (B) groups each.
 
     A group that is admitted at version v has the deadline v + K, the last version that may train it. Two rules hold:
 
-    1. At most (K + 1) B groups are outstanding, those that are being trained included.
+    1. No more than (K + 1) B groups are outstanding, including those that are being trained.
     2. B finished groups are trained only if all others can still meet their deadlines: of those others at most j B have
        deadlines up to j versions after the current one, for every j >= 0.
 
-    Proof that nothing becomes too old, and nothing is dropped. Call a state feasible if no deadline is in the past and,
+    Proof that no group becomes too old, and none is dropped. Call a state feasible if no deadline is in the past and,
     for every j >= 0, at most (j + 1) B outstanding groups have deadlines up to version + j. No deadline is beyond
     version + K, so a new group counts only from j = K on, where rule 1 is the condition; a group that leaves, or is
     replaced by one with a later deadline, lowers the counts; and rule 2 at version v is feasibility at v + 1.
 
-    Proof that it goes on, up to the last step. If fewer than B groups are outstanding, more may be admitted. Else, once
-    all have finished, the B earliest deadlines satisfy rule 2: either they hold all deadlines up to version + j, or
-    they are B of at most (j + 1) B. If any B finished groups satisfy it then so do those with the earliest deadlines,
-    so it is exactly as lax as the bound allows: what is slow may be overtaken, until its deadline needs its place.
+    Proof that training continues up to the last step. If fewer than B groups are outstanding, more may be admitted.
+    Else, once all have finished, the B earliest deadlines satisfy rule 2: either they include all deadlines up to
+    version + j, or they are B of at most (j + 1) B. If any B finished groups satisfy rule 2, then so do those with the
+    earliest deadlines, so the rule is exactly as permissive as the bound allows: a slow group may be overtaken until
+    its deadline requires its place.
     """
 
     def __init__(
         self, batch: int, max_steps_off_policy: int, max_concurrent: int | None = None, steps: float = math.inf
     ):
-        """`max_concurrent` bounds the groups that are played at once; None: rule 1 alone does. No more groups are
-        admitted than `steps` training steps, those before a resumption included, can use."""
+        """`max_concurrent` limits the groups whose episodes run at once; None: only rule 1 does. `steps` is the total
+        number of training steps, including those before a resumption; no more groups are admitted than these steps can
+        use."""
         self.batch, self.lag = batch, max_steps_off_policy
         self.limit = (max_steps_off_policy + 1) * batch
         self.max_concurrent = self.limit if max_concurrent is None else max_concurrent
         self.steps = steps
         self.version = 0
-        """Training steps done."""
+        """Number of training steps done."""
         self.admitted = 0
-        """Prompts drawn so far, and the number of the next one."""
+        """Number of prompts drawn so far, which is also the number of the next admission."""
         self.outstanding: set[Outstanding] = set()
-        """Admitted, and neither handed over for training nor gone."""
+        """Groups that were admitted and not yet handed over for training, replaced or set aside."""
         self.training: list[Outstanding] = []
-        """Handed over, but the weights that learnt from them are not out yet."""
+        """Groups that were handed over for training and whose update is not published yet."""
         self.again: list[Outstanding] = []
-        """What is admitted before any new prompt, by number: replacements and repetitions."""
+        """Replacements and repetitions, by number; they are admitted before any new prompt."""
 
     def begin(self, version: int) -> None:
-        """Go on at this version. Numbers start where those of synchronous steps would, so that no name comes twice."""
+        """Start at this version. Numbers start where those of synchronous steps would, so that group names are
+        unique."""
         self.version = version
         self.admitted = max(self.admitted, version * self.batch)
 
     def counters(self) -> dict[str, int]:
-        """What `count_from` goes on from."""
+        """Return the state for `count_from`."""
         return {"version": self.version, "admitted": self.admitted, "batch": self.batch}
 
     def count_from(self, version: int, admitted: int, batch: int) -> None:
-        """Go on from the `counters` of a stopped run. Where its batches were of another size, numbers go on behind the
-        last step that its names tell."""
+        """Continue from the `counters` of a stopped run. If its batch size was different, numbers continue after the
+        last step that occurs in its group names."""
         self.version = version
         self.admitted = admitted if batch == self.batch else max(admitted, -(-admitted // batch) * self.batch)
 
     def deadline(self, group: Outstanding) -> int:
-        """The last version that may train it."""
+        """Return the last version that may train the group."""
         return group.version + self.lag
 
     def may_admit(self, running: int) -> bool:
-        """Whether one more group may start while `running` are played."""
+        """Return whether one more group may start while the episodes of `running` groups are in progress."""
         places = min(self.limit, (self.steps - self.version) * self.batch)
         return running < self.max_concurrent and len(self.outstanding) + len(self.training) < places
 
     def admit(self, next_row: Callable[[], Row]) -> Outstanding:
-        """The next group to play; it is on a new row unless one is to be played again."""
+        """Admit and return the next group: the first entry of `again`, else a group on a new row."""
         if self.again:
             group = replace(self.again.pop(0), version=self.version)
         else:
@@ -98,7 +102,7 @@ class Admission:
         return group
 
     def choose(self, finished: Collection[Outstanding]) -> list[Outstanding] | None:
-        """The B finished groups to train now; None while one that has not finished must be waited for."""
+        """Return the B finished groups to train now; None if training must wait for an unfinished group."""
         if len(finished) < self.batch:
             return None
         chosen = sorted(finished, key=self._urgency)[: self.batch]
@@ -106,43 +110,44 @@ class Admission:
         return None if self._late(rest, self.version + 1) else chosen
 
     def hand_over(self, groups: Collection[Outstanding]) -> None:
-        """They are trained from now on; they count as outstanding until `trained`."""
+        """Mark groups as being trained; they count as outstanding in rule 1 until `trained` is called."""
         self.outstanding.difference_update(groups)
         self.training = list(groups)
 
     def trained(self, version: int) -> None:
-        """The weights of `version` have learnt from what was handed over."""
+        """Record that the groups that were handed over have been trained, which gave the weights of `version`."""
         self.version, self.training = version, []
 
     def overdue(self, finished: Collection[Outstanding]) -> list[Outstanding]:
-        """Outstanding groups that cannot make their deadlines any more, whatever is trained next.
+        """Return the outstanding groups that cannot meet their deadlines any more, in any order of training.
 
-        There are none as long as `choose` of this class decided. Of equal deadlines, finished ones keep their places.
+        There are none if `choose` of this class selected all batches. Finished groups come before others with the same
+        deadline.
         """
         order = sorted(self.outstanding, key=lambda g: (self.deadline(g), g not in finished, g.number))
         return self._late(order, self.version)
 
     def set_aside(self, group: Outstanding) -> None:
-        """It teaches nothing and is not trained."""
+        """Remove a group that has no advantage and is not trained."""
         self.outstanding.remove(group)
 
     def failed(self, group: Outstanding, row: Row) -> None:
-        """An episode of it failed for good: `row` is played in its place."""
+        """Replace a group of which an episode failed after all retries, by a group on `row`."""
         self.outstanding.remove(group)
         self.put_back(replace(group, group_id=f"{group.group_id}+", row=row))
 
     def requeue(self, group: Outstanding) -> None:
-        """It became too old: its prompt is played again, under newer weights."""
+        """Repeat the prompt of a group that became too old, with newer weights."""
         self.outstanding.remove(group)
         self.put_back(replace(group, group_id=f"{group.group_id}~"))
 
     def put_back(self, group: Outstanding) -> None:
-        """Let it be admitted before any new prompt."""
+        """Queue a group to be admitted before any new prompt."""
         insort(self.again, group, key=lambda g: g.number)
         self.admitted = max(self.admitted, group.number + 1)
 
     def put_finished(self, group: Outstanding) -> None:
-        """Count a group in that a stopped run had finished."""
+        """Add a group that a stopped run had finished."""
         self.outstanding.add(group)
         self.admitted = max(self.admitted, group.number + 1)
 
@@ -150,7 +155,8 @@ class Admission:
         return self.deadline(group), group.number
 
     def _late(self, order: Iterable[Outstanding], version: int) -> list[Outstanding]:
-        """Those that miss their deadlines where, from `version` on, B a version are trained in this order."""
+        """Return the groups that miss their deadlines if, from `version` on, B groups per version are trained in this
+        order."""
         late, timely = [], 0
         for group in order:
             if self.deadline(group) < version + timely // self.batch:
@@ -161,11 +167,11 @@ class Admission:
 
 
 class ImpatientAdmission(Admission):
-    """`on_stale=requeue`: never waits for a straggler. What has become `overdue` after a step is played again, which
-    favours prompts whose episodes are short."""
+    """`on_stale=requeue`: never waits for a slow group. Groups that are `overdue` after a step are sampled again, which
+    favours prompts with short episodes."""
 
     def choose(self, finished: Collection[Outstanding]) -> list[Outstanding] | None:
-        """The B finished groups with the earliest deadlines; None while there are fewer."""
+        """Return the B finished groups with the earliest deadlines; None while there are fewer."""
         if len(finished) < self.batch:
             return None
         return sorted(finished, key=self._urgency)[: self.batch]

@@ -1,4 +1,4 @@
-"""Samples to tensors: micro-batches under a token budget, padded or packed."""
+"""Conversion of samples to tensors: micro-batches under a token budget, padded or packed."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ class MicroBatch:
     """Samples in B rows of L tokens; the flat tensors hold their N sampled tokens, sample by sample."""
 
     token_ids: Tensor
-    """[B, L] int64."""
+    """[B, L] int64 token ids."""
     action_mask: Tensor
-    """[B, L-1] bool: position i predicts token i+1, and that token was sampled."""
+    """[B, L-1] bool: True at position i if token i+1, which it predicts, was sampled."""
     position_ids: Tensor | None
     """[B, L] int64, from 0 again at each sample of a pack; None: 0 to L-1 in every row."""
     rollout_logprobs: Tensor
-    """[N]"""
+    """[N] log-probs that the engine reported."""
     advantages: Tensor
-    """[N]"""
+    """[N] advantages."""
     weights: Tensor
     """[N] share of each token in the loss of the whole optimiser step."""
     versions: Tensor
-    """[N] int64: policy version that sampled each token."""
+    """[N] int64 policy version that sampled each token."""
     trajectory: Tensor
-    """[N] int64: which trajectory a token belongs to, numbered from 0 within the micro-batch."""
+    """[N] int64 index of the trajectory of each token, from 0 within the micro-batch."""
     rows: list[int]
-    """Index of each sample in the list that was batched; none: a filler, whose weights are all 0."""
+    """Index of each sample in the list that was batched; empty for a filler, whose weights are all 0."""
     samples: list[Sample]
-    """The samples themselves, in the same order; they stay with whoever made the batch."""
+    """The samples themselves, in the same order; they stay in the process that made the batch."""
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What the model reads: every token but the last of its row, [B, L-1], and the positions where they restart."""
+        """Inputs of the model: all tokens except the last of each row, [B, L-1], and the positions of a pack."""
         inputs = {"input_ids": self.token_ids[:, :-1]}
         if self.position_ids is not None:
             inputs["position_ids"] = self.position_ids[:, :-1]
@@ -48,33 +48,35 @@ class MicroBatch:
 
     @property
     def targets(self) -> Tensor:
-        """[N] the sampled ids."""
+        """[N] ids of the sampled tokens."""
         return self.token_ids[:, 1:][self.action_mask]
 
     @property
     def is_filler(self) -> bool:
-        """Nothing is learnt from it: a rank without work goes through it, since all ranks of a sharded model must."""
+        """Whether this is a filler without effect on the weights, for a rank without work: all ranks of a sharded model
+        must make the same passes."""
         return not self.rows
 
     def filler(self) -> MicroBatch:
-        """The same tokens, weighing nothing."""
+        """Return a filler: the same tokens with weights of 0."""
         return replace(self, weights=torch.zeros_like(self.weights), rows=[], samples=[])
 
     def to(self, device: torch.device) -> MicroBatch:
-        """On this device."""
+        """Return the micro-batch with its tensors on this device."""
         return replace(
             self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         )
 
     def without_samples(self) -> MicroBatch:
-        """What another process needs of it."""
+        """Return the micro-batch without samples, to be sent to another process."""
         return replace(self, samples=[])
 
     def gather(self, values: Sequence[ArrayLike | Tensor]) -> Tensor:
-        """[N] float32 of this micro-batch, from the values of all samples that were batched.
+        """Return the values [N] of this micro-batch's tokens, in the dtype of `weights`, from the values of all samples
+        that were batched.
 
         Args:
-            values: per sample, one value per sampled token (lists, arrays or tensors of the sample's `action_tokens`).
+            values: per sample, one value per sampled token (lists, arrays or tensors of length `action_tokens`).
         """
         return torch.cat([torch.as_tensor(values[row]) for row in self.rows]).to(self.weights)
 
@@ -85,16 +87,17 @@ Grid = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64] | None]
 
 @dataclass(frozen=True)
 class Layout:
-    """How samples lie in the rows of a micro-batch: `PADDED` or `PACKED`."""
+    """Arrangement of samples in the rows of a micro-batch: `PADDED` or `PACKED`."""
 
     deal: Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-    """(lengths of the samples of each unit, token budget) to the units of each micro-batch."""
+    """Function from the lengths of the samples of each unit, and the token budget, to the indices of the units of each
+    micro-batch."""
     lay: Callable[[Sequence[Sample], Sequence[NDArray[np.bool_]]], Grid]
-    """The samples of a micro-batch, and the loss mask of each, to its grid."""
+    """Function from the samples of a micro-batch, and the loss mask of each, to the grid."""
 
 
 def _deal_rows(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Units of similar width side by side, the widest first, so that little is padded."""
+    """Assign units of similar width to the same micro-batch, the widest first, so that there is little padding."""
     plans: list[list[int]] = []
     rows = width = 0
     for unit in sorted(range(len(lengths)), key=lambda unit: -max(lengths[unit])):
@@ -108,7 +111,7 @@ def _deal_rows(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[i
 
 
 def _pad(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
-    """A row per sample, padded on the right."""
+    """Return a grid with a row per sample, padded on the right."""
     width = max(len(sample.token_ids) for sample in samples)
     ids = np.zeros((len(samples), width), dtype=np.int64)
     mask = np.zeros((len(samples), width), dtype=bool)
@@ -119,9 +122,9 @@ def _pad(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
 
 
 def _deal_first_fit(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Each unit, the longest first, to the first pack that has room (first-fit decreasing: at most 11/9 of the fewest
-    packs, and 1 more)."""
-    sizes = np.minimum([sum(unit) for unit in lengths], max_tokens)  # what is longer fills a pack
+    """Assign each unit, the longest first, to the first pack that has room (first-fit decreasing: at most 11/9 of the
+    smallest possible number of packs, plus 1)."""
+    sizes = np.minimum([sum(unit) for unit in lengths], max_tokens)  # a longer unit fills a pack alone
     room = np.full(len(lengths), max_tokens)
     plans: list[list[int]] = [[] for _ in lengths]
     for unit in np.argsort(-sizes, kind="stable").tolist():
@@ -132,16 +135,17 @@ def _deal_first_fit(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[l
 
 
 def _pack(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
-    """One row, the samples end to end."""
+    """Return a grid of one row with the samples concatenated."""
     ids = np.concatenate([_array(sample.token_ids, np.int64) for sample in samples])
     positions = np.concatenate([np.arange(len(sample.token_ids)) for sample in samples])
     return ids[None], np.concatenate(masks)[None], positions[None]
 
 
 PADDED = Layout(_deal_rows, _pad)
-"""A row per sample, filled up to the longest: for any causal model."""
+"""Layout with a row per sample, padded to the longest sample; it works with any causal model."""
 PACKED = Layout(_deal_first_fit, _pack)
-"""All samples end to end in one row. The model must keep them apart by their positions (`mtrl.models.packing`)."""
+"""Layout with all samples concatenated in one row. The model must keep them apart by their positions
+(`mtrl.models.packing`)."""
 
 
 def micro_batches(
@@ -153,16 +157,17 @@ def micro_batches(
     whole_trajectories: bool = False,
     ranks: int = 1,
 ) -> list[MicroBatch]:
-    """Cut samples into micro-batches of at most `max_tokens` tokens, padding included.
+    """Divide samples into micro-batches of at most `max_tokens` tokens, padding included.
 
     Args:
         weights: per sample, one weight per token of the sample (read where the mask is True).
         layout: `PADDED` or `PACKED`.
-        whole_trajectories: keep all samples of a trajectory in one micro-batch, as what is registered with
-            `per_trajectory` needs; else every sample goes where it fits.
-        ranks: how many processes share them; their number is then a multiple of that, if there is enough to share.
+        whole_trajectories: keep all samples of a trajectory in one micro-batch, as losses and corrections registered
+            with `per_trajectory` need; else the samples of a trajectory may be in different micro-batches.
+        ranks: number of processes that share the micro-batches. The number of micro-batches is then a multiple of it,
+            unless there are too few samples.
 
-    What is not cut, a sample or a whole trajectory, is a micro-batch of its own where it is longer than `max_tokens`.
+    An indivisible unit (a sample or a whole trajectory) that is longer than `max_tokens` gets its own micro-batch.
     """
     units = _trajectories(samples) if whole_trajectories else [[index] for index in range(len(samples))]
     lengths = [[len(samples[index].token_ids) for index in unit] for unit in units]
@@ -172,7 +177,7 @@ def micro_batches(
 
 
 def _divide(plans: list[list[int]], sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Halve the largest micro-batches until `ranks` divides their number, or each holds one unit."""
+    """Split the largest micro-batches in halves until `ranks` divides their number, or each holds one unit."""
     while len(plans) % ranks:
         largest = max(range(len(plans)), key=lambda i: (len(plans[i]) > 1, sum(sizes[unit] for unit in plans[i])))
         if len(plans[largest]) < 2:
@@ -184,13 +189,13 @@ def _divide(plans: list[list[int]], sizes: Sequence[int], ranks: int) -> list[li
 
 
 def _middle(sizes: Sequence[int]) -> int:
-    """Where to cut so that both parts are about the same, and neither is empty."""
+    """Return the index that splits `sizes` into two parts of about equal sum, neither of them empty."""
     sums = np.cumsum(sizes)
     return int(np.clip(np.abs(sums - sums[-1] / 2).argmin() + 1, 1, len(sizes) - 1))
 
 
 def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], layout: Layout) -> MicroBatch:
-    # In a pack the token before a sample's first one belongs to another sample.
+    # In a pack, the token before a sample's first token belongs to another sample.
     assert not any(sample.loss_mask[0] for sample in samples), "a sampled token needs context before it"
     chosen = [_array(sample.loss_mask, np.bool_) for sample in samples]
     ids, mask, positions = layout.lay(samples, chosen)
@@ -217,14 +222,15 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
 
 
 def _array(values: Sequence[float] | NDArray, dtype: type) -> NDArray:
-    """Of a list twice as fast as `np.asarray`, which looks through it for what it holds first."""
+    """Convert values to a 1-D array. `np.fromiter` with a known dtype is twice as fast as `np.asarray` on a list, which
+    first scans the list to infer the dtype."""
     if isinstance(values, np.ndarray):
         return values.astype(dtype, copy=False)
     return np.fromiter(values, dtype, len(values))
 
 
 def _trajectories(samples: Sequence[Sample]) -> list[list[int]]:
-    """The samples of each trajectory, by their indices, in order of appearance."""
+    """Return the indices of the samples, grouped by trajectory, in order of first appearance."""
     units: dict[tuple[str, int], list[int]] = {}
     for index, sample in enumerate(samples):
         units.setdefault((sample.group_id, sample.trajectory), []).append(index)

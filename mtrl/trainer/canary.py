@@ -1,4 +1,4 @@
-"""After every change of weights: do the engine's servers sample by the weights that the trainer has?"""
+"""A check, after every change of weights, that the engine's servers sample with the trainer's weights."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
     from mtrl.generator.engines.server.engine import ServerEngine
 
 TOKENS = 8
-"""Sampled by each server."""
+"""Number of tokens that each server samples for a check."""
 
 
 class WrongWeightsError(RunEndedError):
-    """A server samples by other weights than the trainer's."""
+    """A server samples with other weights than the trainer's."""
 
 
 @dataclass
 class Canary:
-    """Lets every server sample a few tokens after a fixed prompt, and compares their log-probs with the trainer's."""
+    """Has every server sample a few tokens after a fixed prompt, and compares their log-probs with the trainer's."""
 
     engine: ServerEngine
     logprobs: Callable[[Sequence[MicroBatch]], list[Tensor]]
-    """The trainer's, [N] of each micro-batch."""
+    """Function that returns the trainer's log-probs, [N] for each micro-batch."""
     desk: Desk
     prompt: list[int]
     sampling: SamplingParams
-    """At the temperature of training, which the trainer's log-probs are of."""
+    """Sampling parameters, with the temperature of training, at which the trainer computes log-probs."""
     tolerance: float
-    """Largest difference of a token's log-probs, in nats."""
+    """Largest allowed difference between the log-probs of a token, in nats."""
     name: str
-    """Of the engine."""
+    """Name of the engine."""
 
     async def check(self, version: int) -> dict[str, float]:
-        """Returns the mean and the largest difference over all servers.
+        """Return the mean and the largest difference over all servers, as metrics; empty if no server sampled a token.
 
         Raises:
-            WrongWeightsError: a difference is larger than the tolerance, or a token is of another version.
+            WrongWeightsError: a difference is larger than the tolerance, or a token has another version.
         """
         sampling = replace(self.sampling, max_generate_length=TOKENS, seed=version, stop=())
         probes = await self.engine.probe(self.prompt, sampling)
@@ -61,7 +61,7 @@ class Canary:
         found = await self.desk.do(self.logprobs, batches)
         gaps = [(mine.cpu() - batch.rollout_logprobs).abs() for mine, batch in zip(found, batches, strict=True)]
         largest = max(float(gap.max()) for gap in gaps)
-        if not largest <= self.tolerance:  # what is no number is wrong as well
+        if not largest <= self.tolerance:  # this form also catches NaN
             raise self._error(
                 f"log-probs of tokens that a server sampled by version {version} differ from the trainer's by "
                 f"{largest:.3g}, more than generator.{self.name}.canary_tolerance={self.tolerance:g}"

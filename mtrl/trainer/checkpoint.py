@@ -1,19 +1,19 @@
-"""Checkpoints: written beside, then renamed. A half-written one never has the name of a whole one.
+"""Checkpoints: written to a temporary folder, then renamed, so that an incomplete one never has a checkpoint's name.
 
-The folder of one::
+The folder of a checkpoint::
 
     step_000020/
         state.json                            step, rows drawn, score of the last evaluation, …
         rng.safetensors                       the leader's random state
-        groups.jsonl                          what an asynchronous run had begun or finished and not yet trained
-        tensors.json                          where each tensor is: file, offsets and sizes of its chunks
-        model.safetensors, optimizer.…        one process; names are those of the modules
-        model-rank0.safetensors, …            several: what each rank wrote
+        groups.jsonl                          groups that an asynchronous run had started or finished, but not trained
+        tensors.json                          location of each tensor: file, offsets and sizes of its chunks
+        model.safetensors, optimizer.…        with one process; names are those of the modules
+        model-rank0.safetensors, …            with several processes: the tensors that each rank wrote
         SHA256SUMS                            a checksum of every other file
 
-Many ranks write into the same folder, so it must be on a file system that they share. The leader alone makes it,
-renames it and drops old ones. Tensors are the business of `checkpoint_tensors`, writing while training goes on that
-of `checkpoint_saver`, checksums that of `checksums`.
+All ranks write into the same folder, so it must be on a shared file system. Only the leader creates it, renames it and
+removes old checkpoints. `checkpoint_tensors` handles the tensors, `checkpoint_saver` writing in the background, and
+`checksums` the checksums.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ STATE, GROUPS, RNG, INDEX = "state.json", "groups.jsonl", "rng.safetensors", "te
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds besides the tensors of models and optimisers, which every rank reads for itself."""
+    """Contents of a checkpoint, without the tensors of models and optimisers, which every rank reads itself."""
 
     path: Path
     state: dict[str, Any]
-    """step, rows drawn, seconds, score of the last evaluation, …"""
+    """Step, rows drawn, seconds, score of the last evaluation, …"""
     groups: list[dict[str, Any]] = field(default_factory=list)
-    """Groups that were finished and not yet trained, and prompts that were being played; empty in a synchronous run."""
+    """Groups that were finished and not yet trained, and prompts whose episodes were in progress; empty for a
+    synchronous run."""
     rng: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -60,13 +61,13 @@ class Checkpoints:
     def __init__(self, folder: Path, keep_last: int = 2, keep_best: bool = True):
         self.folder, self.keep_last, self.keep_best = folder, keep_last, keep_best
         self._mark = uuid.uuid4().hex[:8]
-        """Tells what this object writes from what a killed run left."""
+        """Mark in the names of partial folders that distinguishes this object's folders from those of a killed run."""
 
     def begin(self, step: int) -> Path:
-        """A new folder for the tensors of `step`; what killed runs left half-written is dropped.
+        """Create a new folder for the tensors of `step`, and remove incomplete folders that killed runs left.
 
         Raises:
-            UserError: it could not be made.
+            UserError: the folder could not be created.
         """
         partial = self.folder / f"{PARTIAL}step_{step:06d}-{self._mark}"
         try:
@@ -84,10 +85,12 @@ class Checkpoints:
         groups: Sequence[Mapping[str, Any]] = (),
         rng: Mapping[str, Tensor] | None = None,
     ) -> Path:
-        """Complete a folder whose tensors all ranks have written, give it its name, and drop what need not be kept.
+        """Complete a folder whose tensors all ranks have written, rename it to its final name, and remove checkpoints
+        that need not be kept.
 
         Raises:
-            UserError: it could not be written (the disk is full, say); the earlier ones are untouched.
+            UserError: the folder could not be written, for example because the disk is full; earlier checkpoints are
+                unchanged.
         """
         from safetensors.torch import save
 
@@ -109,14 +112,14 @@ class Checkpoints:
         return target
 
     def latest(self) -> Path | None:
-        """The whole checkpoint of the highest step, if there is one."""
+        """Return the complete checkpoint of the highest step, or None."""
         return max(self.all(), key=_step, default=None)
 
     def read_newest(self) -> tuple[Checkpoint, dict[Path, str]]:
-        """The newest checkpoint whose files are as they were written, and what is wrong with each newer one.
+        """Return the newest intact checkpoint, and the reason why each newer checkpoint is damaged.
 
         Raises:
-            UserError: none is intact.
+            UserError: no checkpoint is intact.
         """
         broken: dict[Path, str] = {}
         written = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name))
@@ -130,18 +133,19 @@ class Checkpoints:
         raise UserError(f"no checkpoint in {self.folder} is intact ({told}); start a new run with resume=none")
 
     def set_aside(self, path: Path) -> Path:
-        """Rename a damaged checkpoint, so that it does not take the place of one that the run is to keep."""
+        """Rename a damaged checkpoint, so that it does not count as one of the checkpoints to keep. Return the new
+        path."""
         place = path.with_name(f"{DAMAGED}{path.name}")
         shutil.rmtree(place, ignore_errors=True)
         return path.rename(place)
 
     def best(self) -> Path | None:
-        """The checkpoint of the best score; of equals the latest. One whose score cannot be read is passed over."""
+        """Return the checkpoint with the best score, of equal scores the latest; None if no score can be read."""
         scored = [(score, _step(path), path) for path in self.all() if (score := _score(path)) is not None]
         return max(scored)[2] if scored else None
 
     def all(self) -> list[Path]:
-        """The whole ones, by step."""
+        """Return all complete checkpoints, in the order of steps."""
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in paths if NAME.fullmatch(path.name) and (path / STATE).is_file()), key=_step)
 
@@ -154,7 +158,8 @@ class Checkpoints:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Take the name away first: a kill in the middle of deleting must not leave half a checkpoint under it."""
+        """Rename the checkpoint, then delete it, so that a kill during the deletion leaves no partial checkpoint under
+        its name."""
         if path.exists():
             doomed = self.folder / f"{PARTIAL}{path.name}-{self._mark}-old"
             shutil.rmtree(doomed, ignore_errors=True)
@@ -168,10 +173,10 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Everything but the tensors of models and optimisers; no pickle is involved.
+    """Read a checkpoint without the tensors of models and optimisers. No file is a pickle.
 
     Raises:
-        UserError: a file is missing or damaged, or an older version wrote it.
+        UserError: a file is missing or damaged, or an older version wrote the checkpoint.
     """
     try:
         return _read(path)
@@ -180,7 +185,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 class DamagedError(Exception):
-    """A checkpoint whose files are not as they were written, and which."""
+    """A checkpoint has missing or damaged files; the message names one."""
 
 
 def _read(path: Path) -> Checkpoint:
@@ -201,7 +206,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def unreadable(path: Path, reason: str) -> UserError:
-    """What to tell of a checkpoint that cannot be read, with the newest other one of its folder that can."""
+    """Return the error for a checkpoint that cannot be read, with the newest other intact checkpoint of its folder."""
     others = [other for other in reversed(Checkpoints(path.parent).all()) if other != path]
     intact = next((other for other in others if damage(other) is None), None)
     advice = f"give another one: resume={intact}" if intact else f"no other one in {path.parent} is intact"
@@ -209,10 +214,10 @@ def unreadable(path: Path, reason: str) -> UserError:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that `resume=PATH` means: a checkpoint itself, or the latest of a run.
+    """Return the checkpoint for `resume=PATH`: the path itself, or the latest checkpoint of a run.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no checkpoint.
     """
     if (path / STATE).exists():
         return path
@@ -223,9 +228,10 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def refuse_older(path: Path) -> None:
-    """
+    """Check that the checkpoint is not in the format of an older version.
+
     Raises:
-        UserError: the checkpoint is of a version that kept its tensors otherwise.
+        UserError: an older version wrote it, which stored tensors in another format.
     """
     if (path / "model.safetensors").exists() and not (path / INDEX).exists():
         raise UserError(
@@ -235,7 +241,7 @@ def refuse_older(path: Path) -> None:
 
 
 def not_written(partial: Path, reason: OSError | str) -> UserError:
-    """What to tell when the checkpoint that was to come of `partial` could not be written."""
+    """Return the error for a checkpoint, with the partial folder `partial`, that could not be written."""
     last = Checkpoints(partial.parent).latest()
     kept = f"the last whole one is {last}; " if last else ""
     why = reason if isinstance(reason, str) else reason.strerror or reason
@@ -246,12 +252,12 @@ def not_written(partial: Path, reason: OSError | str) -> UserError:
 
 
 def target_name(partial: Path) -> str:
-    """`step_000020` of `.partial-step_000020-…`."""
+    """Return the final name of a partial folder: `step_000020` for `.partial-step_000020-…`."""
     return partial.name.removeprefix(PARTIAL).partition("-")[0]
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file, down to the disk."""
+    """Write a file and flush it to the disk (fsync)."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -259,7 +265,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder down to the disk."""
+    """Flush the entries of a folder to the disk (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -274,7 +280,8 @@ def _step(path: Path) -> int:
 
 
 def _score(path: Path) -> float | None:
-    """What its state says; None where that is damaged: an old checkpoint must not end the run that looks at it."""
+    """Return the score in a checkpoint's state; None if the state has none or is damaged, since a damaged old
+    checkpoint must not end the run."""
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`tensors.json` of a checkpoint: where each tensor is, in which chunks."""
+"""`tensors.json` of a checkpoint: the chunks of each tensor, and the file of each chunk."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Chunk:
 
     file: str
     offsets: list[int]
-    """Where it begins within the whole tensor."""
+    """Start of the chunk within the whole tensor, per dimension."""
     sizes: list[int]
 
     def lies_in(self, shape: Sequence[int]) -> bool:
-        """Whether it is a part of a tensor of this shape."""
+        """Return whether the chunk lies within a tensor of this shape."""
         if not (_are_counts(self.offsets) and _are_counts(self.sizes)):
             return False
         if not len(self.offsets) == len(self.sizes) == len(shape):
@@ -34,7 +34,7 @@ class Chunk:
         return all(start + size <= whole for start, size, whole in zip(self.offsets, self.sizes, shape, strict=True))
 
     def overlaps(self, other: Chunk) -> bool:
-        """Whether both are of the same cells."""
+        """Return whether two chunks have cells in common."""
         spans = zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
         return all(start < place + room and place < start + size for start, size, place, room in spans)
 
@@ -44,20 +44,21 @@ class Stored:
     """A tensor of a checkpoint."""
 
     dtype: str
-    """As PyTorch names it, `float32`."""
+    """Name of the dtype in PyTorch, such as `float32`."""
     shape: list[int]
     chunks: list[Chunk] = field(default_factory=list)
 
     def metadata(self) -> TensorStorageMetadata:
-        """As PyTorch's planners read it."""
+        """Return the metadata of the tensor for PyTorch's planners."""
         chunks = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in self.chunks]
         properties = TensorProperties(dtype=getattr(torch, self.dtype))
         return TensorStorageMetadata(properties, torch.Size(self.shape), chunks)
 
     def check(self) -> None:
-        """
+        """Check the entry.
+
         Raises:
-            ValueError: it is not what a whole checkpoint says of a tensor.
+            ValueError: the dtype or a shape is invalid, or the chunks do not cover the tensor exactly.
         """
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise ValueError(f"{self.dtype} is no dtype")
@@ -77,11 +78,11 @@ def _are_counts(numbers: object) -> bool:
 
 
 Index = dict[str, Stored]
-"""By name."""
+"""Tensors of a checkpoint, by name."""
 
 
 def index_of(plans: Sequence[SavePlan]) -> Index:
-    """Where the tensors of a whole plan go, which has one entry per rank."""
+    """Return the index of the tensors of a global plan, which has one plan per rank."""
     index: Index = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
@@ -94,16 +95,17 @@ def index_of(plans: Sequence[SavePlan]) -> Index:
 
 
 def file_of(name: str, rank: int, ranks: int) -> str:
-    """The file that holds what `rank` of `ranks` writes of a tensor: `model.safetensors`, `model-rank3.safetensors`."""
+    """Return the name of the file in which `rank` of `ranks` stores its chunks of a tensor: `model.safetensors`,
+    `model-rank3.safetensors`."""
     part = name.partition(".")[0]
     return f"{part}.safetensors" if ranks == 1 else f"{part}-rank{rank}.safetensors"
 
 
 def key_of(name: str) -> str:
-    """The name within its file.
+    """Return the key of a tensor within its file, for a name PART.NAME.
 
     Raises:
-        ValueError: the name has no part.
+        ValueError: the name does not have this form.
     """
     part, _, key = name.partition(".")
     if not (part and key):
@@ -112,19 +114,20 @@ def key_of(name: str) -> str:
 
 
 def write_index(index: Index, folder: Path) -> None:
-    """One line per tensor.
+    """Write the index, with one line per tensor.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     lines = [f"{json.dumps(name)}: {json.dumps(asdict(stored))}" for name, stored in index.items()]
     write_file(folder / INDEX, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def read_index(folder: Path) -> Index:
-    """
+    """Read and check the index of a checkpoint.
+
     Raises:
-        UserError: it is missing or damaged, or the checkpoint is of an older version.
+        UserError: the index is missing or damaged, or an older version wrote the checkpoint.
     """
     refuse_older(folder)
     try:
@@ -139,5 +142,5 @@ def read_index(folder: Path) -> Index:
 
 
 def metadata_of(index: Index) -> Metadata:
-    """As PyTorch's planners read it."""
+    """Return the metadata of all tensors for PyTorch's planners."""
     return Metadata({name: stored.metadata() for name, stored in index.items()})

@@ -1,7 +1,8 @@
-"""Who writes checkpoints on a rank: at once, or in a thread while training goes on.
+"""Writers of checkpoints on a rank: directly, or in a thread while training continues.
 
-The leader saves in this order: `wait`, `Checkpoints.begin`, `save` on every rank, `finish` on itself; what `finish` is
-given runs when every rank has written, and holds copies of what it writes. At the end of a run every rank waits.
+The leader saves in this order: `wait`, `Checkpoints.begin`, `save` on every rank, `finish` on itself. The function
+given to `finish` runs when every rank has written, and must hold copies of the data that it writes. Every rank calls
+`wait` at the end of a run.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from mtrl.trainer.checkpoint_tensors import Shards, write_shards
 
 
 class Saver:
-    """Writes while training waits."""
+    """Writes checkpoints directly, while training waits."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
-        """`group`: of gloo, all ranks, with no other use; None: one process."""
+        """`group` is a gloo group of all ranks without other use; None: a single process."""
         self.group = group
 
     def save(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
-        """Write this rank's shards of `tensors`, as they are now; all ranks together, as `save_tensors`.
+        """Write the current values of this rank's shards of `tensors`. All ranks must call it, as `save_tensors`.
 
         Raises:
             UserError: this checkpoint, or the one before, could not be written.
@@ -32,28 +33,29 @@ class Saver:
         write_shards(Shards.of(tensors), folder, self.group)
 
     def finish(self, commit: Callable[[], object]) -> None:
-        """Commit what was saved last, once every rank has written it.
+        """Call `commit` for the checkpoint that was saved last, once every rank has written it.
 
         Raises:
-            UserError: as `commit` does.
+            UserError: `commit` raised it.
         """
         commit()
 
     @property
     def is_busy(self) -> bool:
-        """Whether something that was begun goes on."""
+        """Whether a checkpoint is still being written."""
         return False
 
     def wait(self) -> None:
-        """Return when all that was begun is over.
+        """Return when no checkpoint is being written any more.
 
         Raises:
-            UserError: it could not be written.
+            UserError: a checkpoint could not be written.
         """
 
 
 class BackgroundSaver(Saver):
-    """Copies, then writes in a thread; what fails there is raised by the next call. One checkpoint at a time."""
+    """Copies the tensors, then writes them in a thread, one checkpoint at a time. An error in the thread is raised by
+    the next call of `save` or `wait`."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         super().__init__(group)
@@ -88,7 +90,8 @@ class BackgroundSaver(Saver):
 
 
 class _Task(threading.Thread):
-    """A daemon, so that a rank whose peers are gone can end: nothing but a half-written folder is lost with it."""
+    """A thread that stores its exception. It is a daemon, so that a rank whose peers are lost can end; only an
+    incomplete folder is lost with it."""
 
     def __init__(self, work: Callable[[], object]):
         super().__init__(name="checkpoint", daemon=True)

@@ -1,10 +1,11 @@
-"""The tensors of a checkpoint: every rank writes its shards, and any number of ranks reads them again.
+"""The tensors of a checkpoint: every rank writes its shards, and any number of ranks can read them.
 
-`torch.distributed.checkpoint` plans who writes and who reads what: shards of one tensor never overlap and cover it, and
-replicas are written once, the ranks that hold them sharing the work. Its storages do not fit: one keeps its index in a
-pickle, which may run code when it is read; the one for safetensors has none, so that a lost file goes unnoticed. Here
-the index is JSON. Each part (what stands before the first dot of a name) has a file of its own on each rank, and the
-rest of the name is the key in it: `model.safetensors` of one process holds the names of the module.
+`torch.distributed.checkpoint` plans the writes and reads of each rank: shards of one tensor never overlap and cover it,
+and replicas are written once, with the work divided over the ranks that hold them. Its storage classes are not used:
+one stores its index in a pickle, which may run code when it is read; the one for safetensors has no index, so that a
+lost file is not noticed. Here the index is JSON. Each part (the text before the first dot of a name) has a separate
+file on each rank, and the rest of the name is the key in it: `model.safetensors` of a single process holds the names of
+the module.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ from mtrl.trainer.checkpoint_index import (
 T = TypeVar("T")
 
 BROKEN = (OSError, safetensors.SafetensorError)
-"""What a disk raises, and safetensors in its stead."""
+"""Exceptions for errors of the disk, directly or through safetensors."""
 
 
 @dataclass
 class Shards:
-    """A rank's share of named tensors, copied to the memory of the CPU: training may go on while they are written."""
+    """A rank's share of named tensors, copied to CPU memory, so that training can continue while they are written."""
 
     plan: SavePlan
     tensors: dict[MetadataIndex, Tensor]
-    """By name and offset within the whole tensor."""
+    """Copies, by name and offset within the whole tensor."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Shards:
-        """Copy what this rank holds: of a DTensor its shard, of any other tensor all of it.
+        """Copy this rank's data: the shard of a DTensor, or the whole of any other tensor.
 
-        Each copy has storage of its own, for the local engine lets parameters share some.
+        Each copy has its own storage, because the local engine lets parameters share storage.
         """
         for name in tensors:
             key_of(name)
@@ -68,21 +69,21 @@ class Shards:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Write named tensors into a folder, all ranks of `group` together; None: one process.
+    """Write named tensors into a folder. All ranks of `group` must call it.
 
     Args:
-        tensors: on every rank the same names, PART.NAME. DTensors are written as they are sharded; other tensors must
-            be the same on every rank.
-        group: of gloo, which nothing else uses meanwhile.
+        tensors: tensors with the same names, PART.NAME, on every rank. DTensors are written shard by shard; other
+            tensors must be equal on every rank.
+        group: gloo group without other use during the call; None: a single process.
 
     Raises:
-        UserError: a rank could not write; every rank raises it, and the folder is gone.
+        UserError: a rank could not write. Every rank raises it, and the folder is deleted.
     """
     write_shards(Shards.of(tensors), folder, group)
 
 
 def write_shards(shards: Shards, folder: Path, group: dist.ProcessGroup | None = None) -> None:
-    """As `save_tensors`, of what was copied before."""
+    """Write shards that were copied before, like `save_tensors`."""
     ranks = _Ranks(group)
     plans = ranks.gather(shards.plan)
     index, shares = deal(plans) if plans else ({}, None)
@@ -101,7 +102,7 @@ def write_shards(shards: Shards, folder: Path, group: dist.ProcessGroup | None =
 
 
 def deal(plans: Sequence[SavePlan]) -> tuple[Index, list[list[MetadataIndex]]]:
-    """From what each rank holds to where everything goes, and what each rank is to write.
+    """Return the index of all tensors, and the shards that each rank writes, from the plans of all ranks.
 
     Raises:
         ValueError: shards overlap, or do not cover their tensor.
@@ -111,19 +112,19 @@ def deal(plans: Sequence[SavePlan]) -> tuple[Index, list[list[MetadataIndex]]]:
 
 
 def tensor_names(folder: Path) -> list[str]:
-    """The names of the tensors in a checkpoint.
+    """Return the names of the tensors in a checkpoint.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the checkpoint cannot be read.
     """
     return list(read_index(folder))
 
 
 def read_tensors(folder: Path, part: str) -> dict[str, Tensor]:
-    """All tensors of one part, whole and on the CPU, by their names without the part. For a single process.
+    """Return all tensors of one part, whole and on the CPU, by their names without the part. For a single process.
 
     Raises:
-        UserError: it cannot be read, or one of the files is not as it was written.
+        UserError: the checkpoint cannot be read, or a file is damaged.
     """
     index = {name: stored for name, stored in read_index(folder).items() if name.partition(".")[0] == part}
     files = {chunk.file for stored in index.values() for chunk in stored.chunks}
@@ -135,16 +136,16 @@ def read_tensors(folder: Path, part: str) -> dict[str, Tensor]:
 
 
 def load_tensors(into: Mapping[str, Tensor], folder: Path) -> None:
-    """Fill tensors in place from a checkpoint of any number of ranks; each rank reads what it holds, on its own.
+    """Fill tensors in place from a checkpoint of any number of ranks; each rank reads its own shards independently.
 
-    Checksums are not compared here: a run that resumes has read the checkpoint by `read_checkpoint`, which does.
+    Checksums are not compared here, since a run that resumes has read the checkpoint by `read_checkpoint`, which does.
 
     Args:
-        into: all tensors of some parts of the checkpoint; its other parts are left alone. Values are cast where the
-            dtype is another.
+        into: all tensors of some parts of the checkpoint; its other parts are ignored. Values are cast if the dtypes
+            differ.
 
     Raises:
-        UserError: names are missing or too many, a shape is another, or a file cannot be read.
+        UserError: names are missing or unexpected, a shape differs, or a file cannot be read.
     """
     index = read_index(folder)
     _refuse_misfit(into, index, folder)
@@ -198,7 +199,7 @@ def _few(names: Sequence[str]) -> str:
 def _write_share(
     shards: Shards, share: Sequence[MetadataIndex], folder: Path, ranks: _Ranks, sums: dict[str, str]
 ) -> None:
-    """Write the files of this rank, and their checksums into `sums`."""
+    """Write the files of this rank, and add their checksums to `sums`."""
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "the folder is not there; all ranks need a file system that they share")
     files: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -210,7 +211,7 @@ def _write_share(
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Without a second copy in memory, down to the disk."""
+    """Write a file without a second copy in memory, and flush it to the disk (fsync)."""
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -223,7 +224,7 @@ def _write_index(index: Index, sums: Mapping[str, str], folder: Path) -> None:
 
 
 def _failure(work: Callable[..., None], *arguments: Any) -> str | None:
-    """What the disk had against it, in words."""
+    """Call `work` and return the message of an error of the disk; None without an error."""
     try:
         work(*arguments)
     except BROKEN as error:
@@ -240,14 +241,14 @@ def _save_planner() -> DefaultSavePlanner:
 
 
 class _Ranks:
-    """Objects from all ranks to the leader and back over one group; without one, alone."""
+    """Exchange of objects between all ranks and the leader over one group; without a group, a single process."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         self.group = group
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
     def gather(self, value: T) -> list[T] | None:
-        """The values of all ranks on the leader, None elsewhere."""
+        """Return the values of all ranks on the leader, None on other ranks."""
         if self.group is None:
             return [value]
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
@@ -255,7 +256,7 @@ class _Ranks:
         return values
 
     def scatter(self, values: Sequence[Any] | None) -> Any:
-        """This rank's of the leader's values."""
+        """Return this rank's entry of the leader's values."""
         if self.group is None:
             assert values is not None
             return values[0]

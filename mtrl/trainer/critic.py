@@ -1,4 +1,4 @@
-"""The critic: what it expects of every sampled token, the credit that gives, and how it learns."""
+"""The critic: its values of sampled tokens, the advantages computed from them, and its training."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from mtrl.types import Group, Sample, write_jsonl
 
 
 class Critic:
-    """What the value model says of samples, and what it is taught.
+    """Computes the values of samples by the value model, and trains it.
 
-    The value of a token is read where the token is predicted, so it knows everything before the token and nothing of
-    it. `turn_gae` reads and trains the values of the turns' first tokens alone, `gae` all of them.
+    The value of a token is read at the position that predicts the token, so it depends on everything before the token
+    and not on the token itself. `turn_gae` reads and trains only the values of the turns' first tokens, `gae` all.
     """
 
     def __init__(self, config: Config, learners: Learners, dump: Path):
-        """
+        """Create the critic.
+
         Args:
-            dump: where a batch goes whose loss is not finite.
+            dump: file for a batch whose loss is not finite.
         """
         self.config, self.learners, self.dump = config, learners, dump
         self._per_token = find_estimator(config.algorithm.advantage_method).per_token
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
-        """Per sample one value per sampled token, float64.
+        """Return, for each sample, one value per sampled token, float64.
 
         Raises:
-            UserError: one is not finite.
+            UserError: a value is not finite.
         """
         batches = self._batches(samples, [np.zeros(len(sample.token_ids)) for sample in samples])
         found: dict[int, Floats] = {}
@@ -62,15 +63,16 @@ class Critic:
     def update(
         self, samples: Sequence[Sample], old_values: Sequence[Floats], targets: Sequence[Floats], step: int
     ) -> dict[str, float]:
-        """Learn the targets in the optimiser steps of training step `step` (0-based); returns metrics `critic/…`.
+        """Train on the targets in the optimiser steps of training step `step` (0-based). Return metrics `critic/…`.
 
         Args:
-            samples: what is trained on; the mini-batches are the policy's.
-            old_values, targets: per sample one number per sampled token. Under `turn_gae` those of the turns' first
-                tokens are read.
+            samples: samples to train on; the mini-batches are the same as the policy's.
+            old_values, targets: per sample, one number per sampled token. With `turn_gae` only those of the turns'
+                first tokens are read.
 
         Raises:
-            UserError: a loss or a gradient is not finite; the batch is dumped and the weights are as before it.
+            UserError: a loss or a gradient is not finite. The batch is written to the dump file, and the optimiser step
+                did not change the weights.
         """
         place = {id(sample): index for index, sample in enumerate(samples)}
         parts: list[list[Lesson]] = []
@@ -93,7 +95,7 @@ class Critic:
     def _lessons(
         self, samples: Sequence[Sample], old_values: Sequence[Floats], targets: Sequence[Floats]
     ) -> list[Lesson]:
-        """What one optimiser step learns from these samples; nothing where none of their tokens is trained."""
+        """Return the lessons of one optimiser step on these samples; empty if none of their tokens is trained."""
         units = [self._units(sample) for sample in samples]
         total = sum(int(unit.sum()) for unit in units)
         if not total:
@@ -102,7 +104,7 @@ class Critic:
         return [(batch, batch.gather(old_values), batch.gather(targets)) for batch in batches]
 
     def _units(self, sample: Sample) -> NDArray[np.bool_]:
-        """[L] the tokens whose values are trained."""
+        """Return a mask [L] of the tokens whose values are trained."""
         turns = np.array(sample.turns)
         sampled = np.array(sample.loss_mask)
         return sampled if self._per_token else sampled & (turns != np.r_[-1, turns[:-1]])
@@ -124,8 +126,9 @@ class Critic:
 
 
 def explained_variance(values: Floats, targets: Floats) -> dict[str, float]:
-    """`critic/explained_variance`, 1 - Var(R - V) / Var(R): 1 is perfect, 0 no better than a constant, and below it
-    worse. Nothing where the targets are all the same, up to the rounding of their sums."""
+    """Return the metric `critic/explained_variance`, 1 - Var(R - V) / Var(R): 1 is perfect, 0 is as good as a constant,
+    and below 0 is worse than a constant. The result is empty if all targets are equal, up to the rounding of their
+    sums."""
     if np.ptp(targets) <= ROUNDING * max(abs(targets).max(), abs(values).max()):
         return {}
     return {"critic/explained_variance": 1.0 - float((targets - values).var() / targets.var())}
@@ -133,16 +136,16 @@ def explained_variance(values: Floats, targets: Floats) -> dict[str, float]:
 
 @dataclass
 class Credited:
-    """A step's groups with credit given: what the policy, and a critic, are to learn."""
+    """The samples of a step's groups with their advantages, and with the targets of a critic."""
 
     samples: list[Sample]
-    """Of all trainable trajectories, with their advantages."""
+    """Samples of all trainable trajectories, with their advantages."""
     advantages: list[Ragged]
-    """Per group, of every trajectory: one number per turn, the mean over its tokens."""
+    """Advantages of all trajectories, per group: one number per turn, the mean over its tokens."""
     old_values: list[Floats] = field(default_factory=list)
-    """Per sample the critic's value before each sampled token; under `turn_gae` that of the token's turn."""
+    """Per sample, the critic's value before each sampled token; with `turn_gae` the value of the token's turn."""
     targets: list[Floats] = field(default_factory=list)
-    """Per sample what these values should have been, by lambda-returns."""
+    """Per sample, the targets of these values, which are lambda-returns."""
 
 
 def credit_by_critic(
@@ -151,16 +154,16 @@ def credit_by_critic(
     critic: Critic,
     component_weights: Mapping[str, float] | None = None,
 ) -> Credited:
-    """Advantages by an estimator that needs a critic.
+    """Compute advantages by an estimator that needs a critic.
 
-    All trajectories count in the whitening, those that will not be trained on included.
+    All trajectories count in the whitening, including those that will not be trained on.
 
     Args:
-        component_weights: `reward.components`, weight by name.
+        component_weights: weights of `reward.components`, by name.
 
     Raises:
         UserError: a value is not finite.
-        UserError, ValueError: as `estimate`.
+        UserError, ValueError: as for `estimate`.
     """
     turns = CreditBatch.of(groups, component_weights)
     parts = [trajectory_samples(t, [0.0] * len(t.turns)) for t in turns.trajectories]
@@ -190,12 +193,12 @@ def credit_by_critic(
 
 
 def _split(per_token: Floats, samples: Sequence[Sample]) -> list[Floats]:
-    """The numbers of all sampled tokens, cut where samples end."""
+    """Split the numbers of all sampled tokens by sample."""
     return np.split(per_token, np.cumsum([sample.action_tokens for sample in samples], dtype=np.int64))[:-1]
 
 
 def _turn_means(turns: CreditBatch, per_token: Floats) -> Floats:
-    """[M, T] the mean of each turn's tokens; 0 for a turn without any."""
+    """Return the mean over each turn's tokens, [M, T]; 0 for a turn without tokens."""
     counts = turns.tokens[turns.mask]
     sums = np.bincount(np.repeat(np.arange(len(counts)), counts), per_token, minlength=len(counts))
     return fill(turns.mask, sums / np.maximum(counts, 1))

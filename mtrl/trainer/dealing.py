@@ -1,4 +1,4 @@
-"""Micro-batches dealt to ranks, so that none waits long for another."""
+"""Distribution of micro-batches to ranks, so that no rank waits long for another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mtrl.trainer.flops import ModelFlops
 
 
 def cost(batch: MicroBatch, model: ModelFlops) -> float:
-    """FLOPs of a forward and a backward pass over a micro-batch, padding included."""
+    """Return the FLOPs of a forward and a backward pass over a micro-batch, padding included."""
     if batch.position_ids is None:
         rows, width = batch.token_ids.shape
         return model.training([width] * rows, len(batch.weights))
@@ -19,10 +19,11 @@ def cost(batch: MicroBatch, model: ModelFlops) -> float:
 
 
 def deal(batches: Sequence[MicroBatch], ranks: int, model: ModelFlops) -> list[list[MicroBatch]]:
-    """The micro-batches of each rank: as many for every rank, those of similar cost at the same time.
+    """Return the micro-batches of each rank: the same number for every rank, with similar costs in the same round.
 
-    Ranks of a sharded model meet at every layer, so a round lasts as long as its costliest micro-batch: neighbours in
-    order of cost share a round. Places that are left over get a filler.
+    Ranks of a sharded model synchronise at every layer, so a round takes as long as its costliest micro-batch.
+    Therefore micro-batches that are adjacent in the order of cost share a round. Ranks without a micro-batch in the
+    last round get a filler.
     """
     if ranks == 1:
         return [list(batches)]
@@ -32,7 +33,7 @@ def deal(batches: Sequence[MicroBatch], ranks: int, model: ModelFlops) -> list[l
     for start in range(0, len(ordered), ranks):
         played = ordered[start : start + ranks]
         filled = [*played, *[played[-1].filler()] * (ranks - len(played))]
-        # The costliest of a round to whoever has done least.
+        # The costliest micro-batch of a round goes to the rank with the least work so far.
         for rank, batch in zip(sorted(range(ranks), key=work.__getitem__), filled, strict=True):
             hands[rank].append(batch)
             work[rank] += cost(batch, model)

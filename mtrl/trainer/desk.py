@@ -1,4 +1,4 @@
-"""Where the learning is done: at once, or in a thread beside the rollouts."""
+"""Execution of the trainer's work: directly, or in a thread beside the rollouts."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ T = TypeVar("T")
 
 
 class Desk:
-    """Does one piece of work at a time.
+    """Executes one function at a time.
 
-    Beside rollouts it works in a thread of its own, always the same one, so that the event loop goes on serving
-    episodes. Where nothing is played meanwhile, work is done where it is asked for.
+    With `beside_rollouts`, functions run in a separate thread, always the same one, so that the event loop can serve
+    episodes meanwhile. Without it, they run in the calling thread.
     """
 
     def __init__(self, beside_rollouts: bool):
         self._thread = ThreadPoolExecutor(1, "learner", _like_this_thread()) if beside_rollouts else None
 
     async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns or raises."""
+        """Call `work` and return its result."""
         if self._thread is None:
             return work(*args, **kwargs)
         return await asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
 
     def close(self) -> None:
-        """Wait for what is being done, and do nothing more."""
+        """Wait for the current function and end the thread."""
         if self._thread:
             self._thread.shutdown()
 
 
 def _like_this_thread() -> Callable[[], None]:
-    """Gives another thread this one's GPU and number of threads, which PyTorch keeps per thread."""
+    """Return a function that gives another thread this thread's GPU and number of CPU threads, which PyTorch stores per
+    thread."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Which engine plays for a run, and where its weights live."""
+"""Selection of the engine for a run, and of the location of its weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mtrl.trainer.servers import server_engine
 
 
 def shared_engine(config: Config, model: Any, tokenizer: Any, context: int) -> Engine:
-    """An embedded engine with the model's own weights.
+    """Return an embedded engine that shares the model's weights.
 
     Args:
-        context: tokens of a whole conversation.
+        context: maximum length of a whole conversation, in tokens.
     """
     generator = config.generator
     fused, deterministic = generator.local.fused, is_deterministic(config)
@@ -33,10 +33,12 @@ def shared_engine(config: Config, model: Any, tokenizer: Any, context: int) -> E
 
 
 def training_engine(config: Config, world: World, path: str, policy: Policy, context: int) -> Engine:
-    """The engine that plays for a policy: with its weights, or with a copy of them that it is sent new ones for.
+    """Return the engine that samples for a policy: with the policy's own weights, or with a copy that gets new weights
+    after each update.
 
     Args:
         path: folder or Hub name of the policy at the start of the run.
+        context: maximum length of a whole conversation, in tokens.
     """
     if serves(config):
         logs = RunDir(config.run_dir).engine
@@ -44,9 +46,9 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
     if not has_copy(config, world):
         return shared_engine(config, policy.model, policy.tokenizer, context)
     model, _ = load_model(config, path)
-    model = model.to(compute_dtype(config))  # turns are sampled in what the trainer computes in
+    model = model.to(compute_dtype(config))  # turns are sampled in the dtype in which the trainer computes
     generator = config.generator
-    # Beside the trainer, the engine has half of its threads; of one it has one, for rollouts mostly wait.
+    # Beside the trainer, the engine gets half as many threads, but at least one, since rollouts mostly wait.
     make = partial(ProcessEngine, threads=max(1, torch.get_num_threads() // 2))
     return (make if in_a_process(config) else LocalEngine)(
         model,
@@ -61,13 +63,14 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
 
 
 def has_copy(config: Config, world: World) -> bool:
-    """Whether the engine has weights of its own: where it is servers, where the policy is sharded, where it trains
-    adapters that the engine knows nothing of, and where turns are sampled while the policy learns."""
+    """Return whether the engine has its own copy of the weights: with servers, with a sharded policy, with adapters,
+    which the engine does not support, with an engine in a separate process, and if turns are sampled during
+    updates."""
     sharded = needs_sharding(config.trainer.fsdp, world)
     return serves(config) or sharded or overlaps(config) or in_a_process(config) or config.model.lora_rank > 0
 
 
 def in_a_process(config: Config) -> bool:
-    """Whether it has a process of its own."""
+    """Return whether the local engine runs in a separate process."""
     local = config.generator.local
     return overlaps(config) if local.process is None else local.process

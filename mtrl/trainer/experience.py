@@ -1,4 +1,4 @@
-"""Experience: the groups that a training step learns from, played, paid and scored."""
+"""Experience: the groups of a training step, with rewards and scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mtrl.types import Group, Row, group_from_dict
 
 
 class NoSignalError(RunEndedError):
-    """The run has nothing to learn from."""
+    """The run finds no groups with an advantage."""
 
 
 class SymptomError(RunEndedError):
@@ -32,27 +32,28 @@ class SymptomError(RunEndedError):
 
 
 class StoppedError(Exception):
-    """The run was asked to stop while it waited for groups (`Producer.stop`)."""
+    """The run was asked to stop (`Producer.stop`) while it waited for groups."""
 
 
 @dataclass
 class Experience:
-    """What one step has to learn from."""
+    """The data of one training step."""
 
     groups: list[Group]
-    """The groups to train on."""
+    """Groups to train on."""
     report: RolloutReport
-    """All that was played; its groups are `groups` and those set aside."""
+    """Report on all episodes of the step; its groups are `groups` and `set_aside`."""
     set_aside: list[Group] = field(default_factory=list)
     """Groups without an advantage that dynamic sampling replaced."""
     rounds: int = 0
-    """Rounds of replacements."""
+    """Number of rounds of replacements."""
     flow: dict[str, float] = field(default_factory=dict)
-    """`async/…`: how rollouts and updates kept up with each other, where they overlap."""
+    """Metrics `async/…` of the overlap of rollouts and updates; empty without overlap."""
 
     def metrics(self) -> dict[str, float]:
-        """`analysis/set_aside_groups`, `analysis/sampling_rounds`, the share of trajectories not trained on, and the
-        `async/…` of runs whose rollouts and updates overlap (`mtrl/trainer/stream.py`)."""
+        """Return `analysis/set_aside_groups`, `analysis/sampling_rounds`, `analysis/untrained_frac` (the share of
+        trajectories that are not trained on), and the metrics `async/…` of runs whose rollouts and updates overlap
+        (`mtrl/trainer/stream.py`)."""
         played = [trajectory for group in self.groups for trajectory in group.trajectories]
         return {
             "analysis/set_aside_groups": float(len(self.set_aside)),
@@ -64,17 +65,17 @@ class Experience:
 
 @dataclass
 class Unused:
-    """A group that a checkpoint keeps: drawn, and not trained yet."""
+    """A group in a checkpoint that was drawn and not trained yet."""
 
     number: int
-    """Which admission it was, from 0."""
+    """Number of the admission, from 0."""
     version: int
-    """Training steps done when it was admitted."""
+    """Number of training steps done at the admission."""
     group: Group
-    """Without trajectories if it was not finished; its prompt is then played anew."""
+    """The group; without trajectories if it was not finished, in which case its prompt is sampled again."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Convert to a dict that can be written as JSON."""
         return asdict(self)
 
     @classmethod
@@ -84,9 +85,9 @@ class Unused:
 
 @dataclass
 class Producer(ABC):
-    """Where the loop gets its experience from, and what every way of getting it does with the groups that it played.
+    """Source of the loop's experience: base class with the computation of rewards and scores.
 
-    The loop calls `collect`, learns, puts the new weights into the engine, and calls `publish`.
+    The loop calls `collect`, trains, loads the new weights into the engine, and calls `publish`.
     """
 
     config: Config
@@ -96,44 +97,45 @@ class Producer(ABC):
     sampling: SamplingParams
     next_row: Callable[[], Row]
     paying: Occupancy = field(default_factory=Occupancy, init=False)
-    """When rewards and scores were computed."""
+    """Clock of the time in which rewards and scores were computed."""
 
     @abstractmethod
     async def collect(self, step: int) -> Experience:
-        """The experience of training step `step` (0-based).
+        """Return the experience of training step `step` (0-based).
 
         Raises:
-            StoppedError: `stop` was called, and there is nothing to train yet.
+            StoppedError: `stop` was called, and no batch is ready for training.
             NoSignalError: dynamic sampling does not find enough groups with an advantage.
-            UserError: too many episodes fail, or a reward or a scorer is of no use.
+            UserError: too many episodes fail, or a reward or a scorer fails or returns an invalid value.
         """
 
     @abstractmethod
     def publish(self, version: int) -> None:
-        """The engine has the weights of `version`, which is the number of training steps done."""
+        """Note that the engine has the weights of `version`, which is the number of training steps done."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Wait for no group any more, where nothing is lost by that: `state` has all of them."""
+        """Stop waiting for groups, if no group is lost by that, because `state` contains all of them."""
 
     @abstractmethod
     def state(self) -> list[dict[str, Any]]:
-        """Plain JSON: whatever was drawn and not trained (`Unused`)."""
+        """Return all groups that were drawn and not trained (`Unused`), as values that can be written as JSON."""
 
     @abstractmethod
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Go on from `state`, before the first `collect`; no prompt of it is lost and none is played twice."""
+        """Continue from `state`, before the first `collect`. No prompt of it is lost, and none is trained twice."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop whatever runs."""
+        """Stop everything that is still running."""
 
     @property
     def _wanted(self) -> int:
         return self.config.trainer.prompts_per_step
 
     async def judge(self, groups: Sequence[Group]) -> None:
-        """Rewards and scores, in place, of groups that are not trained; nothing else is judged at the same time."""
+        """Compute rewards and scores, in place, of groups that are not trained. No other groups are judged at the same
+        time."""
         await self._score(groups)
 
     async def _score(self, groups: Sequence[Group]) -> None:
@@ -142,7 +144,7 @@ class Producer(ABC):
         await score_groups(self.family, groups)
 
     async def _pay(self, group: Group) -> None:
-        """Rewards and scores, in place."""
+        """Compute rewards and scores of a group for training, in place, and apply overlong filtering."""
         with self.paying:
             await self._score([group])
         for trajectory in group.trajectories:
@@ -150,7 +152,8 @@ class Producer(ABC):
                 trajectory.trainable = False
 
     def _teaches(self, group: Group) -> bool:
-        """Whether it is trained: with dynamic sampling (DAPO, 2503.14476, section 3.2) only with an advantage."""
+        """Return whether the group is trained: with dynamic sampling (DAPO, 2503.14476, section 3.2) only if it has an
+        advantage."""
         if not self.config.algorithm.dynamic_sampling_rounds:
             return True
         return is_informative(turn_advantages([group], self.config.algorithm, self.composer.weights)[0])
@@ -167,16 +170,18 @@ class Producer(ABC):
 
 @dataclass
 class Collector(Producer):
-    """Plays the groups of a step while nothing else happens; with dynamic sampling until each teaches something."""
+    """Samples the groups of a step without overlap with updates; with dynamic sampling, until all of them have an
+    advantage."""
 
     _left: deque[Unused] = field(default_factory=deque)
-    """Of a run whose rollouts and updates overlapped, and which goes on without: played before any new prompt."""
+    """Groups left by a run with overlap that is resumed without overlap; their prompts are sampled before any new
+    one."""
     _taken: int = 0
-    """So many of them are played in this step; a step that fails leaves them to the next run."""
+    """Number of groups of `_left` that are used in this step; a step that fails leaves them to the next run."""
 
     async def collect(self, step: int) -> Experience:
-        """See `Producer.collect`. Groups without an advantage are replaced in at most `dynamic_sampling_rounds`: the
-        number of groups is that of the configuration, and all of them have a gradient."""
+        """See `Producer.collect`. Groups without an advantage are replaced in at most `dynamic_sampling_rounds` rounds;
+        the number of groups is that of the configuration, and all of them have a gradient."""
         rounds = self.config.algorithm.dynamic_sampling_rounds
         found = Experience([], RolloutReport(groups=[]))
         while len(found.groups) < self._wanted:
@@ -190,23 +195,23 @@ class Collector(Producer):
         return found
 
     def publish(self, version: int) -> None:
-        """Nothing is in flight between two steps."""
+        """See `Producer.publish`. The groups of `_left` that the step used are removed."""
         for _ in range(self._taken):
             self._left.popleft()
         self._taken = 0
 
     def stop(self) -> None:
-        """The step is played to its end: its prompts are drawn, and a resumption has to make the same steps."""
+        """Do nothing: the step is completed, since its prompts are drawn and a resumed run must make the same steps."""
 
     def state(self) -> list[dict[str, Any]]:
         return [unused.to_dict() for unused in self._left]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """See `Producer.restore`. What had been played under older weights is played anew."""
+        """See `Producer.restore`. Groups that were sampled by older weights are sampled again."""
         self._left = deque(Unused.from_dict(entry) for entry in state if "group" in entry)
 
     async def close(self) -> None:
-        """Nothing runs between two steps."""
+        """Do nothing, since nothing is running between two steps."""
 
     async def _play(self, key: str, prompts: int, total: RolloutReport) -> list[Group]:
         rows = [self._next_row() for _ in range(prompts)]

@@ -1,4 +1,4 @@
-"""Arithmetic: how much of it a model needs, and how much a device can do in a second."""
+"""FLOPs that a model needs, and FLOP/s of devices."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """What decides the floating-point operations of a transformer.
+    """Sizes of a transformer that determine its floating-point operations.
 
     A weight of a matrix costs 2 FLOPs per token forward (a product and a sum), 2 backward for the gradient of its
-    input and 2 for its own: 6 N in all (Kaplan et al., 2001.08361, section 2.1). A weight that is not trained costs 4,
-    so that with LoRA it is 4 N and 2 for each of the adapters' weights. Attention of a token to one other costs 4 x
-    width forward in every layer and twice that backward: the 12 L H Q T per token of PaLM (2204.02311, appendix B),
-    halved here because attention is causal. What is recomputed (gradient checkpointing) or spent on padding is no
-    part of it, and the head counts at sampled positions only, since nothing else needs its logits.
+    input and 2 for its own gradient: 6 N in total (Kaplan et al., 2001.08361, section 2.1). A weight that is not
+    trained costs 4, so that LoRA costs 4 N plus 2 for each weight of the adapters. Attention of a token to one other
+    costs 4 x width forward in every layer and twice that backward: the 12 L H Q T per token of PaLM (2204.02311,
+    appendix B), halved here because attention is causal. Recomputation (gradient checkpointing) and padding do not
+    count, and the head counts only at sampled positions, since no other logits are needed.
     """
 
     body: int
-    """Weights of the matrices that every token goes through; of experts those that one token is sent to."""
+    """Number of weights of the matrices that every token passes through; of experts, those that one token is routed
+    to."""
     body_trained: int
-    """Those among them that have a gradient."""
+    """Number of weights in `body` that have a gradient."""
     head: int
-    """Weights of the output layer, tied or not."""
+    """Number of weights of the output layer, tied or not."""
     head_trained: int
     width: int
-    """Heads x size of a head."""
+    """Number of heads x size of a head."""
     windows: tuple[int | None, ...]
-    """Per layer with attention: to how many tokens it reaches back; None: to all."""
+    """Window of each layer with attention, in tokens; None: the whole sequence."""
 
     def forward(self, lengths: Sequence[int], sampled: int) -> float:
-        """FLOPs of log-probs alone, of sequences of so many tokens each, `sampled` tokens of them with logits."""
+        """Return the FLOPs of a forward pass over sequences of these lengths, with logits at `sampled` positions."""
         return 2.0 * self.body * sum(lengths) + 2.0 * self.head * sampled + self._attention(lengths)
 
     def training(self, lengths: Sequence[int], sampled: int) -> float:
-        """FLOPs of the forward and the backward pass."""
+        """Return the FLOPs of the forward and the backward pass."""
         body = (4.0 * self.body + 2.0 * self.body_trained) * sum(lengths)
         head = (4.0 * self.head + 2.0 * self.head_trained) * sampled
         return body + head + 3.0 * self._attention(lengths)
@@ -52,13 +53,14 @@ class ModelFlops:
 
 
 def _pairs(length: int, window: int | None) -> float:
-    """Pairs of tokens of which one sees the other: half a square, less the corner that is out of reach."""
+    """Return the number of pairs of tokens of which one attends to the other: half a square, minus the corner outside
+    of the window."""
     reach = length if window is None else min(length, window)
     return reach * (length - reach / 2)
 
 
 def model_flops(model: Any) -> ModelFlops:
-    """Count the weights of a causal LM or of a value model; also with adapters, sharded, or with experts."""
+    """Count the weights of a causal LM or of a value model, also with adapters, shards or experts."""
     config = next(m.config for m in model.modules() if hasattr(getattr(m, "config", None), "get_text_config"))
     text = config.get_text_config()
     output = getattr(model, "get_output_embeddings", lambda: None)()
@@ -78,12 +80,12 @@ def model_flops(model: Any) -> ModelFlops:
 
 
 def _tables(model: Any) -> Iterable[Tensor]:
-    """Embeddings are looked up, which costs no arithmetic."""
+    """Return the weights of embeddings, which are looked up without arithmetic."""
     return (module.weight for module in model.modules() if isinstance(module, nn.Embedding))
 
 
 def _active_experts(text: Any) -> float:
-    """Share of the experts that a token is sent to."""
+    """Return the share of the experts that a token is routed to."""
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
     return text.num_experts_per_tok / experts if experts else 1.0
 
@@ -95,17 +97,17 @@ def _windows(text: Any) -> tuple[int | None, ...]:
         "sliding_attention": getattr(text, "sliding_window", None),
         "chunked_attention": getattr(text, "attention_chunk_size", None),
     }
-    return tuple(reach[kind] for kind in kinds if kind in reach)  # others, linear ones, cost next to nothing
+    return tuple(reach[kind] for kind in kinds if kind in reach)  # the cost of linear attention is negligible
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense peaks of a GPU in TFLOP/s, as its data sheet has them (where it gives those with sparsity: half)."""
+    """Dense peak performance of a GPU in TFLOP/s from its data sheet (half of values that are given with sparsity)."""
 
     words: tuple[str, ...]
-    """All in the name of the device, each as a word of its own."""
+    """Words that must all occur in the name of the device."""
     half: float
-    """bfloat16 and float16, summed in float32."""
+    """Peak in bfloat16 and float16 with sums in float32."""
     tf32: float
     float32: float
 
@@ -136,13 +138,14 @@ PEAKS = (
     Peak(("MI325X",), 1307, 654, 163.4),
     Peak(("MI355X",), 2517, 157.3, 157.3),
 )
-"""The first that fits counts, so the more special name comes first."""
+"""Peaks of known GPUs. The first match counts, so more specific names come first."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """FLOP/s that a device could do at best in matrix products of this type; None where nobody knows.
+    """Return the peak FLOP/s of a device in matrix products of this dtype; None if it is not known.
 
-    Of a GPU by its name; of a CPU what a product takes, with the threads of the process: a fifth of a second, once.
+    A GPU is looked up by its name. For a CPU the rate is measured once, with the threads of the process, which takes a
+    fifth of a second.
     """
     if device.type == "cuda":
         return gpu_peak(torch.cuda.get_device_name(device), dtype)
@@ -150,7 +153,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def gpu_peak(name: str, dtype: torch.dtype) -> float | None:
-    """FLOP/s of the GPU of this name (`torch.cuda.get_device_name`); None for one that is not in the table."""
+    """Return the peak FLOP/s of the GPU with this name (`torch.cuda.get_device_name`); None if it is not in the
+    table."""
     words = set(name.replace("-", " ").replace("_", " ").upper().split())
     found = next((peak for peak in PEAKS if {word.upper() for word in peak.words} <= words), None)
     if found is None or dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -163,9 +167,10 @@ def gpu_peak(name: str, dtype: torch.dtype) -> float | None:
 
 @cache
 def _measured(dtype: torch.dtype, threads: int) -> float:
-    """The best rate of square products that grow while one of them is short. Draws nothing at random.
+    """Return the best rate, in FLOP/s, of products of square matrices, which grow until a product takes 10 ms. It draws
+    no random numbers.
 
-    `threads` only tells the answers apart.
+    `threads` is only a part of the cache key.
     """
     best, size, end = 0.0, 64, time.perf_counter() + 0.15
     matrix = torch.ones(size, size, dtype=dtype)

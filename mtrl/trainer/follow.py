@@ -1,4 +1,4 @@
-"""What every rank but the leader does."""
+"""The work of all ranks except the leader."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from mtrl.config.schema import FsdpConfig
 
 
 def follow() -> None:
-    """Hold a share of the models, and work on them when the leader says so, until it dismisses its followers.
+    """Hold a share of the models and execute the leader's calls, until the leader dismisses the followers.
 
     Raises:
-        JobLost: the leader or another rank is gone.
+        JobLost: the leader or another rank is lost.
     """
     from mtrl.distributed.crew import Crew
     from mtrl.distributed.world import World

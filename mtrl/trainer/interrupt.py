@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: the leader finishes its step and saves, followers pass them on to it."""
+"""Signals that ask a run to stop: the leader finishes its step and saves; followers forward signals to the leader."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from mtrl.distributed.launch import is_launched
 from mtrl.errors import EndedAtOnce
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""What ends jobs politely: machines that are taken away, schedulers, Ctrl-C, and SLURM's `--signal=USR1@SECONDS`."""
+"""Signals that ask a job to end: from preempted machines, schedulers, Ctrl-C, and SLURM's `--signal=USR1@SECONDS`."""
 
 
 class Interrupt:
-    """Remembers that the run was asked to stop; a second signal raises `EndedAtOnce`::
+    """Records the first signal that asks the run to stop; a second signal raises `EndedAtOnce`::
 
         with Interrupt() as interrupt:
             while not interrupt.requested: …
 
-    Under `torchrun` only the first signal counts: the scheduler and torchrun both send them to every rank, so a second
-    one says nothing new, and torchrun kills whatever takes longer than its `--shutdown-timeout`.
+    Under `torchrun` only the first signal counts: the scheduler and torchrun both send signals to every rank, so a
+    second one has no separate meaning, and torchrun kills ranks that take longer than its `--shutdown-timeout`.
     """
 
     def __init__(self, on_signal: Callable[[], object] = lambda: None) -> None:
-        """`on_signal` is called at the first signal, in its handler."""
+        """`on_signal` is called at the first signal, within the signal handler."""
         self.on_signal = on_signal
         self.requested: str | None = None
-        """Name of the signal, once there was one."""
+        """Name of the first signal; None before it."""
         self._previous: dict[int, Any] = {}
         self._is_telling = False
         self._second: int | None = None
@@ -51,7 +51,7 @@ class Interrupt:
             self._tell()
         elif is_launched():
             return
-        elif self._is_telling:  # an exception in the middle of a line would leave the console without its buffer
+        elif self._is_telling:  # an exception while the console writes a line would corrupt its buffer
             self._second = number
         else:
             raise EndedAtOnce(number)
@@ -67,20 +67,21 @@ class Interrupt:
 
 
 class Relay:
-    """Calls `on_signal` with the name of the first signal and does nothing else about any::
+    """Calls `on_signal` with the name of the first signal, and ignores all signals otherwise::
 
         with Relay(tell_the_leader):
             follow()
 
-    It does so at once and in a thread of its own, since Python handles signals in the main one only, and between its
-    steps: a follower's is inside of a collective nearly always. To be entered in the main thread.
+    The call is made at once in a separate thread. Python runs signal handlers only in the main thread, between two
+    bytecode instructions, and a follower's main thread is nearly always inside a collective. The context must be
+    entered in the main thread.
     """
 
     def __init__(self, on_signal: Callable[[str], None]):
         self.on_signal = on_signal
         self._previous: dict[int, Any] = {}
         self._ear, self._mouth = socket.socketpair()
-        self._mouth.setblocking(False)  # as `set_wakeup_fd` wants it
+        self._mouth.setblocking(False)  # required by `set_wakeup_fd`
 
     def __enter__(self) -> Relay:
         self._previous = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}

@@ -1,4 +1,4 @@
-"""The KL to the reference as a part of the reward: what a turn is paid less for leaving the reference."""
+"""The KL to the reference as a part of the reward: a penalty on each turn for its distance from the reference."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from mtrl.types import Group, Sample
 
 
 class KlPenalty:
-    """Takes coefficient x k1, summed over the tokens of a turn, off the turn's reward.
+    """Subtracts coefficient x k1, summed over the tokens of a turn, from the turn's reward.
 
-    k1 = rollout - reference log-prob of the sampled tokens. In the reward it is unbiased (its value is right, and the
-    gradient comes through the score function), while as a loss its expected gradient is 0.
+    k1 = rollout - reference log-prob of the sampled tokens. In the reward it is unbiased (its expected value is the KL,
+    and the gradient comes through the score function), while as a loss its expected gradient is 0.
     """
 
     def __init__(self, learners: Learners, controller: KlController, max_tokens: int):
         self.learners, self.controller, self.max_tokens = learners, controller, max_tokens
 
     def apply(self, groups: Sequence[Group]) -> float:
-        """Lower the rewards in place and keep the part as the component `kl`; returns the mean k1 per token, in nats.
+        """Lower the rewards in place and store -k1 as the component `kl`. Return the mean k1 per token, in nats.
 
-        All trajectories pay, those that will not be trained on included: they count in the baseline of their group.
+        The penalty applies to all trajectories, including those that will not be trained on, since these count in the
+        baseline of their group.
         """
         trajectories = {(g.group_id, t.index): t for g in groups for t in g.trajectories}
         samples = [s for t in trajectories.values() for s in trajectory_samples(t, [0.0] * len(t.turns))]
@@ -42,7 +43,7 @@ class KlPenalty:
         return total / max(tokens, 1)
 
     def _k1(self, samples: list[Sample]) -> list[np.ndarray]:
-        """Per sample rollout - reference of its sampled tokens."""
+        """Return, for each sample, the rollout minus the reference log-prob of each sampled token."""
         weights = [np.zeros(len(sample.token_ids)) for sample in samples]
         batches = micro_batches(samples, weights, self.max_tokens, ranks=self.learners.ranks)
         found: dict[int, np.ndarray] = {}

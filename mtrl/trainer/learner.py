@@ -1,4 +1,4 @@
-"""What every rank holds of the models that are trained; the leader calls its methods on all ranks at once."""
+"""Each rank's share of the models that are trained; the leader calls its methods on all ranks at the same time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from mtrl.trainer.policy_learner import PolicyLearner, UpdateReport
 from mtrl.trainer.value_learner import CriticReport, Lesson, ValueLearner
 
 CRITIC = "critic."
-"""What the names of the critic's tensors begin with in a checkpoint."""
+"""Prefix of the names of the critic's tensors in a checkpoint."""
 
 
 class Learner:
-    """The policy with its reference, and the critic, each with its optimiser: a rank's share of them.
+    """A rank's share of the policy with its reference, and of the critic, each with its optimiser.
 
-    Every method is called on all ranks together, with work for each: sharded models need all of them at every layer.
+    Every method is called on all ranks at the same time, with work for each rank, since a sharded model needs all ranks
+    at every layer.
     """
 
     def __init__(self, policy: PolicyLearner | None, critic: ValueLearner | None = None, saver: Saver | None = None):
@@ -47,58 +48,58 @@ class Learner:
 
     @property
     def flops(self) -> ModelFlops:
-        """What a pass over the policy costs, or over the critic where it is alone."""
+        """FLOPs of the policy, or of the critic if there is no policy."""
         return model_flops(self._policy.policy.model if self._policy else self.critic.model)
 
     def reference_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """[N] of each micro-batch by the reference."""
+        """Return the reference's log-probs, [N] for each micro-batch."""
         return self.policy.reference_logprobs(batches)
 
     def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """[N] of each micro-batch by the policy, without gradients."""
+        """Return the policy's log-probs, [N] for each micro-batch, without gradients."""
         return self.policy.logprobs(batches)
 
     def values(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """[N] of each micro-batch by the critic."""
+        """Return the critic's values, [N] for each micro-batch."""
         return self.critic.values(batches)
 
     def update(self, parts: list[list[MicroBatch]], step: int, kl_coefficient: float) -> UpdateReport:
-        """One optimiser step of the policy for each part."""
+        """Make one optimiser step of the policy for each part."""
         return self.policy.update(parts, step, kl_coefficient)
 
     def update_critic(self, parts: list[list[Lesson]], step: int) -> CriticReport:
-        """One optimiser step of the critic for each part."""
+        """Make one optimiser step of the critic for each part."""
         return self.critic.update(parts, step)
 
     def weights(self) -> dict[str, Tensor] | None:
-        """What an engine with weights of its own is to load, on the leader."""
+        """Return the weights for an engine with its own copy, on the leader; None on other ranks."""
         return self.policy.policy.weights()
 
     def release(self) -> None:
-        """Leave GPU memory that no tensor holds any more to the servers that share the device."""
+        """Free cached GPU memory for the servers that share the device."""
         torch.cuda.empty_cache()
 
     def export(self, folder: Path) -> None:
-        """The leader writes the policy as a Hugging Face folder."""
+        """Write the policy as a Hugging Face folder; only the leader writes."""
         self.policy.policy.export(folder)
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards of all weights and moments, as they are now (`Saver.save`)."""
+        """Write the current values of this rank's shards of all weights and moments (`Saver.save`)."""
         self.saver.save(self._weights() | self._moments(), folder)
 
     def wait_saved(self) -> None:
-        """Return when what was saved is on the disk.
+        """Return when the last checkpoint is on the disk.
 
         Raises:
-            UserError: it could not be written.
+            UserError: the checkpoint could not be written.
         """
         self.saver.wait()
 
     def load(self, folder: Path) -> None:
-        """Go on from the tensors of a checkpoint, which any number of ranks may have written.
+        """Load the tensors of a checkpoint, which any number of ranks may have written.
 
         Raises:
-            UserError: they do not fit the model and the settings.
+            UserError: the tensors do not fit the model and the settings.
         """
         names = tensor_names(folder)
         if self._critic and not any(name.startswith(CRITIC) for name in names):
@@ -113,7 +114,8 @@ class Learner:
         load_tensors(into, folder)
 
     def _weights(self) -> dict[str, Tensor]:
-        """The tensors themselves, not copies; of a policy with adapters only those, for the rest never changes."""
+        """Return all weights by name, without copies. For a policy with adapters these are only the adapters, since the
+        other weights never change."""
         policy = self.policy.policy
         own = named_tensors(policy.model, trainable_only=policy.adapted)
         found = {f"model.{name}": value for name, value in own.items()}
@@ -129,6 +131,6 @@ class Learner:
         }
 
     def _optimizers(self) -> dict[str, Optimizer]:
-        """By what the names of their tensors begin with."""
+        """Return the optimisers by the prefix of the names of their tensors."""
         found = {"optimizer.": self.policy.optimizer}
         return found | ({f"{CRITIC}optimizer.": self._critic.optimizer} if self._critic else {})

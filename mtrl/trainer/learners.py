@@ -1,4 +1,4 @@
-"""The learners of all ranks, as the leader sees them: work is dealt to them, and results come back in order."""
+"""The learners of all ranks for the leader: work is distributed to them, and results are returned in order."""
 
 from __future__ import annotations
 
@@ -21,55 +21,56 @@ from mtrl.trainer.value_learner import CriticReport, Lesson
 
 @dataclass
 class Dealt:
-    """Who worked on what in the optimiser steps of a training step, and what came of it."""
+    """The micro-batches of each rank in the optimiser steps of a training step, and the reports."""
 
     hands: list[list[list[MicroBatch]]]
-    """By optimiser step and rank."""
+    """Micro-batches by optimiser step and rank."""
     reports: list[UpdateReport]
-    """By rank."""
+    """Reports by rank."""
 
     @property
     def report(self) -> UpdateReport:
-        """Of all ranks."""
+        """Report over all ranks."""
         return UpdateReport.joined(self.reports)
 
     @property
     def first_logprobs(self) -> Iterator[tuple[MicroBatch, Tensor]]:
-        """The micro-batches of the first optimiser step, with the log-probs [N] before it."""
+        """The micro-batches of the first optimiser step, with the trainer's log-probs [N] before this step."""
         for hand, report in zip(self.hands[0] if self.hands else (), self.reports, strict=False):
             yield from zip([batch for batch in hand if not batch.is_filler], report.first_logprobs, strict=True)
 
     @property
     def by_rank(self) -> list[list[MicroBatch]]:
-        """All micro-batches that each rank worked on."""
+        """All micro-batches of each rank."""
         return [[b for part in self.hands for b in part[rank]] for rank in range(len(self.reports))]
 
 
 class Learners:
-    """Deals micro-batches to the `Learner` of every rank; with one process a thin layer over its own."""
+    """Distributes micro-batches to the `Learner` of every rank; with one process it only calls that process's
+    learner."""
 
     def __init__(self, crew: Crew, model: ModelFlops):
         self.crew, self.ranks, self.model = crew, crew.world.size, model
 
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """[N] of each micro-batch by the reference, on the CPU."""
+        """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
         return self._forward("reference_logprobs", batches)
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """[N] of each micro-batch by the policy, on the CPU."""
+        """Return the policy's log-probs, [N] for each micro-batch, on the CPU."""
         return self._forward("logprobs", batches)
 
     def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """[N] of each micro-batch by the critic, on the CPU."""
+        """Return the critic's values, [N] for each micro-batch, on the CPU."""
         return self._forward("values", batches)
 
     def update(self, parts: Sequence[Sequence[MicroBatch]], step: int, kl_coefficient: float) -> Dealt:
-        """One optimiser step of the policy for each part, until a loss or a gradient is not finite."""
+        """Make one optimiser step of the policy for each part, until a loss or a gradient is not finite."""
         hands = [self._deal(part) for part in parts]
         return Dealt(hands, self.crew.run("update", self._shares(hands), step, kl_coefficient))
 
     def update_critic(self, parts: Sequence[Sequence[Lesson]], step: int) -> CriticReport:
-        """One optimiser step of the critic for each part, until a loss or a gradient is not finite."""
+        """Make one optimiser step of the critic for each part, until a loss or a gradient is not finite."""
         hands = []
         for part in parts:
             taught = {id(batch.token_ids): (old, wanted) for batch, old, wanted in part}
@@ -78,11 +79,11 @@ class Learners:
         return CriticReport.joined(self.crew.run("update_critic", self._shares(hands), step))
 
     def weights(self) -> dict[str, Tensor]:
-        """What an engine with weights of its own is to load."""
+        """Return the weights for an engine with its own copy."""
         return self.crew.run("weights")[0]
 
     def release(self) -> None:
-        """Leave GPU memory that no tensor holds any more to the servers that share the GPUs of all ranks."""
+        """Free cached GPU memory of all ranks for the servers that share the GPUs."""
         self.crew.run("release")
 
     def export(self, folder: Path) -> None:
@@ -90,7 +91,7 @@ class Learners:
         self.crew.run("export", None, folder)
 
     def save(self, folder: Path, commit: Callable[[], object]) -> None:
-        """Write the tensors of all ranks into `folder`; `commit` is called once they are there.
+        """Write the tensors of all ranks into `folder`; `commit` is called once they are written.
 
         Raises:
             UserError: this checkpoint, or the one before, could not be written.
@@ -100,22 +101,22 @@ class Learners:
 
     @property
     def is_saving(self) -> bool:
-        """Whether the leader still writes what was saved; the other ranks may go on after it."""
+        """Whether the leader is still writing a checkpoint; other ranks may still write after it has finished."""
         return self.crew.worker.saver.is_busy
 
     def wait_saved(self) -> None:
-        """Return when what was saved is on the disk.
+        """Return when the last checkpoint is on the disk.
 
         Raises:
-            UserError: it could not be written.
+            UserError: the checkpoint could not be written.
         """
         self.crew.run("wait_saved")
 
     def load(self, folder: Path) -> None:
-        """Go on from the tensors of a checkpoint, on every rank.
+        """Load the tensors of a checkpoint on every rank.
 
         Raises:
-            UserError: they do not fit.
+            UserError: the tensors do not fit the model and the settings.
         """
         self.crew.run("load", None, folder)
 
@@ -133,11 +134,11 @@ class Learners:
         return [found[id(batch)] for batch in batches]
 
     def _shares(self, parts: Sequence[Sequence[Sequence[Any]]]) -> list[tuple[list[list[Any]]]]:
-        """From hands by part to one argument per rank: its hand of every part."""
+        """Return the arguments of each rank: its micro-batches of every part."""
         return [([self._sent(part[rank]) for part in parts],) for rank in range(self.ranks)]
 
     def _sent(self, hand: Sequence[Any]) -> list[Any]:
-        """What goes to another process leaves the samples behind."""
+        """Return the micro-batches of a rank, without samples if they are sent to another process."""
         if self.ranks == 1:
             return list(hand)
         return [
@@ -147,5 +148,5 @@ class Learners:
 
 
 def alone(learner: Learner) -> Learners:
-    """One process and nothing else."""
+    """Return the learners of a single process."""
     return Learners(Crew(World(), learner), learner.flops)

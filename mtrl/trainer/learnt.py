@@ -1,4 +1,4 @@
-"""What the update made of each token, written back to the turns, for people to look at."""
+"""Advantages and trainer log-probs of each token, written back to the turns for inspection."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ T = TypeVar("T")
 
 @dataclass
 class Learnt:
-    """What came of one step's update."""
+    """Result of one step's update."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     looked_at: list[tuple[Sample, Tensor]] = field(default_factory=list)
     """Samples with the trainer's log-probs [action tokens] before the first update."""
     works: list[Work] = field(default_factory=list)
-    """What each rank computed."""
+    """Computation of each rank."""
 
 
 def note_advantages(groups: Sequence[Group], samples: Iterable[Sample]) -> None:
-    """Set `Turn.advantages` of every turn that was credited: one number where all of its tokens have the same."""
+    """Set `Turn.advantages` of every turn in `samples`: a single number if all of its tokens have the same
+    advantage."""
     pairs = ((sample, sample) for sample in samples)
     for turn, values in _by_turn(groups, pairs, lambda sample: _said(sample, sample.advantages)):
         turn.advantages = values[:1] if len(set(values)) == 1 else values
 
 
 def note_logprobs(groups: Sequence[Group], looked_at: Iterable[tuple[Sample, Tensor]]) -> None:
-    """Set `Turn.trainer_logprobs` from the samples that the trainer looked at, with one number per sampled token."""
+    """Set `Turn.trainer_logprobs` from samples with the trainer's log-probs, one number per sampled token."""
     for turn, values in _by_turn(groups, looked_at, Tensor.tolist):
         turn.trainer_logprobs = values
 
 
 def _said(sample: Sample, values: Sequence[float]) -> list[float]:
-    """Those of the sampled tokens."""
+    """Return the values of the sampled tokens."""
     return list(compress(values, sample.loss_mask))
 
 
 def _by_turn(
     groups: Sequence[Group], found: Iterable[tuple[Sample, T]], read: Callable[[T], list[float]]
 ) -> Iterator[tuple[Turn, list[float]]]:
-    """One list per turn from what was found of each sample, which `read` makes one number per sampled token of.
+    """Yield each turn with its list of values. `read` converts the second element of a pair to one number per sampled
+    token of the sample.
 
-    Samples of other groups are passed over unread: most steps keep a few trajectories of many.
+    Samples of other groups are skipped before `read`, since most steps save only a few trajectories.
     """
     turns = {(t.group_id, t.index): t.turns for group in groups for t in group.trajectories}
     for sample, what in found:
@@ -57,6 +59,6 @@ def _by_turn(
             continue
         numbers, start = read(what), 0
         for index in (turn for turn in dict.fromkeys(sample.turns) if turn >= 0):
-            end = start + len(mine[index].action_ids)  # those of a turn lie side by side
+            end = start + len(mine[index].action_ids)  # the tokens of a turn are adjacent
             yield mine[index], numbers[start:end]
             start = end

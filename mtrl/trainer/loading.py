@@ -1,4 +1,4 @@
-"""Causal LMs that settings name, loaded from a folder or from the Hub."""
+"""Loading of causal LMs from a folder or from the Hub."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from mtrl.tracking.run_dir import RunDir
 
 
 def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
-    """Module and tokenizer of a folder or Hub name; without dropout, for sampled and trained log-probs must agree.
+    """Load the module and the tokenizer of a folder or Hub name. The module is in evaluation mode, without dropout,
+    since the log-probs of sampling and training must agree.
 
     Args:
-        device: as `model.device`, which None stands for.
+        key: setting that names the model, for error messages.
+        device: device in the form of `model.device`; None: `model.device`.
 
     Raises:
-        UserError: it cannot be had; `key` is the setting that named it.
+        UserError: the model cannot be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -37,10 +39,14 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
 
 
 def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
-    """A module that reads the policy's tokens beside it, set up as it is: a reference, or a critic's body.
+    """Load a module that reads the policy's tokens, with the policy's dtype, device and attention: a reference, or a
+    critic's body.
+
+    Args:
+        key: setting that names the model, for error messages.
 
     Raises:
-        UserError: it cannot be had, or does not read the same tokens; `key` is the setting that named it.
+        UserError: the model cannot be loaded, or its vocabulary has another size than the policy's.
     """
     check_export(path, key)
     model = _load_module(config, path, key, policy.dtype, ", or null for the policy's own weights")
@@ -55,10 +61,14 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
 
 
 def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any, Any]:
-    """Configuration and tokenizer of a folder or Hub name: for a model whose weights somebody else loads.
+    """Load the configuration and the tokenizer of a folder or Hub name, for a model whose weights another program
+    loads.
+
+    Args:
+        key: setting that names the model, for error messages.
 
     Raises:
-        UserError: it cannot be had; `key` is the setting that named it.
+        UserError: they cannot be loaded.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -72,10 +82,13 @@ def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any,
 
 
 def check_export(path: str, key: str) -> None:
-    """Refuse the export of a run whose files have changed since: a changed weight is a number like any other.
+    """Check that the files of a run's export are unchanged, since a changed weight would otherwise not be noticed.
+
+    Args:
+        key: setting that names the export, for error messages.
 
     Raises:
-        UserError: a file is missing or changed; `key` is the setting that named the export.
+        UserError: a file is missing or changed.
     """
     folder = Path(path)
     if folder.name == RunDir(folder.parent).export.name and (changed := changes(folder.parent, f"{folder.name}/")):
@@ -98,7 +111,7 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
             **_given(config, path),
         )
     except (OSError, ValueError) as error:
-        if "attn_implementation" in str(error):  # an argument of Transformers, which no command has
+        if "attn_implementation" in str(error):  # the message names Transformers' argument, not the key of mtrl
             raise UserError(
                 f"{key}={path} has no attention by model.attn_implementation={config.model.attn_implementation}; set "
                 "model.attn_implementation=eager"
@@ -108,7 +121,7 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
 
 
 def _given(config: Config, path: str) -> dict[str, bool]:
-    """What every loader is told."""
+    """Return the common arguments of all loaders of Transformers."""
     return {"trust_remote_code": config.model.trust_remote_code, "local_files_only": is_out_of_reach(path)}
 
 
@@ -124,10 +137,10 @@ def _cannot_load(key: str, path: str, error: Exception, otherwise: str = "") -> 
 
 
 def fit_attention(model: Any, config: Config) -> None:
-    """Let it keep packed samples apart, and attend by what is fast where it computes.
+    """Prepare the model's attention for packed samples, or select the faster implementation for its device.
 
     Raises:
-        UserError: `trainer.packing` is set, and it cannot keep them apart.
+        UserError: `trainer.packing` is set, and the model cannot keep packed samples apart.
     """
     if config.trainer.packing:
         prepare_packing(model)
@@ -136,7 +149,7 @@ def fit_attention(model: Any, config: Config) -> None:
 
 
 def compute_dtype(config: Config) -> torch.dtype:
-    """What forward and backward compute in."""
+    """Return the dtype of forward and backward passes."""
     return getattr(torch, config.trainer.fsdp.param_dtype or config.model.dtype)
 
 

@@ -1,4 +1,5 @@
-"""The training loop: roll out, credit, update, publish; now and then evaluate and save."""
+"""The training loop: rollout, credit, update and publication of weights in every step, with evaluations and checkpoints
+at intervals."""
 
 from __future__ import annotations
 
@@ -55,26 +56,27 @@ from mtrl.trainer.update import Updater
 from mtrl.types import Group
 
 SAVED_SECONDS = 0.02
-"""Between two looks whether the last checkpoint is on the disk."""
+"""Interval between two checks whether the last checkpoint is on the disk, in seconds."""
 
 
 @dataclass
 class Progress:
-    """Where a run stands; with the weights and the optimiser this is all of its state."""
+    """Progress of a run. With the weights, the optimiser, unused groups and random state, it is the state that a
+    checkpoint stores."""
 
     step: int = 0
     rows_drawn: int = 0
     silent_steps: int = 0
-    """Steps in a row without any advantage."""
+    """Number of consecutive steps without any advantage."""
     seconds: float = 0.0
     score: float | None = None
-    """Held-out success of the last evaluation, if it was of these weights."""
+    """Held-out success rate of the last evaluation, if it was of the current weights."""
     kl_coefficient: float | None = None
-    """Weight of the KL, which changes where `algorithm.kl_target` is set."""
+    """Weight of the KL, which changes if `algorithm.kl_target` is set."""
 
 
 class Trainer:
-    """Leads a run: rollouts and updates take turns, or overlap where the configuration lets tokens be older."""
+    """Leads a run: rollouts and updates alternate, or overlap if the configuration allows stale tokens."""
 
     def __init__(
         self,
@@ -85,11 +87,12 @@ class Trainer:
         on_row: Callable[[], None] = lambda: None,
         on_evaluation: Callable[[int, dict[str, Any]], None] = lambda step, row: None,
     ):
-        """
+        """Create the parts of the loop.
+
         Args:
-            on_row: called when the folder of the run has something new.
-            on_evaluation: called with step and metrics after each evaluation; it may raise `RunEndedError` from step 1
-                on, and the run ends there, saved.
+            on_row: called when new data is in the folder of the run.
+            on_evaluation: called with step and metrics after each evaluation. From step 1 on it may raise
+                `RunEndedError`; the run is then saved and ends.
         """
         self.config, self.parts, self.run_dir, self.console = config, parts, run, console
         self.on_row, self.on_evaluation = on_row, on_evaluation
@@ -130,11 +133,11 @@ class Trainer:
         keep = config.trainer.checkpoint
         self.checkpoints = Checkpoints(run.checkpoints, keep.keep_last, keep.keep_best)
         self._saved = 0
-        """Step of the newest checkpoint of this state; there is none of the beginning, which a run can repeat."""
+        """Step of the newest checkpoint. Step 0 is never saved, since a new run can repeat it."""
         self._trained = 0
-        """Step that the trainer's weights are of."""
+        """Step of the trainer's weights."""
         self.thresholds = Thresholds.of(config.evaluation)
-        # The FLOPs of a critic are not counted, so that its share of the time would spoil the MFU.
+        # With a critic there is no MFU: its FLOPs are not counted, but its time is.
         peak = None if parts.learner.has_critic else peak_flops(parts.policy.device, compute_dtype(config))
         self.throughput = Throughput(peak)
         self.timeline = Timeline(run.timeline)
@@ -142,20 +145,21 @@ class Trainer:
         self.tracker = Tracker([self.metrics], console.warning)
 
     async def run(self) -> str | None:
-        """Train to `max_steps` and save the last step; returns the name of the signal if one stopped it early."""
+        """Train up to `max_steps` and save the last step. Return the name of the signal that stopped the run early, or
+        None."""
         self.timeline.start(self.progress.step, self.progress.seconds)
         self.metrics.truncate(self.progress.step if self.progress.step else -1)
         self.watch = Watch(self.config, self.run_dir)
         total = self.config.trainer.max_steps
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop)
-        with Interrupt(stop) as interrupt:  # also while the last checkpoint is written, in the background
+        with Interrupt(stop) as interrupt:  # includes the time in which the last checkpoint is written
             async with self._closing():
                 with self.console.progress("train", total) as bar:
                     await self._train(total, bar, interrupt)
         return interrupt.requested
 
     async def _train(self, total: int, bar: Work, interrupt: Interrupt) -> None:
-        """Make the steps up to `total`, or until a signal came, and begin to save the last one."""
+        """Make the steps up to `total`, or until a signal arrives, and start to save the last one."""
         bar.advance(self.progress.step)
         await self.publisher.begin(self.progress.step)
         if not self.progress.step and self.config.evaluation.before_train:
@@ -170,12 +174,12 @@ class Trainer:
                 self._check_signal(row)
                 if self._save_due():
                     await self._save()
-            await self._save()  # where it was asked to stop
+            await self._save()  # needed after a signal; else the last step is already saved
         except StoppedError:
             await self._save()
         except RunEndedError:
-            self.progress.step = self._trained  # the engine may not have got the weights of it
-            await self._save()  # for a run with other settings
+            self.progress.step = self._trained  # counts a step whose weights did not reach the engine
+            await self._save()  # so that a run with other settings can resume
             raise
 
     def _stop(self) -> None:
@@ -187,7 +191,7 @@ class Trainer:
 
     @contextmanager
     def _traced(self, number: int) -> Iterator[None]:
-        """Keep a trace of this step (1-based) if it is `trainer.profile_step`."""
+        """Write a trace of this step (1-based) if it is `trainer.profile_step`."""
         if number != self.config.trainer.profile_step:
             yield
             return
@@ -197,8 +201,8 @@ class Trainer:
         self.console.note(f"trace of step {number}: {path} (open it with ui.perfetto.dev)")
 
     def _closing(self) -> AsyncExitStack:
-        """Ends what runs beside the loop, whatever ended the loop, and whichever of it fails to end; what was saved is
-        waited for."""
+        """Return a context that closes everything that runs beside the loop, for any end of the loop, and even if one
+        part fails to close. It waits for a checkpoint that is being written."""
         last_first = AsyncExitStack()
         last_first.push_async_exit(self._wait_saved)
         last_first.callback(self.timeline.close)
@@ -209,13 +213,13 @@ class Trainer:
         return last_first
 
     async def _wait_saved(self, _: object, error: BaseException | None, trace: object) -> None:
-        """Return when what was saved is on the disk, or at once where a second signal has ended the run.
+        """Return when the last checkpoint is on the disk, or at once if a second signal has ended the run.
 
-        A rank that failed has ended the others: its own error is told, not that they are gone.
+        If this rank failed, which ends the other ranks, its own error is raised and not the loss of the others.
         """
         if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
             return
-        while error is None and self.learners.is_saving:  # the event loop answers signals meanwhile
+        while error is None and self.learners.is_saving:  # the event loop can handle signals meanwhile
             await asyncio.sleep(SAVED_SECONDS)
         try:
             self.learners.wait_saved()
@@ -224,7 +228,7 @@ class Trainer:
                 raise
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Load the state of a checkpoint."""
         self.learners.load(checkpoint.path)
         torch.set_rng_state(checkpoint.rng["torch"])
         self.progress = Progress(**checkpoint.state)
@@ -234,11 +238,11 @@ class Trainer:
         self.experience.restore(checkpoint.groups)
 
     def _log(self, row: dict[str, Any]) -> None:
-        """Record the metrics of a step, and tell what they are symptoms of.
+        """Record the metrics of a step, and print the findings of the live diagnosis.
 
         Raises:
-            SymptomError: one of them ends the run.
-            RunEndedError: `on_evaluation` ends it.
+            SymptomError: a finding ends the run.
+            RunEndedError: `on_evaluation` ends the run.
         """
         self.tracker.log(self.progress.step, row)
         self.on_row()
@@ -254,7 +258,7 @@ class Trainer:
             self.on_evaluation(self.progress.step, row)
 
     async def _step(self) -> dict[str, Any]:
-        """One step of training and what is known of it afterwards."""
+        """Make one training step and return its metrics."""
         step, number = self.progress.step, self.progress.step + 1
         waiting = "wait" if overlaps(self.config) else "generate"
         with self.timeline.span(waiting, number) as collecting:
@@ -281,7 +285,7 @@ class Trainer:
         return row | judge_metrics()
 
     def _credit(self, groups: list[Group]) -> tuple[Credited, dict[str, float]]:
-        """From rewards to samples with advantages; and the KL, where the reward pays for it."""
+        """Return the samples with advantages, and the metric of the KL if it is a penalty on the reward."""
         algorithm, weights = self.config.algorithm, self.composer.weights
         kl = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(groups)}
         if self.critic is not None:
@@ -292,7 +296,7 @@ class Trainer:
         return Credited(samples, advantages), kl
 
     def _learn(self, credited: Credited, step: int) -> Learnt:
-        """Train the critic, if there is one, and the policy, unless the critic is still warming up."""
+        """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic."""
         learnt = Learnt()
         if self.critic is not None:
             learnt.metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
@@ -327,19 +331,23 @@ class Trainer:
         }
 
     def _note_rollouts(self, start: float, end: float) -> None:
-        """A stretch, by `time.perf_counter`, in which groups were played beside this step."""
+        """Record an interval, in seconds of `time.perf_counter`, in which episodes ran beside this step."""
         since_start = self.timeline.since_start
         self.timeline.record("rollout", self.progress.step + 1, since_start(start), since_start(end))
 
     def _adapt_kl(self, row: dict[str, Any]) -> None:
-        """Steer the weight of the KL by what was measured in this step."""
+        """Adapt the weight of the KL to the KL that was measured in this step."""
         if "train/kl" in row:
             row["train/kl_coef"] = self.kl.coefficient
             self.kl.update(row["train/kl"], self.config.trainer.prompts_per_step * self.config.algorithm.group_size)
             self.progress.kl_coefficient = self.kl.coefficient
 
     def _check_signal(self, row: dict[str, Any]) -> None:
-        """Stop a run that has nothing to learn from."""
+        """Count steps without an advantage.
+
+        Raises:
+            NoSignalError: there were `trainer.max_steps_without_signal` such steps in a row.
+        """
         self.progress.silent_steps = 0 if row.get("analysis/informative_groups") else self.progress.silent_steps + 1
         limit = self.config.trainer.max_steps_without_signal
         if self.progress.silent_steps >= limit:
@@ -361,7 +369,7 @@ class Trainer:
     async def _evaluate(self, step: int) -> dict[str, Any]:
         with self.timeline.span("evaluate", step) as evaluating:
             report = await self.held_out.run(step)
-        self.parts.loop.sampling.take()  # what was sampled here is no part of a step's throughput
+        self.parts.loop.sampling.take()  # the time of evaluations does not count in a step's throughput
         self.progress.score = report.metrics["val/success/mean"]
         for kind, groups in report.groups.items():
             write_groups(self.run_dir.trajectories, f"eval_{kind}", step, groups)
@@ -369,7 +377,8 @@ class Trainer:
         return {**report.metrics, "time/evaluate": evaluating.seconds}
 
     def _keep_trajectories(self, experience: Experience, credited: Credited, learnt: Learnt) -> None:
-        """Every so many steps all trajectories; in the others those on which reward and scorer disagree."""
+        """Write all trajectories every `trainer.save_trajectories_every` steps, and in other steps those on which
+        reward and scorer disagree."""
         every, step = self.config.trainer.save_trajectories_every, self.progress.step
         kind, kept = "train", experience.report.groups
         if not every or (step != 1 and step % every):
@@ -380,20 +389,21 @@ class Trainer:
             write_groups(self.run_dir.trajectories, kind, step, kept)
 
     def _disagreements(self, groups: list[Group]) -> list[Group]:
-        """The first `evaluation.keep_disagreements` of them, the lenient ones first: a policy learns from those."""
+        """Return the first `evaluation.keep_disagreements` trajectories on which reward and scorer disagree.
+        Trajectories with a lenient reward come first, since the policy is trained to repeat them."""
         judged = [(self.thresholds.verdict(t), group, t) for group in groups for t in group.trajectories]
         odd = [(group, t) for wanted in (Verdict.LENIENT, Verdict.STRICT) for v, group, t in judged if v == wanted]
         return [Group(group.group_id, group.row, [t]) for group, t in odd[: self.config.evaluation.keep_disagreements]]
 
     async def _save(self) -> None:
-        """Write a checkpoint of this moment; in the background, unless `trainer.checkpoint.background` is off."""
+        """Write a checkpoint of the current state; in the background, unless `trainer.checkpoint.background` is off."""
         if self.progress.step == self._saved:
             return
         self._saved = self.progress.step
         with self.timeline.span("save", self.progress.step):
             await self.desk.do(self.learners.wait_saved)
             folder = self.checkpoints.begin(self.progress.step)
-            if overlaps(self.config):  # what was drawn since the last update is among the groups; else it is drawn anew
+            if overlaps(self.config):  # rows drawn since the last update are stored as groups, so they must count here
                 self.progress.rows_drawn = self.rows.drawn
             state, groups, rng = vars(self.progress).copy(), self.experience.state(), {"torch": torch.get_rng_state()}
             commit = partial(self.checkpoints.commit, folder, state, groups, rng)
@@ -401,5 +411,5 @@ class Trainer:
 
 
 def in_short(finding: Finding) -> str:
-    """The symptom, and the first thing to change."""
+    """Return the finding's title, with the key to change first if it names one."""
     return f"{finding.title.rstrip('.')}; change {finding.change} first" if finding.change else finding.title

@@ -1,4 +1,4 @@
-"""How much memory this process has needed."""
+"""Peak memory of this process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 
 def peak_memory() -> dict[str, float]:
-    """`perf/memory_bytes`: the most that the process has held; `perf/gpu_memory_bytes`: on the GPU, if there is one.
+    """Return `perf/memory_bytes`, the peak memory of the process, and `perf/gpu_memory_bytes`, the peak on the GPU, if
+    there is one.
 
-    That of the GPU is the most since the last call, so that every step tells its own.
+    The peak on the GPU is counted from the last call, so that it is the peak of one step.
     """
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB elsewhere
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
     found = {"perf/memory_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}
     if torch.cuda.is_available():
         found["perf/gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated())

@@ -1,4 +1,4 @@
-"""Mini-batches: the samples of one step dealt to its optimiser updates."""
+"""Mini-batches: division of a step's samples into parts, one for each optimiser step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from mtrl.types import Sample
 
 
 def mini_batches(samples: Sequence[Sample], config: TrainerConfig, seed: int, step: int) -> list[list[Sample]]:
-    """Whole groups dealt to `mini_batches` parts, in an order of its own in each of `update_epochs` passes."""
+    """Divide the samples into `mini_batches` parts of whole groups, in another random order in each of `update_epochs`
+    passes. Return the parts of all passes."""
     if config.mini_batches == 1 and config.update_epochs == 1:
         return [list(samples)]
     groups = list(dict.fromkeys(sample.group_id for sample in samples))

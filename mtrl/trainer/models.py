@@ -1,4 +1,4 @@
-"""From a configuration to the models that are trained: given adapters, sharded, each with its optimiser."""
+"""Creation of the models that are trained, with adapters, sharding and optimisers, from a configuration."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from mtrl.trainer.policy_learner import PolicyLearner
 from mtrl.trainer.value_learner import ValueLearner, value_model
 
 SMALL_MODEL = 5_000_000
-"""Up to this many parameters one CPU thread beats several: the barriers between them cost more than they save."""
+"""Number of parameters up to which one CPU thread is faster than several, because of the barriers between threads."""
 
 
 def make_learner(config: Config, world: World, path: str) -> Learner:
-    """The models that are trained, from the folder or Hub name `path`, and their optimisers; this rank's share of them.
+    """Create the models that are trained, from the folder or Hub name `path`, and their optimisers. Return this rank's
+    share of them.
 
     Raises:
-        UserError: what the configuration names cannot be had, or does not fit together.
+        UserError: a model of the configuration cannot be loaded, or settings do not fit together.
     """
     trainer, algorithm = config.trainer, config.algorithm
     set_threads(config, world)
-    # What is sharded moves to the GPU layer by layer: whole, it might not fit there.
+    # A model that will be sharded is moved to the GPU layer by layer, since the whole model may not fit.
     sharded = needs_sharding(trainer.fsdp, world)
     model, tokenizer = load_model(config, path, device="cpu" if sharded else config.model.device)
     if trainer.optimizer.offload and pick_device(config.model.device).type == "cpu":
@@ -67,27 +68,28 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
 
 
 class WithoutAdapters:
-    """The reference where adapters are trained: the policy, as it is without them."""
+    """The reference for training of adapters: the policy with its adapters disabled."""
 
     def __init__(self, policy: Policy):
         self.policy = policy
 
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """As `Policy.all_logprobs`."""
+        """Return log-probs like `Policy.all_logprobs`, without the adapters."""
         with without_adapters(self.policy.model):
             return self.policy.all_logprobs(batches)
 
 
 def set_threads(config: Config, world: World) -> None:
-    """As the configuration says, or one for the tiny policy, whose warm start must not depend on the machine, or this
-    rank's share of the cores."""
+    """Set the number of CPU threads: as configured, else 1 for the tiny policy, whose warm start must not depend on the
+    machine, else this rank's share of the cores."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
     default = 1 if config.model.name == "tiny" else max(1, (os.cpu_count() or 1) // ranks_here)
     torch.set_num_threads(config.trainer.threads or default)
 
 
 def prepared(module: Any, config: Config, world: World) -> Any:
-    """A module as it is trained: compiled and sharded where the configuration or the number of ranks asks for it."""
+    """Return the module prepared for training: compiled if configured, and sharded if the configuration or the number
+    of ranks requires it; None for None."""
     if module is None:
         return None
     if config.trainer.compile:
@@ -98,12 +100,13 @@ def prepared(module: Any, config: Config, world: World) -> Any:
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether the KL to a reference counts, in the loss or in the reward."""
+    """Return whether the KL to a reference is used, in the loss or in the reward."""
     return bool(config.algorithm.kl_loss_coef or config.algorithm.kl_reward_coef)
 
 
 def reference_model(config: Config, model: Any) -> Any:
-    """A frozen reference for the KL; None where it counts nowhere, and where it is the policy without its adapters.
+    """Return a frozen reference for the KL; None if the KL is not used, or if the reference is the policy without its
+    adapters.
 
     Raises:
         UserError: `algorithm.kl_reference` cannot be used.

@@ -1,4 +1,4 @@
-"""AdamW with warm-up, a schedule, and a clip on the norm of the gradient, for plain and for sharded parameters."""
+"""AdamW with warm-up, a learning-rate schedule and gradient-norm clipping, for plain and for sharded parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def lr_scale(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Share of `lr` at `step` (from 0): linear warm-up, then constant, linear or cosine decay to `min_lr_ratio`."""
+    """Return the factor of `lr` at `step` (from 0): linear warm-up, then constant, linear or cosine decay to
+    `min_lr_ratio`."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
@@ -26,19 +27,20 @@ def lr_scale(config: OptimizerConfig, step: int, total_steps: int) -> float:
 
 
 class Optimizer:
-    """Moves the parameters of a model that have gradients.
+    """Updates the trainable parameters of a model.
 
-    Under FSDP2 every rank steps its shards; all must call `step` together, since the norm is that of the whole
-    gradient. The state goes to tensors by name and back, for checkpoints without pickle.
+    Under FSDP2 every rank updates its shards; all ranks must call `step` at the same time, since the norm is that of
+    the whole gradient. The state can be read and restored as tensors by name, for checkpoints without pickle.
     """
 
     def __init__(self, model: Any, config: OptimizerConfig, total_steps: int):
-        """`model` is sharded before, if it is to be."""
+        """A model that is to be sharded must be sharded before."""
         self.config, self.total_steps = config, total_steps
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = list(self._named.values())
         self._meshes: dict[Any, list[Tensor]] = {}
-        """Plain parameters (None) and those of each device mesh: torch's operations on lists take no mixture."""
+        """Parameters by device mesh, with None for plain ones, since torch's operations on lists do not accept a
+        mixture."""
         for parameter in self.parameters:
             self._meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
         self._adam = torch.optim.AdamW(
@@ -50,9 +52,10 @@ class Optimizer:
         )
 
     def step(self, step: int) -> tuple[float, float]:
-        """Clip and apply the gradients of training step `step`; return their norm before clipping and the rate used.
+        """Clip and apply the gradients of training step `step`. Return their norm before clipping and the learning
+        rate.
 
-        A norm that is not finite is returned without touching the weights.
+        If the norm is not finite, the weights are not changed.
         """
         norm = clip_gradients(list(self._meshes.values()), self.config.max_grad_norm)
         lr = self.config.lr * lr_scale(self.config, step, self.total_steps)
@@ -66,16 +69,17 @@ class Optimizer:
         return norm, lr
 
     def state(self) -> dict[str, Tensor]:
-        """`{"<parameter>.<step | exp_avg | exp_avg_sq>": tensor}`, the optimiser's own, not copies; moments are sharded
-        as their parameters are. Empty before the first step."""
+        """Return `{"<parameter>.<step | exp_avg | exp_avg_sq>": tensor}` without copies; moments have the sharding of
+        their parameters. The result is empty before the first step."""
         states = ((name, self._adam.state.get(parameter, {})) for name, parameter in self._named.items())
         return {f"{name}.{key}": value for name, values in states for key, value in values.items()}
 
     def allocate(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The tensors of `state` with these names, to be filled in place; those that are not there yet start at 0.
+        """Return the tensors of `state` with these names, to be filled in place; tensors that do not exist yet are
+        created with zeros.
 
         Raises:
-            UserError: a name is of no parameter that is trained.
+            UserError: a name belongs to no trained parameter.
         """
         names = list(names)
         owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
@@ -92,23 +96,23 @@ class Optimizer:
         return {name: state[name] for name in names}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from the `state` of another optimiser: whole tensors, or sharded ones as the parameters are.
+        """Load the `state` of another optimiser: whole tensors, or tensors with the sharding of the parameters.
 
         Raises:
-            UserError: a name is of no parameter that is trained.
+            UserError: a name belongs to no trained parameter.
         """
         self._adam.state.clear()
         for name, target in self.allocate(tensors).items():
             target.copy_(_sharded_as(tensors[name], target))
 
     def _fetch(self) -> None:
-        """Moments to where their parameters are."""
+        """With `offload`, move the moments to the devices of their parameters."""
         if self.config.offload:
             for parameter, values in self._adam.state.items():
                 values |= {key: values[key].to(parameter.device) for key in MOMENTS}
 
     def _put_away(self) -> None:
-        """Moments to the memory of the CPU, where they stay between updates."""
+        """With `offload`, move the moments to CPU memory, where they stay between updates."""
         if self.config.offload:
             for values in self._adam.state.values():
                 values |= {key: values[key].to("cpu") for key in MOMENTS}
@@ -116,11 +120,11 @@ class Optimizer:
 
 @torch.no_grad()
 def clip_gradients(groups: list[list[Tensor]], limit: float) -> float:
-    """Scale gradients so that the norm of all of them together is at most `limit`; return what it was.
+    """Scale gradients so that their total norm is at most `limit`. Return the norm before.
 
     Args:
-        groups: parameters that are alike: all plain, or all DTensors of one mesh. The norms of sharded gradients are
-            joined over ranks, on the CPU (gloo) where they are offloaded.
+        groups: lists of parameters of one kind: all plain, or all DTensors of one mesh. The norms of sharded gradients
+            are combined over ranks, on the CPU (gloo) if the gradients are offloaded.
     """
     found = [[p.grad for p in group if p.grad is not None] for group in groups]
     norms = [_whole(torch.nn.utils.get_total_norm(gradients)) for gradients in found if gradients]
@@ -134,7 +138,7 @@ def clip_gradients(groups: list[list[Tensor]], limit: float) -> float:
 
 
 def _at_rest(parameter: Tensor) -> dict[str, Tensor]:
-    """What AdamW keeps of a parameter, before its first step."""
+    """Return AdamW's state of a parameter before its first step."""
     moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in MOMENTS}
     return {"step": torch.tensor(0.0, dtype=torch.float32), **moments}
 
@@ -144,7 +148,8 @@ def _whole(tensor: Any) -> Tensor:
 
 
 def _sharded_as(value: Tensor, target: Any) -> Tensor:
-    """A whole tensor, which every rank has, cut as `target` is; one that is sharded, or a plain target, as it is."""
+    """Shard a whole tensor, which every rank has, like `target`; return it unchanged if it is already sharded or if
+    `target` is plain."""
     if not hasattr(target, "device_mesh") or hasattr(value, "device_mesh"):
         return value
     from torch.distributed.tensor import distribute_tensor

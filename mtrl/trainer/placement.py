@@ -1,4 +1,4 @@
-"""Which GPUs the servers of an engine get."""
+"""Assignment of GPUs to the servers of an engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mtrl.errors import UserError
 
 
 def server_devices(name: str, settings: ServerConfig, trainers: int) -> Sequence[int] | None:
-    """GPUs of all replicas, in order; None where there is no GPU.
+    """Return the indices of the GPUs of all replicas, in order; None without a GPU, or for servers that run already.
 
     Args:
-        name: of the engine.
-        trainers: GPUs that ranks on this machine train on, the first ones.
+        name: name of the engine.
+        trainers: number of GPUs of this machine that ranks train on, which are the first ones.
 
     Raises:
-        UserError: there are not enough.
+        UserError: there are not enough GPUs, or a configured index does not exist.
     """
     if settings.urls or not torch.cuda.is_available():
         return None
@@ -47,7 +47,7 @@ def server_devices(name: str, settings: ServerConfig, trainers: int) -> Sequence
 
 
 def training_gpus(world_size: int, device: torch.device) -> int:
-    """How many GPUs of this machine ranks train on."""
+    """Return the number of GPUs of this machine that ranks train on."""
     if device.type != "cuda":
         return 0
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) if world_size > 1 else (device.index or 0) + 1

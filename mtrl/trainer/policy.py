@@ -1,4 +1,4 @@
-"""The model being trained, and the log-probs that it gives to sampled tokens."""
+"""The model that is trained, and its log-probs of sampled tokens."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from mtrl.trainer.batching import MicroBatch
 
 
 class Policy:
-    """A causal LM as the trainer uses it: plain, sharded over ranks, or with adapters that are trained in its place.
+    """The trainer's causal LM: plain, sharded over ranks, or with adapters that are trained instead of the weights.
 
-    Where it is sharded, all ranks call `logprobs`, `all_logprobs`, `weights` and `export` together.
+    If it is sharded, all ranks must call `logprobs`, `all_logprobs`, `weights` and `export` at the same time.
     """
 
     def __init__(
@@ -39,31 +39,32 @@ class Policy:
     ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.entropy_gradient = entropy_gradient
-        """Whether entropies are trained on; else they are numbers for the log and cost no graph."""
+        """Whether entropies have a gradient; else they are only metrics and need no graph."""
         self.max_logits = max_logits
-        """Tokens x vocabulary whose logits are held at once."""
+        """Maximum number of logits (tokens x vocabulary) in memory at once."""
 
     @property
     def device(self) -> torch.device:
-        """Where batches have to be; offloaded weights lie elsewhere."""
+        """Device for the inputs, which differs from the device of offloaded weights."""
         return compute_device(self.model)
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, those of all ranks together."""
+        """Number of parameters over all ranks."""
         return sum(p.numel() for p in self.model.parameters())
 
     @property
     def adapted(self) -> bool:
-        """Whether adapters are trained, and the weights themselves are not."""
+        """Whether adapters are trained instead of the weights."""
         return hasattr(self.model, "get_base_model")
 
     def logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-prob [N] of every sampled token at the sampling temperature, and entropy [N] of its distribution.
+        """Return the log-prob [N] of each sampled token at the sampling temperature, and the entropy [N] of its
+        distribution.
 
-        Padding is on the right and attention is causal, so no real token sees it and no mask is needed; samples in
-        one row are kept apart by their positions. Logits are computed at the sampled positions only, in float32 or
-        better from what the head gives.
+        Padding is on the right and attention is causal, so no real token attends to it and no mask is needed; samples
+        in one row are kept apart by their positions. Logits are computed only at the sampled positions, and converted
+        to float32 or better after the head.
         """
         return token_logprobs(
             self.model,
@@ -78,34 +79,37 @@ class Policy:
 
     @torch.no_grad()
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Log-probs per micro-batch without gradients: the old policy's, or the reference's."""
+        """Return the log-probs [N] of each micro-batch without gradients, for an old policy or a reference."""
         found = [self.logprobs(batch)[0] for batch in batches]
         reshard(self.model)
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, tied weights once: DTensors where sharded, and with adapters nothing but them.
+        """Return the weights for a checkpoint, tied weights once: DTensors if sharded, and only the adapters of a model
+        with adapters.
 
-        Plain tensors are copies with storage of their own (the local engine lets weights share some).
+        Plain tensors are copies with their own storage, since the local engine lets weights share storage.
         """
         tensors = named_tensors(self.model, trainable_only=self.adapted)
         return {name: value if isinstance(value, DTensor) else value.clone() for name, value in tensors.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Copy weights in place, so that the engine sees them too: those of `state()`, or whole ones on every rank.
+        """Copy weights in place, so that an engine that shares them uses them too. `state` is from `state()`, or holds
+        whole tensors on every rank.
 
         Raises:
-            ValueError: names or shapes are not the model's; nothing was changed.
+            ValueError: names or shapes differ from the model's; no weight was changed.
         """
         load_state(self.model, state, trainable_only=self.adapted)
 
     def weights(self) -> dict[str, Tensor] | None:
-        """What an engine with weights of its own loads: whole copies of what `state` names, in the memory of the CPU of
-        rank 0; None on the others."""
+        """Return the weights for an engine with its own copy: whole copies of the tensors of `state`, in CPU memory, on
+        rank 0; None on other ranks."""
         return full_state(self.model, trainable_only=self.adapted)
 
     def export(self, folder: Path) -> None:
-        """Let rank 0 write a Hugging Face folder; adapters are merged, and beside that in `adapter/` for themselves."""
+        """Write a Hugging Face folder, on rank 0. Adapters are merged into the weights, and also written separately to
+        `adapter/`."""
         from mtrl.models.tiny import save
 
         if not is_sharded(self.model) and not self.adapted:
@@ -122,7 +126,7 @@ class Policy:
             save_adapter(self.model, folder / "adapter", adapters)
 
     def _plain(self, state: Mapping[str, Tensor]) -> Any:
-        """The model with these whole weights, neither sharded nor with adapters; it cannot run."""
+        """Return the model with these whole weights, without sharding and adapters, for saving only: it cannot run."""
         model = self.model
         if self.adapted:
             from mtrl.models.lora import merged_state_of, scaling_of

@@ -1,4 +1,4 @@
-"""The optimiser steps of the policy, as every rank takes them."""
+"""The optimiser steps of the policy on each rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mtrl.trainer.policy import Policy
 
 
 class NonFiniteError(ArithmeticError):
-    """A loss or a norm that is no number; the weights are as before it."""
+    """A loss or a gradient norm is not finite; the optimiser step did not change the weights."""
 
     def __init__(self, what: str, value: float):
         super().__init__(what, value)
@@ -33,7 +33,7 @@ class NonFiniteError(ArithmeticError):
 
 @dataclass
 class UpdateReport:
-    """Sums over the optimiser steps of one training step; of one rank, or of all of them (`joined`)."""
+    """Sums over the optimiser steps of one training step, on one rank or over all ranks (`joined`)."""
 
     updates: int = 0
     loss: float = 0.0
@@ -42,19 +42,21 @@ class UpdateReport:
     trained_tokens: int = 0
     token_sums: Counter[str] = field(default_factory=Counter)
     drift: Drift = Drift()
-    """Between trainer and engine, before the first weight changed: of the tokens that these weights sampled."""
+    """Drift between trainer and engine before the first optimiser step, over tokens that the current weights
+    sampled."""
     shift: Drift = Drift()
-    """The same of tokens that older weights sampled, which is mostly what was learnt since."""
+    """The same over tokens that older weights sampled; it is mostly the effect of the updates since then."""
     reweighting: Reweighting = Reweighting()
-    """By the off-policy correction."""
+    """Statistics of the off-policy correction's weights."""
     first_logprobs: list[Tensor] = field(default_factory=list)
-    """[N] of each micro-batch of the first optimiser step, before it; a rank's own, and not joined."""
+    """Log-probs [N] of each micro-batch of the first optimiser step, before this step; only of this rank, not
+    joined."""
     stopped: NonFiniteError | None = None
-    """What ended the training step before its last optimiser step, on every rank alike."""
+    """Error that ended the training step before its last optimiser step, the same on every rank; None without one."""
 
     @classmethod
     def joined(cls, reports: Iterable[UpdateReport]) -> UpdateReport:
-        """Sums over ranks of what each did with its share; norm and rate are the same on all of them."""
+        """Sum the reports over ranks; gradient norm and learning rate are equal on all ranks."""
         first, *others = reports
         whole = replace(first, token_sums=Counter(first.token_sums), first_logprobs=[])
         for other in others:
@@ -85,14 +87,14 @@ class UpdateReport:
 
 
 class Reference(Protocol):
-    """What the KL is measured to."""
+    """Reference policy of the KL."""
 
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """[N] per micro-batch, without gradients."""
+        """Return the log-probs [N] of each micro-batch, without gradients."""
 
 
 class PolicyLearner:
-    """The policy, its reference and its optimiser on one rank, which works on the micro-batches that it is handed."""
+    """The policy, its reference and its optimiser on one rank, which trains on the micro-batches that it receives."""
 
     def __init__(self, config: Config, policy: Policy, reference: Reference | None, optimizer: Optimizer):
         self.algorithm = config.algorithm
@@ -102,7 +104,7 @@ class PolicyLearner:
         self._kl = find_kl(config.algorithm.kl_estimator)
 
     def update(self, parts: list[list[MicroBatch]], step: int, kl_coefficient: float) -> UpdateReport:
-        """The optimiser steps of training step `step` (0-based), one for each of `parts`."""
+        """Make the optimiser steps of training step `step` (0-based), one for each of `parts`."""
         report = UpdateReport()
         try:
             for part, anchors in zip(parts, [self._anchors(part) for part in parts], strict=True):
@@ -112,16 +114,17 @@ class PolicyLearner:
         return report
 
     def reference_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """[N] of each micro-batch by the reference, on the CPU."""
+        """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
         assert self.reference is not None
         return [self.reference.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
 
     def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """[N] of each micro-batch by the policy as it is, on the CPU."""
+        """Return the log-probs under the policy's current weights, [N] for each micro-batch, on the CPU."""
         return [self.policy.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
 
     def _anchors(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Log-probs of the old policy: the engine's, or the trainer's own before the first of the step's updates."""
+        """Return the log-probs of the old policy, by `algorithm.loss_anchor`: the engine's, or the trainer's before the
+        first optimiser step."""
         if self.algorithm.loss_anchor == "old":
             return [self.policy.all_logprobs([batch.to(self.policy.device)])[0] for batch in batches]
         return [batch.rollout_logprobs.to(self.policy.device) for batch in batches]
@@ -151,7 +154,7 @@ class PolicyLearner:
     def _loss_of(
         self, batch: MicroBatch, anchor: Tensor, step: int, kl_coefficient: float, report: UpdateReport
     ) -> Tensor:
-        """This micro-batch's part of the loss of the whole optimiser step; a filler's is 0."""
+        """Return this micro-batch's part of the loss of the whole optimiser step; it is 0 for a filler."""
         logprobs, entropy = self.policy.logprobs(batch)
         reference = self._reference(batch)
         tokens = TokenBatch(logprobs, anchor, batch.advantages, batch.rollout_logprobs, batch.trajectory)
@@ -169,7 +172,7 @@ class PolicyLearner:
             losses = losses * weights
         if reference is not None:
             losses = losses + kl_coefficient * self._kl(logprobs, reference, anchor)
-            # Whatever the loss takes, the metric is k3: its expected value is the KL, and it is never negative.
+            # The metric is k3 for every estimator of the loss: its expected value is the KL, and it is never negative.
             report.token_sums["kl"] += k3(logprobs.detach(), reference, anchor).sum().item()
         if self.algorithm.entropy_coef:
             losses = losses - self.algorithm.entropy_coef * entropy
@@ -184,6 +187,6 @@ class PolicyLearner:
         return self.reference.all_logprobs([batch])[0]
 
     def _corrections(self, tokens: TokenBatch) -> Tensor:
-        """[N] weights on the loss."""
+        """Return the correction's weights on the loss, [N]."""
         trainer = tokens.old_logprobs if self.algorithm.loss_anchor == "old" else tokens.logprobs.detach()
         return self._correction(trainer - tokens.behaviour, tokens, self.algorithm)

@@ -1,4 +1,4 @@
-"""New weights on their way to the engine."""
+"""Transfer of new weights to the engine."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Publisher:
-    """Lets an engine sample by the present weights."""
+    """Keeps the engine's weights equal to the trainer's."""
 
     engine: Engine
     learners: Learners
     desk: Desk
     sends_weights: bool
-    """Whether the engine has weights of its own; else the present ones are its own."""
+    """Whether the engine has its own copy of the weights, which must be sent; else it shares the trainer's."""
     canary: Canary | None = None
-    """Checks what servers sample by."""
+    """Check of the weights that servers sample with; None: no check."""
     given: bool = False
-    """Whether the servers were started by somebody else, and may have any weights."""
+    """Whether the servers were not started by mtrl, so that their weights are unknown."""
     colocated: ServerEngine | None = None
-    """Servers that give their memory to the trainer while it learns."""
+    """Servers that free their GPU memory for the trainer during updates; None: none."""
 
     async def begin(self, version: int) -> None:
-        """Before the first turn: the engine has the weights that a run starts from, or gets those that it goes on with.
+        """Prepare the engine for the first turn. The weights are sent to servers that mtrl did not start, and to any
+        engine of a resumed run; else the engine already has the initial weights, which are only checked.
 
         Raises:
-            UserError: as `publish` does.
+            UserError: as for `publish`.
         """
         await (self.publish(version) if version or self.given else self.check(version))
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Returns what the canary measured.
+        """Load the current weights into the engine and check them. Return the metrics of the canary.
 
         Raises:
-            UserError: the weights do not reach the engine, or are others there.
+            UserError: the weights do not reach the engine, or the engine samples with other weights.
         """
         weights = await self.desk.do(self.learners.weights) if self.sends_weights else None
         await self.engine.load_weights(weights, version)
@@ -59,16 +60,17 @@ class Publisher:
         return await self.check(version)
 
     async def check(self, version: int) -> dict[str, float]:
-        """Compare what the engine samples by with what the trainer has.
+        """Compare the engine's weights with the trainer's by the canary. Return its metrics.
 
         Raises:
-            WrongWeightsError: they differ.
+            WrongWeightsError: the weights differ.
         """
         return {} if self.canary is None else await self.canary.check(version)
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[Any]:
-        """While this lasts, servers that share GPUs with the trainer leave them to it; without them nothing changes."""
+        """Within this context, colocated servers free the memory of the GPUs that they share with the trainer; without
+        such servers it has no effect."""
         if self.colocated is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""What the episodes of a training step looked like, in numbers: `rollout/…`."""
+"""Metrics `rollout/…` of the episodes of a training step."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from mtrl.generator.rollouts import RolloutReport
 from mtrl.types import BREAKS, Group, StopReason, Trajectory
 
 COUNTED = "gateway/"
-"""Begins the names of what `mtrl.gateway.session.Session` counts."""
+"""Prefix of the metrics that `mtrl.gateway.session.Session` counts."""
 
 
 def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None) -> dict[str, float]:
-    """
+    """Return the metrics of the episodes of a step.
+
     `rollout/success/mean`         mean score
-    `rollout/claims/mean`          share of trajectories that the reward calls solved
-    `rollout/lenient_frac`         … that the reward calls solved and the scorer does not; `strict_frac` the reverse
+    `rollout/claims/mean`          share of trajectories that are solved according to the reward
+    `rollout/lenient_frac`         share that is solved by the reward and not by the scorer; `strict_frac` the reverse
     `rollout/completion/mean`      share of episodes with an answer that the task can read, right or wrong
-    `rollout/out_of_turns/mean`    share of episodes whose turns were used up without such an answer
+    `rollout/out_of_turns/mean`    share of episodes that used up all turns without such an answer
     `rollout/turns/cut_frac`       share of turns that the token limit of a turn cut
     `rollout/tokens/at_cap_frac`   share of episodes with such a turn
-    `rollout/tokens/response_*`    sampled tokens of a turn; `trajectory_mean`: of an episode
-    `rollout/context/*`            tokens of a whole conversation at its end
-    `rollout/components/NAME`      mean over episodes of the sums of their turns
+    `rollout/tokens/response_*`    number of sampled tokens of a turn; `trajectory_mean`: of an episode
+    `rollout/context/*`            number of tokens of a whole conversation at its end
+    `rollout/components/NAME`      mean over episodes of the sum over turns
     `rollout/metrics/NAME`         mean over the turns that reported it
-    `rollout/episode/NAME`         mean over the episodes of which an agent or a judge reported it; `attempts` over all
-    `rollout/gateway/NAME`         mean over the episodes of what the gateway counted in each
-    `rollout/stop/REASON`          share of episodes that ended so
-    `rollout/breaks/REASON`        turns that began a new sample for it
+    `rollout/episode/NAME`         mean over the episodes for which an agent or judge reported it; `attempts` over all
+    `rollout/gateway/NAME`         mean over all episodes of the gateway's count per episode
+    `rollout/stop/REASON`          share of episodes that ended for this reason
+    `rollout/breaks/REASON`        number of turns that started a new sample for this reason
     """
     trajectories = [t for group in report.groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
@@ -76,14 +77,15 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
 
 
 def reported_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """`rollout/metrics/…` of turns, `rollout/episode/…` and `rollout/gateway/…` of episodes, as above."""
+    """Return `rollout/metrics/…` of turns, `rollout/episode/…` and `rollout/gateway/…` of episodes; see
+    `rollout_metrics`."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for name, value in (item for t in trajectories for turn in t.turns for item in turn.metrics.items()):
         values[f"rollout/metrics/{name}"].append(value)
     counts: defaultdict[str, float] = defaultdict(float)
     for name, value in (item for t in trajectories for item in t.metrics.items()):
         if name.startswith(COUNTED):
-            counts[f"rollout/{name}"] += value  # a session has no entry for what never happened
+            counts[f"rollout/{name}"] += value  # a session has no entry for a count of 0
         else:
             values[f"rollout/episode/{name}"].append(value)
     means = {key: fmean(found) for key, found in sorted(values.items())}
@@ -91,8 +93,8 @@ def reported_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """`analysis/staleness/{mean,p95,max}`: by how many updates policy `version` is newer than what sampled each token;
-    nothing for no tokens."""
+    """Return `analysis/staleness/{mean,p95,max}`, the number of training steps by which policy `version` is newer than
+    the version that sampled each token; empty without tokens."""
     ages = Counter[int]()
     for group in groups:
         for turn in (turn for t in group.trajectories for turn in t.turns):
@@ -112,5 +114,6 @@ def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]
 
 
 def group_reward_std(groups: Sequence[Group]) -> float:
-    """Mean over groups of the standard deviation of their trajectories' rewards: what group estimators live on."""
+    """Return the mean over groups of the standard deviation of their trajectories' rewards. Group estimators give no
+    advantage where it is 0."""
     return fmean(pstdev(t.reward for t in group.trajectories) for group in groups)

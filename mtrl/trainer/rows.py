@@ -1,4 +1,4 @@
-"""The order in which training rows are drawn: a shuffle per pass, a function of the seed and a count."""
+"""The order in which training rows are drawn: a shuffle per pass that depends only on the seed and a count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mtrl.types import Row
 
 
 class RowStream:
-    """Endless rows. Its whole state is `drawn`, so resuming is setting it."""
+    """An endless stream of rows. Its whole state is `drawn`, which a resumed run sets."""
 
     def __init__(self, rows: Sequence[Row], seed: int):
         self.rows, self.seed = rows, seed
@@ -17,7 +17,7 @@ class RowStream:
         self._order: tuple[int, list[int]] = (-1, [])
 
     def next(self) -> Row:
-        """The next row; every pass over the data has an order of its own."""
+        """Return the next row; every pass over the data has another order."""
         epoch, place = divmod(self.drawn, len(self.rows))
         if self._order[0] != epoch:
             order = list(range(len(self.rows)))

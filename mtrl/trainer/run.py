@@ -47,17 +47,17 @@ OnEvaluation = Callable[[int, dict[str, Any]], None]
 
 
 def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[str, Any]:
-    """Train as `cfg` says and return what summary.json holds.
+    """Train with the configuration `cfg` and return the contents of summary.json.
 
     Args:
         on_evaluation: called with step and metrics after each evaluation; see `Trainer`.
 
     Raises:
-        UserError: the run cannot go on, and why; also where its folder cannot be written.
+        UserError: the run cannot continue, or its folder cannot be written; the message gives the reason.
         EndedAtOnce: a second signal, or Ctrl-C before the first step, ended the run.
     """
     config: Config = OmegaConf.to_object(cfg)
-    # Absolute, as an environment may change the working directory of the process at any time.
+    # The path is absolute, since an environment may change the working directory of the process at any time.
     run = RunDir(Path(config.run_dir).absolute()).create(resume=config.resume != "none")
     with _writable(run, config), RunLock(run):
         with RunLog(run.log) as log, keep_books(run.spending):
@@ -78,7 +78,7 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
 
 @contextmanager
 def _writable(run: RunDir, config: Config) -> Iterator[None]:
-    """A folder that cannot be written is told in a sentence, whichever of its files was the first.
+    """Context that converts errors of writing to the folder of the run to a `UserError`.
 
     Raises:
         UserError: the disk is full, or the folder is read-only.
@@ -105,10 +105,10 @@ def _train(config: Config, run: RunDir, console: Console, on_evaluation: OnEvalu
 
 
 def _lead(given: Config, run: RunDir, console: Console, world: World, on_evaluation: OnEvaluation) -> dict[str, Any]:
-    """Train, with the other ranks where there are any.
+    """Train as the leader, together with other ranks if there are any. Return the summary.
 
     Raises:
-        Interrupted: a signal came, and the run is saved.
+        Interrupted: a signal arrived, and the run was saved.
     """
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup import preparation, set_up
@@ -138,16 +138,16 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, on_evaluat
 
 
 def shown(bar: Work, step: int, success: float | None) -> None:
-    """Let the bar of the warm start advance."""
+    """Advance the progress bar of the warm start."""
     bar.describe("warm start" if success is None else f"warm start, success {success:.0%}")
     bar.advance()
 
 
 def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict[str, Any]:
-    """Train from the beginning or the checkpoint until it is over; the summary.
+    """Train from the beginning, or from the checkpoint, to the end. Return the summary.
 
     Raises:
-        Interrupted: a signal came, and the run is saved.
+        Interrupted: a signal arrived, and the run was saved.
     """
     if (path := checkpoint_to_resume(config, run)) is not None:
         if (changed := changes(run.path)) is not None:
@@ -155,7 +155,7 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         checkpoint = intact_checkpoint(path, config, run, console.warning)
         trainer.resume(checkpoint)
         console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")
-    with run.under_way():  # not before: a checkpoint that is refused leaves the run as it was
+    with run.under_way():  # entered only here, so that a refused checkpoint leaves the run unchanged
         run.write_config(config)
         try:
             with settled():
@@ -175,14 +175,16 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
 
 
 def checkpoint_to_resume(config: Config, run: RunDir) -> Path | None:
-    """`latest` falls back to the beginning: a run may be killed before its first checkpoint."""
+    """Return the checkpoint to resume from; None to start from the beginning, also with `resume=latest` if the run was
+    killed before its first checkpoint."""
     if config.resume == "none":
         return None
     return Checkpoints(run.checkpoints).latest() if config.resume == "latest" else find_checkpoint(Path(config.resume))
 
 
 def intact_checkpoint(path: Path, config: Config, run: RunDir, warn: Callable[[str], None]) -> Checkpoint:
-    """What `checkpoint_to_resume` found; where the command names no checkpoint, the newest intact one of the folder.
+    """Read the checkpoint at `path`, from `checkpoint_to_resume`. If the command does not name this checkpoint itself,
+    read the newest intact one of the same folder, and set damaged newer ones of this run aside.
 
     Raises:
         UserError: the checkpoint of the command is damaged, or no checkpoint is intact.
@@ -193,13 +195,13 @@ def intact_checkpoint(path: Path, config: Config, run: RunDir, warn: Callable[[s
     checkpoint, broken = checkpoints.read_newest()
     for newer, reason in broken.items():
         warn(f"checkpoint {newer} is passed over ({reason}); the newest intact one is {checkpoint.path}")
-        if path.parent == run.checkpoints:  # another run's folder is only read
+        if path.parent == run.checkpoints:  # the folder of another run is not changed
             checkpoints.set_aside(newer)
     return checkpoint
 
 
 def summarise(trainer: Any, config: Config, run: RunDir) -> dict[str, Any]:
-    """Before and after, by the scorer, from the metrics that were logged."""
+    """Write summary.json, with the first and last evaluation from the logged metrics. Return its contents."""
     rows = [row for row in trainer.metrics.read() if "val/success/mean" in row]
     before = rows[0] if rows and rows[0]["step"] == 0 else {}
     after = rows[-1] if rows else {}
@@ -224,7 +226,7 @@ def summarise(trainer: Any, config: Config, run: RunDir) -> dict[str, Any]:
 
 
 def facts(config: Config, parts: Any) -> dict[str, str]:
-    """The lines above the first step: what was asked for, and what was found."""
+    """Return the lines of the banner before the first step: main settings, data, policy and engine."""
     splits = parts.splits
     validation = f", {len(splits.validation)} for its evaluations" if splits.validation else ""
     rows = f"{len(splits.train)} training rows{validation}, {len(splits.test)} held out"
@@ -236,7 +238,7 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
 
 
 def engine_facts(config: Config) -> dict[str, str]:
-    """Which servers sample, where some do."""
+    """Return the banner's line about the servers; empty for the local engine."""
     if not serves(config):
         return {}
     name = config.generator.backend
@@ -260,7 +262,7 @@ def shown_paths(run: RunDir) -> dict[str, str]:
 
 
 def hints(config: Config, run: RunDir) -> dict[str, str]:
-    """What to try next."""
+    """Return commands that the user can run next."""
     other = "text_to_sql" if config.name != "text_to_sql" else "gsm8k"
     steps, epochs = max(1, 2 * config.trainer.max_steps), config.trainer.epochs
     longer = f"trainer.max_steps={steps}" if epochs is None else f"trainer.epochs={2 * epochs:g}"
@@ -273,7 +275,8 @@ def hints(config: Config, run: RunDir) -> dict[str, str]:
 
 
 def ended_at_once(end: KeyboardInterrupt, config: Config, run: RunDir) -> EndedAtOnce:
-    """What a signal that was not waited for leaves, and how to go on from it."""
+    """Return the exception for a run that a signal ended without saving, with the last checkpoint and the command to
+    resume."""
     number = end.number if isinstance(end, EndedAtOnce) else signal.SIGINT
     saved = Checkpoints(run.checkpoints).latest()
     kept = f"what came after its checkpoint {saved.name} is not saved" if saved else "nothing of it is saved"
@@ -282,12 +285,13 @@ def ended_at_once(end: KeyboardInterrupt, config: Config, run: RunDir) -> EndedA
 
 
 def resume_command(config: Config) -> str:
-    """The command that continues this run."""
+    """Return the command that resumes this run."""
     return command(config, f"run_dir={config.run_dir}", "resume=latest")
 
 
 def command(config: Config, *changes: str) -> str:
-    """The command of this run with some overrides changed; it always gets a folder of its own or one of `changes`."""
+    """Return the command of this run with some overrides changed. Its `run_dir` is removed, unless `changes` sets
+    one."""
     task = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     flags = own_groups() if HydraConfig.initialized() else []
     changed = {"run_dir", "resume", "sweep", *(key(change) for change in changes)}
@@ -296,13 +300,13 @@ def command(config: Config, *changes: str) -> str:
 
 
 def own_groups() -> list[str]:
-    """The flag that names the user's own config groups, where there are some."""
+    """Return the flag `--config-dir` of this command; empty without one."""
     sources = HydraConfig.get().runtime.config_sources
     return [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]
 
 
 def launcher() -> list[str]:
-    """What starts the ranks of this run again."""
+    """Return the start of the command that starts the same ranks again: `python`, or `torchrun` with its options."""
     if not is_launched():
         return ["python"]
     here, everywhere = number("LOCAL_WORLD_SIZE", "1"), number("WORLD_SIZE", "1")

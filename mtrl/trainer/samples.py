@@ -1,4 +1,5 @@
-"""Trajectories to training samples: turns merge into one sequence while each context extends the tokens of another."""
+"""Conversion of trajectories to training samples: turns merge into one sequence while each context extends the tokens
+of an earlier turn."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from mtrl.types import Group, Sample, Trajectory
 
 
 def group_samples(group: Group, advantages: Sequence[Sequence[float]]) -> list[Sample]:
-    """Samples of all trainable trajectories; `advantages[g][t]` belongs to turn t of trajectory g."""
+    """Return the samples of all trainable trajectories; `advantages[g][t]` belongs to turn t of trajectory g."""
     return [
         sample
         for trajectory, turn_advantages in zip(group.trajectories, advantages, strict=True)
@@ -18,16 +19,17 @@ def group_samples(group: Group, advantages: Sequence[Sequence[float]]) -> list[S
 
 
 def trajectory_samples(trajectory: Trajectory, advantages: Sequence[float]) -> list[Sample]:
-    """Sequence extension: one sample per unbroken run of turns (tinker-cookbook, `trajectory_to_data`).
+    """Return one sample per unbroken sequence of turns (sequence extension; tinker-cookbook, `trajectory_to_data`).
 
-    Every sampled token occurs exactly once with mask True; observations, and what a break repeats, have mask False.
+    Every sampled token occurs exactly once with mask True; observations, and tokens that a break repeats, have mask
+    False.
 
     Raises:
-        ValueError: two turns extend the tokens of one, or a turn extends one that is not before it.
+        ValueError: two turns extend the tokens of the same turn, or a turn extends one that is not before it.
     """
     samples: list[Sample] = []
     ends: dict[int, Sample] = {}
-    """By the turn that a sample ends with so far."""
+    """Samples by the index of the last turn that they contain so far."""
     for index, (turn, advantage) in enumerate(zip(trajectory.turns, advantages, strict=True)):
         if (before := turn.before(index)) is None:
             samples.append(Sample([], [], [], [], [], [], trajectory.group_id, trajectory.index))

@@ -1,4 +1,4 @@
-"""From a configuration to an engine that runs as servers."""
+"""Creation of an engine that runs as servers, from a configuration."""
 
 from __future__ import annotations
 
@@ -31,28 +31,30 @@ if TYPE_CHECKING:
     from mtrl.trainer.setup import Parts
 
 WORDS = {"vllm": (VllmApi, vllm_command), "sglang": (SglangApi, sglang_command)}
-"""What each engine is asked with, and started by."""
+"""API client and start command of each engine."""
 HALF = 0.3
-"""Nats by which log-probs of a token differ between two honest implementations in half precision, at most."""
+"""Default tolerance of the canary in half precision, in nats: the largest difference between the log-probs of a token
+that two correct implementations show."""
 FULL = 1e-3
+"""Default tolerance of the canary in float32, in nats."""
 
 
 def server_settings(config: Config) -> ServerConfig:
-    """Those of the engine that is used."""
+    """Return the settings of the selected engine."""
     return getattr(config.generator, config.generator.backend)
 
 
 def server_engine(config: Config, world: World, path: str, model_config: Any, context: int, logs: Path) -> ServerEngine:
-    """Start the servers, or find those that run.
+    """Start the servers, or connect to servers that run already.
 
     Args:
         path: folder or Hub name of the model that they start with.
         model_config: Hugging Face configuration of the model.
-        context: tokens of a whole conversation.
-        logs: folder of what the servers say.
+        context: maximum length of a whole conversation, in tokens.
+        logs: folder for the output of the servers.
 
     Raises:
-        UserError: they do not start.
+        UserError: the servers do not start.
     """
     generator, settings, name = config.generator, server_settings(config), config.generator.backend
     api, command = WORDS[name]
@@ -83,12 +85,12 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
 
 
 def are_given(config: Config) -> bool:
-    """Whether servers sample that somebody else has started: their weights may be any."""
+    """Return whether mtrl uses servers that it did not start, so that their weights are unknown."""
     return serves(config) and bool(server_settings(config).urls)
 
 
 def colocated(config: Config, engine: Engine) -> ServerEngine | None:
-    """The engine, if its servers share GPUs with the trainer."""
+    """Return the engine if its servers share GPUs with the trainer, else None."""
     if not serves(config) or not server_settings(config).colocate:
         return None
     assert isinstance(engine, ServerEngine)
@@ -96,7 +98,8 @@ def colocated(config: Config, engine: Engine) -> ServerEngine | None:
 
 
 def make_canary(config: Config, parts: Parts, desk: Desk) -> Canary | None:
-    """What compares servers with the trainer; None where weights are the engine's own, or nobody wants it."""
+    """Return the check that compares servers with the trainer; None for the local engine, without training rows, or
+    with a tolerance of 0."""
     if not serves(config) or not parts.splits.train:
         return None
     assert isinstance(parts.engine, ServerEngine)

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run."""
+"""Creation of the parts of a run from a configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mtrl.types import Row
 
 @dataclass
 class Player:
-    """A model that plays episodes."""
+    """A model with the engine and the loop that run its episodes."""
 
     codec: Codec
     engine: Engine
@@ -42,18 +42,18 @@ class Player:
 
 @dataclass
 class Parts(Player):
-    """What a run is made of, once it is set up."""
+    """The parts of a run."""
 
     family: Family
     splits: Splits
     learner: Learner
-    """What this process holds of the models that are trained."""
+    """This process's share of the models that are trained."""
     crew: Crew
     """The learners of all ranks."""
     sends_weights: bool
-    """Whether the engine has weights of its own, which new ones are sent to."""
+    """Whether the engine has its own copy of the weights, so that new weights must be sent to it."""
     foothold: Foothold | None = None
-    """What the warm start reached, where the policy took one."""
+    """Result of the warm start; None if the policy had none."""
 
     @property
     def policy(self) -> Policy:
@@ -70,10 +70,10 @@ def set_up(
     task: Task | None = None,
     world: World | None = None,
 ) -> Parts:
-    """Load the model, and the task unless it is given, and connect engine and environments; on the leader.
+    """Load the model, and the task unless it is given, and connect engine and environments. Only the leader calls this.
 
     Raises:
-        UserError: what the configuration names cannot be had, or does not fit together.
+        UserError: a model or a data set of the configuration cannot be loaded, or settings do not fit together.
     """
     world = world or World()
     task = task or load_task(config)
@@ -109,11 +109,11 @@ def connect(
     rows: Sequence[Row],
     make_engine: Callable[[int], Engine],
 ) -> Player:
-    """What lets a model play these rows of a task.
+    """Return the engine and the loop that run a model's episodes on these rows of a task.
 
     Args:
         model_config: Hugging Face configuration of the model.
-        make_engine: from the tokens of a whole conversation.
+        make_engine: function from the maximum length of a conversation, in tokens, to the engine.
 
     Raises:
         UserError: a prompt does not fit, or the engine cannot run the model.
@@ -131,7 +131,7 @@ def connect(
 def environment_loop(
     config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
 ) -> EpisodeLoop:
-    """Episodes in which the task's environment answers."""
+    """Return the loop of episodes with the task's environment."""
     layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
     pool = EnvironmentPool(config.environment.max_workers)
     return EpisodeLoop(make_engine(), task.make_environment, partial(layout, codec), pool, limits)
@@ -140,10 +140,10 @@ def environment_loop(
 def agent_loop(
     config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
 ) -> Episodes[Any]:
-    """Episodes that the program of `generator.agent` plays.
+    """Return the loop of episodes that the program of `generator.agent` runs.
 
     Raises:
-        UserError: it is not there.
+        UserError: the program does not exist.
     """
     from mtrl.gateway.server import Gateway
     from mtrl.gateway.session import SessionLimits
@@ -151,7 +151,7 @@ def agent_loop(
     from mtrl.generator.agents.start import make_runner
 
     agent = config.generator.agent
-    runner = make_runner(agent)  # before an engine takes its minute
+    runner = make_runner(agent)  # before the engine, which takes a minute to start
     calls = SessionLimits(
         agent.max_calls or limits.max_turns,
         agent.max_calls_at_once,
@@ -163,7 +163,7 @@ def agent_loop(
 
 
 def limits(config: Config, context: int) -> Limits:
-    """What an episode may take, with a conversation of at most `context` tokens."""
+    """Return the limits of an episode, with a conversation of at most `context` tokens."""
     return Limits(
         max_turns=config.generator.max_turns,
         max_context_length=context,
@@ -174,13 +174,14 @@ def limits(config: Config, context: int) -> Limits:
 
 
 def start_of(config: Config, task: Task, on_warm_start: OnStep = lambda step, success: None) -> str:
-    """The folder or Hub name of the policy before training; where it takes a warm start, that is made now unless it is
+    """Return the folder or Hub name of the policy before training. A warm start, if enabled, is made now unless it is
     in the cache."""
     return prepared_start(config, task, on_warm_start)[0]
 
 
 def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[str, Foothold | None]:
-    """The folder or Hub name of the policy before training, and what its warm start reached, where it took one."""
+    """Return the folder or Hub name of the policy before training, and the result of its warm start, None without
+    one."""
     if config.model.name != "tiny" and not config.model.warm_start.enabled:
         return config.model.path or "", None
 
@@ -191,7 +192,8 @@ def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[s
 
 
 def preparation(config: Config) -> tuple[str, int | None]:
-    """What goes on until the policy is there, and in how many steps at least, where they can be counted."""
+    """Return the title of the progress bar until the policy is loaded, and the smallest number of steps, or None if the
+    steps are unknown."""
     if config.model.name != "tiny" and not config.model.warm_start.enabled:
         return "loading the model", None
     settings = config.model.warm_start
@@ -210,13 +212,17 @@ def sampling_params(config: SamplingConfig, stop_token_ids: tuple[int, ...] = ()
 
 
 def eval_sampling_params(config: Config, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
-    """Those of evaluations; where they have none of their own, those of training."""
+    """Return the sampling parameters of evaluations; if none are configured, those of training."""
     generator = config.generator
     return sampling_params(generator.eval_sampling_params or generator.sampling_params, stop_token_ids)
 
 
 def context_limit(config: Config, model_config: Any) -> int:
-    """Tokens of a whole conversation: what the model holds, or less where the configuration says so."""
+    """Return the maximum length of a whole conversation, in tokens: the model's limit, or a smaller configured one.
+
+    Raises:
+        UserError: the configured limit is larger than the model's.
+    """
     holds = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 4096
     wanted = config.generator.max_context_length
     if wanted is not None and wanted > holds:
@@ -227,10 +233,10 @@ def context_limit(config: Config, model_config: Any) -> int:
 
 
 def check_prompts(codec: Codec, rows: Sequence[Row], limit: int) -> None:
-    """Find prompts that leave no room before anything runs.
+    """Check the lengths of all prompts before anything runs.
 
     Raises:
-        UserError: the first row whose prompt does not fit.
+        UserError: a prompt leaves no room for a response; the message names the first such row.
     """
     for row in rows:
         tokens = prompt_tokens(codec, row, limit)
@@ -242,8 +248,9 @@ def check_prompts(codec: Codec, rows: Sequence[Row], limit: int) -> None:
 
 
 def prompt_tokens(codec: Codec, row: Row, limit: int) -> int:
-    """Tokens of a row's prompt; a bound from its characters where that already shows that it fits."""
+    """Return the number of tokens of a row's prompt, or an upper bound from its bytes if that already shows that the
+    prompt fits."""
     characters = sum(len(str(message.get("content") or "").encode()) for message in row["prompt"])
     if characters + 64 * (len(row["prompt"]) + 1) < limit:
-        return characters  # no tokenizer makes more tokens than bytes; 64 covers the template's own
+        return characters  # a text has at most as many tokens as bytes; 64 covers the template's tokens per message
     return len(codec.renderer.render_ids(row["prompt"], add_generation_prompt=True))

@@ -1,4 +1,4 @@
-"""The stream: groups are played while the trainer learns, within a hard bound on the age of what is trained."""
+"""The stream: groups are sampled during updates, within a hard bound on the staleness of trained tokens."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mtrl.types import FAILED, Group, Trajectory
 log = logging.getLogger(__name__)
 
 ADMISSIONS: dict[str, type[Admission]] = {"wait": Admission, "requeue": ImpatientAdmission}
-"""By `async_config.on_stale`."""
+"""Admission class by the value of `async_config.on_stale`."""
 
 
 @dataclass
 class Tally:
-    """What happened since the last step was handed over."""
+    """Counts and groups since the last batch was handed over."""
 
     report: RolloutReport = field(default_factory=lambda: RolloutReport(groups=[]))
     set_aside: list[Group] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Tally:
 
 @dataclass
 class Outcome:
-    """How the episodes of one group ended."""
+    """Number of episodes of one group, and those that failed."""
 
     episodes: int
     failures: list[Trajectory]
@@ -44,15 +44,17 @@ class Outcome:
 
 @dataclass
 class Stream(Producer):
-    """Plays groups without pause, one task each, as `mtrl/trainer/admission.py` lets them start and be trained.
+    """Samples groups continuously, with one task per group; `mtrl/trainer/admission.py` decides which groups start and
+    which are trained.
 
-    Everything here runs on the event loop, so the update must not: the loop awaits it in a thread of its own. Groups
-    are paid and scored in another thread, one after the other, for a scorer may run commands, and users' scorers need
-    not bear threads. Whatever goes wrong in a task ends the waiting `collect`, or the next one.
+    Everything here runs on the event loop, so the update must run in a separate thread, which the loop awaits. Rewards
+    and scores are computed in another thread, one group after another, because a scorer may run commands and users'
+    scorers need not be thread-safe. An error in a task is raised by the waiting `collect`, or by the next one.
     """
 
     busy: Callable[[float, float], None] = lambda start, end: None
-    """Told of each stretch, by `time.perf_counter`, in which a group was in flight; cut where new weights came."""
+    """Function that is called with start and end, in seconds of `time.perf_counter`, of each interval in which a group
+    was in progress; intervals are divided when new weights arrive."""
 
     def __post_init__(self) -> None:
         settings = self.config.async_config
@@ -62,25 +64,26 @@ class Stream(Producer):
         self.activity = Activity(self.busy)
         self._begun = self._stopped = self._closed = False
         self._tasks: dict[Outstanding, asyncio.Task[None]] = {}
-        """What is played, paid, scored or being aborted."""
+        """Tasks of the groups that are being sampled, scored or aborted."""
         self._playing: set[Outstanding] = set()
-        """Those of them whose episodes are not over."""
+        """Groups in `_tasks` whose episodes are not finished."""
         self._finished: dict[Outstanding, Group] = {}
         self._tally = Tally()
         self._outcomes: deque[Outcome] = deque(maxlen=self._wanted)
-        """Of the last groups, as many as a step has; the limits on failures hold over them."""
+        """Outcomes of the last groups, as many as a step has; the limits on failures apply to them."""
         self._broken = 0
-        """Groups with a failure since the last one without."""
+        """Number of groups with a failure since the last group without one."""
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
         self._desk = ThreadPoolExecutor(1, "mtrl-scoring")
 
     async def collect(self, step: int) -> Experience:
-        """See `Producer.collect`. Waits until `Admission.choose` finds a batch, in the order of admission.
+        """See `Producer.collect`. Waits until `Admission.choose` returns a batch; its groups are in the order of
+        admission.
 
         Raises:
             StoppedError: see `Producer.stop`.
-            RuntimeError: a task was cancelled by somebody else; or, which would be a bug, a token is too old.
+            RuntimeError: other code cancelled a task; or a token is too old, which would be a bug.
         """
         self._begin(step)
         start, straggling = time.perf_counter(), 0.0
@@ -116,26 +119,27 @@ class Stream(Producer):
         return Experience(groups, tally.report, tally.set_aside, rounds, flow)
 
     def publish(self, version: int) -> None:
-        """See `Producer.publish`. What has become too old is aborted (only with `on_stale=requeue`), and the places of
-        what was trained are filled."""
+        """See `Producer.publish`. Groups that have become too old are aborted (only with `on_stale=requeue`), and new
+        groups are admitted in place of the trained ones."""
         self.admission.trained(version)
         self.activity.cut()
         self._requeue_overdue()
         self._admit()
 
     def stop(self) -> None:
-        """See `Producer.stop`. A waiting `collect` ends; what is in flight goes on until `close`."""
+        """See `Producer.stop`. A waiting `collect` ends; groups in progress continue until `close`."""
         self._stopped = True
         self._changed.set()
 
     async def judge(self, groups: Sequence[Group]) -> None:
-        """See `Producer.judge`. In the thread of the stream's own groups, which take their turns between these."""
+        """See `Producer.judge`. It runs in the same thread as the scoring of the stream's own groups, alternating with
+        it."""
         for group in groups:
             await asyncio.get_running_loop().run_in_executor(self._desk, self._score_alone, group)
 
     def state(self) -> list[dict[str, Any]]:
-        """See `Producer.state`. Finished groups are kept with their versions, the others without trajectories; groups
-        that are being trained count as trained, and those set aside as done."""
+        """See `Producer.state`. Finished groups are stored with their versions, other groups without trajectories.
+        Groups that are being trained count as trained, and groups that were set aside are not stored."""
         admission = self.admission
         slots = sorted([*admission.outstanding, *admission.again], key=lambda slot: slot.number)
         finished = (self._finished.get(slot) or Group(slot.group_id, slot.row, []) for slot in slots)
@@ -143,8 +147,8 @@ class Stream(Producer):
         return [admission.counters(), *(entry.to_dict() for entry in unused)]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """See `Producer.restore`. Prompts that were in flight start anew, first; finished groups that other settings
-        make too old are played again."""
+        """See `Producer.restore`. Prompts that were in progress start again before any new prompt; finished groups that
+        are too old under changed settings are sampled again."""
         for entry in state:
             if "group" not in entry:
                 self.admission.count_from(**entry)
@@ -158,9 +162,9 @@ class Stream(Producer):
                 self.admission.put_back(slot)
 
     async def close(self) -> None:
-        """Abort what is in flight and wait until it is cleared away: environments closed, sessions released.
+        """Abort the groups in progress and wait until their environments are closed and their sessions released.
 
-        An environment that was closing already is closed to the end by its thread, maybe a moment later.
+        An environment that was already closing is closed by its own thread, possibly a moment later.
         """
         self._closed = True
         for task in self._tasks.values():
@@ -185,11 +189,11 @@ class Stream(Producer):
             )
 
     def _admit(self) -> None:
-        """Start what may start."""
+        """Start all groups that may start."""
         while not (self._closed or self._error) and self.admission.may_admit(len(self._playing)):
             try:
                 slot = self.admission.admit(self.next_row)
-            except Exception as error:  # a data set of the user's
+            except Exception as error:  # a user's data set can raise any error
                 self._fail(error)
                 break
             self._tally.admitted += 1
@@ -208,7 +212,7 @@ class Stream(Producer):
                 self._tasks[slot].cancel()
 
     def _choose(self) -> list[Outstanding] | None:
-        """The next batch, if there is one yet."""
+        """Return the next batch, or None if none is ready. Raise the first error of a task, if any."""
         if self._error is None:
             self._check_signal()
         if self._error is not None:
@@ -216,8 +220,8 @@ class Stream(Producer):
         return self.admission.choose(self._finished)
 
     def _check_signal(self) -> None:
-        """Fail where dynamic sampling finds too little: since the last step each of the (K + 1) B places was filled
-        anew `dynamic_sampling_rounds` times, and there is still no batch."""
+        """Fail if dynamic sampling finds too few groups: since the last step, more groups without an advantage were set
+        aside than (K + 1) B x `dynamic_sampling_rounds`, and there is still no batch."""
         allowed = self.config.algorithm.dynamic_sampling_rounds * self.admission.limit
         silent = self._tally.set_aside
         if len(silent) > allowed and len(self._finished) < self._wanted:
@@ -242,15 +246,16 @@ class Stream(Producer):
         asyncio.run(self._score([group]))
 
     def _judge(self, group: Group) -> bool:
-        """Pay and score it, on a thread; whether it is trained."""
+        """Compute rewards and scores of a group, in the scoring thread. Return whether it is trained."""
         asyncio.run(self._pay(group))
         return self._teaches(group)
 
     def _failed(self, group: Group) -> bool:
-        """Whether an episode failed for good, so that the group is replaced as a whole; all are counted.
+        """Count failed episodes. Return whether an episode failed after all retries, so that the whole group is
+        replaced.
 
         Raises:
-            UserError: too many of them failed.
+            UserError: too many episodes failed.
         """
         outcome = Outcome(len(group.trajectories), [t for t in group.trajectories if t.stop_reason in FAILED])
         self._tally.report.episodes += outcome.episodes
@@ -279,7 +284,7 @@ class Stream(Producer):
         self._changed.set()
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing starts any more, and whoever collects hears of the first error."""
+        """Store the first error, which stops admissions and which `collect` raises."""
         self._error = self._error or error
         self._changed.set()
 
@@ -293,23 +298,23 @@ class Stream(Producer):
 
 
 class Activity:
-    """When the generator had something to do, and for how long it had not."""
+    """Busy intervals and idle time of the generator."""
 
     def __init__(self, report: Callable[[float, float], None]):
-        """`report(start, end)` is told of each busy stretch, in seconds of `time.perf_counter`."""
+        """`report(start, end)` is called for each busy interval, in seconds of `time.perf_counter`."""
         self.report = report
         self._busy = False
         self._since: float | None = None
         self._idle = 0.0
 
     def note(self, busy: bool) -> None:
-        """From now on it has something to do, or not."""
+        """Record that the generator is busy, or idle, from now on."""
         if self._since is None or busy != self._busy:
             self.cut()
             self._busy = busy
 
     def cut(self) -> None:
-        """End the stretch here and begin a new one of the same kind."""
+        """End the current interval and start a new one of the same kind."""
         now = time.perf_counter()
         if self._since is not None and self._busy:
             self.report(self._since, now)
@@ -318,7 +323,7 @@ class Activity:
         self._since = now
 
     def take_idle(self) -> float:
-        """Seconds without anything to do since this was last asked."""
+        """Return the idle time since the last call, in seconds."""
         if not self._busy:
             self.cut()
         seconds, self._idle = self._idle, 0.0

@@ -1,4 +1,4 @@
-"""Throughput: how much was sampled and trained in the time of a step, and who waited for whom."""
+"""Throughput metrics: tokens sampled and trained per second of a step, and idle times of trainer and generator."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Group
 
 WAITING = ("wait", "generate")
-"""What a trainer does that does nothing: it waits for groups, or takes turns with the generator."""
+"""Phases of a step in which the trainer is idle: it waits for groups, or for the generator with which it alternates."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank computed of its micro-batches; adds up over micro-batches and over ranks."""
+    """Computation of one rank on its micro-batches; `+` adds over micro-batches and over ranks."""
 
     tokens: int = 0
-    """Of the samples that were trained, context included."""
+    """Number of tokens of the samples that were trained, context included."""
     cells: int = 0
-    """Of the grids in which they lay, padding included."""
+    """Number of positions of the micro-batches, padding included."""
     flops: float = 0.0
-    """Of all passes, those without gradients as well."""
+    """FLOPs of all passes, including those without gradients."""
 
     def __add__(self, other: Work) -> Work:
         return Work(self.tokens + other.tokens, self.cells + other.cells, self.flops + other.flops)
 
 
 def trained(model: ModelFlops, batch: MicroBatch) -> Work:
-    """A forward and a backward pass over a micro-batch; a filler is padding."""
+    """Return the work of a forward and a backward pass over a micro-batch; a filler counts as padding."""
     lengths, sampled = _tokens(batch)
     return Work(sum(lengths), batch.token_ids.numel(), model.training(lengths, sampled))
 
 
 def forwarded(model: ModelFlops, batch: MicroBatch) -> Work:
-    """A pass without gradients: of the reference, or for the log-probs of the old policy."""
+    """Return the work of a pass without gradients, by the reference or for the log-probs of the old policy."""
     return Work(flops=model.forward(*_tokens(batch)))
 
 
 def _tokens(batch: MicroBatch) -> tuple[list[int], int]:
-    """Of each sample; and those that were sampled, of all of them."""
+    """Return the number of tokens of each sample, and the number of sampled tokens of all samples."""
     return [len(sample.token_ids) for sample in batch.samples], batch.weights.numel() if batch.samples else 0
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """The metrics of a step."""
+    """Computation of a step's throughput metrics."""
 
     peak: float | None = None
-    """FLOP/s that one rank could do at best (`peak_flops`); None: unknown, and there is no MFU."""
+    """Peak FLOP/s of one rank (`peak_flops`); None: unknown, so that there is no MFU."""
 
     def metrics(
         self,
@@ -59,25 +59,26 @@ class Throughput:
         works: Sequence[Work],
         sampling_seconds: float | None = None,
     ) -> dict[str, float]:
-        """What a step of training achieved; what cannot be known or was not done is left out.
+        """Return the metrics of a training step, without those that are unknown or do not apply.
 
         `time/NAME`                        seconds of the trainer in `generate` or `wait`, `credit`, `update`, `sync`, …
         `time/step`                        their sum
-        `time/{generate,environment}_per_turn`  mean over turns, which overlap: many are played at once
-        `time/{generate,environment}_all_turns` their sum, of all turns, as if they were played one after the other
+        `time/{generate,environment}_per_turn`  mean seconds of a turn; many turns run at the same time
+        `time/{generate,environment}_all_turns` sum of these seconds over all turns, as if they ran one after another
         `perf/update_tokens_per_second`    tokens trained, context included, per second of the update
         `perf/rollout_tokens_per_second`   tokens sampled per second in which turns were sampled
-        `perf/mfu`                         FLOPs that the update needed, of those the ranks could have done meanwhile
-        `perf/packing_efficiency`          tokens trained, of the cells of the micro-batches: 1 is no padding
-        `perf/rank_balance`                mean over ranks of their FLOPs, of the busiest one's: 1 is no waiting
+        `perf/mfu`                         FLOPs of the update, as a share of the ranks' peak FLOPs in the same time
+        `perf/packing_efficiency`          tokens trained / positions of the micro-batches: 1 is no padding
+        `perf/rank_balance`                mean FLOPs over ranks / FLOPs of the busiest rank: 1 is no waiting
         `perf/idle_frac`                   share of the step in which the trainer waited for rollouts
         `perf/rollout_idle_frac`           share of the step in which no turn was sampled
 
         Args:
-            seconds: what the trainer did one after the other, by the names of the timeline.
-            groups: those of which the step learnt, with all that was played for them.
-            works: of each rank.
-            sampling_seconds: in which at least one turn was sampled (`Occupancy`); None: all of `generate`.
+            seconds: duration of each phase of the trainer, in seconds, by its name in the timeline.
+            groups: all groups that were sampled for the step.
+            works: work of each rank.
+            sampling_seconds: time in which at least one turn was sampled (`Occupancy`), in seconds; None: the whole of
+                `generate`.
         """
         step = sum(seconds.values())
         if sampling_seconds is None:
@@ -109,7 +110,7 @@ class Throughput:
 
 
 def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`time/{generate,environment}_{per_turn,all_turns}`, in seconds; nothing for no turns."""
+    """Return `time/{generate,environment}_{per_turn,all_turns}`, in seconds; empty without turns."""
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     if not turns:
         return {}

@@ -1,4 +1,4 @@
-"""From one step's groups to new weights."""
+"""The update of the policy's weights from one step's samples."""
 
 from __future__ import annotations
 
@@ -22,35 +22,37 @@ from mtrl.types import Sample, write_jsonl
 
 @dataclass
 class Update:
-    """What came of the optimiser steps of one training step."""
+    """Result of the optimiser steps of one training step."""
 
     report: UpdateReport = field(default_factory=UpdateReport)
     looked_at: list[tuple[Sample, Tensor]] = field(default_factory=list)
-    """The samples of the first optimiser step, with the trainer's log-probs [action tokens] before it."""
+    """Samples of the first optimiser step, with the trainer's log-probs [action tokens] before this step."""
     works: list[Work] = field(default_factory=list)
-    """What each rank computed."""
+    """Computation of each rank."""
 
 
 class Updater:
     """Plans the optimiser steps of a training step; denominators are those of the whole optimiser step."""
 
     def __init__(self, config: Config, learners: Learners, dump: Path, kl: KlController | None = None):
-        """
+        """Create the updater.
+
         Args:
-            dump: where a batch goes whose loss or gradient is not finite.
+            dump: file for a batch whose loss or gradient is not finite.
         """
         self.config, self.algorithm = config, config.algorithm
         self.learners, self.dump = learners, dump
         parts = find_loss(config.algorithm.loss_fn), find_correction(config.algorithm.off_policy_correction)
         self._whole_trajectories = any(part.per_trajectory for part in parts)
         self.kl = kl or KlController(config.algorithm.kl_loss_coef)
-        """Weight of the KL term; it changes over a run where `kl_target` is set."""
+        """Weight of the KL term; it changes during a run if `kl_target` is set."""
 
     def run(self, samples: list[Sample], step: int) -> Update:
         """Train on all samples of training step `step` (0-based).
 
         Raises:
-            UserError: a loss or a gradient is not finite; the batch is dumped and the weights are as before it.
+            UserError: a loss or a gradient is not finite. The batch is written to the dump file, and the optimiser step
+                did not change the weights.
         """
         parts = [self._batches(part) for part in mini_batches(samples, self.config.trainer, self.config.seed, step)]
         dealt = self.learners.update([part for part in parts if part], step, self.kl.coefficient)
@@ -66,7 +68,8 @@ class Updater:
         return Update(report, looked_at, [self._work(batches) for batches in dealt.by_rank])
 
     def _work(self, batches: list[MicroBatch]) -> Work:
-        """Of one rank: the passes of the optimiser steps, and those without gradients beside them."""
+        """Return the work of one rank: the passes of the optimiser steps, and the additional passes without
+        gradients."""
         model, algorithm = self.learners.model, self.algorithm
         extra = (algorithm.loss_anchor == "old") + bool(algorithm.kl_loss_coef)
         done = [trained(model, batch) for batch in batches]
@@ -74,12 +77,13 @@ class Updater:
         return sum(done, Work())
 
     def _batches(self, samples: list[Sample]) -> list[MicroBatch]:
-        """Micro-batches of what has a gradient; what is left out still counts in the denominators."""
+        """Return the micro-batches of samples with a gradient; samples that are left out still count in the
+        denominators."""
         algorithm = self.algorithm
         weights = token_weights(samples, algorithm.loss_reduction, algorithm)
         pairs = list(zip(samples, weights, strict=True))
         if algorithm.drop_zero_advantage and not algorithm.kl_loss_coef and not algorithm.entropy_coef:
-            # A trajectory stays whole: what is per trajectory needs all of its samples.
+            # Whole trajectories are dropped or kept, since losses per trajectory need all samples of a trajectory.
             taught = {key(sample) for sample in samples if any(sample.advantages)}
             pairs = [(sample, weight) for sample, weight in pairs if key(sample) in taught]
         return micro_batches(
@@ -93,11 +97,11 @@ class Updater:
 
 
 def per_sample(batch: MicroBatch, logprobs: Tensor) -> list[tuple[Sample, Tensor]]:
-    """The [N] log-probs of a micro-batch, sample by sample."""
+    """Split the log-probs [N] of a micro-batch by sample."""
     parts = logprobs.split([sample.action_tokens for sample in batch.samples])
     return list(zip(batch.samples, parts, strict=True))
 
 
 def key(sample: Sample) -> tuple[str, int]:
-    """The trajectory that a sample is of."""
+    """Return the key of a sample's trajectory: group id and index."""
     return sample.group_id, sample.trajectory

@@ -1,4 +1,4 @@
-"""The optimiser steps of the value model, as every rank takes them."""
+"""The optimiser steps of the value model on each rank."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mtrl.trainer.optimizer import Optimizer
 from mtrl.trainer.policy_learner import NonFiniteError
 
 Lesson = tuple[MicroBatch, Tensor, Tensor]
-"""A micro-batch, the values [N] before the step's first update, and what they should have been [N]."""
+"""A micro-batch, the values [N] before the step's first update, and the target values [N]."""
 
 
 def value_model(config: Config, policy: Any) -> ValueModel | None:
-    """The value model of a run, or None where `algorithm.advantage_method` reads none.
+    """Return the value model of a run, or None if `algorithm.advantage_method` needs none.
 
     Args:
-        policy: the module that it starts from, unless `algorithm.critic.path` names a folder; its weights are copied.
+        policy: module whose weights are copied, unless `algorithm.critic.path` names a folder.
 
     Raises:
         UserError: the folder cannot be used, or the architecture has no body to put a value head on.
@@ -43,7 +43,7 @@ def value_model(config: Config, policy: Any) -> ValueModel | None:
 
 
 def _body(config: Config, path: str, policy: Any) -> Any:
-    """The causal LM in a folder, set up as the policy's module is."""
+    """Load the causal LM in a folder, with the settings of the policy's module."""
     model = load_peer(config, path, "algorithm.critic.path", policy)
     if config.trainer.gradient_checkpointing:
         checkpoint_gradients(model)
@@ -51,7 +51,7 @@ def _body(config: Config, path: str, policy: Any) -> Any:
 
 
 class ValueLearner:
-    """A value model and its optimiser on one rank, which works on the micro-batches that it is handed."""
+    """A value model and its optimiser on one rank, which trains on the micro-batches that it receives."""
 
     def __init__(self, config: Config, model: ValueModel):
         self.model, self.settings = model, config.algorithm.critic
@@ -59,18 +59,18 @@ class ValueLearner:
 
     @property
     def device(self) -> torch.device:
-        """Where batches have to be."""
+        """Device for the inputs."""
         return compute_device(self.model)
 
     @torch.no_grad()
     def values(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """[N] the value before each sampled token, per micro-batch, on the CPU."""
+        """Return the value before each sampled token, [N] for each micro-batch, on the CPU."""
         found = [self._forward(batch.to(self.device)).cpu() for batch in batches]
         reshard(self.model)
         return found
 
     def update(self, parts: list[list[Lesson]], step: int) -> CriticReport:
-        """The optimiser steps of training step `step` (0-based), one for each of `parts`."""
+        """Make the optimiser steps of training step `step` (0-based), one for each of `parts`."""
         report = CriticReport()
         try:
             for part in parts:
@@ -104,20 +104,20 @@ class ValueLearner:
 
 @dataclass
 class CriticReport:
-    """Sums over the optimiser steps of one training step; of one rank, or of all of them (`joined`)."""
+    """Sums over the optimiser steps of one training step, on one rank or over all ranks (`joined`)."""
 
     updates: int = 0
     loss: float = 0.0
     clipped: float = 0.0
-    """Shares of the trained values whose loss was clipped."""
+    """Sum of the shares of trained values whose loss was clipped."""
     grad_norm: float = 0.0
     lr: float = 0.0
     stopped: NonFiniteError | None = None
-    """What ended the training step before its last optimiser step, on every rank alike."""
+    """Error that ended the training step before its last optimiser step, the same on every rank; None without one."""
 
     @classmethod
     def joined(cls, reports: Iterable[CriticReport]) -> CriticReport:
-        """Sums over ranks of what each did with its share; norm and rate are the same on all of them."""
+        """Sum the reports over ranks; gradient norm and learning rate are equal on all ranks."""
         first, *others = reports
         whole = replace(first)
         for other in others:
@@ -126,16 +126,17 @@ class CriticReport:
         return whole
 
     def metrics(self) -> dict[str, float]:
-        """Means; there must have been an update."""
+        """Return the means over the updates, of which there must be at least one."""
         means = {"loss": self.loss, "clip_frac": self.clipped, "grad_norm": self.grad_norm}
         return {f"critic/{name}": total / self.updates for name, total in means.items()} | {"critic/lr": self.lr}
 
 
 def value_losses(values: Tensor, old: Tensor, targets: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """½ max((v - R)², (v' - R)²), v' = v clipped to old ± `clip`, [N]; and 1 where the clip made it larger.
+    """Return ½ max((v - R)², (v' - R)²), v' = v clipped to old ± `clip`, [N]; and a tensor [N] that is 1 where the clip
+    made the loss larger.
 
-    A value that moved further than that towards its target gets no gradient, as a ratio in PPO's loss (OpenAI
-    baselines; Engstrom et al., 2005.12729). None: ½ (v - R)².
+    A value that has moved more than `clip` towards its target gets no gradient, like a ratio in PPO's loss (OpenAI
+    baselines; Engstrom et al., 2005.12729). With `clip` None the loss is ½ (v - R)².
     """
     free = (values - targets).square()
     near = values if clip is None else values.clamp(old - clip, old + clip)

@@ -1,9 +1,9 @@
-"""The warm start: imitate the environment's demonstrator until sampled episodes succeed often enough for RL.
+"""The warm start: imitation of the environment's demonstrator until sampled episodes succeed often enough for RL.
 
-RL amplifies what happens already, so a policy that never succeeds learns nothing, and one that always does has nothing
-to learn. How many updates of imitation lie between the two depends on the seed, the task and the model. So the number
-is not set: every `model.warm_start.check_every` updates the share of successes is measured, on training rows, sampled
-as in training and judged by the scorer, and imitation ends when the share is inside `model.warm_start.success_band`.
+RL amplifies behaviour that already occurs, so a policy that never succeeds learns nothing, and a policy that always
+succeeds has nothing to learn. The number of updates between these two points depends on the seed, the task and the
+model, so it is not fixed: every `model.warm_start.check_every` updates the success rate is measured, on training rows,
+sampled as in training and judged by the scorer. Imitation ends when it is inside `model.warm_start.success_band`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ from mtrl.trainer.loading import load_model
 from mtrl.types import Group, Message
 
 KEY_CONVERSATIONS = 256
-"""The cache key covers this number of demonstrations, whose text changes with whatever the environment says."""
+"""Number of demonstrations in the cache key; their text changes with the environment's text."""
 RECORD = "warm_start.json"
 
 OnStep = Callable[[int, float | None], None]
-"""Called after each update with the number of updates so far and the last measured share of successes."""
+"""Function that is called after each update with the number of updates so far and the last measured success rate."""
 Measure = Callable[[Any, Any], float]
-"""From a model and its tokenizer to the share of sampled episodes on training rows that succeed."""
+"""Function from a model and its tokenizer to the share of sampled episodes on training rows that succeed."""
 
 
 @dataclass(frozen=True)
 class Foothold:
-    """What a warm start reached."""
+    """Result of a warm start."""
 
     success: float
     """Share of sampled episodes on training rows that succeed."""
     episodes: int
-    """How many were sampled."""
+    """Number of sampled episodes."""
     steps: int
-    """Updates of imitation that led there."""
+    """Number of updates of imitation."""
     band: tuple[float, float]
-    """Where the share had to be."""
+    """Lower and upper limit of the required success rate."""
     path: str | None = None
-    """The model, where it was inside the band without any imitation; else null: the weights are beside this record."""
+    """Folder or Hub name of the model if it needed no imitation; None if the weights are in the folder of this
+    record."""
 
     def __str__(self) -> str:
         low, high = self.band
@@ -72,7 +73,7 @@ class Foothold:
 
     @classmethod
     def read(cls, folder: Path) -> Foothold | None:
-        """The record of a finished warm start in this folder; None where there is none."""
+        """Read the record of a finished warm start in this folder; None without a record."""
         try:
             found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -86,10 +87,11 @@ def warm_start(
     measure: Measure,
     on_step: OnStep = lambda step, success: None,
 ) -> tuple[str, Foothold]:
-    """The folder or Hub name of the policy that RL starts from, made now unless it is in the cache.
+    """Return the folder or Hub name of the policy after the warm start, which is made now unless it is in the cache,
+    and the result of the warm start.
 
     Raises:
-        UserError: the task has no demonstrator, a demonstration fails, or the share of successes stays below the band.
+        UserError: the task has no demonstrator, a demonstration fails, or the success rate does not reach the band.
     """
     if task.family.demonstrate is None:
         raise UserError(
@@ -104,14 +106,14 @@ def warm_start(
 
 
 def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: OnStep) -> Foothold:
-    """Imitate, and write model, tokenizer and record to `folder`."""
+    """Make the warm start, and write model, tokenizer and record to `folder`. Return the record."""
     settings = config.model.warm_start
     rng = random.Random(config.seed)
     conversations = list(played(config, task, rng))
     if config.model.name == "tiny":
         sizes = config.model.tiny
         tokenizer = tiny.train_tokenizer(conversations, sizes.vocabulary, task.family.tokens)
-        model, success = tiny.make_model(sizes, tokenizer, config.seed), None  # random weights: nothing to measure
+        model, success = tiny.make_model(sizes, tokenizer, config.seed), None  # random weights, so not measured
     else:
         model, tokenizer = load_model(config, str(config.model.path))
         success = measure(model, tokenizer)
@@ -125,7 +127,7 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
         success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
         foothold = Foothold(success, settings.episodes, imitation.steps, band)
-        if (made := Foothold.read(folder)) is not None:  # another process was faster, and its readers may be at work
+        if (made := Foothold.read(folder)) is not None:  # another process was faster, and its files may be in use
             return made
         tiny.save(imitation.policy, tokenizer, folder)
     replace_text(folder / RECORD, json.dumps(asdict(foothold)) + "\n")
@@ -133,7 +135,7 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
 
 
 class Imitation:
-    """A model that is fine-tuned on demonstrations, and the moving average of its weights, which is the policy."""
+    """A model that is fine-tuned on demonstrations, with the moving average of its weights, which is the policy."""
 
     def __init__(self, config: Config, model: Any, next_batch: Callable[[], list[sft.Example]]):
         settings = config.model.warm_start
@@ -149,20 +151,20 @@ class Imitation:
         return self.average.module.eval()
 
     def update(self) -> None:
-        """One step of fine-tuning."""
+        """Make one update of fine-tuning."""
         scale = min(1.0, (self.steps + 1) / max(self.warmup, 1))
         sft.update(self.model, self.next_batch(), self.optimizer, scale, self.max_tokens)
         self.average.update_parameters(self.model)
         self.steps += 1
 
     def state(self) -> tuple[Any, ...]:
-        """A copy of all that an update changes."""
+        """Return a copy of everything that an update changes."""
         return copy.deepcopy(
             (self.model.state_dict(), self.average.state_dict(), self.optimizer.state_dict(), self.steps)
         )
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Be as at the time of `state`."""
+        """Restore the state that `state` returned."""
         model, average, optimizer, self.steps = state
         self.model.load_state_dict(model)
         self.average.load_state_dict(average)
@@ -170,14 +172,14 @@ class Imitation:
 
 
 def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float], on_step: OnStep) -> float:
-    """Update until the policy's share of successes is inside the band; where it has jumped over the band, go back to
-    the last measurement and take smaller strides.
+    """Update until the policy's success rate is inside the band. If it has jumped over the band, return to the state of
+    the last measurement and halve the number of updates between measurements.
 
     Returns:
-        The share: inside the band, or above it where a single update jumps over it.
+        The success rate: inside the band, or above it if a single update jumps over the band.
 
     Raises:
-        UserError: `max_steps` updates did not lead there.
+        UserError: the success rate was not in the band after `max_steps` updates.
     """
     settings = config.model.warm_start
     low, high = settings.success_band
@@ -206,16 +208,16 @@ def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float
 
 
 def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], model: Any, tokenizer: Any) -> float:
-    """The share of successes among `model.warm_start.episodes` episodes, sampled as in training, on rows spread over
-    the training split.
+    """Return the success rate of `model.warm_start.episodes` episodes, sampled as in training, on rows spread over the
+    training split.
 
     Args:
-        connect: from a model and its tokenizer to the `Player` that plays it.
+        connect: function from a model and its tokenizer to the `Player` that runs its episodes.
     """
     rows, count = task.splits.train, config.model.warm_start.episodes
     chosen = [rows[index * len(rows) // count] for index in range(count)]
     player = connect(copy.deepcopy(model), tokenizer)  # engines change a model's storage
-    # A scorer of its own needs no rewards, whose components may ask a judge that costs money.
+    # Rewards are computed only if success is defined by them, since a component may be a judge that costs money.
     composer = RewardComposer(config.reward) if task.family.score is reward_is_success else None
 
     async def play() -> list[Group]:
@@ -235,14 +237,14 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
 
 
 def played(config: Config, task: Task, rng: random.Random) -> Iterator[list[Message]]:
-    """The demonstrations, over and over the training rows."""
+    """Yield the demonstrations, cycling over the training rows."""
     count, timeout = config.model.warm_start.demonstrations, config.environment.step_timeout
     return demonstrations(task.family, task.make_environment, task.splits.train, rng, count, timeout)
 
 
 def cache_key(config: Config, task: Task) -> str:
-    """Names the result: the model, the seed, the rows, how turns are sampled, the code that is run and what it says at
-    the beginning."""
+    """Return a hash of everything that determines the result: the model, the seed, the rows, the sampling, the code
+    that runs, and the first demonstrations."""
     generator, count = config.generator, config.model.warm_start.demonstrations
     code = [task.family.demonstrate, task.family.score, demonstrate, TinyRenderer, sft.update, tiny.save, make]
     rows = hashlib.sha256(json.dumps(task.splits.train[:count], sort_keys=True, default=str).encode()).hexdigest()
@@ -266,7 +268,7 @@ def cache_key(config: Config, task: Task) -> str:
 
 
 def model_files(path: str | None) -> list[list[Any]]:
-    """Names, sizes and times of the files of a model folder; a Hub name has none here."""
+    """Return names, sizes and modification times of the files of a model folder; empty for a Hub name."""
     folder = Path(path or "")
     if path is None or not folder.is_dir():
         return []
@@ -275,7 +277,7 @@ def model_files(path: str | None) -> list[list[Any]]:
 
 
 def _source(function: Any) -> str:
-    """The module that defines it, or nothing where there is no file (a notebook)."""
+    """Return the source of the module that defines the function; empty if there is no file, as in a notebook."""
     try:
         return inspect.getsource(inspect.getmodule(function))
     except (OSError, TypeError):

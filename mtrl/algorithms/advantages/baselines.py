@@ -1,4 +1,4 @@
-"""Group baselines: a value against those of its peers. Which values are compared, `algorithm.credit` says."""
+"""Group baselines: comparison of a value with the values of its peers. `algorithm.credit` selects the values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtrl.config.schema import AlgorithmConfig
 ALL_CREDITS = ("trajectory", "turn", "turn+outcome")
 
 STD_EPSILON = 1e-6
-"""Added to the standard deviation, as GRPO's reference implementations do."""
+"""Constant added to the standard deviation, as in GRPO's reference implementations."""
 
 
 @advantage_estimator("grpo", aliases=("group_based",), needs_group=True, credits=ALL_CREDITS)
@@ -28,9 +28,9 @@ def grpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 
 @advantage_estimator("dr_grpo", needs_group=True, credits=ALL_CREDITS)
 def dr_grpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
-    """R - mean of the group (Dr. GRPO, 2503.20783), which goes with `loss_reduction: seq_mean_token_sum_norm`.
+    """R - mean of the group (Dr. GRPO, 2503.20783), meant for `loss_reduction: seq_mean_token_sum_norm`.
 
-    A group's own reward is in its mean: the expected gradient is (n-1)/n of the true one.
+    The mean includes the trajectory's own reward, so the expected gradient is (n-1)/n times the true one.
     """
     return credited(batch, config, lambda values, peers: peers.centre(values))
 
@@ -49,7 +49,7 @@ def rloo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 def maxrl(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """(R - mean) / mean of the group, 0 where the mean is not above 0 (MaxRL, 2602.02710); for rewards of at least 0.
 
-    The rarer the success, the larger its advantage: it follows the log of the success rate p, where `dr_grpo` follows
+    A rarer success gets a larger advantage: the objective is the log of the success rate p, where that of `dr_grpo` is
     p. The expected gradient is that of p times (1 - (1 - p)^(n-1)) / p: the log's 1 / p where n p is large, and never
     more than n - 1.
     """
@@ -65,8 +65,8 @@ def maxrl(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 def opo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """R - Σ L_j R_j / Σ L_j over the group, L the sampled tokens of a trajectory (OPO, 2505.23585).
 
-    The baseline of least variance if the squared gradient of a trajectory grows with its length. The lengths are those
-    of whole trajectories, so there is no credit per turn.
+    This baseline has the least variance if the squared gradient of a trajectory is proportional to its length. The
+    lengths are those of whole trajectories, so there is no credit per turn.
     """
     rewards, lengths, groups = batch.outcomes, batch.lengths.astype(np.float64), batch.groups
     total = groups.sum(lengths)

@@ -1,4 +1,4 @@
-"""Estimators that look beyond the group, at all trajectories of the batch, and the one that compares with nothing."""
+"""Estimators that use all trajectories of the batch, and `monte_carlo`, which uses no baseline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mtrl.rewards.component import ENVIRONMENT
 
 @advantage_estimator("monte_carlo", credits=("turn", "trajectory"))
 def monte_carlo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
-    """The return itself, without a baseline (REINFORCE): of credit `turn` G_t = r_t + gamma G_{t+1}, of credit
-    `trajectory` the sum of all rewards. It compares nothing, so equal rewards other than 0 do push."""
+    """The return itself, without a baseline (REINFORCE): with credit `turn` G_t = r_t + gamma G_{t+1}, with credit
+    `trajectory` the sum of all rewards. Equal rewards other than 0 therefore have a gradient."""
     return credited(batch, config, lambda values, peers: values, default="turn")
 
 
@@ -26,7 +26,7 @@ def monte_carlo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 def reinforce_pp(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """The returns of `monte_carlo`, whitened over all sampled tokens of the batch (REINFORCE++, 2501.03262).
 
-    It needs no group. Only a batch of equal returns gives 0.
+    It needs no group. All advantages are 0 only in a batch of equal returns.
     """
     return whiten(monte_carlo(batch, config), batch.tokens, batch.magnitudes.max(initial=0.0))
 
@@ -40,8 +40,8 @@ def reinforce_pp(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 def reinforce_pp_baseline(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """R - mean of the group, whitened over all sampled tokens of the batch (REINFORCE++-baseline, 2501.03262).
 
-    Whitening subtracts the batch's mean over tokens too. It is not 0 where long trajectories differ from short ones, so
-    a group of equal rewards gets that constant (0 in a batch without any difference).
+    Whitening also subtracts the batch's mean over tokens, which is not 0 if centred rewards depend on the length. A
+    group of equal rewards then gets that constant as its advantage (0 in a batch where all groups have equal rewards).
     """
     centred = credited(batch, config, lambda values, peers: peers.centre(values))
     return whiten(centred, batch.tokens, batch.magnitudes.max(initial=0.0))
@@ -51,8 +51,8 @@ def reinforce_pp_baseline(batch: CreditBatch, config: AlgorithmConfig) -> Floats
 def gpg(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """alpha (R - mean of the group), alpha = trajectories / trajectories with a reward other than 0 (GPG, 2504.02546).
 
-    F_norm is 1. Alpha makes up for trajectories without a gradient; it is counted over the batch and as in verl, for
-    rewards that are 0 for a failure. (The authors' code counts the groups whose rewards differ.)
+    F_norm is 1. Alpha compensates for trajectories without a gradient; it is counted over the batch, as in verl, and
+    assumes a reward of 0 for a failure. (The authors' code counts the groups whose rewards differ.)
     """
     earned = abs(batch.outcomes) > batch.groups.rounding(batch.outcomes)
     alpha = len(earned) / max(int(earned.sum()), 1)
@@ -64,8 +64,8 @@ def gdpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """Σ_c w_c z_c, whitened over all sampled tokens of the batch (GDPO, 2601.05242).
 
     z_c is the z-score within the group of component c of `reward.components`, summed over the trajectory, and w_c its
-    weight. So a component counts by its weight, not by how far it happens to spread, and differences survive that
-    cancel in the sum of the rewards. Without weights the reward is the only component.
+    weight. So the influence of a component depends on its weight and not on its spread, and differences that cancel in
+    the sum of the rewards still count. Without weights the reward is the only component.
     """
     weights = batch.component_weights or {ENVIRONMENT: 1.0}
     total, group = np.zeros(len(batch.group)), Peers(batch.group)
@@ -75,8 +75,8 @@ def gdpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 
 
 def components(batch: CreditBatch, names: Sequence[str]) -> list[Floats]:
-    """[M, T] each of these parts of the rewards; 0 where it was not reported. A composition that changes nothing keeps
-    no parts: `environment` is the reward then."""
+    """Return [M, T] for each of these components of the rewards; 0 where a component was not reported. Turns whose
+    rewards no composition changed have no components; `environment` is their reward then."""
     flat = [
         turn.components.get(name, turn.reward if name == ENVIRONMENT else 0.0) for turn in batch.turns for name in names
     ]

@@ -1,7 +1,7 @@
-"""Generalized advantage estimation: what came after each step, against what a critic had expected.
+"""Generalized advantage estimation: the rewards after each step, compared with the values that a critic predicted.
 
 A step is a turn (`turn_gae`) or a sampled token (`gae`); a `CreditBatch` has a column for each, and the formulas are
-the same. What the environment said is no step: it has no column, so no estimate passes through it.
+the same. Tokens of the environment are not steps and have no column, so that no estimate bootstraps from them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mtrl.config.schema import AlgorithmConfig
 def gae(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """A_t = Σ_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t (GAE, 1506.02438, eq. 16).
 
-    V is 0 after a trajectory's last column. With `whiten_advantages` the mean over the sampled tokens of the batch is
-    subtracted and their standard deviation divided by; a turn weighs as many as it has.
+    V is 0 after a trajectory's last column. With `whiten_advantages`, the advantages are normalised by their mean and
+    standard deviation over the sampled tokens of the batch; a turn is weighted by its number of tokens.
 
     Raises:
         ValueError: the batch has no values.
@@ -35,7 +35,7 @@ def gae(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 
 
 def lambda_returns(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
-    """[M, T] A_t + V_t before whitening: what the critic should have said, TD(lambda); 0 in the padding.
+    """Return A_t + V_t before whitening, [M, T]: the TD(lambda) targets of the critic; 0 in the padding.
 
     Raises:
         ValueError: the batch has no values.
@@ -44,17 +44,17 @@ def lambda_returns(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 
 
 def raw_advantages(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
-    """[M, T] A_t as it is in `gae`, not whitened."""
+    """Return the advantages A_t of `gae`, [M, T], without whitening."""
     values = values_of(batch)
     after = np.pad(values, ((0, 0), (0, 1)))[:, 1:]
     return discounted_sums(batch.rewards + config.gamma * after - values, config.gamma * config.gae_lambda)
 
 
 def values_of(batch: CreditBatch) -> Floats:
-    """[M, T] the critic's values, 0 in the padding.
+    """Return the critic's values [M, T], 0 in the padding.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the batch has no values.
     """
     if batch.values is None:
         raise ValueError("gae and turn_gae need the values of a critic; CreditBatch.values is None")
@@ -62,10 +62,10 @@ def values_of(batch: CreditBatch) -> Floats:
 
 
 def turn_batch(turns: CreditBatch, values: Floats) -> CreditBatch:
-    """The turns in which something was sampled, each with the value at its first token.
+    """Return the batch of all turns with sampled tokens, each with the critic's value at its first token.
 
     Args:
-        turns: of `CreditBatch.of`.
+        turns: batch from `CreditBatch.of`.
         values: [N] the critic's value before each sampled token of all trajectories, in their order.
     """
     acted = without_silent_turns(turns)
@@ -74,10 +74,10 @@ def turn_batch(turns: CreditBatch, values: Floats) -> CreditBatch:
 
 
 def token_batch(turns: CreditBatch, values: Floats) -> CreditBatch:
-    """A column per sampled token: the reward of a turn is on its last one.
+    """Return the batch with a column per sampled token, with the reward of each turn on its last token.
 
     Args:
-        turns, values: as of `turn_batch`.
+        turns, values: as for `turn_batch`.
     """
     acted = without_silent_turns(turns)
     rewards = np.zeros(len(values))
@@ -89,9 +89,9 @@ def token_batch(turns: CreditBatch, values: Floats) -> CreditBatch:
 
 
 def without_silent_turns(turns: CreditBatch) -> CreditBatch:
-    """Without the turns in which nothing was sampled, where no token could learn from a reward or be given a value.
+    """Remove the turns without sampled tokens, which have no token to train and no value.
 
-    Their rewards go to the turn before. A trajectory without any sampled token keeps nothing.
+    Their rewards are added to the turn before. A trajectory without any sampled token keeps no turn.
     """
     acted = turns.tokens > 0
     columns = np.arange(acted.shape[1])

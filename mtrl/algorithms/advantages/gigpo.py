@@ -1,4 +1,4 @@
-"""GiGPO: trajectories are compared within their group, and turns with the turns that started from the same words."""
+"""GiGPO: trajectories are compared within their group, and turns with turns that have the same observation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mtrl.config.schema import AlgorithmConfig
 
 @advantage_estimator("gigpo", needs_group=True)
 def gigpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
-    """A^E + `turn_advantage_coef` A^S (GiGPO, 2505.10978), each a z-score; without `norm_by_std` the difference to the
-    mean.
+    """A^E + `turn_advantage_coef` A^S (GiGPO, 2505.10978), each a z-score; without `norm_by_std`, each the difference
+    from the mean.
 
-    A^E compares the sum of all rewards of a trajectory with its group. A^S compares the returns-to-go, by `gamma`
-    (0.95 in the paper), of the turns of the group that have the same observation, those of one trajectory among them.
-    An observation that occurred once gives A^S = 0.
+    A^E compares the sum of all rewards of a trajectory with its group. A^S compares the returns-to-go, discounted by
+    `gamma` (0.95 in the paper), of the turns of the group that have the same observation, including turns of the same
+    trajectory. An observation that occurs once gives A^S = 0.
     """
     compare = z_score(config, STD_EPSILON)
     same = anchors(batch)
@@ -39,11 +39,12 @@ def gigpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 
 
 def anchors(batch: CreditBatch) -> NDArray[np.int64]:
-    """A number per turn, trajectory by trajectory: the same for the turns of a group with the same observation.
+    """Return an id per turn, trajectory by trajectory, that is equal for turns of a group with the same observation.
 
-    An observation is what its messages say, not the id of a tool call, which is drawn anew in every trajectory.
+    Observations are compared by the content of their messages, without the id of a tool call, which is random in every
+    trajectory.
     """
-    numbers: defaultdict[Hashable, int] = defaultdict(count().__next__)  # equal keys, equal numbers
+    numbers: defaultdict[Hashable, int] = defaultdict(count().__next__)  # equal keys get equal numbers
     same = []
     for owner, turn in zip(np.repeat(batch.group, batch.mask.sum(axis=1)).tolist(), batch.turns, strict=True):
         key: tuple[Any, ...] = (owner,)
@@ -51,6 +52,6 @@ def anchors(batch: CreditBatch) -> NDArray[np.int64]:
             key += message.get("role"), message.get("name"), message.get("content"), message.get("tool_calls")
         try:
             same.append(numbers[key])
-        except TypeError:  # content in parts, or tool calls: lists cannot be looked up
+        except TypeError:  # content in parts, or tool calls: lists are not hashable
             same.append(numbers[json.dumps(key, sort_keys=True, default=repr)])
     return np.array(same, dtype=np.int64)

@@ -1,8 +1,9 @@
-"""Advantages for pass@k: the best of k trajectories counts, so a rare success is worth more than a second one.
+"""Advantages for pass@k: only the best of k trajectories counts, so the first success in a group has the largest
+advantage.
 
-The weight functions map rewards [..., n] of groups of n to weights of the same shape. Those of PKPO are such that the
-*sum* over the group of weight x score function has the gradient of E[max of k] as its expectation; an advantage is
-averaged over the group, so it is n times the weight.
+The weight functions map rewards [..., n] of groups of n to weights of the same shape. With PKPO's weights, the *sum*
+over the group of weight x score function has the gradient of E[max of k] as its expectation; an advantage is averaged
+over the group, so it is n times the weight.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ CHEN_EPSILON = 1e-6
 
 @advantage_estimator("grpo_passk", needs_group=True, credits=("trajectory",))
 def grpo_passk(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
-    """The weight of `passk.estimator` for `passk.k`: n times `pkpo_sloo1` or `pkpo_sloo`, or `chen` or `top2` as they
-    were published.
+    """Advantages by `passk.estimator` and `passk.k`: n times the weights of `pkpo_sloo1` or `pkpo_sloo`, or `chen` or
+    `top2` as published.
 
     Equal rewards give exactly 0, except under `pkpo_sloo` (its baseline does not cancel them).
 
     Raises:
-        UserError: no such estimator, a group that is too small for k, or rewards that `chen` cannot use.
+        UserError: the estimator is unknown, a group is too small for k, or `chen` cannot use the rewards.
     """
     groups = batch.groups
     first = groups.spread(batch.outcomes[groups.starts])
-    rewards = np.where(groups.are_equal(batch.outcomes), first, batch.outcomes)  # no differences that are rounding
+    rewards = np.where(groups.are_equal(batch.outcomes), first, batch.outcomes)  # removes rounding differences
     advantages = np.zeros_like(rewards)
     for size in np.unique(groups.sizes).tolist():
         members = groups.starts[groups.sizes == size, None] + np.arange(size)
@@ -43,10 +44,10 @@ def grpo_passk(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
 
 
 def group_advantages(rewards: Floats, settings: PassKConfig) -> Floats:
-    """[P, n] advantages of P groups of n trajectories.
+    """Return the advantages [P, n] of P groups of n trajectories.
 
     Raises:
-        UserError: as `grpo_passk`.
+        UserError: as for `grpo_passk`.
     """
     name, k, n = settings.estimator, settings.k, rewards.shape[-1]
     if name not in ADVANTAGES:
@@ -74,8 +75,8 @@ def rho(rewards: Floats, k: int) -> Floats:
 
 
 def pkpo_s(rewards: Floats, k: int) -> Floats:
-    """The mean over all k-subsets of their best reward where they hold i, and of 0 where not (PKPO, 2505.15201): the
-    estimator without a baseline. Σ_i s_i = k rho."""
+    """Mean over all k-subsets of the subset's best reward if it contains i, else 0 (PKPO, 2505.15201): the estimator
+    s_i without a baseline. Σ_i s_i = k rho."""
     n = rewards.shape[-1]
     order, ranked = ascending(rewards)
     best = shares(n, k, 0, k - 1) * ranked
@@ -84,8 +85,8 @@ def pkpo_s(rewards: Floats, k: int) -> Floats:
 
 
 def pkpo_sloo(rewards: Floats, k: int) -> Floats:
-    """s_i - k/(n-1) rho(rewards without i, k), for k < n (PKPO, 2505.15201, eq. 29): unbiased, since the baseline holds
-    nothing of i, but not 0 for equal rewards, since n and n-1 weigh them differently."""
+    """s_i - k/(n-1) rho(rewards without i, k), for k < n (PKPO, 2505.15201, eq. 29): unbiased, since the baseline does
+    not depend on i, but not 0 for equal rewards, since their weights differ for n and n-1."""
     n = rewards.shape[-1]
     order, ranked = ascending(rewards)
     below = exclusive_sum_below(shares(n - 1, k, 0, k - 1, n) * ranked)
@@ -94,18 +95,18 @@ def pkpo_sloo(rewards: Floats, k: int) -> Floats:
 
 
 def pkpo_sloo1(rewards: Floats, k: int) -> Floats:
-    """s_i - k/n rho(rewards without i, k-1): k/n times what i adds to the best of k-1 others, on average (PKPO,
-    2505.15201, eq. 33). For k = 1, where no other would be left to compare with, it is RLOO's.
+    """s_i - k/n rho(rewards without i, k-1): k/n times the mean gain of i over the best of k-1 others (PKPO,
+    2505.15201, eq. 33). For k = 1, where no others would remain to compare with, it is RLOO's weight.
 
-    Computed from the gaps d_m = g_(m+1) - g_(m), as Σ_{m < i} C(m, k-1) d_m / C(n, k): never negative, and equal
-    rewards give equal weights exactly. It has the least variance of the three, and takes k = n.
+    It is computed from the gaps d_m = g_(m+1) - g_(m), as Σ_{m < i} C(m, k-1) d_m / C(n, k), so that it is never
+    negative and equal rewards give exactly equal weights. It has the least variance of the three, and allows k = n.
     """
     n = rewards.shape[-1]
     order, ranked = ascending(rewards)
     gaps = np.diff(ranked, axis=-1, append=ranked[..., -1:])
     if k > 1:
         return unranked(exclusive_sum_below(shares(n, k, 1, k - 1) * gaps), order)
-    lower = np.arange(1, n + 1)  # how many rewards lie below a gap
+    lower = np.arange(1, n + 1)  # number of rewards below each gap
     gained, missed = exclusive_sum_below(lower * gaps), ((n - lower) * gaps)[..., ::-1].cumsum(axis=-1)[..., ::-1]
     return unranked((gained - missed) / (n * max(n - 1, 1)), order)
 
@@ -114,7 +115,7 @@ def chen(rewards: Floats, k: int) -> Floats:
     """The advantages of Pass@k Training (2508.10751), for rewards of exactly 0 and 1.
 
     (1 - rho) / (sigma + 1e-6) for a success, (1 - rho - C(n-c-1, k-1)/C(n-1, k-1)) / (sigma + 1e-6) for a failure,
-    sigma = sqrt(rho (1 - rho)). Both are 0 where every k-subset holds a success, and where there is none.
+    sigma = sqrt(rho (1 - rho)). Both are 0 if every k-subset contains a success, and if there is no success.
     """
     n = rewards.shape[-1]
     missed = shares(n, k, 0, k, n + 1)[failures(rewards)]
@@ -122,8 +123,8 @@ def chen(rewards: Floats, k: int) -> Floats:
 
 
 def chen_differences(rewards: Floats, k: int) -> Floats:
-    """`chen` before its division by sigma. Its sum over the group has (n-k)/k times the gradient of pass@k as its
-    expectation, so it learns nothing at k = n."""
+    """`chen` without the division by sigma. Its sum over the group has (n-k)/k times the gradient of pass@k as its
+    expectation, so the gradient is 0 at k = n."""
     n = rewards.shape[-1]
     missed = shares(n, k, 0, k, n + 1)[failures(rewards)]
     missed_with_it = shares(n - 1, k - 1, -1, k - 1, n + 1)[failures(rewards)]
@@ -131,14 +132,14 @@ def chen_differences(rewards: Floats, k: int) -> Floats:
 
 
 def failures(rewards: Floats) -> np.ndarray:
-    """[..., 1] how many rewards of each group are 0."""
+    """Return the number of rewards of 0 in each group, [..., 1]."""
     return (rewards == 0.0).sum(axis=-1, keepdims=True)
 
 
 def top2(rewards: Floats) -> Floats:
-    """The best gets its lead over the second best, all others 0 (2503.19595, verl's `grpo_passk`).
+    """The best trajectory gets its lead over the second best, all others get 0 (2503.19595, verl's `grpo_passk`).
 
-    It has no k: its sum over the group is unbiased for pass@n, n the size of the group, being `pkpo_sloo1` at k = n.
+    It has no k: it equals `pkpo_sloo1` at k = n, so its sum over the group is unbiased for pass@n, n the group size.
     """
     return pkpo_sloo1(rewards, rewards.shape[-1])
 
@@ -158,32 +159,32 @@ def choose(n: int, k: int) -> int:
 
 @lru_cache(maxsize=64)
 def shares(n: int, k: int, first: int, chosen: int, length: int | None = None) -> Floats:
-    """[length, by default n] C(first + m, chosen) / C(n, k) for m = 0, 1, …: the share of the k-subsets of n. Quotients
-    of whole numbers, so that no binomial overflows and only the result is rounded."""
+    """Return C(first + m, chosen) / C(n, k) for m = 0, 1, …, an array of `length` (None: n): shares of the k-subsets of
+    n. They are quotients of integers, so that no binomial overflows and only the result is rounded."""
     subsets = math.comb(n, k)
     return np.array([choose(first + m, chosen) / subsets for m in range(length or n)])
 
 
 def ascending(rewards: Floats) -> tuple[np.ndarray, Floats]:
-    """The order that sorts each group, and the sorted rewards."""
+    """Return the indices that sort each group in ascending order, and the sorted rewards."""
     order = np.argsort(rewards, axis=-1, kind="stable")
     return order, np.take_along_axis(rewards, order, axis=-1)
 
 
 def unranked(ranked: Floats, order: np.ndarray) -> Floats:
-    """From values in the sorted order to the places that they came from."""
+    """Move values from the sorted order back to the original order."""
     values = np.empty_like(ranked)
     np.put_along_axis(values, order, ranked, axis=-1)
     return values
 
 
 def exclusive_sum_below(values: Floats) -> Floats:
-    """[..., i] the sum of the values before i."""
+    """Return the sum of the values before index i, for each i, [..., n]."""
     sums = np.zeros_like(values)
     np.cumsum(values[..., :-1], axis=-1, out=sums[..., 1:])
     return sums
 
 
 def exclusive_sum_above(values: Floats) -> Floats:
-    """[..., i] the sum of the values after i."""
+    """Return the sum of the values after index i, for each i, [..., n]."""
     return exclusive_sum_below(values[..., ::-1])[..., ::-1]
