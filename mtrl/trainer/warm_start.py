@@ -13,6 +13,7 @@ import copy
 import hashlib
 import inspect
 import json
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from mtrl.models import sft, tiny
 from mtrl.models.demonstrations import demonstrate, demonstrations
 from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.rewards.compose import RewardComposer
+from mtrl.tracking.checksums import SUMS, changes, write_checksums
 from mtrl.tracking.files import replace_text
 from mtrl.trainer.loading import load_model
 from mtrl.types import Group, Message
@@ -41,6 +43,8 @@ from mtrl.types import Group, Message
 KEY_CONVERSATIONS = 256
 """The cache key covers this number of demonstrations, whose text changes with whatever the environment says."""
 RECORD = "warm_start.json"
+
+log = logging.getLogger(__name__)
 
 OnStep = Callable[[int, float | None], None]
 """Called after each update with the number of updates so far and the last measured share of successes."""
@@ -72,11 +76,14 @@ class Foothold:
 
     @classmethod
     def read(cls, folder: Path) -> Foothold | None:
-        """The record of a finished warm start in this folder; None where there is none."""
-        try:
-            found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        """The record of a finished warm start in this folder; None where there is none, or where a file of it is not as
+        it was written, which is logged."""
+        if not (folder / SUMS).exists():
             return None
+        if wrong := changes(folder):
+            log.warning("%s is damaged (%s): the warm start is made anew", folder, wrong)
+            return None
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return cls(**found | {"band": tuple(found["band"])})
 
 
@@ -129,6 +136,7 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
             return made
         tiny.save(imitation.policy, tokenizer, folder)
     replace_text(folder / RECORD, json.dumps(asdict(foothold)) + "\n")
+    write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
     return foothold
 
 
