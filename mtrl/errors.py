@@ -3,6 +3,7 @@
 The message of a `UserError` is one sentence that names the key, the value and the fix.
 """
 
+import errno
 import os
 import signal
 import sysconfig
@@ -10,7 +11,9 @@ import traceback
 from pathlib import Path
 
 LIBRARIES = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
-"""Folders of mtrl, Python and installed packages; a file outside of them is the user's own code."""
+"""Whatever lies outside of these is the user's own code."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Numbers of the errors by which a file system says that it is full, over a quota, or read-only."""
 LONGEST_LINE = 1_000
 """Maximum length of the first line of `account`, in characters."""
 LONGEST_ACCOUNT = 20_000
@@ -91,6 +94,21 @@ def account(error: BaseException) -> str:
     if len(text) > LONGEST_ACCOUNT:
         text = f"{text[:LONGEST_ACCOUNT]}\n[{len(text) - LONGEST_ACCOUNT} more characters were cut]"
     return text.encode(errors="replace").decode()
+
+
+def unwritable(error: Exception) -> str | None:
+    """The sentence about a file whose disk is full or read-only; None for any other error.
+
+    An error names its file only where the file could not be opened. `safetensors` has an error class of its own, which
+    is recognised by its text.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if type(error).__name__ == "SafetensorError":
+        number = next((each for each in DISK_ERRORS if f"os error {each}" in str(error)), None)
+    if number not in DISK_ERRORS:
+        return None
+    file = getattr(error, "filename", None) or "the output"
+    return f"{os.fsdecode(file)} cannot be written ({os.strerror(number)}); free some space or name another folder"
 
 
 def missing_extra(package: str, extra: str) -> UserError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 TIMEOUT = 10.0
 """Timeout of the check, in seconds."""
@@ -13,6 +14,13 @@ def is_out_of_reach(path: str) -> bool:
     """Return whether `path` is a name of the Hub and the Hub does not answer. Then only local files can be loaded, and
     callers pass that to `transformers` and `datasets` (`local_files_only`), which would try each file six times."""
     return not Path(path).exists() and not _answers()
+
+
+def model_options(path: str) -> dict[str, Any]:
+    """Arguments of `from_pretrained` of a model that keep it from asking a Hub that does not answer. Transformers looks
+    for an adapter beside the weights with a request of its own."""
+    local = is_out_of_reach(path)
+    return {"local_files_only": local, "adapter_kwargs": {"local_files_only": local}}
 
 
 @functools.cache

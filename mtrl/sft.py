@@ -148,17 +148,16 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from mtrl.hub import is_out_of_reach
-    from mtrl.trainer.loading import check_export, pick_device
+    from mtrl.hub import is_out_of_reach, model_options
+    from mtrl.trainer.loading import UNREADABLE, check_export, pick_device
 
     check_export(args.model, "--model")
     try:
-        local = is_out_of_reach(args.model)
-        tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=is_out_of_reach(args.model))
         model = AutoModelForCausalLM.from_pretrained(
-            args.model, dtype=getattr(torch, args.dtype), local_files_only=local
+            args.model, dtype=getattr(torch, args.dtype), **model_options(args.model)
         )
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
             f"--model={args.model} cannot be loaded ({first}); give a folder or a Hub name of a causal LM"

@@ -18,6 +18,10 @@ COMMANDS = {
     "evaluate": ["-m", "mtrl.evaluate", "experiment=gsm8k_multi_turn", "evaluation.model=owner/name"],
     "sft": ["-m", "mtrl.sft", "--data", "chat.jsonl", "--model", "owner/name", "--out", "out"],
     "data": ["-m", "mtrl.main", "data.path=owner/name", "run_dir=run"],
+    "reference": ["-m", "mtrl.main", "debug=fast", "algorithm.kl_loss_coef=0.1",
+                  "algorithm.kl_reference=owner/name", "run_dir=run"],
+    "critic": ["-m", "mtrl.main", "debug=fast", "algorithm=turn_gae",
+               "algorithm.critic.path=owner/name", "run_dir=run"],
 }  # fmt: skip
 
 

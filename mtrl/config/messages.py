@@ -19,7 +19,7 @@ from yaml import YAMLError
 
 from mtrl.config import foreign, keys
 from mtrl.config.dialects import SECTIONS
-from mtrl.errors import UserError, missing_extra
+from mtrl.errors import UserError, missing_extra, unwritable
 
 ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/launch_managed_rl.py"}
 """Sections of a job that starts a run elsewhere -> the program that takes them, besides the settings of the run."""
@@ -35,6 +35,10 @@ def one_sentence() -> Iterator[None]:
         sentence = str(error)
     except HydraException as error:
         sentence = str(explain(error))
+    except Exception as error:
+        if (said := unwritable(error)) is None:
+            raise
+        sentence = said
     else:
         return
     refuse(sentence)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mtrl.errors import UserError
-from mtrl.hub import is_out_of_reach
+from mtrl.hub import is_out_of_reach, model_options
 
 log = logging.getLogger(__name__)
 
@@ -120,10 +120,9 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     dtype = torch.float16 if chosen.startswith("cuda") else torch.float32
     try:
-        local = is_out_of_reach(name)
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
-        model = AutoModel.from_pretrained(name, dtype=dtype, local_files_only=local)
-    except Exception as error:  # OSError if the model does not exist, ValueError and others if it is no model
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=is_out_of_reach(name))
+        model = AutoModel.from_pretrained(name, dtype=dtype, **model_options(name))
+    except Exception as error:  # OSError where nothing is there, ValueError and others where it is no model
         raise UserError(
             f"encoder {name} could not be loaded ({type(error).__name__}: {_first_line(error)}); give 'hashing', "
             "the folder of a transformers encoder, or its name on the Hub"

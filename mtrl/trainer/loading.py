@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
-from mtrl.hub import is_out_of_reach
+from mtrl.hub import is_out_of_reach, model_options
 from mtrl.models.attention import products_are_faster, use_own_attention
 from mtrl.models.packing import prepare_packing
 from mtrl.tracking.checksums import changes
 from mtrl.tracking.run_dir import RunDir
+
+UNREADABLE = (OSError, ValueError, ImportError, SafetensorError)
+"""Errors of Transformers about a folder or name that holds no model, or holds one that this machine cannot run."""
 
 
 def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
@@ -33,7 +37,7 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
     place = pick_device(device or config.model.device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **_given(config, path))
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise _cannot_load(key, path, error) from error
     return _load_module(config, path, key, getattr(torch, config.model.dtype)).to(place), tokenizer
 
@@ -77,7 +81,7 @@ def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any,
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **given)
         return AutoConfig.from_pretrained(path, **given), tokenizer
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise _cannot_load(key, path, error) from error
 
 
@@ -103,25 +107,32 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    attention = config.model.attn_implementation
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
-            attn_implementation=config.model.attn_implementation,
-            **_given(config, path),
+            attn_implementation=attention,
+            trust_remote_code=config.model.trust_remote_code,
+            **model_options(path),
         )
-    except (OSError, ValueError) as error:
-        if "attn_implementation" in str(error):  # the message names Transformers' argument, not the key of mtrl
+    except UNREADABLE as error:
+        if "attn_implementation" in str(error):  # an argument of Transformers, which no command has
             raise UserError(
-                f"{key}={path} has no attention by model.attn_implementation={config.model.attn_implementation}; set "
+                f"{key}={path} has no attention by model.attn_implementation={attention}; set "
                 "model.attn_implementation=eager"
+            ) from error
+        if isinstance(error, ImportError) and attention.startswith("flash"):
+            raise UserError(
+                f"model.attn_implementation={attention} cannot be used on this machine ({_first_line(error)}); install "
+                "its package, or set model.attn_implementation=sdpa"
             ) from error
         raise _cannot_load(key, path, error, otherwise) from error
     return model.eval()
 
 
 def _given(config: Config, path: str) -> dict[str, bool]:
-    """Return the common arguments of all loaders of Transformers."""
+    """Arguments of `from_pretrained` of a tokenizer or a configuration."""
     return {"trust_remote_code": config.model.trust_remote_code, "local_files_only": is_out_of_reach(path)}
 
 
@@ -132,8 +143,12 @@ def _cannot_load(key: str, path: str, error: Exception, otherwise: str = "") -> 
     elif is_out_of_reach(path):
         why = "the Hub does not answer, and this machine has no copy"
     else:
-        why = str(error).strip().splitlines()[0]
+        why = _first_line(error)
     return UserError(f"{key}={path} cannot be loaded ({why}); give a folder or a Hub name of a causal LM{otherwise}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def fit_attention(model: Any, config: Config) -> None:

@@ -13,6 +13,7 @@ import copy
 import hashlib
 import inspect
 import json
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from mtrl.models import sft, tiny
 from mtrl.models.demonstrations import demonstrate, demonstrations
 from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.rewards.compose import RewardComposer
+from mtrl.tracking.checksums import SUMS, changes, write_checksums
 from mtrl.tracking.files import replace_text
 from mtrl.trainer.loading import load_model
 from mtrl.types import Group, Message
@@ -41,6 +43,8 @@ from mtrl.types import Group, Message
 KEY_CONVERSATIONS = 256
 """Number of demonstrations in the cache key; their text changes with the environment's text."""
 RECORD = "warm_start.json"
+
+log = logging.getLogger(__name__)
 
 OnStep = Callable[[int, float | None], None]
 """Function that is called after each update with the number of updates so far and the last measured success rate."""
@@ -73,11 +77,14 @@ class Foothold:
 
     @classmethod
     def read(cls, folder: Path) -> Foothold | None:
-        """Read the record of a finished warm start in this folder; None without a record."""
-        try:
-            found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        """The record of a finished warm start in this folder; None where there is none, or where a file of it is not as
+        it was written, which is logged."""
+        if not (folder / SUMS).exists():
             return None
+        if wrong := changes(folder):
+            log.warning("%s is damaged (%s): the warm start is made anew", folder, wrong)
+            return None
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return cls(**found | {"band": tuple(found["band"])})
 
 
@@ -131,6 +138,7 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
             return made
         tiny.save(imitation.policy, tokenizer, folder)
     replace_text(folder / RECORD, json.dumps(asdict(foothold)) + "\n")
+    write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
     return foothold
 
 

@@ -136,6 +136,21 @@ def test_a_run_that_wrote_its_summary_early_was_stopped(tmp_path):
     assert store[-1].key == "end" and not store[-1].finished
 
 
+@pytest.mark.parametrize("status", ["finished", "stopped"])
+def test_a_copy_is_over_by_its_status_whatever_the_times_of_its_files(tmp_path, status):
+    run, store = make_run(tmp_path / "run", steps=2), []
+    run.config.write_text("trainer:\n  max_steps: 2\n")
+    run.write_summary({"steps": 1})
+    os.utime(run.path / "summary.json", (0, 0))
+    follower = follow(run, store)
+    run.status.write_text("running\n")
+    assert not follower.folder.is_finished()
+    run.status.write_text(f"{status}\n")
+    assert follower.folder.is_finished()
+    follower.advance(final=True)
+    assert store[-1].key == "end" and store[-1].finished == (status == "finished")
+
+
 def test_an_evaluation_of_an_early_step_is_finished(tmp_path):
     run, store = make_run(tmp_path / "evaluation", steps=1), []
     run.config.write_text("trainer:\n  max_steps: 20\n")

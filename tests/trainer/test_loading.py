@@ -89,3 +89,19 @@ def test_a_model_without_the_attention_is_told_by_our_key(tiny_tokenizer, tmp_pa
     with pytest.raises(UserError, match="no attention by model.attn_implementation=sdpa; set model.attn_impl.*=eager"):
         load_model(config_of(*words), str(tmp_path))
     load_model(config_of(*words, "model.attn_implementation=eager"), str(tmp_path))
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3"])
+def test_attention_whose_package_is_missing_is_told_by_our_key(make_tiny_model, tiny_tokenizer, tmp_path, attention):
+    save(make_tiny_model(), tiny_tokenizer, tmp_path)
+    config = config_of("model=hf", f"model.path={tmp_path}", f"model.attn_implementation={attention}")
+    with pytest.raises(UserError, match=rf"model.attn_implementation={attention} cannot be used .*package.*; install"):
+        load_model(config, str(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_with_a_cut_file_is_one_sentence(make_tiny_model, tiny_tokenizer, tmp_path, file):
+    save(make_tiny_model(), tiny_tokenizer, tmp_path)
+    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:100])
+    with pytest.raises(UserError, match=r"model.path=.* cannot be loaded \(.+\); give a folder or a Hub name of a"):
+        load_model(config_of("model=hf", f"model.path={tmp_path}"), str(tmp_path))

@@ -117,6 +117,20 @@ def test_what_another_process_has_made_meanwhile_is_left_as_it_is(cache):
     assert (Path(path) / "model.safetensors").stat().st_ino == first[2]
 
 
+def test_a_damaged_file_in_the_cache_is_logged_and_the_warm_start_made_anew(caplog):
+    folder = Path(warm_start(config_of(), echo_task(), Script(0.5))[0])
+    names = sorted(file.name for file in folder.iterdir() if file.name != "SHA256SUMS")
+    assert {"warm_start.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(names)
+    for name in names:
+        intact = (folder / name).read_bytes()
+        (folder / name).write_bytes(bytes([intact[0] ^ 1]) + intact[1:])
+        caplog.clear()
+        measure = Script(0.5)
+        assert warm_start(config_of(), echo_task(), measure)[0] == str(folder)
+        assert len(measure.policies) == 1 and (folder / name).read_bytes() == intact
+        assert f"is damaged ({name}: not as it was written" in caplog.text
+
+
 def test_the_record_is_read_back(cache):
     path, foothold = warm_start(config_of(), echo_task(), Script(0.25))
     assert foothold == Foothold(success=0.25, episodes=4, steps=4, band=(0.0, 1.0))
@@ -182,7 +196,7 @@ def test_what_comes_after_the_warm_start_has_no_part_in_the_key():
     assert cache_key(after, echo_task()) == cache_key(config_of(), other_test_rows) == settled
 
 
-@pytest.mark.parametrize("moment", ["model", "tokenizer", "rename", "record"])
+@pytest.mark.parametrize("moment", ["model", "tokenizer", "rename", "record", "checksums"])
 def test_a_half_written_policy_is_not_picked_up(cache, monkeypatch, moment):
     """Killed at any moment while it is written, it is made anew."""
 
@@ -198,6 +212,7 @@ def test_a_half_written_policy_is_not_picked_up(cache, monkeypatch, moment):
         "tokenizer": (PreTrainedTokenizerFast, "save_pretrained"),
         "rename": (Path, "rename"),
         "record": (module, "replace_text"),
+        "checksums": (module, "write_checksums"),
     }[moment]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(*target, killed)

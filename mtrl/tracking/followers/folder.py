@@ -143,10 +143,19 @@ class Folder:
         return None if content is None else Artifact(f"file {path.name}", digest(content), path)
 
     def is_finished(self) -> bool:
-        """Whether a file of `ENDS` exists, and no row was written after it."""
+        """Whether the run is over: by its status.txt; where that does not say so, by the times of its last files, which
+        are older than its last row while a run that was resumed goes on."""
+        if self._final_status() is not None:
+            return True
         ends = [self.run.path / name for name in ENDS if (self.run.path / name).exists()]
         rows = self.run.metrics.stat().st_mtime if self.run.metrics.exists() else 0.0
         return any(path.stat().st_mtime >= rows for path in ends)
+
+    def _final_status(self) -> str | None:
+        """`finished` or `stopped`, where status.txt says so; a copy of the run keeps it, whatever the times of the
+        copied files are."""
+        status = (_read(self.run.status) or b"").decode(errors="replace").strip()
+        return status if status in ("finished", "stopped") else None
 
     def _is_short(self) -> bool:
         """Whether the run was stopped before `trainer.max_steps`, although it may have written its summary."""
@@ -155,7 +164,8 @@ class Folder:
         return isinstance(steps, int) and not self.run.is_evaluation and self._rows.last_step < steps
 
     def _ended(self) -> Item:
-        finished = self.is_finished() and not self._is_short()
+        status = self._final_status()
+        finished = self.is_finished() and not self._is_short() if status is None else status == "finished"
         return Ended("end", f"{'finished' if finished else 'stopped'} at step {self._rows.last_step}", finished)
 
 
