@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 LIBRARIES = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
-"""Whatever lies outside of these is the user's own code."""
+"""Folders of mtrl, Python and installed packages; a file outside of them is the user's own code."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Numbers of the errors by which a file system says that it is full, over a quota, or read-only."""
 LONGEST_LINE = 1_000

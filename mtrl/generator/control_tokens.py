@@ -14,9 +14,9 @@ from typing import Any
 from mtrl.types import Message
 
 SAYINGS = ("mtrlfirst", "mtrlsecond", "mtrlthird")
-"""Contents of the messages from which the words of a template are read."""
+"""Message contents of a probe conversation; the text between them in the rendered probe is the template's own."""
 SHORTEST_MARKER = 3
-"""Length of the shortest marker, in characters; shorter ones are punctuation that every text has."""
+"""Minimum length of a turn marker, in characters; shorter ones are punctuation that every text has."""
 
 
 class ControlTokens:
@@ -31,11 +31,11 @@ class ControlTokens:
         self._written_by_tools = _any_of(written | {str(token) for token in added if str(token) in template})
 
     def apart(self, text: str) -> str:
-        """The text with a space in every control token, `< |im_end|>`: no tokenizer takes it for one then."""
+        """Return the text with a space in every control token (`< |im_end|>`), so that it is not encoded as one."""
         return _apart(text, self._written)
 
     def apart_in(self, messages: list[Message]) -> list[Message]:
-        """Copies of the messages with every text in them taken apart, but the role."""
+        """Return copies of the messages in which control tokens of every text except the role have a space."""
         return [self._apart_message(message) for message in messages]
 
     def _apart_message(self, message: Message) -> Message:
@@ -46,7 +46,7 @@ class ControlTokens:
 
 
 def _any_of(tokens: Collection[str]) -> re.Pattern[str] | None:
-    """A pattern that matches each of the tokens, the longest one first."""
+    """Return a pattern that matches any of the tokens, the longest first; None without tokens."""
     ordered = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
@@ -58,8 +58,8 @@ def _apart(text: str, pattern: re.Pattern[str] | None) -> str:
 
 
 def _walk(value: Any, pattern: re.Pattern[str]) -> Any:
-    """A copy of the value with every text in it taken apart, keys of mappings included, for a template may write them.
-    Texts that stand side by side in a list become one, since a token may be split between them."""
+    """Return a copy of the value in which control tokens of every text have a space, keys of mappings included, since a
+    template may write them. Consecutive text parts become one part, since a token may be split between them."""
     if isinstance(value, str):
         return _apart(value, pattern)
     if isinstance(value, dict):
@@ -70,7 +70,7 @@ def _walk(value: Any, pattern: re.Pattern[str]) -> Any:
 
 
 def _joined(parts: Sequence[Any]) -> list[Any]:
-    """The parts of a message's content, each run of text parts as one part."""
+    """Return the parts of a message's content, with consecutive text parts joined."""
     joined: list[Any] = []
     for part in parts:
         if _is_text(part) and joined and _is_text(joined[-1]):
@@ -85,10 +85,11 @@ def _is_text(part: Any) -> bool:
 
 
 def turn_markers(tokenizer: Any, special: Collection[str]) -> set[str]:
-    """The plain words by which a chat template marks turns; nothing where there is no template.
+    """Return the plain texts by which a chat template marks turns.
 
-    They are what it writes between two messages. Where it writes special tokens there as well, those mark the turn, and
-    of the words beside them only such count as do not begin like a word: `[INST]`, but not the `assistant` of ChatML.
+    They are the texts that it writes between two messages. Where it writes special tokens there as well, a text beside
+    them counts only if it does not begin like a word: `[INST]` does, the `assistant` of ChatML does not. The set is
+    empty if the tokenizer has no template, or if the template cannot render the probe conversation.
     """
     if not getattr(tokenizer, "chat_template", None):
         return set()
@@ -96,7 +97,7 @@ def turn_markers(tokenizer: Any, special: Collection[str]) -> set[str]:
     messages = [{"role": role, "content": content} for role, content in zip(roles, SAYINGS, strict=True)]
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except Exception:  # the template is code of its author and may refuse such a conversation in any way
+    except Exception:  # a template is foreign code, which may refuse the conversation with any exception
         return set()
     tokens = _any_of(special)
     markers: set[str] = set()

@@ -122,7 +122,7 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=is_out_of_reach(name))
         model = AutoModel.from_pretrained(name, dtype=dtype, **model_options(name))
-    except Exception as error:  # OSError where nothing is there, ValueError and others where it is no model
+    except Exception as error:  # OSError if the model does not exist, ValueError and others if it is no model
         raise UserError(
             f"encoder {name} could not be loaded ({type(error).__name__}: {_first_line(error)}); give 'hashing', "
             "the folder of a transformers encoder, or its name on the Hub"

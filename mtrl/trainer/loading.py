@@ -17,7 +17,7 @@ from mtrl.tracking.checksums import changes
 from mtrl.tracking.run_dir import RunDir
 
 UNREADABLE = (OSError, ValueError, ImportError, SafetensorError)
-"""Errors of Transformers about a folder or name that holds no model, or holds one that this machine cannot run."""
+"""Exceptions of Transformers for a folder or Hub name without a model, or with one that this machine cannot run."""
 
 
 def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
@@ -117,7 +117,7 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
             **model_options(path),
         )
     except UNREADABLE as error:
-        if "attn_implementation" in str(error):  # an argument of Transformers, which no command has
+        if "attn_implementation" in str(error):  # the message names Transformers' argument, not the key of mtrl
             raise UserError(
                 f"{key}={path} has no attention by model.attn_implementation={attention}; set "
                 "model.attn_implementation=eager"

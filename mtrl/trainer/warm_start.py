@@ -77,8 +77,8 @@ class Foothold:
 
     @classmethod
     def read(cls, folder: Path) -> Foothold | None:
-        """The record of a finished warm start in this folder; None where there is none, or where a file of it is not as
-        it was written, which is logged."""
+        """Read the record of a finished warm start in this folder; None without a record, or if a file is damaged,
+        which is logged."""
         if not (folder / SUMS).exists():
             return None
         if wrong := changes(folder):

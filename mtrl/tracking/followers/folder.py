@@ -143,8 +143,7 @@ class Folder:
         return None if content is None else Artifact(f"file {path.name}", digest(content), path)
 
     def is_finished(self) -> bool:
-        """Whether the run is over: by its status.txt; where that does not say so, by the times of its last files, which
-        are older than its last row while a run that was resumed goes on."""
+        """Whether the run is over: status.txt says so, or a file of `ENDS` exists and no row was written after it."""
         if self._final_status() is not None:
             return True
         ends = [self.run.path / name for name in ENDS if (self.run.path / name).exists()]
@@ -152,8 +151,8 @@ class Folder:
         return any(path.stat().st_mtime >= rows for path in ends)
 
     def _final_status(self) -> str | None:
-        """`finished` or `stopped`, where status.txt says so; a copy of the run keeps it, whatever the times of the
-        copied files are."""
+        """Return `finished` or `stopped` if status.txt says so, else None. A copy of the run has the same status, while
+        the modification times of its files may differ."""
         status = (_read(self.run.status) or b"").decode(errors="replace").strip()
         return status if status in ("finished", "stopped") else None
 
