@@ -56,12 +56,12 @@ from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.trajectories import write_groups
 from mtrl.trainer.flops import ModelFlops
 from mtrl.trainer.learners import Learners
-from mtrl.trainer.learnt import note_advantages, note_logprobs
 from mtrl.trainer.policy_learner import UpdateReport
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.samples import group_samples
 from mtrl.trainer.throughput import Throughput
 from mtrl.trainer.update import Update, Updater
+from mtrl.trainer.update_result import note_advantages, note_logprobs
 from mtrl.types import Group, Message, Sample
 
 ONE, MANY, ENGINE = "batches, 1 rank", "batches, {ranks} ranks", "(engine)"
@@ -274,7 +274,7 @@ class Bench:
             self._metrics(report, advantages, update, folder)
         with CLOCK.part("notes"):
             note_advantages(groups, samples)
-            note_logprobs(groups, update.looked_at)
+            note_logprobs(groups, update.first_logprobs)
         with CLOCK.part("trajectories"):
             path = write_groups(folder, "train", 1, groups)
         turns = [turn for group in groups for t in group.trajectories for turn in t.turns]

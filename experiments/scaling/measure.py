@@ -53,10 +53,10 @@ from mtrl.tracking.trajectories import write_groups
 from mtrl.trainer.admission import Admission
 from mtrl.trainer.dealing import deal
 from mtrl.trainer.flops import ModelFlops
-from mtrl.trainer.learnt import note_advantages, note_logprobs
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.samples import group_samples
 from mtrl.trainer.update import per_sample
+from mtrl.trainer.update_result import note_advantages, note_logprobs
 from mtrl.types import Group, Row
 
 FOLDER = Path(__file__).parent

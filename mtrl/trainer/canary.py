@@ -12,7 +12,7 @@ from torch import Tensor
 from mtrl.errors import RunEndedError
 from mtrl.generator.engines.base import Generation, SamplingParams
 from mtrl.trainer.batching import MicroBatch, micro_batches
-from mtrl.trainer.desk import Desk
+from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Sample
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Canary:
     engine: ServerEngine
     logprobs: Callable[[Sequence[MicroBatch]], list[Tensor]]
     """Function that returns the trainer's log-probs, [N] for each micro-batch."""
-    desk: Desk
+    work_thread: WorkThread
     prompt: list[int]
     sampling: SamplingParams
     """Sampling parameters, with the temperature of training, at which the trainer computes log-probs."""
@@ -58,7 +58,7 @@ class Canary:
             return {}
         weights = [np.zeros(len(sample.token_ids)) for sample in samples]
         batches = micro_batches(samples, weights, max_tokens=2**14)
-        found = await self.desk.do(self.logprobs, batches)
+        found = await self.work_thread.do(self.logprobs, batches)
         gaps = [(mine.cpu() - batch.rollout_logprobs).abs() for mine, batch in zip(found, batches, strict=True)]
         largest = max(float(gap.max()) for gap in gaps)
         if not largest <= self.tolerance:  # this form also catches NaN

@@ -36,12 +36,10 @@ from mtrl.tracking.tracker import Tracker
 from mtrl.tracking.trajectories import write_groups
 from mtrl.trainer.checkpoint import Checkpoint, Checkpoints
 from mtrl.trainer.critic import Credited, Critic, credit_by_critic
-from mtrl.trainer.desk import Desk
 from mtrl.trainer.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.interrupt import Interrupt
 from mtrl.trainer.kl_penalty import KlPenalty
-from mtrl.trainer.learnt import Learnt, note_advantages, note_logprobs
 from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.memory import peak_memory
 from mtrl.trainer.publisher import Publisher
@@ -53,6 +51,8 @@ from mtrl.trainer.setup import Parts
 from mtrl.trainer.stream import Stream
 from mtrl.trainer.throughput import Throughput
 from mtrl.trainer.update import Updater
+from mtrl.trainer.update_result import UpdateResult, note_advantages, note_logprobs
+from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Group
 
 SAVED_SECONDS = 0.02
@@ -110,7 +110,7 @@ class Trainer:
             self.experience.judge,
             parts.eval_sampling,
         )
-        self.desk = Desk(beside_rollouts=overlaps(config) or serves(config))
+        self.work_thread = WorkThread(beside_rollouts=overlaps(config) or serves(config))
         algorithm = config.algorithm
         self.kl = KlController(
             algorithm.kl_loss_coef or algorithm.kl_reward_coef, algorithm.kl_target, algorithm.kl_horizon
@@ -119,9 +119,9 @@ class Trainer:
         self.publisher = Publisher(
             parts.engine,
             self.learners,
-            self.desk,
+            self.work_thread,
             parts.sends_weights,
-            make_canary(config, parts, self.desk),
+            make_canary(config, parts, self.work_thread),
             are_given(config),
             colocated(config, parts.engine),
         )
@@ -206,7 +206,7 @@ class Trainer:
         last_first = AsyncExitStack()
         last_first.push_async_exit(self._wait_saved)
         last_first.callback(self.timeline.close)
-        last_first.callback(self.desk.close)
+        last_first.callback(self.work_thread.close)
         last_first.push_async_callback(self.parts.engine.close)
         last_first.push_async_callback(self.parts.loop.close)
         last_first.push_async_callback(self.experience.close)
@@ -265,9 +265,9 @@ class Trainer:
             experience = await self.experience.collect(step)
         async with self.publisher.asleep():
             with self.timeline.span("credit", number) as crediting:
-                credited, kl = await self.desk.do(self._credit, experience.groups)
+                credited, kl = await self.work_thread.do(self._credit, experience.groups)
             with self.timeline.span("update", number) as updating:
-                learnt = await self.desk.do(self._learn, credited, step)
+                result = await self.work_thread.do(self._learn, credited, step)
             self._trained, self.progress.rows_drawn, self.progress.score = number, self.rows.drawn, None
         with self.timeline.span("sync", number) as syncing:
             canary = await self.publisher.publish(number)
@@ -275,10 +275,10 @@ class Trainer:
         self.progress.step = number
         spans = {waiting: collecting, "credit": crediting, "update": updating, "sync": syncing}
         row = self._metrics(experience, credited.advantages)
-        row |= self._throughput(experience, learnt, {name: span.seconds for name, span in spans.items()})
-        row |= kl | learnt.metrics | canary
+        row |= self._throughput(experience, result, {name: span.seconds for name, span in spans.items()})
+        row |= kl | result.metrics | canary
         self._adapt_kl(row)
-        await self.desk.do(self._keep_trajectories, experience, credited, learnt)
+        await self.work_thread.do(self._keep_trajectories, experience, credited, result)
         self.console.step({"step": self.progress.step, **row})
         if self._evaluation_due():
             row |= await self._evaluate(self.progress.step)
@@ -295,15 +295,15 @@ class Trainer:
         samples = [sample for group, turns in pairs for sample in group_samples(group, turns)]
         return Credited(samples, advantages), kl
 
-    def _learn(self, credited: Credited, step: int) -> Learnt:
+    def _learn(self, credited: Credited, step: int) -> UpdateResult:
         """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic."""
-        learnt = Learnt()
+        result = UpdateResult()
         if self.critic is not None:
-            learnt.metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
+            result.metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
             if step < self.config.algorithm.critic.warmup_steps:
-                return learnt
+                return result
         update = self.updater.run(credited.samples, step)
-        return Learnt({**learnt.metrics, **update.report.metrics()}, update.looked_at, update.works)
+        return UpdateResult({**result.metrics, **update.report.metrics()}, update.first_logprobs, update.works)
 
     def _metrics(self, experience: Experience, advantages: list[Ragged]) -> dict[str, Any]:
         idle: list[Ragged] = [[[0.0] * len(t.turns) for t in group.trajectories] for group in experience.set_aside]
@@ -316,10 +316,10 @@ class Trainer:
             "policy/version": self.parts.engine.version,
         }
 
-    def _throughput(self, experience: Experience, learnt: Learnt, seconds: dict[str, float]) -> dict[str, float]:
+    def _throughput(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> dict[str, float]:
         played, stats = experience.report.groups, self.parts.engine.stats
         sampling = self.parts.loop.sampling.take()
-        found = self.throughput.metrics(seconds, played, learnt.works, sampling)
+        found = self.throughput.metrics(seconds, played, result.works, sampling)
         tokens = sum(t.action_tokens for group in played for t in group.trajectories)
         return {
             **found,
@@ -376,7 +376,7 @@ class Trainer:
         self.console.evaluation({"step": step, **report.metrics}, *report.ends())
         return {**report.metrics, "time/evaluate": evaluating.seconds}
 
-    def _keep_trajectories(self, experience: Experience, credited: Credited, learnt: Learnt) -> None:
+    def _keep_trajectories(self, experience: Experience, credited: Credited, result: UpdateResult) -> None:
         """Write all trajectories every `trainer.save_trajectories_every` steps, and in other steps those on which
         reward and scorer disagree."""
         every, step = self.config.trainer.save_trajectories_every, self.progress.step
@@ -385,7 +385,7 @@ class Trainer:
             kind, kept = "disagree", self._disagreements(kept)
         if kept:
             note_advantages(kept, credited.samples)
-            note_logprobs(kept, learnt.looked_at)
+            note_logprobs(kept, result.first_logprobs)
             write_groups(self.run_dir.trajectories, kind, step, kept)
 
     def _disagreements(self, groups: list[Group]) -> list[Group]:
@@ -401,13 +401,13 @@ class Trainer:
             return
         self._saved = self.progress.step
         with self.timeline.span("save", self.progress.step):
-            await self.desk.do(self.learners.wait_saved)
+            await self.work_thread.do(self.learners.wait_saved)
             folder = self.checkpoints.begin(self.progress.step)
             if overlaps(self.config):  # rows drawn since the last update are stored as groups, so they must count here
                 self.progress.rows_drawn = self.rows.drawn
             state, groups, rng = vars(self.progress).copy(), self.experience.state(), {"torch": torch.get_rng_state()}
             commit = partial(self.checkpoints.commit, folder, state, groups, rng)
-            await self.desk.do(self.learners.save, folder, commit)
+            await self.work_thread.do(self.learners.save, folder, commit)
 
 
 def in_short(finding: Finding) -> str:

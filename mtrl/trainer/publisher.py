@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mtrl.generator.engines.base import Engine
 from mtrl.trainer.canary import Canary, WrongWeightsError
-from mtrl.trainer.desk import Desk
 from mtrl.trainer.learners import Learners
+from mtrl.trainer.work_thread import WorkThread
 
 if TYPE_CHECKING:
     from mtrl.generator.engines.server.engine import ServerEngine
@@ -25,7 +25,7 @@ class Publisher:
 
     engine: Engine
     learners: Learners
-    desk: Desk
+    work_thread: WorkThread
     sends_weights: bool
     """Whether the engine has its own copy of the weights, which must be sent; else it shares the trainer's."""
     canary: Canary | None = None
@@ -50,7 +50,7 @@ class Publisher:
         Raises:
             UserError: the weights do not reach the engine, or the engine samples with other weights.
         """
-        weights = await self.desk.do(self.learners.weights) if self.sends_weights else None
+        weights = await self.work_thread.do(self.learners.weights) if self.sends_weights else None
         await self.engine.load_weights(weights, version)
         try:
             return await self.check(version)
@@ -76,5 +76,5 @@ class Publisher:
             return
         await self.colocated.sleep()
         yield
-        await self.desk.do(self.learners.release)
+        await self.work_thread.do(self.learners.release)
         await self.colocated.wake()

@@ -23,9 +23,9 @@ from mtrl.generator.engines.sglang.command import sglang_command
 from mtrl.generator.engines.vllm.api import VllmApi
 from mtrl.generator.engines.vllm.command import vllm_command
 from mtrl.trainer.canary import TOKENS, Canary
-from mtrl.trainer.desk import Desk
 from mtrl.trainer.loading import compute_dtype, pick_device
 from mtrl.trainer.placement import server_devices, training_gpus
+from mtrl.trainer.work_thread import WorkThread
 
 if TYPE_CHECKING:
     from mtrl.trainer.setup import Parts
@@ -97,7 +97,7 @@ def colocated(config: Config, engine: Engine) -> ServerEngine | None:
     return engine
 
 
-def make_canary(config: Config, parts: Parts, desk: Desk) -> Canary | None:
+def make_canary(config: Config, parts: Parts, work_thread: WorkThread) -> Canary | None:
     """Return the check that compares servers with the trainer; None for the local engine, without training rows, or
     with a tolerance of 0."""
     if not serves(config) or not parts.splits.train:
@@ -111,4 +111,4 @@ def make_canary(config: Config, parts: Parts, desk: Desk) -> Canary | None:
     prompt = parts.codec.renderer.render_ids(parts.splits.train[0]["prompt"], add_generation_prompt=True)
     prompt = prompt[: parts.loop.limits.max_context_length - TOKENS]
     logprobs = parts.learners.logprobs
-    return Canary(parts.engine, logprobs, desk, prompt, parts.sampling, tolerance, config.generator.backend)
+    return Canary(parts.engine, logprobs, work_thread, prompt, parts.sampling, tolerance, config.generator.backend)

@@ -75,7 +75,7 @@ class Stream(Producer):
         """Number of groups with a failure since the last group without one."""
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
-        self._desk = ThreadPoolExecutor(1, "mtrl-scoring")
+        self._scoring_thread = ThreadPoolExecutor(1, "mtrl-scoring")
 
     async def collect(self, step: int) -> Experience:
         """See `Producer.collect`. Waits until `Admission.choose` returns a batch; its groups are in the order of
@@ -135,7 +135,7 @@ class Stream(Producer):
         """See `Producer.judge`. It runs in the same thread as the scoring of the stream's own groups, alternating with
         it."""
         for group in groups:
-            await asyncio.get_running_loop().run_in_executor(self._desk, self._score_alone, group)
+            await asyncio.get_running_loop().run_in_executor(self._scoring_thread, self._score_alone, group)
 
     def state(self) -> list[dict[str, Any]]:
         """See `Producer.state`. Finished groups are stored with their versions, other groups without trajectories.
@@ -172,7 +172,7 @@ class Stream(Producer):
         while self._tasks:
             await asyncio.wait(list(self._tasks.values()))
         self.activity.note(False)
-        self._desk.shutdown(wait=False, cancel_futures=True)
+        self._scoring_thread.shutdown(wait=False, cancel_futures=True)
 
     # -- admission ----------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Stream(Producer):
             self.admission.failed(slot, self.next_row())
             return
         self._admit()
-        if await asyncio.get_running_loop().run_in_executor(self._desk, self._judge, group):
+        if await asyncio.get_running_loop().run_in_executor(self._scoring_thread, self._judge, group):
             self._finished[slot] = group
         else:
             self.admission.set_aside(slot)

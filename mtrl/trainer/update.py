@@ -25,7 +25,7 @@ class Update:
     """Result of the optimiser steps of one training step."""
 
     report: UpdateReport = field(default_factory=UpdateReport)
-    looked_at: list[tuple[Sample, Tensor]] = field(default_factory=list)
+    first_logprobs: list[tuple[Sample, Tensor]] = field(default_factory=list)
     """Samples of the first optimiser step, with the trainer's log-probs [action tokens] before this step."""
     works: list[Work] = field(default_factory=list)
     """Computation of each rank."""
@@ -64,8 +64,8 @@ class Updater:
                 "weights are as before: look at its log-probs and advantages, then lower trainer.optimizer.lr or raise "
                 "model.dtype to float32"
             )
-        looked_at = [pair for batch, logprobs in dealt.first_logprobs for pair in per_sample(batch, logprobs)]
-        return Update(report, looked_at, [self._work(batches) for batches in dealt.by_rank])
+        first_logprobs = [pair for batch, logprobs in dealt.first_logprobs for pair in per_sample(batch, logprobs)]
+        return Update(report, first_logprobs, [self._work(batches) for batches in dealt.by_rank])
 
     def _work(self, batches: list[MicroBatch]) -> Work:
         """Return the work of one rank: the passes of the optimiser steps, and the additional passes without

@@ -15,9 +15,9 @@ from mtrl.config.schema import Config
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.trainer.canary import TOKENS, Canary, WrongWeightsError
-from mtrl.trainer.desk import Desk
 from mtrl.trainer.policy import Policy
 from mtrl.trainer.publisher import Publisher
+from mtrl.trainer.work_thread import WorkThread
 
 PROMPT = [5, 6, 7, 8]
 
@@ -54,7 +54,7 @@ def parts(make_tiny_model, tiny_tokenizer):
     engine = ProbedEngine(replica, tiny_tokenizer, max_context_length=200, deterministic=False)
     learners = learners_of(Config(run_dir="unused"), Policy(model, tiny_tokenizer, temperature=0.7))
     sampling = SamplingParams(temperature=0.7)
-    return engine, learners, Canary(engine, learners.logprobs, Desk(False), PROMPT, sampling, 1e-3, "vllm")
+    return engine, learners, Canary(engine, learners.logprobs, WorkThread(False), PROMPT, sampling, 1e-3, "vllm")
 
 
 def changed(model, by):
@@ -88,7 +88,7 @@ def test_another_version_is_found(parts):
 
 def test_weights_are_sent_once_more_and_not_again(parts):
     engine, learners, canary = parts
-    publisher = Publisher(engine, learners, Desk(False), sends_weights=True, canary=canary)
+    publisher = Publisher(engine, learners, WorkThread(False), sends_weights=True, canary=canary)
     changed(learners.crew.worker.policy.policy.model, 1.5)
     assert asyncio.run(publisher.publish(1))["engine/canary/max"] < 1e-4
     assert engine.loaded == [1]
@@ -107,7 +107,7 @@ def test_weights_are_sent_once_more_and_not_again(parts):
 
 def test_a_run_begins_with_its_weights_wherever_the_engine_came_from(parts):
     engine, learners, canary = parts
-    make = partial(Publisher, engine, learners, Desk(False), sends_weights=True, canary=canary)
+    make = partial(Publisher, engine, learners, WorkThread(False), sends_weights=True, canary=canary)
     asyncio.run(make().begin(0))
     assert engine.loaded == []  # it was started with them, and the canary has seen them
     changed(engine.model, 1.5)
@@ -128,7 +128,7 @@ def test_servers_sleep_while_the_policy_learns(parts, monkeypatch):
             seen.append(engine.asleep)
         seen.append(engine.asleep)
 
-    make = partial(Publisher, engine, learners, Desk(False), sends_weights=True)
+    make = partial(Publisher, engine, learners, WorkThread(False), sends_weights=True)
     asyncio.run(step(make()))
     asyncio.run(step(make(colocated=engine)))
     assert seen == [False, False, True, False]

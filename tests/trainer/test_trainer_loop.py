@@ -8,8 +8,8 @@ import pytest
 from mtrl.config.schema import Config
 from mtrl.errors import JobLost
 from mtrl.tracking.timeline import Timeline
-from mtrl.trainer.desk import Desk
 from mtrl.trainer.loop import Progress, Trainer
+from mtrl.trainer.work_thread import WorkThread
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def trainer(tmp_path):
         engine=SimpleNamespace(close=lambda: close("engine")), loop=SimpleNamespace(close=lambda: close("loop"))
     )
     trainer.timeline = Timeline(tmp_path / "timeline.jsonl")
-    trainer.desk = Desk(beside_rollouts=False)
+    trainer.work_thread = WorkThread(beside_rollouts=False)
     trainer.learners = SimpleNamespace(is_saving=False, wait_saved=wait_saved, save=save)
     trainer.progress, trainer._saved, trainer.rows = Progress(step=3, rows_drawn=12), 0, SimpleNamespace(drawn=17)
     trainer.checkpoints = SimpleNamespace(begin=lambda step: None, commit=lambda *saved: said.append(saved[1]))

@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Desk:
+class WorkThread:
     """Executes one function at a time.
 
     With `beside_rollouts`, functions run in a separate thread, always the same one, so that the event loop can serve

@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 @dataclass
-class Learnt:
+class UpdateResult:
     """Result of one step's update."""
 
     metrics: dict[str, float] = field(default_factory=dict)
-    looked_at: list[tuple[Sample, Tensor]] = field(default_factory=list)
+    first_logprobs: list[tuple[Sample, Tensor]] = field(default_factory=list)
     """Samples with the trainer's log-probs [action tokens] before the first update."""
     works: list[Work] = field(default_factory=list)
     """Computation of each rank."""
@@ -34,9 +34,9 @@ def note_advantages(groups: Sequence[Group], samples: Iterable[Sample]) -> None:
         turn.advantages = values[:1] if len(set(values)) == 1 else values
 
 
-def note_logprobs(groups: Sequence[Group], looked_at: Iterable[tuple[Sample, Tensor]]) -> None:
+def note_logprobs(groups: Sequence[Group], first_logprobs: Iterable[tuple[Sample, Tensor]]) -> None:
     """Set `Turn.trainer_logprobs` from samples with the trainer's log-probs, one number per sampled token."""
-    for turn, values in _by_turn(groups, looked_at, Tensor.tolist):
+    for turn, values in _by_turn(groups, first_logprobs, Tensor.tolist):
         turn.trainer_logprobs = values
 
 
