@@ -103,9 +103,11 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
     Raises:
         UserError: it cannot be imported, or is not callable; or what the module itself raises.
     """
+    from mtrl.process_guard import import_guarded  # brings asyncio, which --help does without
+
     module, _, attribute = path.rpartition(".")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = getattr(import_guarded(module), attribute)
     except UserError:  # it says itself what it lacks
         raise
     except Exception as error:  # the module is the user's: importing it can fail in any way
