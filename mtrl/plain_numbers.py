@@ -26,10 +26,7 @@ def finite(value: Any, what: str, below: float = LARGEST_REWARD) -> float:
     Raises:
         TypeError: `what` is no finite number, or its magnitude is not below the limit.
     """
-    try:
-        number = as_float(value.item() if hasattr(value, "item") else value)
-    except (ValueError, RuntimeError):  # numpy's and torch's, of an array with several elements
-        number = math.nan
+    number = plain(value)
     if not abs(number) < below:
         raise TypeError(f"{what} {shown(value)}; it must be a finite number below {below:g}")
     return number
@@ -41,21 +38,28 @@ def named(values: Mapping[str, Any], what: str, below: float = LARGEST_REWARD) -
     Raises:
         TypeError: one is none, or there are too many names, or too long ones.
     """
+    check_names(values, what)
+    return {name: finite(value, f"{what}[{name!r}] =", below) for name, value in values.items()}
+
+
+def check_names(values: Mapping[str, Any], what: str) -> None:
+    """
+    Raises:
+        TypeError: there are too many names, too long ones, or one that is no text.
+    """
     if len(values) > MOST_NAMES:
         raise TypeError(f"{what} with {len(values)} names; there may be {MOST_NAMES}")
     for name in values:
         if not isinstance(name, str) or len(name) > LONGEST_NAME:
             raise TypeError(f"{what} with the name {shown(name)}; it must be text of at most {LONGEST_NAME} characters")
-    return {name: finite(value, f"{what}[{name!r}] =", below) for name, value in values.items()}
 
 
-def as_float(value: Any) -> float:
+def plain(value: Any) -> float:
     """The value as a plain float; NaN where it is no real number, or too large for a float."""
-    if not isinstance(value, numbers.Real):
-        return math.nan
     try:
-        return float(value)
-    except (OverflowError, ValueError):
+        number = value.item() if hasattr(value, "item") else value  # numpy's and torch's
+        return float(number) if isinstance(number, numbers.Real) else math.nan
+    except (OverflowError, ValueError, RuntimeError):  # an array with several elements, for one
         return math.nan
 
 
