@@ -25,7 +25,8 @@ PADDING = (0, 1_000, 20_000)
 
 def robust(context: Context) -> Result:
     """No response whatsoever breaks an episode."""
-    episodes = [*context.weak, *context.fuzz]  # gold that breaks is a matter of its row: the check gold tells it
+    # Gold that breaks is a matter of its row, which the check gold tells; whoever plays that row breaks too.
+    episodes = [e for e in (*context.weak, *context.fuzz) if context.key(e) not in context.unplayable]
     found = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE not in e.error]
     if found:
         return failed(
@@ -33,7 +34,10 @@ def robust(context: Context) -> Result:
             "answer anything that a model may say with an observation; raise only for a broken row",
             found,
         )
-    return passed(f"{len(episodes)} episodes, {len(context.fuzz)} of them with hostile text: none broke")
+    if not episodes:
+        return skipped("gold has an error on every row that is played here; see gold")
+    hostile = sum(episode.label.startswith("fuzz ") for episode in episodes)
+    return passed(f"{len(episodes)} episodes, {hostile} of them with hostile text: none broke")
 
 
 def gold(context: Context) -> Result:
@@ -46,7 +50,7 @@ def gold(context: Context) -> Result:
     ]
     paid_low = [f"{_who(e)}: the reward is {e.own:g}" for e in played if context.succeeds(e) and not context.claims(e)]
     found = [*score_low, *paid_low]
-    count = f"{len(played)} of {len(context.splits.train) + len(context.splits.test)} rows"
+    count = f"{len(played)} of {len(context.all_rows)} rows"
     if found:
         return failed(
             f"on {count}, gold fails on {len(found)}. {at_most(found, 2)}",
