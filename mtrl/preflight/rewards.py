@@ -42,9 +42,9 @@ def robust(context: Context) -> Result:
 
 def gold(context: Context) -> Result:
     """The perfect player is paid in full and scores 1."""
-    if context.family.gold is None or not context.gold:
-        return skipped(str(context.needs_gold()))
     played = [*context.gold, *context.gold_elsewhere]
+    if not played:
+        return skipped(str(context.needs_gold()))
     score_low = [
         f"{_who(e)}: the scorer says {e.score:g}{_reason(context, e)}" for e in played if not context.succeeds(e)
     ]
