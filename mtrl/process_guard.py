@@ -29,7 +29,6 @@ class CallTimeoutError(TimeoutError):
     """A call took longer than its time limit (an environment's own `TimeoutError` is not this)."""
 
 
-
 _guard: ContextVar[tuple[int | None, Any]] = ContextVar("_guard", default=(None, None))
 """Within `guarded`: the process, which a child that was forked there is not; and the event loop of the thread."""
 _exit = os._exit

@@ -301,7 +301,9 @@ def test_a_file_of_a_third_split_is_told(tmp_path, caplog, asked):
     write_jsonl(tmp_path / "data" / "dev.jsonl", ROWS[16:])
     data.test_split = asked
     load_rows(data)
-    assert f"the rows of split {'dev' if asked == 'test' else 'test'!r} are not read, for data.train_split" in caplog.text
+    assert (
+        f"the rows of split {'dev' if asked == 'test' else 'test'!r} are not read, for data.train_split" in caplog.text
+    )
 
 
 def test_a_third_split_of_the_hub_is_told(hub, monkeypatch, caplog):

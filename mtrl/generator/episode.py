@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 Seat = TypeVar("Seat")
 
+
 @dataclass(frozen=True)
 class Limits:
     """What one episode may take."""

@@ -204,14 +204,28 @@ ATTACKS = [
     says("what cannot be shown", Shown(), ends="SystemExit"),
     *(
         says(f"reward {said(value, repr):.20}", value, "x", False, ends=NUMBER)
-        for value in (float("nan"), float("inf"), -float("inf"), 1e308, 10**400, 10**5000, -(10**30), "1", None, [1.0], 1j)
+        for value in (
+            float("nan"),
+            float("inf"),
+            -float("inf"),
+            1e308,
+            10**400,
+            10**5000,
+            -(10**30),
+            "1",
+            None,
+            [1.0],
+            1j,
+        )
     ),
     *(
         says(f"reward {value!r}", value, "x", False)
         for value in (-7, True, np.float32(0.5), np.int64(3), torch.tensor(0.5), np.array(0.5))
     ),
     *(
-        says(f"{where} of magnitude 0 by its own word: {value}", StepResult(**{"reward": 0.0, where: what}), ends=NUMBER)
+        says(
+            f"{where} of magnitude 0 by its own word: {value}", StepResult(**{"reward": 0.0, where: what}), ends=NUMBER
+        )
         for value in (1e308, float("nan"))
         for where, what in (("reward", Small(value)), ("metrics", {"a": Small(value)}))
     ),

@@ -59,7 +59,12 @@ DEEDS = {
     "import exits": ("import", EXIT, 2, "environment.target=bad.Bad cannot be imported (RuntimeError in bad.py, line"),
     "load exits": ("load", EXIT, 2, "loading the rows of Bad failed: SystemExit in bad.py, line"),
     "load hangs": ("load", HANG, 2, f"loading the rows of Bad {LATE}; mend the loader or its data, or raise it"),
-    "score exits": ("score", EXIT, 2, "failed: RuntimeError: SystemExit('os._exit(0) in an environment'); mend `score`"),
+    "score exits": (
+        "score",
+        EXIT,
+        2,
+        "failed: RuntimeError: SystemExit('os._exit(0) in an environment'); mend `score`",
+    ),
     "score hangs": ("score", HANG, 2, f"{LATE}; mend `score`, or raise it"),
     "score is NaN": ("score", "math.nan", 2, "failed: TypeError: it returned nan; it must be a finite number"),
     "score is huge": ("score", "1e308", 2, "failed: TypeError: it returned 1e+308; it must be a finite number"),

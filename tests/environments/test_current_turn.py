@@ -8,7 +8,6 @@ import pytest
 from envs.gsm8k.environment import Gsm8kEnv
 from mtrl.environments.base import BaseEnvironment
 
-
 ROW = {"id": "r", "prompt": [], "ground_truth": {"answer": "72"}}
 
 

@@ -240,4 +240,6 @@ def test_rows_that_gold_has_no_time_for_are_told(monkeypatch):
     monkeypatch.setattr("mtrl.preflight.play.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     result = result_of("FAMILY_OF_200", "gold", seconds=60.0)
     assert result.status == Status.PASS
-    assert result.evidence == "on 75 of 200 rows gold is paid in full and scores 1 (125 episodes were left out: no time)"
+    assert (
+        result.evidence == "on 75 of 200 rows gold is paid in full and scores 1 (125 episodes were left out: no time)"
+    )
