@@ -59,7 +59,7 @@ class EnvironmentConfig:
     step_timeout: float = 30.0
     """Seconds that reset or one step may take."""
     episode_timeout: float = 600.0
-    """Seconds that a whole episode may take."""
+    """Seconds that a whole episode may take, and so many that loading the rows, and scoring one episode, may."""
     retries: int = 1
     """Fresh attempts after an environment error, before the whole group is replaced."""
     max_failed_share: float = 0.5
