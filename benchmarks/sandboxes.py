@@ -41,7 +41,7 @@ def main() -> None:
 
     print(f"{platform.machine()}, {cores} cores, {args.rows} rows, {args.repeats} times each, in turn; medians")
     report("play and score", args.repeats, lambda side: stage.play(scripts, *([cores, cores] if side else [1, 1])))
-    report("score", args.repeats, lambda side: asyncio.run(score_groups(others[side], groups)))
+    report("score", args.repeats, lambda side: asyncio.run(score_groups(others[side], groups, 600.0)))
 
 
 def report(what: str, repeats: int, work: Callable[[bool], object]) -> None:

@@ -9,10 +9,10 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mtrl.environments.family import Splits
 from mtrl.errors import UserError, missing_extra
@@ -44,36 +44,28 @@ def load_splits(
 ) -> Splits:
     """Read both splits of `data.path` and convert them to rows with `convert(raw, split, index)`.
 
-    A training row whose prompt also occurs in the held-out rows is dropped. `hub_config` maps the name of a Hub data
-    set with several configurations to the configuration to load.
+    A held-out prompt that occurs in the training rows as well is dropped there; where most prompts are the same, a
+    held-out row. `hub_config` names the configuration
+    to take of a Hub data set that has several.
     """
     path = str(data.path)
     if path in (hub_config or {}) and not Path(path).exists():
         path = f"{path}:{hub_config[path]}"
+    source = _source(path, data.train_split)
     train, test = (
-        [convert(raw, split, index) for index, raw in enumerate(read_rows(path, name))]
+        [convert(raw, split, index) for index, raw in enumerate(_read(source, path, name))]
         for split, name in (("train", data.train_split), ("test", data.test_split))
     )
-    _tell_unread(path, (data.train_split, data.test_split))
-    return cap(_disjoint(Splits(train, test), path), data)
-
-
-def _tell_unread(path: str, asked: tuple[str, str]) -> None:
-    """Log a warning about the rows of a single file whose `split` is neither of the two that are read."""
-    file = Path(path).expanduser()
-    rows = read_file(file) if file.is_file() else []
-    if not all("split" in row for row in rows):
-        return
-    counts = Counter(str(row["split"]) for row in rows)
-    read = {next((name for name in split_names(split) if name in counts), split) for split in asked}
-    if unread := {name: count for name, count in counts.items() if name not in read}:
+    if unread := source.unread((data.train_split, data.test_split)):
         log.warning(
             "data.path=%s: %s are not read, for data.train_split=%s and data.test_split=%s; name another split there, "
-            "or correct the column split",
+            "or leave these rows out",
             path,
-            ", ".join(f"{count} rows of split {name!r}" for name, count in sorted(unread.items())),
-            *asked,
+            ", ".join(unread),
+            data.train_split,
+            data.test_split,
         )
+    return cap(_disjoint(Splits(train, test), path), data)
 
 
 def cap(splits: Splits, data: Any) -> Splits:
@@ -96,7 +88,7 @@ def cut_validation(splits: Splits, count: int) -> Splits:
     """
     if not count:
         return splits
-    contents = _contents(splits)
+    contents = contents_of(splits.train, splits.test)
     held_out = set(contents[len(splits.train) :])
     own = contents[: len(splits.train)]
     different = sorted({content for content in own if content not in held_out}, key=_rank)
@@ -115,15 +107,25 @@ def cut_validation(splits: Splits, count: int) -> Splits:
     return replace(splits, train=train, validation=validation)
 
 
-def _contents(splits: Splits) -> list[str]:
-    """Return the text that identifies the task of each row, for `train`, then `test`: the prompt; or, where most
-    prompts are the same because the task is given later or never (a secret code), the row without `id` and `split`."""
-    rows = [*splits.train, *splits.test]
-    prompts = [_fingerprint(row) for row in rows]
-    if 2 * len(set(prompts[: len(splits.train)])) > len(splits.train):
+def contents_of(
+    train: Sequence[Row], others: Sequence[Row], prompt: Callable[[Row], Any] = lambda row: row["prompt"]
+) -> list[str]:
+    """What makes each row of `train`, then of `others`, the task that it is: its prompt; or, where most prompts are the
+    same and the task is told later or never (a secret code), all of the row but its name.
+
+    Args:
+        prompt: what of a row's prompt counts.
+    """
+    rows = [*train, *others]
+    prompts = [_text(prompt(row)) for row in rows]
+    if 2 * len(set(prompts[: len(train)])) > len(train):
         return prompts
     named = ({key: value for key, value in row.items() if key not in ("id", "split")} for row in rows)
-    return [json.dumps(content, sort_keys=True, default=str) for content in named]
+    return [_text({**content, "prompt": prompt(row)}) for content, row in zip(named, rows, strict=True)]
+
+
+def _text(content: Any) -> str:
+    return json.dumps(content, sort_keys=True, default=str)
 
 
 def _rank(content: str) -> bytes:
@@ -131,8 +133,9 @@ def _rank(content: str) -> bytes:
 
 
 def _disjoint(splits: Splits, path: str) -> Splits:
-    held_out = {_fingerprint(row) for row in splits.test}
-    train = [row for row in splits.train if _fingerprint(row) not in held_out]
+    contents = contents_of(splits.train, splits.test)
+    held_out = set(contents[len(splits.train) :])
+    train = [row for row, content in zip(splits.train, contents, strict=False) if content not in held_out]
     if not train:
         raise UserError(
             f"data.path={path}: every training row is a held-out row as well; set data.train_split and data.test_split"
@@ -151,10 +154,6 @@ def _disjoint(splits: Splits, path: str) -> Splits:
                 row["id"] = f"{split}-{row['id']}"
     _check_ids(train + splits.test, path)
     return Splits(train, splits.test)
-
-
-def _fingerprint(row: Row) -> str:
-    return json.dumps(row["prompt"], sort_keys=True, default=str)
 
 
 def _check_ids(rows: list[Row], path: str) -> None:
@@ -257,20 +256,37 @@ def read_rows(path: str, split: str) -> list[dict[str, Any]]:
     Raises:
         UserError: the path, the split or its rows do not exist, or the data is not readable.
     """
-    local = Path(path).expanduser()
-    if local.is_dir():
-        rows = _read_folder(local, split)
-    elif local.is_file():
-        rows = _split_of_file(read_file(local), split)
-    elif _HUB_NAME.fullmatch(path) and not path.endswith(SUFFIXES):
-        rows = _read_hub(path, split)
-    else:
-        raise UserError(
-            f"data.path={path} does not exist; give a folder with {split}.jsonl, one file, or a Hub name owner/name"
-        )
+    return _read(_source(path, split), path, split)
+
+
+def _read(source: _Source, path: str, split: str) -> list[dict[str, Any]]:
+    rows = source.read(split)
     if not rows:
         raise UserError(f"data.path={path} has no rows in split {split!r}; set data.train_split and data.test_split")
     return rows
+
+
+class _Source(Protocol):
+    """What a path leads to."""
+
+    def read(self, split: str) -> list[dict[str, Any]]:
+        """The rows of the split, or of another one that `split_names` gives."""
+
+    def unread(self, asked: Sequence[str]) -> list[str]:
+        """What splits there are beside these, in words."""
+
+
+def _source(path: str, split: str) -> _Source:
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return _Folder(local)
+    if local.is_file():
+        return _File(local)
+    if _HUB_NAME.fullmatch(path) and not path.endswith(SUFFIXES):
+        return _Hub(path)
+    raise UserError(
+        f"data.path={path} does not exist; give a folder with {split}.jsonl, one file, or a Hub name owner/name"
+    )
 
 
 def split_names(split: str) -> list[str]:
@@ -278,54 +294,103 @@ def split_names(split: str) -> list[str]:
     return [split, *(name for name in HELD_OUT_NAMES if name != split)] if split in HELD_OUT_NAMES else [split]
 
 
-def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
-    for name in split_names(split):
-        for place in (folder, folder / "data"):
-            files = next(([file] for suffix in SUFFIXES if (file := place / f"{name}{suffix}").is_file()), None)
-            files = files or sorted(place.glob(f"{name}-*.parquet"))
-            if files:
+def _found(split: str, known: Collection[str]) -> str | None:
+    """The name that the split goes by."""
+    return next((name for name in split_names(split) if name in known), None)
+
+
+def _others(asked: Sequence[str], known: Iterable[str]) -> list[str]:
+    known = list(known)
+    read = {_found(split, known) for split in asked}
+    return [name for name in known if name not in read]
+
+
+class _Folder:
+    """A file, or shards, for each split."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def read(self, split: str) -> list[dict[str, Any]]:
+        for name in split_names(split):
+            if files := self._files(name):
                 return [row for file in files for row in read_file(file)]
-    looked_for = ", ".join(f"{split}{suffix}" for suffix in SUFFIXES)
-    found = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
-    raise UserError(
-        f"data.path={folder} has no split {split!r}: looked for {looked_for} and {split}-*.parquet, found {found}; "
-        "add the file, or set data.train_split and data.test_split"
-    )
-
-
-def _split_of_file(rows: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
-    if all("split" in row for row in rows):
-        return next(
-            (found for name in split_names(split) if (found := [row for row in rows if row["split"] == name])), []
-        )
-    held_out = split in HELD_OUT_NAMES
-    return [row for index, row in enumerate(rows) if (index % HELD_OUT == 0) == held_out]
-
-
-def _read_hub(path: str, split: str) -> list[dict[str, Any]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise missing_extra("datasets", "data") from error
-    name, _, config = path.partition(":")
-    try:
-        if is_out_of_reach(name):
-            datasets.config.HF_HUB_OFFLINE = True  # no argument for this exists; the library then uses its cache only
-        splits = datasets.load_dataset(name, config or None)
-    except Exception as error:  # the library raises many types, from OSError to its own, offline or not
-        reason = (str(error).strip() or "no message").splitlines()[0][:200]
+        looked_for = ", ".join(f"{split}{suffix}" for suffix in SUFFIXES)
+        found = ", ".join(sorted(file.name for file in self.path.iterdir())[:8]) or "nothing"
         raise UserError(
-            f"data.path={path} is not a folder or file here, and the Hub did not give it "
-            f"({type(error).__name__}: {reason}); "
-            "check the path, the name (owner/name or owner/name:config) and the connection"
-        ) from error
-    found = next((name for name in split_names(split) if name in splits), None)
-    if found is None:
-        raise UserError(
-            f"data.path={path} has no split {split!r}; it has {', '.join(splits)}: "
-            "set data.train_split and data.test_split"
+            f"data.path={self.path} has no split {split!r}: looked for {looked_for} and {split}-*.parquet, found "
+            f"{found}; add the file, or set data.train_split and data.test_split"
         )
-    return splits[found].to_list()
+
+    def unread(self, asked: Sequence[str]) -> list[str]:
+        there = [name for name in dict.fromkeys((*asked, "train", *HELD_OUT_NAMES)) if self._files(name)]
+        return [f"the rows of split {name!r}" for name in _others(asked, there)]
+
+    def _files(self, name: str) -> list[Path]:
+        for place in (self.path, self.path / "data"):
+            files = next(([file] for suffix in SUFFIXES if (file := place / f"{name}{suffix}").is_file()), None)
+            if files := files or sorted(place.glob(f"{name}-*.parquet")):
+                return files
+        return []
+
+
+class _File:
+    """One file, split by its column `split` or, without one, with every eighth row held out."""
+
+    def __init__(self, path: Path):
+        self.rows = read_file(path)
+        bare = [number for number, row in enumerate(self.rows, 1) if row.get("split") in (None, "")]
+        self.counts = Counter(str(row["split"]) for row in self.rows) if not bare else Counter()
+        if 0 < len(bare) < len(self.rows):
+            raise UserError(
+                f"data.path={path}: {len(bare)} of {len(self.rows)} rows have no split, the first of them is row "
+                f"{bare[0]}; give every row one, or leave the column split out of all"
+            )
+
+    def read(self, split: str) -> list[dict[str, Any]]:
+        if self.counts:
+            return [row for row in self.rows if str(row["split"]) == _found(split, self.counts)]
+        held_out = split in HELD_OUT_NAMES
+        return [row for index, row in enumerate(self.rows) if (index % HELD_OUT == 0) == held_out]
+
+    def unread(self, asked: Sequence[str]) -> list[str]:
+        return [f"{self.counts[name]} rows of split {name!r}" for name in _others(asked, sorted(self.counts))]
+
+
+class _Hub:
+    """A data set of the Hub, `owner/name` or `owner/name:config`."""
+
+    def __init__(self, path: str):
+        self.path = path
+        try:
+            import datasets
+        except ImportError as error:
+            raise missing_extra("datasets", "data") from error
+        name, _, config = path.partition(":")
+        try:
+            if is_out_of_reach(name):
+                datasets.config.HF_HUB_OFFLINE = True  # the library has no argument for it; its cache is used at once
+            self.splits = datasets.load_dataset(name, config or None)
+        except Exception as error:  # the library raises anything from OSError to its own types, offline or not
+            reason = (str(error).strip() or "no message").splitlines()[0][:200]
+            raise UserError(
+                f"data.path={path} is not a folder or file here, and the Hub did not give it "
+                f"({type(error).__name__}: {reason}); "
+                "check the path, the name (owner/name or owner/name:config) and the connection"
+            ) from error
+
+    def read(self, split: str) -> list[dict[str, Any]]:
+        found = _found(split, self.splits)
+        if found is None:
+            raise UserError(
+                f"data.path={self.path} has no split {split!r}; it has {', '.join(self.splits)}: "
+                "set data.train_split and data.test_split"
+            )
+        return self.splits[found].to_list()
+
+    def unread(self, asked: Sequence[str]) -> list[str]:
+        known = [name for name in self.splits if name in (*asked, "train", *HELD_OUT_NAMES)]
+        return [f"the rows of split {name!r}" for name in _others(asked, known)]
 
 
 def read_file(path: Path) -> list[dict[str, Any]]:

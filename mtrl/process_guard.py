@@ -1,21 +1,33 @@
 """Protection of the process from an environment's code, which must not end it, delay its end, or stop its event loop.
 
-`os._exit` ends a process without an exception and with any status, including 0, so that a run that was cut off would
-look like a success. Within `guarded` it raises `SystemExit` instead, which fails the episode. Threads, tasks and
-callbacks that are started within `guarded` are guarded too, and such threads are daemons, so they end with the process.
+`os._exit` ends a process without an exception and with any status, 0 too, so that a run of which nothing is left would
+look like one that has succeeded. Within `guarded` it raises `SystemExit` instead, which fails the episode. Threads,
+tasks and callbacks that are started there are guarded too, and such threads end with the process.
+
+`import_guarded` and `in_time` are for the rest of a user's code: the import of a module, and a call with a time limit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class CallTimeoutError(TimeoutError):
+    """A call took longer than its time limit (an environment's own `TimeoutError` is not this)."""
+
 
 _guard: ContextVar[tuple[int | None, Any]] = ContextVar("_guard", default=(None, None))
 """Id of the guarded process and its running event loop, set within `guarded`. The id distinguishes the process from a
@@ -50,14 +62,58 @@ def failing_alone() -> Iterator[None]:
         raise RuntimeError(repr(error)) from error
 
 
-def said(error: BaseException, show: Callable[[BaseException], str] = str) -> str:
-    """Return `show(error)`, by default `str(error)`, or a substitute text if that raises. An environment may have
-    defined the class of the error, so its `__str__` may fail."""
+def import_guarded(module: str) -> ModuleType:
+    """Import a module of a user's, `guarded`. A recursion limit that it sets stays.
+
+    Raises:
+        RuntimeError: the module ends the program. The traceback is that of the place where it does.
+    """
+    depth = sys.getrecursionlimit()
     try:
         with guarded():
-            return show(error)
+            found = importlib.import_module(module)
+            depth = sys.getrecursionlimit()
+    except SystemExit as error:
+        raise RuntimeError(f"its import ends the program by {error!r}").with_traceback(error.__traceback__) from error
+    sys.setrecursionlimit(depth)
+    return found
+
+
+def in_time(call: Callable[[], T], seconds: float) -> T:
+    """The result of a call on a guarded daemon thread, so that a call that hangs holds up neither its caller nor the
+    exit.
+
+    Raises:
+        CallTimeoutError: there is no result within `seconds`.
+    """
+    results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def make() -> None:
+        try:
+            with guarded():
+                value = call()
+        except BaseException as error:
+            results.put((None, error))
+        else:
+            results.put((value, None))
+
+    threading.Thread(target=make, daemon=True, name="mtrl-call").start()
+    try:
+        value, error = results.get(timeout=seconds)
+    except queue.Empty:
+        raise CallTimeoutError(f"it took longer than {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return value
+
+
+def said(value: object, show: Callable[[Any], str] = str) -> str:
+    """`str(value)`, which is code of whoever wrote its class and may fail itself."""
+    try:
+        with guarded():
+            return show(value)
     except BaseException as failure:
-        return f"{type(error).__name__}, which cannot be shown: its text raised {type(failure).__name__}"
+        return f"{type(value).__name__}, which cannot be shown: its text raised {type(failure).__name__}"
 
 
 def _exit_unless_guarded(status: int) -> NoReturn:

@@ -272,3 +272,69 @@ def test_rows_of_a_third_split_are_told(tmp_path, caplog):
     data.test_split = "dev"
     load_rows(data)
     assert f"{len(ROWS) - 15} rows of split 'test' are not read" in caplog.text
+
+
+def test_rows_without_a_split_beside_rows_with_one_are_refused(tmp_path):
+    """Without a word, rows that are marked `test` were trained on."""
+    names = ["train"] * 10 + ["test"] * 6
+    rows = [{**row, "split": n} for row, n in zip(ROWS, names, strict=False)] + ROWS[16:]
+    for suffix in (".jsonl", ".json", ".parquet"):
+        WRITERS[suffix](path := tmp_path / f"all{suffix}", rows)
+        with pytest.raises(UserError, match="4 of 20 rows have no split, the first of them is row 17; give every row"):
+            load_rows(DataConfig(path=str(path)))
+    write_csv(path := tmp_path / "all.csv", [{"split": "", **row} for row in rows])
+    with pytest.raises(UserError, match="4 of 20 rows have no split"):
+        load_rows(DataConfig(path=str(path)))
+
+
+def test_a_split_column_without_a_name_is_none(tmp_path):
+    write_parquet(path := tmp_path / "all.parquet", [{**row, "split": None} for row in ROWS])
+    assert len(load_rows(DataConfig(path=str(path))).test) == len(ROWS[::8])
+
+
+@pytest.mark.parametrize("asked", ["test", "dev"])
+def test_a_file_of_a_third_split_is_told(tmp_path, caplog, asked):
+    data = write_splits(tmp_path, ROWS[:12], ROWS[12:16])
+    load_rows(data)
+    assert not caplog.records
+    (tmp_path / "data").mkdir()
+    write_jsonl(tmp_path / "data" / "dev.jsonl", ROWS[16:])
+    data.test_split = asked
+    load_rows(data)
+    assert (
+        f"the rows of split {'dev' if asked == 'test' else 'test'!r} are not read, for data.train_split" in caplog.text
+    )
+
+
+def test_a_third_split_of_the_hub_is_told(hub, monkeypatch, caplog):
+    load_rows(DataConfig(path="owner/name"))
+    assert "not read" not in caplog.text and len(hub) == 1, "it is loaded once for both"
+    datasets = pytest.importorskip("datasets")
+    parts = {"train": ROWS[:9], "validation": ROWS[9:12], "test": ROWS[12:15], "train_large": ROWS[15:]}
+    splits = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in parts.items()})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: splits)
+    load_rows(DataConfig(path="owner/name"))
+    assert "data.path=owner/name: the rows of split 'validation' are not read, for" in caplog.text
+
+
+SAME_PROMPT = {
+    "seeds": lambda n: {"prompt": "play", "seed": n},
+    "passages": lambda n: {"prompt": "what does it say?", "passage": f"text {n}", "answer": "yes"},
+    "answers": lambda n: {"prompt": "find the code", "answer": f"code {n}"},
+    "three prompts": lambda n: {"prompt": f"level {n % 3}", "seed": n},
+    "two truths": lambda n: {"prompt": "play", "seed": n, "answer": ["yes", "no"][n % 2]},
+}
+
+
+@pytest.mark.parametrize("kind", SAME_PROMPT)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_rows_that_share_their_prompt_are_told_apart_by_their_columns(tmp_path, kind, is_folder, caplog):
+    rows = [SAME_PROMPT[kind](n) for n in range(40)]
+    if is_folder:
+        data = write_splits(tmp_path, [*rows[:32], rows[35]], rows[32:])
+    else:
+        write_jsonl(path := tmp_path / "all.jsonl", rows)
+        data = DataConfig(path=str(path))
+    splits = load_rows(data)
+    assert (len(splits.train), len(splits.test)) == ((32, 8) if is_folder else (35, 5))
+    assert ("dropped 1 training rows" in caplog.text) is is_folder

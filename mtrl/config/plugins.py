@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
 from mtrl.errors import UserError, reason
@@ -14,11 +13,14 @@ def import_plugins(modules: Sequence[str]) -> None:
     Raises:
         UserError: a module cannot be imported, for any reason.
     """
-    if modules:
-        _take_our_names()
+    if not modules:
+        return
+    from mtrl.process_guard import import_guarded  # brings asyncio, which --help does without
+
+    _take_our_names()
     for module in modules:
         try:
-            importlib.import_module(module)
+            import_guarded(module)
         except Exception as error:
             is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
             fix = "write package.module, of the folder where you start or installed" if is_absent else "mend the module"

@@ -60,7 +60,7 @@ class EnvironmentConfig:
     step_timeout: float = 30.0
     """Time limit of reset or of one step, in seconds."""
     episode_timeout: float = 600.0
-    """Time limit of a whole episode, in seconds."""
+    """Seconds that a whole episode may take, and so many that loading the rows, and scoring one episode, may."""
     retries: int = 1
     """Maximum number of retries of an episode after an environment error, before the whole group is replaced."""
     max_failed_share: float = 0.5

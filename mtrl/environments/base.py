@@ -6,9 +6,10 @@ import dis
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from mtrl.types import Message, Row
@@ -84,15 +85,58 @@ class TakesMessages(Protocol):
 
 
 def _counts_turns(cls: type) -> bool:
-    """Whether a method of the class, or of a base other than `BaseEnvironment`, sets `current_turn` after the start."""
+    """Whether a method of the class, or of a base below `BaseEnvironment`, sets `current_turn` after the start.
+
+    A method that the class overrides counts only where another one calls it by `super()` or by the name of its class,
+    and a helper that nothing but such a lost method calls is lost too.
+    """
     own = [base for base in cls.__mro__ if base not in (BaseEnvironment, object)]
-    methods = [method for base in own for name, method in vars(base).items() if name not in ("__init__", "reset")]
+    methods = {
+        (name, place): list(_codes(method))
+        for place, base in enumerate(own)
+        for name, method in vars(base).items()
+        if inspect.isfunction(method) and name not in ("__init__", "reset")
+    }
+    resolved = [(name, place) for name, place in methods if not any(name in vars(base) for base in own[:place])]
+    alive = _called(resolved, methods, {base.__name__ for base in own})
+    lost = _used(methods.keys() - alive, methods) - _used(alive, methods) - {*vars(BaseEnvironment), "respond"}
     return any(
         instruction.opname == "STORE_ATTR" and instruction.argval == "current_turn"
-        for method in methods
-        if inspect.isfunction(method)
-        for instruction in dis.get_instructions(method)
+        for name, place in alive
+        if name not in lost
+        for code in methods[name, place]
+        for instruction in dis.get_instructions(code)
     )
+
+
+_Methods = dict[tuple[str, int], list[CodeType]]
+"""By name, and place of the class in the order of resolution."""
+
+
+def _called(resolved: list[tuple[str, int]], methods: _Methods, classes: set[str]) -> set[tuple[str, int]]:
+    """The resolved methods, and those overridden ones that they call."""
+    found, left = set(resolved), list(resolved)
+    while left:
+        used = _used([key := left.pop()], methods)
+        if not used.isdisjoint({"super", *classes}):
+            above = {(name, place) for name, place in methods if name in used and place > key[1]} - found
+            found |= above
+            left += above
+    return found
+
+
+def _used(keys: Iterable[tuple[str, int]], methods: _Methods) -> set[str]:
+    return {name for key in keys for code in methods[key] for name in code.co_names}
+
+
+def _codes(method: Any) -> Iterator[CodeType]:
+    """The code of a function, of functions within it, and of those that it wraps."""
+    while method is not None:
+        left = [method.__code__]
+        while left:
+            yield (code := left.pop())
+            left += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        method = getattr(method, "__wrapped__", None)
 
 
 def _counting(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from mtrl.config.schema import Config
 from mtrl.datasets import cut_validation
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, Splits, get_family
 from mtrl.errors import UserError, reason
-from mtrl.process_guard import guarded
+from mtrl.process_guard import CallTimeoutError, in_time
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,21 @@ def load_task(config: Config) -> Task:
     """
     family = get_family(config.environment.name, config.environment.target)
     check_loader(config, family)
-    splits = family.load(config.data, config.seed, **config.environment.config)
+    splits = _loaded(config, family)
     splits = cut_validation(splits, config.data.validation_rows)
     make = environment_factory(config, family)
     try_out(make, config, family)
     return Task(family, splits, make)
+
+
+def _loaded(config: Config, family: Family) -> Splits:
+    """What the family loads, within `environment.episode_timeout`.
+
+    Raises:
+        UserError: the loader refuses its data, fails or hangs.
+    """
+    load = partial(family.load, config.data, config.seed, **config.environment.config)
+    return _tried(load, f"loading the rows of {family.name}", config, "episode_timeout", "loader or its data")
 
 
 def environment_factory(config: Config, family: Family, max_turns: int | None = None) -> Callable[[], BaseEnvironment]:
@@ -84,50 +94,42 @@ def try_out(make_environment: Callable[[], BaseEnvironment], config: Config, fam
     Raises:
         UserError: the arguments do not fit, or one of the two calls fails or hangs.
     """
-    environment = _tried(make_environment, "making an environment", config, family)
-    _tried(partial(close_now, environment), "closing an environment", config, family)
+    make = partial(_made, make_environment, config, family)
+    environment = _tried(make, f"making an environment of {family.name}", config, "step_timeout", "environment")
+    close = partial(close_now, environment)
+    _tried(close, f"closing an environment of {family.name}", config, "step_timeout", "environment")
 
 
-def _tried(call: Callable[[], Any], what: str, config: Config, family: Family) -> Any:
-    seconds = config.environment.step_timeout
+def _made(make_environment: Callable[[], BaseEnvironment], config: Config, family: Family) -> BaseEnvironment:
     try:
-        return _in_time(call, seconds)
-    except queue.Empty:
-        raise UserError(
-            f"{what} of {family.name} took longer than environment.step_timeout={seconds:g} s; "
-            "mend the environment, or raise it"
-        ) from None
+        return make_environment()
     except UserError:
         raise
     except TypeError as error:
         values = dict(config.environment.config)
         raise UserError(f"environment.config={values} does not fit {family.name}: {reason(error)}") from error
-    except BaseException as error:  # includes an environment's SystemExit, which would end the run with its own status
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise UserError(f"{what} of {family.name} failed: {reason(error)}; mend the environment") from error
 
 
-def _in_time(call: Callable[[], Any], seconds: float) -> Any:
-    """Return the result of a call on a daemon thread, so that a call that hangs delays neither the start nor the exit.
+def _tried(call: Callable[[], T], what: str, config: Config, limit: str, culprit: str) -> T:
+    """What a call of a user's code returns within `environment.<limit>`.
 
     Raises:
-        queue.Empty: the call has no result within `seconds`.
+        UserError: the call fails or hangs; `what` and `culprit` are the words for the call and for what is to be
+            mended.
     """
-    results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def make() -> None:
-        try:
-            with guarded():
-                results.put((call(), None))
-        except BaseException as error:
-            results.put((None, error))
-
-    threading.Thread(target=make, daemon=True, name="mtrl-try-out").start()
-    value, error = results.get(timeout=seconds)
-    if error is not None:
-        raise error
-    return value
+    seconds = getattr(config.environment, limit)
+    try:
+        return in_time(call, seconds)
+    except CallTimeoutError:
+        raise UserError(
+            f"{what} took longer than environment.{limit}={seconds:g} s; mend the {culprit}, or raise it"
+        ) from None
+    except UserError:
+        raise
+    except BaseException as error:  # also an environment's SystemExit, which would end the run with its own status
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(f"{what} failed: {reason(error)}; mend the {culprit}") from error
 
 
 def close_now(environment: BaseEnvironment) -> None:

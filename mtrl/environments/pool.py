@@ -10,12 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from mtrl.environments.detachable_task import DetachableTask
-from mtrl.process_guard import guarded, said
-
-
-class CallTimeoutError(TimeoutError):
-    """A call took longer than its time limit (an environment's own `TimeoutError` is not this)."""
+from mtrl.environments.leash import Leash
+from mtrl.process_guard import CallTimeoutError, guarded, said
 
 
 class EnvironmentPool:

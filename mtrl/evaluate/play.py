@@ -182,7 +182,7 @@ class Match:
         sampling = kind.sampling(contender.sampling)
         group = await rollouts.group(group_name(kind.name, place), kind.rows[place], kind.samples, sampling)
         await self.composer.apply_async(group)
-        await score_groups(self.family, [group])
+        await score_groups(self.family, [group], self.config.environment.episode_timeout)
         for trajectory in group.trajectories:
             if trajectory.stop_reason in FAILED:
                 trajectory.score = trajectory.answered = None

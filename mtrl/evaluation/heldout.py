@@ -6,41 +6,63 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.environments.family import Family
+from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.errors import RunEndedError, UserError, reason
 from mtrl.evaluation.measures import val_metrics
 from mtrl.generator.engines.base import SamplingParams
 from mtrl.generator.rollouts import Rollouts
+from mtrl.plain_numbers import finite
 from mtrl.types import Group, Row, Trajectory
 
 
-async def score_groups(family: Family, groups: Sequence[Group]) -> None:
-    """Set the score of every trajectory, and whether it holds an answer if the family can tell. A trajectory without a
-    turn scores 0 and holds no answer. A scorer that waits for processes is called on one thread per core."""
-    scored = [partial(_score, family, t, group.row) for group in groups for t in group.trajectories]
-    if family.waits_for_processes:
-        loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.run_in_executor(_threads(), score) for score in scored))
-    else:
-        for score in scored:
-            score()
+async def score_groups(family: Family, groups: Sequence[Group], seconds: float) -> None:
+    """Let the scorer judge every trajectory, and the family say whether it holds an answer; one without a turn scores 0
+    and holds none. A scorer that waits for processes is called on as many threads as there are cores, another one on
+    one thread, always the same.
+
+    Args:
+        seconds: `environment.episode_timeout`, which each trajectory's scoring has as well.
+
+    Raises:
+        RunEndedError: the scorer fails, hangs, or returns no finite number.
+    """
+    pool = _threads((os.cpu_count() or 1) if family.waits_for_processes else 1)
+    await asyncio.gather(*(_score(pool, family, t, group.row, seconds) for group in groups for t in group.trajectories))
 
 
-def _score(family: Family, trajectory: Trajectory, row: Row) -> None:
-    trajectory.score = float(family.score(trajectory, row)) if trajectory.turns else 0.0
+async def _score(pool: EnvironmentPool, family: Family, trajectory: Trajectory, row: Row, seconds: float) -> None:
+    score, answered = 0.0, False
+    if trajectory.turns:
+        who = f"the scorer of {family.name}, on row {trajectory.task_id},"
+        try:
+            score, answered = await pool.call(partial(_judged, family, trajectory, row), timeout=seconds)
+        except CallTimeoutError:
+            raise RunEndedError(
+                f"{who} took longer than environment.episode_timeout={seconds:g} s; mend `score`, or raise it"
+            ) from None
+        except UserError:
+            raise
+        except Exception as error:  # the scorer is the user's
+            raise RunEndedError(f"{who} failed: {reason(error)}; mend `score` or `answered`") from error
+    trajectory.score = score
     if family.answered is not None:
-        trajectory.answered = bool(trajectory.turns) and bool(family.answered(trajectory, row))
+        trajectory.answered = answered
+
+
+def _judged(family: Family, trajectory: Trajectory, row: Row) -> tuple[float, bool]:
+    score = finite(family.score(trajectory, row), "it returned")
+    return score, family.answered is not None and bool(family.answered(trajectory, row))
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    """Return the shared thread pool. With more threads than cores, the processes of a scorer could exceed their time
-    limits."""
-    return ThreadPoolExecutor(os.cpu_count(), "scorer")
+def _threads(count: int) -> EnvironmentPool:
+    """One pool for all: more threads than cores would let the processes of one exceed their time limits."""
+    return EnvironmentPool(count)
 
 
 @dataclass

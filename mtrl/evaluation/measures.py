@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import TypeVar
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.environments.family import Family
-from mtrl.errors import UserError
+from mtrl.errors import UserError, reason
 from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
 from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
 from mtrl.evaluation.statistics import success_rate
+from mtrl.plain_numbers import check_names, plain
+from mtrl.process_guard import CallTimeoutError, in_time
 from mtrl.types import FinishReason, Group, Row, StopReason, Trajectory, Turn
 
 T = TypeVar("T")
+Measure = Callable[[Trajectory, Row], Mapping[str, float]]
 
+MEASURE_SECONDS = 600.0
+"""That the measures of one episode may take."""
 FIELD = "field/"
 """Prefix of a family's measures of single answer fields."""
 FORMAT = "format"
@@ -143,15 +149,35 @@ def measured(episodes: Iterable[Episode], family: Family) -> list[dict[str, floa
     """Return the family's own measures of every episode that has a turn; empty if the family has no measures.
 
     Raises:
-        UserError: A measure is not in [0, 1].
+        UserError: `measure` fails or hangs, or a measure is not in [0, 1].
     """
     if family.measure is None:
         return []
-    found = [family.measure(e.trajectory, e.row) for e in episodes if e.trajectory.turns]
-    for name, value in (pair for each in found for pair in each.items()):
+    return [_measures(family.measure, episode, family) for episode in episodes if episode.trajectory.turns]
+
+
+def _measures(measure: Measure, episode: Episode, family: Family) -> dict[str, float]:
+    who = f"`measure` of {family.name}, on row {episode.row_id},"
+    try:
+        found = in_time(partial(_plain, measure, episode), MEASURE_SECONDS)
+    except CallTimeoutError:
+        raise UserError(f"{who} took longer than {MEASURE_SECONDS:g} s; mend it") from None
+    except UserError:
+        raise
+    except BaseException as error:  # also a SystemExit, which would end the run with its own status
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(f"{who} failed: {reason(error)}; mend it") from error
+    for name, value in found.items():
         if not 0 <= value <= 1:
             raise UserError(f"the measure {name} of environment.name={family.name} is {value}; it must be in [0, 1]")
     return found
+
+
+def _plain(measure: Measure, episode: Episode) -> dict[str, float]:
+    values = measure(episode.trajectory, episode.row)
+    check_names(values, "it returned measures")
+    return {name: plain(value) for name, value in values.items()}
 
 
 def by_name(values: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ import logging
 import numbers
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -22,18 +22,13 @@ from mtrl.generator.conversation import Dialogue
 from mtrl.generator.engines.base import Engine, EngineLostError, SamplingParams
 from mtrl.generator.observation_size import bounded
 from mtrl.generator.occupancy import Occupancy
+from mtrl.plain_numbers import LARGEST_METRIC, finite, named
 from mtrl.process_guard import failing_alone
-from mtrl.types import FAILED, LARGEST_REWARD, ROLES, FinishReason, Message, Row, StopReason, Trajectory, Turn
+from mtrl.types import FAILED, ROLES, FinishReason, Message, Row, StopReason, Trajectory, Turn
 
 log = logging.getLogger(__name__)
 
 Seat = TypeVar("Seat")
-
-LARGEST_METRIC = 1e100
-"""Upper bound of a metric's magnitude; means and squares of metrics are computed in float64."""
-MOST_NAMES, LONGEST_NAME = 1_000, 200
-"""Maximum number of reward components, or of metrics, of one turn, and maximum length of their names in characters.
-Each name is a column of the run's files."""
 
 
 @dataclass(frozen=True)
@@ -285,37 +280,11 @@ def add_payments(turn: Turn, payments: Any, environment: BaseEnvironment) -> Non
         turn.reward += payment
 
 
-def named(values: Mapping[str, Any], what: str, below: float = LARGEST_REWARD) -> dict[str, float]:
-    """Check a mapping from names to finite numbers, and convert the numbers to floats.
-
-    Raises:
-        TypeError: a value is no finite number below `below`, there are too many names, or a name is too long.
-    """
-    if len(values) > MOST_NAMES:
-        raise TypeError(f"{what} with {len(values)} names; there may be {MOST_NAMES}")
-    for name in values:
-        if not isinstance(name, str) or len(name) > LONGEST_NAME:
-            raise TypeError(f"{what} with the name {name!r:.100}; it must be text of at most {LONGEST_NAME} characters")
-    return {name: finite(value, f"{what}[{name!r}] =", below) for name, value in values.items()}
-
-
 def _truth(value: Any, what: str) -> bool:
     truth = value.item() if hasattr(value, "item") else value  # numpy's and torch's booleans
     if not isinstance(truth, (bool, numbers.Integral)):
         raise TypeError(f"{what}={value!r}; it must be True or False")
     return bool(truth)
-
-
-def finite(value: Any, what: str, below: float = LARGEST_REWARD) -> float:
-    """Convert a number to a plain float; `what` describes it in the error.
-
-    Raises:
-        TypeError: `value` is no finite number, or its magnitude is not less than `below`.
-    """
-    number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, numbers.Real) or not abs(number) < below:
-        raise TypeError(f"{what} {value!r}; it must be a finite number below {below:g}")
-    return float(number)
 
 
 def as_messages(observation: Any) -> list[Message]:

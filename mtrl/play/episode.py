@@ -17,6 +17,8 @@ from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.environments.tool_calls import message_calls, parse_calls
 from mtrl.errors import account
 from mtrl.generator.episode import add_payments, as_messages, as_step_result
+from mtrl.plain_numbers import finite
+from mtrl.process_guard import failing_alone
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
 
@@ -175,7 +177,9 @@ async def judge(
     try:
         await composer.apply_async(Group(trajectory.group_id, row, [trajectory]))
         seconds = rules.step_timeout
-        trajectory.score = float(await rules.pool.call(score, trajectory, copy.deepcopy(row), timeout=seconds))
+        judged = await rules.pool.call(score, trajectory, copy.deepcopy(row), timeout=seconds)
+        with failing_alone():
+            trajectory.score = finite(judged, "the scorer returned")
     except Exception as error:
         fail(trajectory, error)
 

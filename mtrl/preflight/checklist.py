@@ -19,6 +19,7 @@ from mtrl.preflight.optimum import local_optimum
 from mtrl.preflight.prompt import prompt
 from mtrl.preflight.result import Result, failed, skipped
 from mtrl.preflight.rewards import gold, growth, reward_range, robust, spread
+from mtrl.process_guard import failing_alone
 
 Check = Callable[[Context], Result]
 
@@ -62,7 +63,7 @@ def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Resul
         begun = time.perf_counter()
         try:
             by_program = context.family.environment is ProgramTask and name not in OF_ROWS
-            result = skipped("a program plays this task (generator.agent)") if by_program else check(context)
+            result = skipped("a program plays this task (generator.agent)") if by_program else _guarded(check, context)
         except Exception as error:
             first = next(iter(str(error).splitlines()), "")
             result = failed(
@@ -70,6 +71,12 @@ def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Resul
                 "mend what the message names; a check that cannot run has shown nothing",
             )
         yield _complete(context, result).named(name, time.perf_counter() - begun)
+
+
+def _guarded(check: Check, context: Context) -> Result:
+    """The check, in which players of the task's own, such as `gold`, may not end the process."""
+    with failing_alone():
+        return check(context)
 
 
 def _complete(context: Context, result: Result) -> Result:

@@ -100,6 +100,11 @@ class Context:
     def rows(self) -> list[Row]:
         return [getattr(self.splits, split)[index] for split, index in self.places]
 
+    @property
+    def all_rows(self) -> list[Row]:
+        """Of every split."""
+        return [*self.splits.train, *self.splits.validation, *self.splits.test]
+
     # -- players -----------------------------------------------------------------------------------------------------
 
     @lazy
@@ -114,13 +119,17 @@ class Context:
 
     @lazy
     def gold_elsewhere(self) -> list[Episode]:
-        """Gold episodes on the other rows of both splits, within the time limit; empty if the context has a
-        deadline."""
+        """The perfect player on the other rows of all splits, in the time that there is; none where a run waits."""
         if self.family.gold is None or math.isfinite(self.deadline):
             return []
         played = {id(row) for row in self.rows}
-        others = [row for row in (*self.splits.train, *self.splits.test) if id(row) not in played]
+        others = [row for row in self.all_rows if id(row) not in played]
         return self.stage.play(Script(row, saying(said), "gold") for row, said in _known(self.family.gold, others))
+
+    @lazy
+    def unplayable(self) -> set[str]:
+        """Ids of rows on which gold has an error: the row is broken, and no player can play it."""
+        return {self.key(episode) for episode in (*self.gold, *self.gold_elsewhere) if episode.error}
 
     @lazy
     def solved(self) -> list[Episode]:
@@ -157,8 +166,9 @@ class Context:
 
     @lazy
     def fuzz(self) -> list[Episode]:
-        """Episodes of unexpected responses (`FUZZ`), on the first selected rows."""
-        rows = self.rows[: len(FUZZ)]
+        """Responses that nobody planned for, on the first rows that are played and on which gold has no error."""
+        broken = {self.key(episode) for episode in self.gold if episode.error}
+        rows = ([row for row in self.rows if str(row["id"]) not in broken] or self.rows)[: len(FUZZ)]
         scripts = [
             Script(rows[n % len(rows)], saying([], then=text), f"fuzz {text[:30]!r}") for n, text in enumerate(FUZZ)
         ]
@@ -215,10 +225,19 @@ class Context:
         if self.family.gold is None:
             return lacks(self.family, "gold")
         if not self.gold_responses:
-            return f"`gold` of the family {self.family.name} knows no right answer to these rows"
+            return f"`gold` of the family {self.family.name} knows no right answer to these rows{self._refusal()}"
         if not self.gold:
             return f"no gold episode ended within {self.seconds:g} s"
         return None if self.solved else "no gold answer is a success; see the check gold"
+
+    def _refusal(self) -> str:
+        """What gold says of the first row that it refuses."""
+        assert self.family.gold is not None
+        try:
+            self.family.gold(self.rows[0])
+        except UserError as error:
+            return f": {error}"
+        return ""
 
 
 def lacks(family: Family, method: str) -> str:

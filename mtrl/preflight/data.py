@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from mtrl.datasets import contents_of
 from mtrl.preflight.context import Context, at_most, fingerprint
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
 from mtrl.types import Row
@@ -15,27 +16,28 @@ MARGIN = 1.5
 QUANTILE = 0.95
 """Share of gold's episodes for which N turns suffice."""
 GENEROUS = 3
-"""Multiple of the advised limit above which the check warns: contexts get long and expensive."""
-NAMES = {"id", "split", "prompt"}
-"""Columns that identify the row but not its problem; the text of the prompt is compared separately."""
+"""From so many times that on, turns are a waste: contexts get long and expensive."""
 Problem = Callable[[Row], tuple[str, str]]
 DUPLICATES = 0.05
 """Share of repeated training rows above which the check warns."""
 
 
 def splits(context: Context) -> Result:
-    """Check that no held-out row is a training row, by id or by prompt and ground truth."""
-    train, test = context.splits.train, context.splits.test
+    """No held-out row is a training row: not by id, not by prompt and truth. Rows that the run evaluates on are held
+    out too."""
+    train, test, validation = context.splits.train, context.splits.test, context.splits.validation
     if not train or not test:
         return failed(
             f"{len(train)} training rows, {len(test)} held out",
             "give both splits rows: data.train_split, data.test_split",
         )
-    problem = _problem_by([*train, *test])
-    held_ids, held = {str(row["id"]) for row in test}, {problem(row) for row in test}
+    problem = _problem_by(train, [*validation, *test])
+    held_out = [*validation, *test]
+    held_ids, held = {str(row["id"]) for row in held_out}, {problem(row) for row in held_out}
     shared_ids = [str(row["id"]) for row in train if str(row["id"]) in held_ids]
     shared = [str(row["id"]) for row in train if problem(row) in held]
-    evidence = f"{len(train)} training rows, {len(test)} held out"
+    cut = f", {len(validation)} for the run's evaluations" if validation else ""
+    evidence = f"{len(train)} training rows{cut}, {len(test)} held out"
     if shared_ids or shared:
         kinds = {"id": shared_ids, "prompt and ground truth": shared}
         told = [f"{len(ids)} share {kind} ({at_most(ids)})" for kind, ids in kinds.items() if ids]
@@ -44,28 +46,28 @@ def splits(context: Context) -> Result:
             "split by the problem, not by the row, and drop from the training rows what is held out",
             told,
         )
-    return _repeated(evidence, train, test, problem)
+    return _repeated(evidence, train, held_out, problem)
 
 
-def _repeated(evidence: str, train: list[Row], test: list[Row], problem: Problem) -> Result:
-    """Return the verdict on contradictory and repeated rows."""
+def _repeated(evidence: str, train: list[Row], held_out: list[Row], problem: Problem) -> Result:
+    """Contradictory and repeated rows."""
     prompts = {text for row in train for text in [_prompt(row)]}
-    shared = [str(row["id"]) for row in test if _prompt(row) in prompts]
-    twice = {name: len(rows) - len({problem(row) for row in rows}) for name, rows in (("train", train), ("test", test))}
-    if shared and len(prompts) == len(train):  # each prompt names its problem, but one prompt has two ground truths
+    shared = [str(row["id"]) for row in held_out if _prompt(row) in prompts]
+    twice, again = (len(rows) - len({problem(row) for row in rows}) for rows in (train, held_out))
+    if shared and len(prompts) == len(train):  # a prompt names its problem, and yet the same one has two truths
         return warned(
             f"{evidence}: {len(shared)} held-out prompts are training prompts with another ground truth "
             f"({at_most(shared)})",
             "correct the ground truths, or drop these rows from the training split",
         )
-    if twice["test"] or twice["train"] > DUPLICATES * len(train):
+    if again or twice > DUPLICATES * len(train):
         return warned(
-            f"{evidence}: {twice['train']} training rows and {twice['test']} held-out rows occur before",
+            f"{evidence}: {twice} training rows and {again} held-out rows occur before",
             "drop repeated rows: they count twice in every mean",
         )
     asked = f"; {len(shared)} prompts occur in both, for other problems" if shared else ""
-    again = f"; {twice['train']} training rows are repeated" if twice["train"] else ""
-    return passed(f"{evidence}: disjoint by id, and by prompt and truth{asked}{again}")
+    repeated = f"; {twice} training rows are repeated" if twice else ""
+    return passed(f"{evidence}: disjoint by id, and by prompt and truth{asked}{repeated}")
 
 
 def turns(context: Context) -> Result:
@@ -118,10 +120,8 @@ def _prompt(row: Row) -> str:
     return " ".join(" ".join(str(m.get("content") or "") for m in row["prompt"]).casefold().split())
 
 
-def _problem_by(rows: list[Row]) -> Problem:
-    """Return the function that identifies a row's problem: by prompt and ground truth or, if all rows have the same
-    ground truth, by prompt and the other columns (the seed of a game, the settings of an environment)."""
-    truths = {fingerprint(row["ground_truth"]) for row in rows}
-    if len(truths) > 1:
-        return lambda row: (_prompt(row), fingerprint(row["ground_truth"]))
-    return lambda row: (_prompt(row), fingerprint({name: row[name] for name in row.keys() - NAMES}))
+def _problem_by(train: list[Row], held_out: list[Row]) -> Problem:
+    """What tells one problem from another: what makes a row its task, as where the data are split, and its truth."""
+    contents = contents_of(train, held_out, _prompt)
+    of_row = {id(row): content for row, content in zip([*train, *held_out], contents, strict=True)}
+    return lambda row: (of_row[id(row)], fingerprint(row["ground_truth"]))

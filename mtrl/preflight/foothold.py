@@ -66,7 +66,7 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
         report = await player.collect("preflight", rows, size, parts.sampling)
         for group in report.groups:
             await composer.apply_async(group)
-        await score_groups(parts.family, report.groups)
+        await score_groups(parts.family, report.groups, config.environment.episode_timeout)
         await parts.loop.close()
         await parts.engine.close()
         return report.groups

@@ -15,6 +15,8 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.errors import reason
 from mtrl.generator.episode import as_messages, as_step_result
+from mtrl.plain_numbers import finite
+from mtrl.process_guard import failing_alone
 from mtrl.rewards.component import environment_rewards
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
@@ -183,7 +185,8 @@ class Stage:
             await self._turns(trajectory, row, script.player(), pool)
             await self.composer.apply_async(Group("preflight", row, [trajectory]))
             score = await self._call(pool, self.score, trajectory, copy.deepcopy(script.row))
-            trajectory.score = float(score)
+            with failing_alone():
+                trajectory.score = finite(score, "the scorer returned")
         except Exception as error:
             late = isinstance(error, CallTimeoutError)
             trajectory.stop_reason = StopReason.TIMEOUT if late else StopReason.ENV_ERROR

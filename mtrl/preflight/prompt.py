@@ -8,7 +8,7 @@ from mtrl.preflight.context import Context, at_most
 from mtrl.preflight.play import Episode
 from mtrl.preflight.responses import BOXED, TAGGED, THINKING, json_object, parts, tag_names
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
-from mtrl.types import Row
+from mtrl.types import Message, Row
 
 FIELD = re.compile(r'"([^"\n]{1,60})"\s*:')
 OPENED = re.compile(r"<([A-Za-z_][\w-]*)>")
@@ -27,7 +27,7 @@ def prompt(context: Context) -> Result:
             "write the example of the prompt in the form that reward and scorer read, with the ground truth's fields",
             problems,
         )
-    unused = _unused(checked)
+    unused = _unused(checked, [_words(row["prompt"]) for row in context.rows])
     if unused:
         return warned(
             f"every prompt shows tags that neither gold nor the environment uses: {at_most(unused)}",
@@ -41,9 +41,12 @@ def prompt(context: Context) -> Result:
 
 
 def _shown(episode: Episode) -> str:
-    """Return all text before the first response."""
-    first = episode.trajectory.turns[0].observation
-    return "\n".join(str(message.get("content") or "") for message in first)
+    """All text before the first response."""
+    return _words(episode.trajectory.turns[0].observation)
+
+
+def _words(messages: list[Message]) -> str:
+    return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 def _tags(episode: Episode, text: str) -> list[str]:
@@ -106,11 +109,16 @@ def _difference(has: set[str], wanted: set[str]) -> str:
     return " and ".join(said)
 
 
-def _unused(checked: list[tuple[Episode, str]]) -> list[str]:
-    """Return the tags that all prompts show but neither gold nor the environment uses."""
+def _unused(checked: list[tuple[Episode, str]], others: list[str]) -> list[str]:
+    """Pairs of tags in the words that all prompts share, which nobody uses. Tags around a text of the row's own, which
+    is another one in other prompts, are there to be read."""
+    held: dict[str, set[str]] = {}
+    for text in (*(text for _, text in checked), *others):
+        for tag, inside in TAGGED.findall(text):
+            held.setdefault(tag, set()).add(inside)
     shown = set.intersection(*(set(tag_names(text)) for _, text in checked))
     known = set(THINKING)
     for episode, _ in checked:
         replies = [str(message.get("content")) for turn in episode.trajectory.turns[1:] for message in turn.observation]
         known.update(OPENED.findall(" ".join([*episode.responses, *replies])))
-    return [f"<{tag}>" for tag in sorted(shown - known)]
+    return [f"<{tag}>" for tag in sorted(shown - known) if len(held[tag]) == 1]

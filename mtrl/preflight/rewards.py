@@ -24,8 +24,9 @@ PADDING = (0, 1_000, 20_000)
 
 
 def robust(context: Context) -> Result:
-    """Check that no response breaks an episode."""
-    episodes = [*context.weak, *context.fuzz]  # an error of gold concerns its row: the check gold reports it
+    """No response whatsoever breaks an episode."""
+    # Gold that breaks is a matter of its row, which the check gold tells; whoever plays that row breaks too.
+    episodes = [e for e in (*context.weak, *context.fuzz) if context.key(e) not in context.unplayable]
     found = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE not in e.error]
     if found:
         return failed(
@@ -33,20 +34,23 @@ def robust(context: Context) -> Result:
             "answer anything that a model may say with an observation; raise only for a broken row",
             found,
         )
-    return passed(f"{len(episodes)} episodes, {len(context.fuzz)} of them with hostile text: none broke")
+    if not episodes:
+        return skipped("gold has an error on every row that is played here; see gold")
+    hostile = sum(episode.label.startswith("fuzz ") for episode in episodes)
+    return passed(f"{len(episodes)} episodes, {hostile} of them with hostile text: none broke")
 
 
 def gold(context: Context) -> Result:
-    """Check that gold receives the full reward and a score of 1."""
-    if context.family.gold is None or not context.gold:
-        return skipped(str(context.needs_gold()))
+    """The perfect player is paid in full and scores 1."""
     played = [*context.gold, *context.gold_elsewhere]
+    if not played:
+        return skipped(str(context.needs_gold()))
     score_low = [
         f"{_who(e)}: the scorer says {e.score:g}{_reason(context, e)}" for e in played if not context.succeeds(e)
     ]
     paid_low = [f"{_who(e)}: the reward is {e.own:g}" for e in played if context.succeeds(e) and not context.claims(e)]
     found = [*score_low, *paid_low]
-    count = f"{len(played)} of {len(context.splits.train) + len(context.splits.test)} rows"
+    count = f"{len(played)} of {len(context.all_rows)} rows"
     if found:
         return failed(
             f"on {count}, gold fails on {len(found)}. {at_most(found, 2)}",

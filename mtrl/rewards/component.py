@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from mtrl.algorithms.registry import load_function
+from mtrl.environments.leash import Leash
 from mtrl.errors import UserError
+from mtrl.plain_numbers import LARGEST_METRIC, named, shown
+from mtrl.process_guard import failing_alone
 from mtrl.rewards.shaping import SHAPINGS
 from mtrl.rewards.user_function import Ask, as_function, check_call
 from mtrl.types import LARGEST_REWARD, Row, Trajectory
@@ -98,12 +102,12 @@ def finite(value: Any, where: str) -> float:
     Raises:
         UserError: the value is not a number, not finite, or its magnitude is not below `LARGEST_REWARD`.
     """
-    try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = math.nan
+    if not isinstance(value, str | bytes):
+        with suppress(Exception), failing_alone():  # of no number, of one too large for a float, or of its own code
+            number = float(value)
     if not abs(number) < LARGEST_REWARD:
-        raise UserError(f"{where} is {value!r}; a reward must be a finite number below {LARGEST_REWARD:g}")
+        raise UserError(f"{where} is {shown(value)}; a reward must be a finite number below {LARGEST_REWARD:g}")
     return number
 
 
@@ -115,16 +119,21 @@ async def _ask(function: Ask, key: str, trajectory: Trajectory, row: Row) -> lis
     """Return the values of a user's reward function, one per turn; a single number is the value of the last turn. Its
     metrics are added to the trajectory's."""
     try:
-        result = function(trajectory.messages, row)
+        with failing_alone():
+            result = function(trajectory.messages, row)
         if inspect.isawaitable(result):
-            result = await result
+            result = await (Leash(result) if inspect.iscoroutine(result) else result)
     except Exception as error:
         error.add_note(f"in {key}, on trajectory {trajectory.index} of group {trajectory.group_id}")
         raise
     has_metrics = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | None)
     reward, metrics = result if has_metrics else (result, None)
-    trajectory.metrics |= metrics or {}
-    values = reward.tolist() if hasattr(reward, "tolist") else reward  # arrays of numpy and torch
+    try:
+        with failing_alone():
+            trajectory.metrics |= named(metrics or {}, f"{key} returned metrics", LARGEST_METRIC)
+    except TypeError as error:
+        raise UserError(f"{error} (trajectory {trajectory.index} of group {trajectory.group_id})") from error
+    values = reward.tolist() if hasattr(reward, "tolist") else reward  # numpy's and torch's
     if not isinstance(values, list | tuple):
         return at_last(values, len(trajectory.turns))
     if len(values) != len(trajectory.turns):

@@ -141,7 +141,7 @@ class Producer(ABC):
     async def _score(self, groups: Sequence[Group]) -> None:
         for group in groups:
             await self.composer.apply_async(group)
-        await score_groups(self.family, groups)
+        await score_groups(self.family, groups, self.config.environment.episode_timeout)
 
     async def _pay(self, group: Group) -> None:
         """Compute rewards and scores of a group for training, in place, and apply overlong filtering."""

@@ -235,7 +235,7 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
         for group in report.groups:
             if composer is not None:
                 await composer.apply_async(group)
-        await score_groups(task.family, report.groups)
+        await score_groups(task.family, report.groups, config.environment.episode_timeout)
         await player.loop.close()
         await player.engine.close()
         return report.groups

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.process_guard import said
 
 
 class Plain(BaseEnvironment):
@@ -133,6 +134,11 @@ class Shown:
         raise SystemExit(0)
 
 
+class Small(float):
+    def __abs__(self):
+        return 0.0
+
+
 class Item:
     def item(self):
         __import__("os")._exit(0)
@@ -197,12 +203,31 @@ ATTACKS = [
     says("an endless generator", endless(), ends=DONE),
     says("what cannot be shown", Shown(), ends="SystemExit"),
     *(
-        says(f"reward {value!r:.20}", value, "x", False, ends=NUMBER)
-        for value in (float("nan"), float("inf"), -float("inf"), 1e308, 10**400, -(10**30), "1", None, [1.0], 1j)
+        says(f"reward {said(value, repr):.20}", value, "x", False, ends=NUMBER)
+        for value in (
+            float("nan"),
+            float("inf"),
+            -float("inf"),
+            1e308,
+            10**400,
+            10**5000,
+            -(10**30),
+            "1",
+            None,
+            [1.0],
+            1j,
+        )
     ),
     *(
         says(f"reward {value!r}", value, "x", False)
         for value in (-7, True, np.float32(0.5), np.int64(3), torch.tensor(0.5), np.array(0.5))
+    ),
+    *(
+        says(
+            f"{where} of magnitude 0 by its own word: {value}", StepResult(**{"reward": 0.0, where: what}), ends=NUMBER
+        )
+        for value in (1e308, float("nan"))
+        for where, what in (("reward", Small(value)), ("metrics", {"a": Small(value)}))
     ),
     says("a tensor of two", torch.zeros(2), "x", False, ends="Error"),
     says("a reward that exits", Item(), "x", False, ends="os._exit(0) in an environment"),

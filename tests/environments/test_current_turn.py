@@ -1,10 +1,14 @@
 """Who counts the turns: `step` where it does, else the base class."""
 
 import asyncio
+import functools
 
 import pytest
 
+from envs.gsm8k.environment import Gsm8kEnv
 from mtrl.environments.base import BaseEnvironment
+
+ROW = {"id": "r", "prompt": [], "ground_truth": {"answer": "72"}}
 
 
 class Pasted(BaseEnvironment):
@@ -44,6 +48,77 @@ class InheritsCounting(Counts):
         return super().step(response, ground_truth)
 
 
+class Overrides(Counts):
+    """Leaves out what counted."""
+
+    def step(self, response, ground_truth):
+        return 0.0, None, self.current_turn >= self.max_turns
+
+
+class CountsItself(BaseEnvironment):
+    def step(self, response, ground_truth):
+        self.current_turn += 1
+        return 0.0, None, self.current_turn >= self.max_turns
+
+
+class OverridesStep(CountsItself):
+    def step(self, response, ground_truth):
+        return 0.0, None, self.current_turn >= self.max_turns
+
+
+class OverridesGsm8k(Gsm8kEnv):
+    def step(self, response, ground_truth):
+        return 0.0, "more", self.current_turn >= self.max_turns
+
+
+class CallsByName(CountsItself):
+    def step(self, response, ground_truth):
+        return CountsItself.step(self, response, ground_truth)
+
+
+class CallsInAHelper(CountsItself):
+    def step(self, response, ground_truth):
+        return self._usual(response, ground_truth)
+
+    def _usual(self, *arguments):
+        return super().step(*arguments)
+
+
+class CountsInside(BaseEnvironment):
+    def step(self, response, ground_truth):
+        def advance():
+            self.current_turn += 1
+
+        advance()
+        return 0.0, None, self.current_turn >= self.max_turns
+
+
+class Dispatches(BaseEnvironment):
+    """Calls what counts by a name that stands nowhere."""
+
+    def step(self, response, ground_truth):
+        return getattr(self, "on_" + response)()
+
+    def on_x(self):
+        self.current_turn += 1
+        return 0.0, None, self.current_turn >= self.max_turns
+
+
+def traced(method):
+    @functools.wraps(method)
+    def call(*arguments):
+        return method(*arguments)
+
+    return call
+
+
+class Decorated(BaseEnvironment):
+    @traced
+    def step(self, response, ground_truth):
+        self.current_turn += 1
+        return 0.0, None, self.current_turn >= self.max_turns
+
+
 class Awaits(BaseEnvironment):
     async def step(self, response, ground_truth):
         return 0.0, None, self.current_turn >= self.max_turns
@@ -57,9 +132,15 @@ class NoSuper(BaseEnvironment):
         return 0.0, None, self.current_turn >= self.max_turns
 
 
+COUNTED = [
+    Pasted, Counts, Inherits, InheritsCounting, Overrides, OverridesStep, OverridesGsm8k, CallsByName, CallsInAHelper,
+    CountsInside, Dispatches, Decorated, Awaits, NoSuper,
+]  # fmt: skip
+
+
 def played(environment) -> list:
     results = []
-    environment.reset()
+    environment.reset(ROW)
     while not results or not results[-1][2]:
         value = environment.step("x", {})
         results.append(asyncio.run(value) if asyncio.iscoroutine(value) else value)
@@ -73,7 +154,7 @@ def test_the_guides_third_pattern_pays_partial_credit_at_the_last_turn():
     assert last == (0.4, None, True)
 
 
-@pytest.mark.parametrize("environment", [Pasted, Counts, Inherits, InheritsCounting, Awaits, NoSuper])
+@pytest.mark.parametrize("environment", COUNTED)
 def test_every_turn_is_counted_once(environment):
     assert len(played(environment(max_turns=3))) == 3
 

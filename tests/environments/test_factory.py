@@ -1,8 +1,10 @@
 """From a configuration to its task, and what is said where the two do not fit."""
 
+import os
 import random
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -149,6 +151,44 @@ def test_one_that_hangs_or_fails_at_the_start_is_told(environment, said):
     with pytest.raises(UserError, match=said):
         try_out(environment, config, family)
     assert time.monotonic() - begun < 10
+
+
+def exits(*_, **config):
+    os._exit(0)
+
+
+def leaves(*_, **config):
+    raise SystemExit(0)
+
+
+def hangs(*_, **config):
+    threading.Event().wait(60)
+
+
+def breaks(*_, **config):
+    return {}["rows"]
+
+
+def mistypes(*_, **config):
+    return len(5)
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (exits, "failed: SystemExit in test_factory.py, line .*: os._exit.0. in an environment; mend the loader or"),
+        (leaves, "failed: SystemExit in test_factory.py, line .*: 0; mend the loader or its data"),
+        (hangs, "took longer than environment.episode_timeout=0.2 s; mend the loader or its data, or raise it"),
+        (breaks, "failed: KeyError in test_factory.py, line .*: 'rows'; mend the loader or its data"),
+        (mistypes, "failed: TypeError in test_factory.py, line .*; mend the loader or its data"),
+    ],
+)
+def test_a_loader_that_hangs_or_fails_is_told(load, said, monkeypatch):
+    monkeypatch.setattr(Open, "load", load)
+    config = config_of("environment.name=x", f"environment.target={__name__}.Open", "environment.config={}")
+    config.environment.episode_timeout = 0.2 if load is hangs else 60.0
+    with pytest.raises(UserError, match=f"loading the rows of Open {said}"):
+        load_task(config)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,19 @@
 
 import asyncio
 import os
+import queue
 import sys
 import threading
+from functools import partial
 
 import pytest
 
+from mtrl.algorithms.registry import load_function
+from mtrl.config.plugins import import_plugins
+from mtrl.environments.family import get_family
 from mtrl.environments.pool import EnvironmentPool
+from mtrl.errors import UserError
+from mtrl.process_guard import CallTimeoutError, import_guarded, in_time
 
 
 def called(function):
@@ -88,3 +95,48 @@ def test_the_recursion_limit_is_put_back():
     before = sys.getrecursionlimit()
     called(lambda: sys.setrecursionlimit(500))
     assert sys.getrecursionlimit() == before
+
+
+def module_of(folder, monkeypatch, code):
+    """The name of a module that holds this code; it was never imported."""
+    name = f"guarded_{abs(hash(code))}"
+    (folder / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(folder))
+    return name
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(0)", "raise SystemExit(0)", "import sys; sys.exit()"])
+def test_a_module_that_ends_the_program_is_not_imported(code, tmp_path, monkeypatch):
+    name = module_of(tmp_path, monkeypatch, code)
+    with pytest.raises(RuntimeError, match="its import ends the program by SystemExit"):
+        import_guarded(name)
+    for load, said in (
+        (partial(get_family, "own", f"{name}.Env"), "environment.target"),
+        (partial(load_function, f"{name}.pay", "reward.components.x"), "reward.components.x"),
+        (partial(import_plugins, [name]), "plugins"),
+    ):
+        with pytest.raises(UserError, match=f"{said}.*cannot be imported .RuntimeError in {name}.py, line 1: its imp"):
+            load()
+
+
+def test_a_module_may_set_the_recursion_limit(tmp_path, monkeypatch):
+    before = sys.getrecursionlimit()
+    name = module_of(tmp_path, monkeypatch, f"import sys; sys.setrecursionlimit({before + 7})")
+    try:
+        import_guarded(name)
+        assert sys.getrecursionlimit() == before + 7
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_a_call_in_time_gives_its_result_or_its_own_error():
+    def empty():
+        raise queue.Empty
+
+    assert in_time(lambda: 3, 60.0) == 3
+    with pytest.raises(queue.Empty):
+        in_time(empty, 60.0)
+    with pytest.raises(SystemExit, match="in an environment"):
+        in_time(exits, 60.0)
+    with pytest.raises(CallTimeoutError, match="it took longer than 0.1 s"):
+        in_time(partial(threading.Event().wait, 60.0), 0.1)

@@ -7,16 +7,19 @@ import time
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.config.schema import EvaluationConfig
-from mtrl.errors import UserError
+from mtrl.errors import RunEndedError, UserError
 from mtrl.evaluation.agreement import EPSILON, Thresholds, Verdict
 from mtrl.evaluation.heldout import score_groups
 from mtrl.evaluation.measures import (
     Spread,
+    episodes_of,
     field_accuracies,
     is_completed,
     is_out_of_turns,
@@ -114,7 +117,7 @@ def test_completion_is_an_answer_that_the_task_can_read():
     family = replace(family_of(), answered=lambda trajectory, row: "####" in trajectory.turns[-1].text)
     groups = groups_of([*episodes, played("hm", stop=StopReason.MAX_TURNS)])
     for group in groups:
-        asyncio.run(score_groups(family, [group]))
+        asyncio.run(score_groups(family, [group], 60.0))
     found = [t for group in groups for t in group.trajectories]
     assert [is_completed(t) for t in found] == [True, False, True, False]
     assert [is_out_of_turns(t) for t in found] == [False, False, False, True]
@@ -142,7 +145,7 @@ def test_a_failed_episode_without_a_turn_counts_and_is_not_measured():
     assert (metrics["val/success/mean"], metrics["val/format"], metrics["val/episodes"]) == (0.5, 1.0, 2.0)
 
 
-@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan"), 10**400, "1"])
 def test_measures_outside_of_zero_and_one_are_refused(value):
     family = family_of(lambda trajectory, row: {"length": value})
     with pytest.raises(UserError, match="measure length of environment.name=made"):
@@ -174,8 +177,8 @@ def test_spread():
 
 
 def test_scores_are_the_same_side_by_side():
-    """A scorer that waits for processes is called on several threads; another one only here, one call at a time."""
-    here, threads = threading.current_thread(), []
+    """A scorer that waits for processes is called on several threads; another one on one, one call at a time."""
+    threads = []
 
     def score(trajectory, row):
         threads.append(threading.current_thread())
@@ -186,7 +189,73 @@ def test_scores_are_the_same_side_by_side():
         groups = groups_of([played(score=None, reward=float(number)) for number in range(8)])
         family = replace(family_of(), score=score, waits_for_processes=waits)
         threads.clear()
-        asyncio.run(score_groups(family, groups))
+        asyncio.run(score_groups(family, groups, 60.0))
         assert [t.score for group in groups for t in group.trajectories] == [float(number) for number in range(8)]
-        assert len(threads) == 8 and (here in threads) is not waits
-        assert len(set(threads)) == (min(8, os.cpu_count()) if waits else 1)
+        assert len(threads) == 8 and len(set(threads)) == (min(8, os.cpu_count()) if waits else 1)
+
+
+def returns(value):
+    return lambda trajectory, row: value
+
+
+def exits(trajectory, row):
+    os._exit(0)
+
+
+def hangs(trajectory, row):
+    threading.Event().wait(60)
+
+
+class Numberless:
+    def __bool__(self):
+        raise ValueError("neither")
+
+
+SCORER = "the scorer of made, on row row, "
+FINITE = "it must be a finite number below 1e[+]12; mend `score`"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        ({"score": returns(float("nan"))}, f"failed: TypeError: it returned nan; {FINITE}"),
+        ({"score": returns(1e308)}, f"failed: TypeError: it returned 1e[+]308; {FINITE}"),
+        ({"score": returns(None)}, f"failed: TypeError: it returned None; {FINITE}"),
+        ({"score": exits}, r"failed: RuntimeError: SystemExit\('os._exit\(0\) in an environment'\); mend `score`"),
+        ({"score": hangs}, "took longer than environment.episode_timeout=0.2 s; mend `score`, or raise it"),
+        ({"answered": exits}, r"failed: .*os._exit\(0\) in an environment.*; mend `score` or `answered`"),
+        ({"answered": hangs}, "took longer than environment.episode_timeout=0.2 s"),
+        ({"answered": returns(Numberless())}, "failed: ValueError in .*: neither; mend `score` or `answered`"),
+        ({"score": lambda trajectory, row: row["none"]}, "failed: KeyError in test_.*, line .*: 'none'; mend `score`"),
+    ],
+    ids=range(9),
+)
+def test_a_scorer_that_is_of_no_use_ends_the_run_in_one_sentence(hooks, said, waits):
+    family = replace(family_of(), waits_for_processes=waits, **hooks)
+    with pytest.raises(RunEndedError, match=SCORER + said):
+        asyncio.run(score_groups(family, groups_of([played(score=None)]), 0.2 if hangs in hooks.values() else 60.0))
+
+
+def test_a_score_is_a_plain_float_whatever_the_scorer_returns():
+    groups = groups_of([played(score=None)])
+    for value in (True, np.float32(1), torch.tensor(1.0), 1):
+        asyncio.run(score_groups(replace(family_of(), score=returns(value)), groups, 60.0))
+        (trajectory,) = groups[0].trajectories
+        assert trajectory.score == 1.0 and type(trajectory.score) is float
+
+
+@pytest.mark.parametrize(
+    ("measure", "said"),
+    [
+        (exits, "failed: SystemExit in .*: os._exit.0. in an environment; mend it"),
+        (hangs, "took longer than 0.2 s; mend it"),
+        (returns({3: 1.0}), "failed: TypeError: it returned measures with the name 3; it must be text"),
+        (returns(None), "failed: TypeError"),
+    ],
+)
+def test_a_measure_that_is_of_no_use_is_told_in_one_sentence(measure, said, monkeypatch):
+    if measure is hangs:
+        monkeypatch.setattr("mtrl.evaluation.measures.MEASURE_SECONDS", 0.2)
+    with pytest.raises(UserError, match=f"`measure` of made, on row row0, {said}"):
+        measured(episodes_of(groups_of([played()])), family_of(measure))

@@ -1,5 +1,8 @@
 """What every check is given."""
 
+import os
+import threading
+
 from omegaconf import OmegaConf
 
 from mtrl.config.compose import compose
@@ -7,8 +10,26 @@ from mtrl.environments.factory import environment_factory
 from mtrl.errors import UserError
 from mtrl.preflight import checklist
 from mtrl.preflight.context import Context
-from mtrl.preflight.result import Status
+from mtrl.preflight.result import Status, passed
 from tests.preflight.broken.sound import Lookup, demonstrate, family, gold
+
+
+class Meeting(Lookup):
+    """Its episodes go on when two of them are there at once."""
+
+    barrier, here, most, lock = None, 0, 0, threading.Lock()
+
+    def step(self, response, ground_truth):
+        with Meeting.lock:
+            Meeting.here += 1
+            Meeting.most = max(Meeting.most, Meeting.here)
+        try:
+            if Meeting.barrier is not None:
+                Meeting.barrier.wait(60.0)
+            return super().step(response, ground_truth)
+        finally:
+            with Meeting.lock:
+                Meeting.here -= 1
 
 
 def context_of(family):
@@ -42,3 +63,32 @@ def test_rows_that_the_familys_players_refuse_are_left_out():
     context = context_of(family(Lookup, gold=nobody, demonstrate=nobody))
     assert "knows no right answer to these rows" in checklist.CHECKS["gold"](context).evidence
     assert "knows none of these rows" in checklist.CHECKS["spread"](context).evidence
+
+
+def test_a_task_that_waits_for_processes_is_played_side_by_side(monkeypatch):
+    """On as many threads as there are cores, 2 here: each step of 16 episodes waits for a step of another one."""
+    monkeypatch.setattr("mtrl.preflight.context.os.cpu_count", lambda: 2)
+    for waits in (True, False):
+        monkeypatch.setattr(Meeting, "barrier", threading.Barrier(2) if waits else None)
+        monkeypatch.setattr(Meeting, "most", 0)
+        context = context_of(family(Meeting, waits_for_processes=waits))
+        assert len(context.gold) == 16 and [e.error for e in context.gold] == [None] * 16
+        assert Meeting.most == (2 if waits else 1)
+        assert [episode.row["id"] for episode in context.gold] == [row["id"] for row in context.rows]
+
+
+def test_players_that_would_end_the_process_fail_their_check_alone():
+    """`gold`, `decoys` and `demonstrate` are called where a run starts, too."""
+
+    def exits(row, *more):
+        os._exit(0)
+
+    for player in ("gold", "decoys", "demonstrate"):
+        context = context_of(family(Lookup, **{player: exits}))
+        results = list(checklist.run(context, [("agreement", checklist.CHECKS["agreement"]), ("splits", passes)]))
+        assert [result.status for result in results] == [Status.FAIL, Status.PASS]
+        assert "the check itself broke: RuntimeError: SystemExit('os._exit(0)" in results[0].evidence
+
+
+def passes(context):
+    return passed("")

@@ -42,6 +42,20 @@ def test_cut_short_penalty_is_paid_once_at_the_end(reason, cut):
     assert cut_short_penalty(an_episode(1, 1, stop_reason=reason), {}) == [0.0, -1.0 if cut else 0.0]
 
 
+@pytest.mark.parametrize("reason", [StopReason.DONE, StopReason.MAX_TURNS])
+def test_cut_short_penalty_is_paid_where_the_last_turn_was_cut_however_the_episode_ended(reason):
+    """SkyRL's `zero_reward_on_non_stop`, which is mapped to it, asks for the finish of the last turn alone."""
+    episode = an_episode(1, 1, stop_reason=reason)
+    episode.turns[-1].finish = FinishReason.LENGTH
+    assert cut_short_penalty(episode, {}) == [0.0, -1.0]
+
+
+def test_cut_short_penalty_leaves_an_earlier_cut_alone():
+    episode = an_episode(1, 1)
+    episode.turns[0].finish = FinishReason.LENGTH
+    assert cut_short_penalty(episode, {}) == [0.0, 0.0]
+
+
 def test_every_shaping_gives_nothing_for_no_turns():
     parameters = {"length_penalty": {"max_tokens": 4}}
     for name in SHAPINGS.names():

@@ -1,10 +1,13 @@
 """Rewards in the forms in which people write them, the article's among them."""
 
 import json
+import math
+import os
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
@@ -95,6 +98,69 @@ def test_the_articles_class_has_the_rows_ground_truth(name):
 
 def test_a_class_takes_parameters_of_the_configuration():
     assert paid("PerTurn", scale=0.5)[0] == [1.0, 1.0, 1.0]
+
+
+class Small(float):
+    """Says that its magnitude is 0."""
+
+    def __abs__(self):
+        return 0.0
+
+
+class Unsayable(float):
+    def __repr__(self):
+        raise ValueError("no text")
+
+
+def with_metrics(messages, row, *, metrics):
+    return 0.5, metrics
+
+
+def with_reward(messages, row, *, reward):
+    return reward
+
+
+def exits(messages, row):
+    os._exit(0)
+
+
+async def exits_async(messages, row):
+    os._exit(0)
+
+
+METRICS = [np.int64(3), np.float32(3), torch.tensor(3.0), np.array(3), 3]
+NO_METRICS = [
+    {"m": math.nan}, {"m": 1e308}, {"m": 10**400}, {"m": Small(1e308)}, {"m": Unsayable(math.nan)}, {"m": None},
+    {"m": "three"}, {"m": [1.0]}, {"m": np.zeros(2)}, {"m": torch.zeros(2)}, {3: 1.0}, {"m" * 300: 1.0},
+]  # fmt: skip
+NO_REWARDS = [
+    math.nan, math.inf, 1e308, 10**400, 10**5000, Small(1e308), Small(math.nan), Unsayable(math.nan), "1", None, 1j,
+    np.array(1e308), torch.tensor(math.nan),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", METRICS, ids=repr)
+def test_metrics_become_plain_floats(value):
+    _, metrics = paid("with_metrics", metrics={"words": value})
+    assert metrics == {"words": 3.0} and type(metrics["words"]) is float
+
+
+@pytest.mark.parametrize("metrics", NO_METRICS, ids=range(len(NO_METRICS)))
+def test_metrics_that_no_file_takes_are_refused_where_they_enter(metrics):
+    with pytest.raises(UserError, match=r"components.mine returned metrics.*it must be .*trajectory 0 of group g7"):
+        paid("with_metrics", metrics=metrics)
+
+
+@pytest.mark.parametrize("reward", NO_REWARDS, ids=range(len(NO_REWARDS)))
+def test_a_reward_that_is_no_finite_number_is_refused(reward):
+    with pytest.raises(UserError, match=r"reward mine of trajectory 0 of group g7 .* must be a finite number below"):
+        paid("with_reward", reward=reward)
+
+
+@pytest.mark.parametrize("name", ["exits", "exits_async"])
+def test_one_that_ends_the_process_is_an_error_as_any_other(name):
+    with pytest.raises(RuntimeError, match=r"os._exit\(0\)"):
+        paid(name)
 
 
 def test_a_callable_of_the_messages_alone():

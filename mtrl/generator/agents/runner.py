@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mtrl.generator.episode import LARGEST_METRIC, finite, named
+from mtrl.plain_numbers import LARGEST_METRIC, finite, named
 from mtrl.types import Row
 
 
