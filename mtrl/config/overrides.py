@@ -8,7 +8,8 @@ from pathlib import Path
 
 import mtrl
 from mtrl.config import keys, messages
-from mtrl.config.epochs import check_length
+from mtrl.config.config_dir import own_folders
+from mtrl.config.epochs import length_of
 from mtrl.errors import UserError
 
 CONF = Path(mtrl.__file__).parent.parent / "conf"
@@ -24,10 +25,10 @@ def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[s
     Raises:
         UserError: a key that does not exist, something that is no override at all, or two lengths of the run.
     """
-    groups = _groups(CONF) - {"hydra", *messages.ELSEWHERE} | (_groups(Path(config_dir)) if config_dir else set())
+    folders = own_folders(overrides, config_dir)
+    groups = (_groups(CONF) - {"hydra", *messages.ELSEWHERE}).union(*map(_groups, folders))
     plain = [_normalise(override, groups) for override in overrides]
-    check_length(plain)
-    return [*_made(plain), *plain]
+    return [*_made(plain), *length_of(plain, bool(folders)), *plain]
 
 
 def _made(overrides: Sequence[str]) -> list[str]:

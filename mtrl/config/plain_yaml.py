@@ -101,7 +101,7 @@ def load_config(path: Path) -> DictConfig:
         UserError: it is no YAML mapping, too large, empty, or cut.
     """
     try:
-        text = _text(path)
+        text = text_of(path)
         check_size(text)
         tree: Any = OmegaConf.load(StringIO(text))
     except TooLargeError as error:
@@ -126,22 +126,11 @@ def _and_a_key(tree: DictConfig) -> str:
     return f", and so are keys such as {missing[0]}" if missing else ""
 
 
-def check_groups(folder: Path) -> None:
-    """The config groups of a folder that Hydra is to read; what is no YAML is left to it, which names the line.
-
-    Raises:
-        UserError: a file is too large.
+def text_of(path: Path) -> str:
     """
-    for file in sorted(each for pattern in ("*.yaml", "*/*.yaml", "*/*/*.yaml") for each in folder.glob(pattern)):
-        try:
-            check_size(_text(file))
-        except TooLargeError as error:
-            raise UserError(f"--config-dir {folder}: {file} is not read: {error}; write less, or remove it") from None
-        except (yaml.YAMLError, OSError, UnicodeDecodeError):
-            continue
-
-
-def _text(path: Path) -> str:
+    Raises:
+        TooLargeError: it has too many bytes.
+    """
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
