@@ -27,6 +27,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from mtrl.config.outputs import is_address
 from mtrl.config.overrides import quoted
 from mtrl.config.runs import claim
 from mtrl.errors import UserError
@@ -221,7 +222,7 @@ def output_folder(service: dict[str, Any], ours: str) -> str | None:
         UserError: it is an address.
     """
     path = service.pop("s3_output_path", None)
-    if path and "://" in str(path):
+    if is_address(path):
         raise UserError(
             f"s3_output_path={path} is an address, and results are written to folders of this machine; give "
             f"{ours}=FOLDER, and copy it when the command has ended"

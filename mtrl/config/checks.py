@@ -30,6 +30,7 @@ from mtrl.config.choices import CHOICES, WITH_TORCH
 from mtrl.config.engine_checks import check_engines
 from mtrl.config.hints import hints
 from mtrl.config.messages import did_you_mean, unknown_choice
+from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
 from mtrl.config.plugins import import_plugins
 from mtrl.config.runs import holds_run
@@ -63,13 +64,9 @@ def _no_missing(cfg: DictConfig) -> None:
 
 
 def _local_folders(cfg: DictConfig) -> None:
-    for path in ("run_dir", "evaluation.output"):
+    for path in ("run_dir", "evaluation.output", "preflight.json"):
         value = OmegaConf.select(cfg, path)
-        if value is not None and re.match(r"\w{2,}:/", str(value)):  # as a path, `run_dir` has lost one slash
-            raise UserError(
-                f"{path}={value} is an address, and results are written to folders of this machine; name a folder, and "
-                "copy it when the command has ended"
-            )
+        check_local(f"{path}={value}", value)
 
 
 def _plugins(cfg: DictConfig) -> None:

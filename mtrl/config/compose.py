@@ -14,6 +14,7 @@ from yaml import YAMLError
 from mtrl.config import messages
 from mtrl.config.checks import check
 from mtrl.config.config_dir import PRIMARY, check_folders, misplaced, names_folders, own_folders, packages
+from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF, normalise, quoted
 from mtrl.config.runs import settle
 from mtrl.config.schema import Config
@@ -43,6 +44,9 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
 def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Groups, experiment and (normalised) overrides in one tree; only keys and types are checked."""
     cfg = merge_with_hydra(overrides, config_dir)
+    folders = OmegaConf.to_container(cfg.hydra, resolve=False)
+    for kind in ("run", "sweep"):
+        check_local(f"hydra.{kind}.dir={folders[kind]['dir']}", folders[kind]["dir"])
     with open_dict(cfg):
         del cfg.hydra
     try:

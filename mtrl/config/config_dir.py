@@ -1,4 +1,4 @@
-"""Folders with config groups of the user's own (`--config-dir`, `hydra.searchpath`), and what is wrong with their files.
+"""Folders with config groups of the user's own (`--config-dir`, `hydra.searchpath`), and what is wrong with the files.
 
 The files are checked before Hydra reads one: a YAML bomb would hang it.
 """
@@ -54,7 +54,9 @@ def _searched(overrides: Sequence[str]) -> list[str]:
         except HydraException:
             value = None
         if not isinstance(value, list) or not all(isinstance(place, str) for place in value):
-            raise UserError(f"{override} is no list of folders; write --config-dir FOLDER, or {SEARCHED}=[file://FOLDER]")
+            raise UserError(
+                f"{override} is no list of folders; write --config-dir FOLDER, or {SEARCHED}=[file://FOLDER]"
+            )
         found += value
     return found
 

@@ -62,7 +62,16 @@ def _normalise(override: str, groups: set[str]) -> str:
 
 
 def _choice(override: str, group: str, value: str) -> str:
-    """A group of this tree is in the defaults list and takes no sign; a user's own group needs its `+`."""
+    """A group of this tree is in the defaults list and takes no sign; a user's own group needs its `+`.
+
+    Raises:
+        UserError: the file is outside of the groups, where it is not checked.
+    """
+    if "../" in value:
+        raise UserError(
+            f"{group}{value} is a file outside of the config groups; put it into FOLDER/{group}, and write "
+            f"--config-dir FOLDER {group}=NAME"
+        )
     if not (CONF / group).is_dir():
         return override
     return f"~{group}" if value == "=null" else group + value

@@ -122,3 +122,11 @@ def test_a_search_path_that_is_no_list(folder):
 def test_another_path_of_the_primary_configuration_is_refused(folder):
     with pytest.raises(UserError, match=r"--config-path mine is not taken.*write --config-dir mine experiment=NAME"):
         prepare(["--config-path", "mine", "experiment=guide"])
+
+
+@pytest.mark.parametrize("option", ["../mine", "a/../../mine", "[a,../mine]"])
+def test_a_choice_outside_of_the_groups_is_refused(folder, option):
+    write(folder / "mine.yaml")
+    assert "is a file outside of the config groups; put it into FOLDER/experiment" in refusal(
+        folder, f"experiment={option}"
+    )
