@@ -35,6 +35,7 @@ from mtrl.config.overrides import CONF
 from mtrl.config.plugins import import_plugins
 from mtrl.config.runs import holds_run
 from mtrl.config.scale_checks import check_scale
+from mtrl.config.secret_checks import check_secrets
 from mtrl.errors import UserError
 from mtrl.generator.engines.purse import check_spending
 
@@ -242,6 +243,7 @@ def _reward(cfg: DictConfig) -> None:
 _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _backend,
     _no_missing,
+    check_secrets,
     _local_folders,
     _plugins,
     _choices,
