@@ -149,10 +149,6 @@ def _lengths(cfg: DictConfig) -> None:
 
 
 def _evaluation(cfg: DictConfig) -> None:
-    if not 0 < cfg.evaluation.confidence < 1:
-        raise UserError(
-            f"evaluation.confidence={cfg.evaluation.confidence} must lie between 0 and 1; 0.95 is the usual level"
-        )
     endpoint: Any = OmegaConf.to_object(cfg.evaluation.endpoint)
     check_spending("evaluation.endpoint", endpoint.price, endpoint.budget)
     samples, values = cfg.evaluation.samples_per_row, list(cfg.evaluation.pass_k_values)
