@@ -28,7 +28,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from mtrl.config.outputs import is_address
-from mtrl.config.overrides import quoted
+from mtrl.config.overrides import CONF, quoted
 from mtrl.config.runs import claim
 from mtrl.errors import UserError
 from mtrl.tracking.run_dir import RunDir
@@ -99,6 +99,14 @@ class MultiTurnRLTrainer:
         run_command([*self.command, *again], show)
         return json.loads(self.run.summary.read_text(encoding="utf-8"))
 
+    def check_begun(self) -> None:
+        """
+        Raises:
+            UserError: nothing was trained yet.
+        """
+        if not self.run.config.is_file():
+            raise UserError(f"the run in {self.run} has not begun; call train() first")
+
     def get_mlflow_url(self) -> str:
         """Where the run is in MLflow; before it has arrived there, the address of the server.
 
@@ -108,8 +116,7 @@ class MultiTurnRLTrainer:
         from mtrl.config.stored import of_run
         from mtrl.tracking.followers import mlflow_url
 
-        if not self.run.config.is_file():
-            raise UserError(f"the run in {self.run} has not begun; call train() first")
+        self.check_begun()
         config: Any = OmegaConf.to_object(of_run(self.run.path, []))
         if "mlflow" not in config.tracker.report_to:
             raise UserError(
@@ -132,15 +139,16 @@ class MultiTurnRLEvaluator:
 
     Args:
         model: a trainer, the folder of a run, a checkpoint, a model folder or a Hub name.
-        recipe: the experiment to play, where the model is not a run's and brings none.
+        recipe: the experiment to play; needed where the model is not a run's, which brings its own.
         dataset: file, folder or Hub name with the rows; None or empty: the recipe's.
         evaluate_base_model: compare with the policy before training, on the same rows.
+        success_threshold: score from which an episode is a success; None: the recipe's.
         overrides: any other keys.
         output: folder of the report; None makes one in `outputs/evaluations/`.
         service: other arguments of SageMaker AI's SDK; see `service_keys`.
 
     Raises:
-        UserError: an argument of the service that this machine cannot serve.
+        UserError: a model without a task, or an argument of the service that this machine cannot serve.
     """
 
     def __init__(
@@ -150,16 +158,26 @@ class MultiTurnRLEvaluator:
         recipe: str | None = None,
         dataset: str | None = None,
         evaluate_base_model: bool = False,
+        success_threshold: float | None = None,
         overrides: Overrides | None = None,
         output: str | Path | None = None,
         **service: Any,
     ):
         output = output or output_folder(service, "output")
+        keys = {
+            "data.path": dataset or None,
+            "evaluation.success_threshold": success_threshold,
+            **service_keys(service),
+            **(overrides or {}),
+        }
+        recipe = recipe or keys.pop("experiment", None)
         self.evaluate_base_model = evaluate_base_model
-        self.model = str(model.run.path) if isinstance(model, MultiTurnRLTrainer) else str(model)
+        self.trainer = model if isinstance(model, MultiTurnRLTrainer) else None
+        self.model = str(model) if self.trainer is None else str(self.trainer.run.path)
+        if recipe is None and self.trainer is None:
+            check_is_run(self.model)
         folder = f"outputs/evaluations/{datetime.now():%Y-%m-%d_%H-%M-%S}" if output is None else str(output)
         self.output = Path(claim(folder) if output is None else folder)
-        keys = {"data.path": dataset or None, **service_keys(service), **(overrides or {})}
         keys["evaluation.output"] = str(self.output)
         if recipe is not None:
             keys = {"experiment": recipe, "evaluation.model": self.model, **keys}
@@ -175,12 +193,29 @@ class MultiTurnRLEvaluator:
             show: is given every line that the evaluation writes.
 
         Raises:
-            UserError: it ended with an error, and its last words.
+            UserError: it ended with an error, and its last words; or the trainer that is evaluated has not trained.
         """
+        if self.trainer is not None:
+            self.trainer.check_begun()
         is_compared = evaluate_base_model or self.evaluate_base_model
         compared = [override("evaluation.compare", ["base"])] if is_compared else []
         run_command([*self.command, *compared], show)
         return Report(json.loads((self.output / "report.json").read_text(encoding="utf-8")))
+
+
+def check_is_run(model: str) -> None:
+    """
+    Raises:
+        UserError: the model is not a run's, so that no configuration says what it is to play.
+    """
+    from mtrl.evaluate.sources import run_of
+
+    if run_of(Path(model).expanduser()) is None:
+        recipes = ", ".join(sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))
+        raise UserError(
+            f"model={model} is not of a run, so it brings no task that it could play; give recipe=NAME as well, one of "
+            f"{recipes}"
+        )
 
 
 def service_keys(service: dict[str, Any]) -> dict[str, Any]:
