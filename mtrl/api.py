@@ -27,7 +27,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from mtrl.config.overrides import quoted
+from mtrl.config.outputs import is_address
+from mtrl.config.overrides import CONF, quoted
 from mtrl.config.runs import claim
 from mtrl.errors import UserError
 from mtrl.tracking.run_dir import RunDir
@@ -98,6 +99,14 @@ class MultiTurnRLTrainer:
         run_command([*self.command, *again], show)
         return json.loads(self.run.summary.read_text(encoding="utf-8"))
 
+    def check_begun(self) -> None:
+        """
+        Raises:
+            UserError: nothing was trained yet.
+        """
+        if not self.run.config.is_file():
+            raise UserError(f"the run in {self.run} has not begun; call train() first")
+
     def get_mlflow_url(self) -> str:
         """Return the URL of the run in MLflow, or the address of the server until the run appears there.
 
@@ -107,8 +116,7 @@ class MultiTurnRLTrainer:
         from mtrl.config.stored import of_run
         from mtrl.tracking.followers import mlflow_url
 
-        if not self.run.config.is_file():
-            raise UserError(f"the run in {self.run} has not begun; call train() first")
+        self.check_begun()
         config: Any = OmegaConf.to_object(of_run(self.run.path, []))
         if "mlflow" not in config.tracker.report_to:
             raise UserError(
@@ -132,15 +140,16 @@ class MultiTurnRLEvaluator:
 
     Args:
         model: a trainer, the folder of a run, a checkpoint, a model folder or a Hub name.
-        recipe: the experiment to evaluate on, for a model that does not come from a run and so has no configuration.
-        dataset: file, folder or Hub name with the rows; None or empty: the data of the recipe.
+        recipe: the experiment to play; needed where the model is not a run's, which brings its own.
+        dataset: file, folder or Hub name with the rows; None or empty: the recipe's.
         evaluate_base_model: compare with the policy before training, on the same rows.
+        success_threshold: score from which an episode is a success; None: the recipe's.
         overrides: any other keys.
         output: folder of the report; None creates one in `outputs/evaluations/`.
         service: other arguments of SageMaker AI's SDK; see `service_keys`.
 
     Raises:
-        UserError: an argument of the service is not supported on this machine.
+        UserError: a model without a task, or an argument of the service that this machine cannot serve.
     """
 
     def __init__(
@@ -150,16 +159,26 @@ class MultiTurnRLEvaluator:
         recipe: str | None = None,
         dataset: str | None = None,
         evaluate_base_model: bool = False,
+        success_threshold: float | None = None,
         overrides: Overrides | None = None,
         output: str | Path | None = None,
         **service: Any,
     ):
         output = output or output_folder(service, "output")
+        keys = {
+            "data.path": dataset or None,
+            "evaluation.success_threshold": success_threshold,
+            **service_keys(service),
+            **(overrides or {}),
+        }
+        recipe = recipe or keys.pop("experiment", None)
         self.evaluate_base_model = evaluate_base_model
-        self.model = str(model.run.path) if isinstance(model, MultiTurnRLTrainer) else str(model)
+        self.trainer = model if isinstance(model, MultiTurnRLTrainer) else None
+        self.model = str(model) if self.trainer is None else str(self.trainer.run.path)
+        if recipe is None and self.trainer is None:
+            check_is_run(self.model)
         folder = f"outputs/evaluations/{datetime.now():%Y-%m-%d_%H-%M-%S}" if output is None else str(output)
         self.output = Path(claim(folder) if output is None else folder)
-        keys = {"data.path": dataset or None, **service_keys(service), **(overrides or {})}
         keys["evaluation.output"] = str(self.output)
         if recipe is not None:
             keys = {"experiment": recipe, "evaluation.model": self.model, **keys}
@@ -175,12 +194,29 @@ class MultiTurnRLEvaluator:
             show: function that is called with every line that the evaluation prints.
 
         Raises:
-            UserError: the evaluation ended with an error; the message holds the last line that it printed.
+            UserError: it ended with an error, and its last words; or the trainer that is evaluated has not trained.
         """
+        if self.trainer is not None:
+            self.trainer.check_begun()
         is_compared = evaluate_base_model or self.evaluate_base_model
         compared = [override("evaluation.compare", ["base"])] if is_compared else []
         run_command([*self.command, *compared], show)
         return Report(json.loads((self.output / "report.json").read_text(encoding="utf-8")))
+
+
+def check_is_run(model: str) -> None:
+    """
+    Raises:
+        UserError: the model is not a run's, so that no configuration says what it is to play.
+    """
+    from mtrl.evaluate.sources import run_of
+
+    if run_of(Path(model).expanduser()) is None:
+        recipes = ", ".join(sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))
+        raise UserError(
+            f"model={model} is not of a run, so it brings no task that it could play; give recipe=NAME as well, one of "
+            f"{recipes}"
+        )
 
 
 def service_keys(service: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +259,7 @@ def output_folder(service: dict[str, Any], ours: str) -> str | None:
         UserError: `s3_output_path` is a URL.
     """
     path = service.pop("s3_output_path", None)
-    if path and "://" in str(path):
+    if is_address(path):
         raise UserError(
             f"s3_output_path={path} is an address, and results are written to folders of this machine; give "
             f"{ours}=FOLDER, and copy it when the command has ended"

@@ -19,6 +19,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from mtrl.config.compose import compose
+from mtrl.config.outputs import check_local
 from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parse(argv)
     config: Config = OmegaConf.to_object(compose(args.overrides, args.config_dir))  # type: ignore[assignment]
+    check_local(f"--out={args.out}", args.out)
     if args.out.exists():
         raise UserError(f"--out={args.out} exists; choose another file, or delete it first")
     if args.count is not None and args.count < 1:

@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 
 from mtrl.config.checks import check
 from mtrl.config.compose import CONF, VERSION_BASE, merge
-from mtrl.config.config_dir import check_config_dir, check_config_name
+from mtrl.config.config_dir import check_folders, check_primary, own_folders
 from mtrl.config.engine_checks import check_sampling
 from mtrl.config.help import help_text
 from mtrl.config.hints import training_hints
@@ -118,9 +118,8 @@ def prepare(argv: Sequence[str]) -> list[str]:
     args = _parse(argv)
     if args.shell_completion:
         return list(argv)
-    check_config_name(args.config_name)
-    if args.config_dir:
-        check_config_dir(Path(args.config_dir))
+    check_primary(args.config_name, args.config_path)
+    check_folders(own_folders(args.overrides, args.config_dir))
     flags = [word for word in argv if word not in args.overrides]
     overrides = normalise(args.overrides, args.config_dir)
     if names_sweep(overrides) and _runs(args) and not args.multirun:

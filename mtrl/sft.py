@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
 from mtrl.types import ROLES, Message
 
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     for name in ("epochs", "steps", "batch_size", "lr", "max_tokens"):
         if (value := getattr(args, name)) is not None and value <= 0:
             raise UserError(f"--{name.replace('_', '-')}={value} must be more than 0")
+    check_local(f"--out={args.out}", args.out)
     if args.out.exists():
         raise UserError(f"--out={args.out} exists; choose another folder, or delete it first")
     conversations = read_conversations(args.data)

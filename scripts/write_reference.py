@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from mtrl.config import keys
-from mtrl.config.dialect_values import VALUES
+from mtrl.config.dialect_values import OF_KEY, OFF, VALUES
 from mtrl.config.dialects import FRAMEWORKS
 from mtrl.config.keys import Key
 from mtrl.config.schema import Config
@@ -109,8 +109,11 @@ def names() -> str:
     for framework, entries in FRAMEWORKS.items():
         rows = "".join(f"| `{theirs}` | {ours_of(ours)} |\n" for theirs, ours in entries.items())
         parts.append(f"### {framework}\n\n| there | here |\n|---|---|\n{rows}")
+    tables = {**VALUES, **OF_KEY, **{key: {"false": ours} for key, ours in OFF.items()}}
     values = "".join(
-        f"| `{key}` | `{theirs}` | `{ours}` |\n" for key, table_ in VALUES.items() for theirs, ours in table_.items()
+        f"| `{key}` | `{theirs}` | {cell(ours) if ours.startswith(('set ', 'leave ')) else f'`{ours}`'} |\n"
+        for key, table_ in tables.items()
+        for theirs, ours in table_.items()
     )
     return "\n".join([*parts, f"### Values\n\n| key | there | here |\n|---|---|---|\n{values}"])
 

@@ -110,7 +110,7 @@ def test_the_services_names_are_ours(tmp_path):
     assert override("tracker.mlflow.uri", "arn:aws:sagemaker:x") in evaluator.command
     assert MultiTurnRLTrainer(s3_output_path=tmp_path / "there").run.path == tmp_path / "there"
     with pytest.warns(UserWarning, match=r"accept_eula=True has no effect: the command runs on this machine"):
-        MultiTurnRLEvaluator("a/b", accept_eula=True, output="o")
+        MultiTurnRLEvaluator("a/b", recipe="gsm8k", accept_eula=True, output="o")
 
 
 @pytest.mark.parametrize(
@@ -139,3 +139,35 @@ def test_a_run_without_mlflow_says_how_it_gets_there(tmp_path):
     (run / "config.yaml").write_text("name: mine\nenvironment: {name: gsm8k}\n")
     with pytest.raises(UserError, match="does not report to MLflow; give .*python -m mtrl.track .* --to mlflow"):
         MultiTurnRLTrainer(run_dir=run).get_mlflow_url()
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "openai-reasoning-gpt-oss-20b", "{folder}", "base"])
+def test_a_model_without_a_task_is_told_to_name_its_recipe(tmp_path, monkeypatch, model):
+    """At once, in words of these arguments and not of the command, and before a folder is made."""
+    monkeypatch.chdir(tmp_path)
+    model = model.format(folder=tmp_path)
+    with pytest.raises(UserError) as caught:
+        MultiTurnRLEvaluator(model=model, dataset="rows.parquet")
+    said = str(caught.value)
+    assert said.startswith(f"model={model} is not of a run, so it brings no task that it could play; give recipe=NAME")
+    assert "gsm8k" in said and "evaluation.model" not in said and not list(tmp_path.iterdir())
+    for named in ({"recipe": "sop"}, {"overrides": {"experiment": "sop"}}):
+        command = MultiTurnRLEvaluator(model=model, **named).command
+        assert {"experiment=sop", override("evaluation.model", model)} < set(command) and model not in command
+
+
+def test_a_model_of_a_run_needs_no_recipe(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    for model in (tmp_path, tmp_path / "export", tmp_path / "checkpoints" / "best"):
+        assert MultiTurnRLEvaluator(model, recipe="", output="o").command[-1] == str(model)
+
+
+def test_a_trainer_may_be_named_before_it_trains_but_not_evaluated(tmp_path):
+    evaluator = MultiTurnRLEvaluator(MultiTurnRLTrainer(run_dir=tmp_path / "run"), output=tmp_path / "report")
+    with pytest.raises(UserError, match=r"the run in .*run has not begun; call train\(\) first"):
+        evaluator.evaluate()
+
+
+def test_the_threshold_of_success_is_an_argument():
+    command = MultiTurnRLEvaluator("a/b", recipe="gsm8k", success_threshold=0.5, output="o").command
+    assert "evaluation.success_threshold=0.5" in command

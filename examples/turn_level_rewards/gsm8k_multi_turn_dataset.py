@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from envs.gsm8k.data import load
+from mtrl.config.outputs import check_local
 from mtrl.config.program import run_program
 from mtrl.config.schema import DataConfig
 
@@ -26,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output_dir", "--output-dir", type=Path, default=Path("data/gsm8k_multi_turn"))
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic problems")
     args = parser.parse_args(argv)
+    check_local(f"--output_dir={args.output_dir}", args.output_dir)
     is_synthetic = args.source == SYNTHETIC
     # The tiny policy cannot do arithmetic, so generated problems come with a calculator.
     splits = load(DataConfig(path=None if is_synthetic else args.source), args.seed, calculator=is_synthetic)

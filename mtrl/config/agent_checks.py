@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 
 from mtrl.algorithms.registry import load_function
 from mtrl.config.schema import Config
-from mtrl.config.secret_names import is_secret
 from mtrl.errors import UserError
 
 PLAYERS = ("target", "command", "url")
@@ -84,12 +83,6 @@ def _command(cfg: DictConfig) -> None:
         raise UserError("generator.agent.command=[] names no program; write [python,/path/of/agent.py]")
     if shutil.which(command[0], path=program_path()) is None:
         raise UserError(f"generator.agent.command={command} cannot be run: {command[0]} is no program; name its path")
-    for name, value in cfg.generator.agent.env.items():
-        if is_secret(str(name), str(value)):
-            raise UserError(
-                f"generator.agent.env.{name} looks like a secret, and config.yaml, run.log and the console would show "
-                f"it; export it as an environment variable, and write generator.agent.pass_env=[{name}]"
-            )
     for name in cfg.generator.agent.pass_env:
         if name not in os.environ:
             raise UserError(f"generator.agent.pass_env=[{name}] is no environment variable here; export {name} first")

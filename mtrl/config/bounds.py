@@ -19,6 +19,8 @@ AT_LEAST = {
         "evaluation.sampled_rows",
         "evaluation.keep_disagreements",
         "evaluation.endpoint.retries",
+        *(f"evaluation.endpoint.price.{key}" for key in ("input", "cached", "output")),
+        "tracker.trajectories",
         "data.validation_rows",
         "algorithm.gamma",
         "algorithm.gae_lambda",
@@ -52,6 +54,7 @@ AT_LEAST = {
         "evaluation.rows",
         "evaluation.samples_per_row",
         "evaluation.endpoint.max_concurrent",
+        *(f"evaluation.endpoint.budget.{key}" for key in ("requests", "tokens")),
         "algorithm.group_size",
         "algorithm.clip_high_threshold",
         "algorithm.dual_clip",
@@ -84,6 +87,7 @@ ABOVE_ZERO = (
     "environment.episode_timeout",
     "generator.agent.max_requests_per_second",
     "evaluation.endpoint.timeout",
+    "evaluation.endpoint.budget.usd",
     "trainer.fsdp.timeout",
     *(f"{server}.{key}_timeout" for server in SERVERS for key in ("start", "request", "sync")),
     "generator.gpu_memory_utilization",
@@ -105,12 +109,17 @@ AT_MOST_ONE = (
     *(f"{optimizer}.min_lr_ratio" for optimizer in OPTIMIZERS),
     "environment.max_failed_share",
 )
+BETWEEN_0_AND_1 = ("evaluation.confidence",)
 WHY = {
+    "evaluation.confidence": "0.95 is the usual level",
     "evaluation.rows": "every evaluation plays them, greedily",
     "generator.sampling_params.temperature": "greedy trajectories of one prompt are all the same and teach nothing",
     "algorithm.clip_low_threshold": "it is a bound on the probability ratio, 0.8 for an epsilon of 0.2",
     "algorithm.clip_high_threshold": "it is a bound on the probability ratio, 1.2 for an epsilon of 0.2",
 }
+
+
+_OTHERS = (*ABOVE_ZERO, *AT_MOST_ONE, *BETWEEN_0_AND_1)
 
 
 def check_bounds(cfg: DictConfig) -> None:
@@ -119,7 +128,7 @@ def check_bounds(cfg: DictConfig) -> None:
     Raises:
         UserError: a number is out of bounds; the message names the key, the value and the bound.
     """
-    for path in dict.fromkeys([*(path for paths in AT_LEAST.values() for path in paths), *ABOVE_ZERO, *AT_MOST_ONE]):
+    for path in dict.fromkeys([*(path for paths in AT_LEAST.values() for path in paths), *_OTHERS]):
         value = OmegaConf.select(cfg, path)
         if value is not None and (bound := broken_bound(path, value)):
             raise UserError(f"{path}={value} must be {bound}{f' ({WHY[path]})' if path in WHY else ''}")
@@ -132,4 +141,6 @@ def broken_bound(path: str, value: float) -> str | None:
         return f"at least {lowest}"
     if path in ABOVE_ZERO and not value > 0:
         return "above 0"
+    if path in BETWEEN_0_AND_1 and not 0 < value < 1:
+        return "between 0 and 1"
     return "at most 1" if path in AT_MOST_ONE and not value <= 1 else None

@@ -30,10 +30,12 @@ from mtrl.config.choices import CHOICES, WITH_TORCH
 from mtrl.config.engine_checks import check_engines
 from mtrl.config.hints import hints
 from mtrl.config.messages import did_you_mean, unknown_choice
+from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
 from mtrl.config.plugins import import_plugins
 from mtrl.config.runs import holds_run
 from mtrl.config.scale_checks import check_scale
+from mtrl.config.secret_checks import check_secrets
 from mtrl.errors import UserError
 from mtrl.generator.engines.purse import check_spending
 
@@ -64,13 +66,9 @@ def _no_missing(cfg: DictConfig) -> None:
 
 
 def _local_folders(cfg: DictConfig) -> None:
-    for path in ("run_dir", "evaluation.output"):
+    for path in ("run_dir", "evaluation.output", "preflight.json"):
         value = OmegaConf.select(cfg, path)
-        if value is not None and re.match(r"\w{2,}:/", str(value)):  # one slash: Path() has removed the second
-            raise UserError(
-                f"{path}={value} is an address, and results are written to folders of this machine; name a folder, and "
-                "copy it when the command has ended"
-            )
+        check_local(f"{path}={value}", value)
 
 
 def _plugins(cfg: DictConfig) -> None:
@@ -153,10 +151,6 @@ def _lengths(cfg: DictConfig) -> None:
 
 
 def _evaluation(cfg: DictConfig) -> None:
-    if not 0 < cfg.evaluation.confidence < 1:
-        raise UserError(
-            f"evaluation.confidence={cfg.evaluation.confidence} must lie between 0 and 1; 0.95 is the usual level"
-        )
     endpoint: Any = OmegaConf.to_object(cfg.evaluation.endpoint)
     check_spending("evaluation.endpoint", endpoint.price, endpoint.budget)
     samples, values = cfg.evaluation.samples_per_row, list(cfg.evaluation.pass_k_values)
@@ -247,6 +241,7 @@ def _reward(cfg: DictConfig) -> None:
 _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _backend,
     _no_missing,
+    check_secrets,
     _local_folders,
     _plugins,
     _choices,

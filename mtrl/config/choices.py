@@ -37,6 +37,7 @@ CHOICES = {
     "model.attn_implementation": ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
     "preflight.at_start": ("warn", "stop", "none"),
     "reward.level": ("turn", "trajectory"),
+    "tracker.wandb.mode": ("online", "offline"),
     "trainer.fsdp.param_dtype": ("bfloat16", "float16", "float32"),
     "trainer.fsdp.reduce_dtype": ("float32", "bfloat16"),
     "trainer.optimizer.schedule": ("constant", "linear", "cosine"),

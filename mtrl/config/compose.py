@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -14,9 +13,9 @@ from yaml import YAMLError
 
 from mtrl.config import messages
 from mtrl.config.checks import check
-from mtrl.config.config_dir import PRIMARY, check_config_dir
-from mtrl.config.overrides import CONF, normalise
-from mtrl.config.plain_yaml import check_groups
+from mtrl.config.config_dir import PRIMARY, check_folders, misplaced, names_folders, own_folders, packages
+from mtrl.config.outputs import check_local
+from mtrl.config.overrides import CONF, normalise, quoted
 from mtrl.config.runs import settle
 from mtrl.config.schema import Config
 
@@ -45,6 +44,9 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
 def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Merge groups, experiment and (normalised) overrides into one tree; only keys and types are checked."""
     cfg = merge_with_hydra(overrides, config_dir)
+    folders = OmegaConf.to_container(cfg.hydra, resolve=False)
+    for kind in ("run", "sweep"):
+        check_local(f"hydra.{kind}.dir={folders[kind]['dir']}", folders[kind]["dir"])
     with open_dict(cfg):
         del cfg.hydra
     try:
@@ -55,13 +57,13 @@ def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig
 
 
 def merge_with_hydra(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
-    """Like `merge`, but with Hydra's own configuration and with unresolved interpolations."""
-    if config_dir:
-        check_config_dir(Path(config_dir))
-        check_groups(Path(config_dir))
-        overrides = [*overrides, f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
+    """The same with Hydra's own configuration in it, unresolved."""
+    words, folders = [word for word in overrides if not names_folders(word)], own_folders(overrides, config_dir)
+    check_folders(folders)
+    if places := [*(f"file://{folder.resolve()}" for folder in folders), *packages(overrides)]:
+        words.append("hydra.searchpath=[" + ",".join(quoted("", place)[1:] for place in places) + "]")
     try:
         with hydra.initialize_config_dir(str(CONF), job_name="mtrl", version_base=VERSION_BASE):
-            return hydra.compose(PRIMARY, overrides=list(overrides), return_hydra_config=True)
+            return hydra.compose(PRIMARY, overrides=words, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise messages.explain(error) from error
+        raise misplaced(error, folders) or messages.explain(error) from error

@@ -1,9 +1,19 @@
-"""Checks of the `--config-dir` folder, which holds the user's own config groups."""
+"""Folders with config groups of the user's own (`--config-dir`, `hydra.searchpath`), and what is wrong with the files.
+
+The files are checked before Hydra reads one: a YAML bomb would hang it.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from yaml import YAMLError
+
+from mtrl.config.plain_yaml import TooLargeError, check_size, text_of
 from mtrl.errors import UserError
 
 HEADER = "# @package _global_"
@@ -11,36 +21,99 @@ HEADER = "# @package _global_"
 GLOBAL_GROUPS = ("experiment", "debug", "placement", "sweep")
 """Groups whose files set keys of any section: each needs the header."""
 PRIMARY = "config"
+SEARCHED = "hydra.searchpath"
+FILE, PACKAGE = "file://", "pkg://"
 
 
-def check_config_dir(folder: Path) -> None:
-    """Check that all files of the folder are in groups, and that files of `GLOBAL_GROUPS` have the header.
+def names_folders(override: str) -> bool:
+    """Whether an override says where Hydra looks for config groups."""
+    return override.lstrip("+").partition("=")[0] == SEARCHED
+
+
+def own_folders(overrides: Sequence[str], config_dir: str | None) -> list[Path]:
+    """The folders of this command that hold config groups besides ours."""
+    named = [place.removeprefix(FILE) for place in _searched(overrides) if not place.startswith(PACKAGE)]
+    return [Path(folder) for folder in (*named, *([config_dir] if config_dir else []))]
+
+
+def packages(overrides: Sequence[str]) -> list[str]:
+    """The installed packages of this command that hold config groups, as `hydra.searchpath` names them."""
+    return [place for place in _searched(overrides) if place.startswith(PACKAGE)]
+
+
+def _searched(overrides: Sequence[str]) -> list[str]:
+    """The items of `hydra.searchpath`.
+
+    Raises:
+        UserError: it is no list of texts.
+    """
+    found: list[str] = []
+    for override in filter(names_folders, overrides):
+        try:
+            value = OverridesParser.create().parse_override(override).value()
+        except HydraException:
+            value = None
+        if not isinstance(value, list) or not all(isinstance(place, str) for place in value):
+            raise UserError(
+                f"{override} is no list of folders; write --config-dir FOLDER, or {SEARCHED}=[file://FOLDER]"
+            )
+        found += value
+    return found
+
+
+def check_folders(folders: Sequence[Path]) -> None:
+    """Each folder is there, its files stay small, they are in groups, and those that set keys of any section say so.
+
+    What is no YAML is left to Hydra, which names the line.
 
     Raises:
         UserError: the folder does not exist, or Hydra would ignore or misread one of its files.
     """
-    if not folder.is_dir():
-        raise UserError(f"--config-dir {folder} does not exist; name a folder with config groups of your own")
-    for suffix in ("yaml", "yml"):
-        if (file := folder / f"{PRIMARY}.{suffix}").exists():
-            raise UserError(
-                f"{file} is not read, since mtrl has a config.yaml of its own; move its keys to "
-                f"{folder / 'experiment' / 'mine.yaml'} below a first line {HEADER!r}, and write experiment=mine"
-            )
-    for group in GLOBAL_GROUPS:
-        for file in sorted((folder / group).glob("*.yaml")):
-            if not _has_header(file):
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"--config-dir {folder} does not exist; name a folder with config groups of your own")
+        for suffix in ("yaml", "yml"):
+            if (file := folder / f"{PRIMARY}.{suffix}").exists():
+                raise UserError(
+                    f"{file} is not read, since mtrl has a config.yaml of its own; move its keys to "
+                    f"{folder / 'experiment' / 'mine.yaml'} below a first line {HEADER!r}, and write experiment=mine"
+                )
+        for file in _files(folder, (".yaml",)):
+            _check_file(file)
+            group = file.relative_to(folder).parts[0]
+            if group in GLOBAL_GROUPS and not _has_header(file):
                 raise UserError(
                     f"{file} sets keys of other sections than {group}; write {HEADER!r} as its first line, above "
                     "everything else"
                 )
 
 
-def check_config_name(name: str | None) -> None:
-    """Check that `--config-name` names the only primary configuration, `config`.
+def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """The files of a folder with one of these suffixes, in order. Hydra follows links, and so does this, once each."""
+    seen = set()
+    for place, inside, names in os.walk(folder, followlinks=True):
+        inside.sort()
+        if (real := os.path.realpath(place)) in seen:
+            inside.clear()
+            continue
+        seen.add(real)
+        yield from (Path(place, name) for name in sorted(names) if name.endswith(suffixes))
+
+
+def _check_file(file: Path) -> None:
+    try:
+        check_size(text_of(file))
+    except TooLargeError as error:
+        raise UserError(f"{file} is not read: {error}; write less, or remove it") from None
+    except (YAMLError, OSError, UnicodeDecodeError):
+        return
+
+
+def check_primary(name: str | None, path: str | None) -> None:
+    """`--config-name` and `--config-path` name the one primary configuration that there is, where they are given.
 
     Raises:
-        UserError: `name` is another configuration.
+        UserError: they name another one.
     """
     if name not in (None, PRIMARY):
         raise UserError(
@@ -48,6 +121,29 @@ def check_config_name(name: str | None) -> None:
             f"FOLDER/experiment/{name}.yaml below a first line {HEADER!r}, and write --config-dir FOLDER "
             f"experiment={name}"
         )
+    if path is not None:
+        raise UserError(
+            f"--config-path {path} is not taken, since every run begins with mtrl's own config.yaml; put your files "
+            f"into {path}/experiment below a first line {HEADER!r}, and write --config-dir {path} experiment=NAME"
+        )
+
+
+def misplaced(error: BaseException, folders: Sequence[Path]) -> UserError | None:
+    """The sentence for a choice that does not exist, where a file of that name lies elsewhere in the user's folders."""
+    chosen = error.missing_cfg_file if isinstance(error, MissingConfigException) else None
+    if not chosen:
+        return None
+    group, _, option = chosen.removesuffix(".yaml").rpartition("/")
+    for folder in folders:
+        for file in _files(folder, (f"{option}.yaml", f"{option}.yml")):
+            if file.stem != option:
+                continue
+            within = file.relative_to(folder).with_suffix("").as_posix()
+            fix = f"rename it to {folder / group / option}.yaml"
+            if file.suffix == ".yaml" and within.startswith(f"{group}/"):
+                fix = f"write {group}={within.removeprefix(f'{group}/')}"
+            return UserError(f"{group}={option} does not exist, and {file} is not it; {fix}")
+    return None
 
 
 def _has_header(file: Path) -> bool:

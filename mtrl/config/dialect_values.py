@@ -12,8 +12,30 @@ WHEN_FALSE = {
 }
 """Our setting for a switch of another framework that is on -> our setting for the same switch turned off."""
 
-NEEDS = {"model.path": "model=hf"}
-"""Keys that have no effect alone -> the setting that makes mtrl read them."""
+OFF = {
+    "trainer.algorithm.use_tis": "algorithm.off_policy_correction=none",
+    "vllm_importance_sampling_correction": "algorithm.off_policy_correction=none",
+    "trainer.placement.colocate_all": "set generator.vllm.colocate=false or generator.sglang.colocate=false",
+    "actor_rollout_ref.rollout.free_cache_engine": (
+        "set generator.vllm.colocate=false or generator.sglang.colocate=false, for servers on GPUs of their own"
+    ),
+    "reward_model.overlong_buffer.enable": "leave reward.components.length_penalty out, which is its default",
+}
+"""Switches whose entry in the tables says what they mean on -> what they mean off."""
+
+
+class OtherwiseError(ValueError):
+    """This value has no equal in our key; the text says what to do."""
+
+
+UNLIMITED = (
+    "it is no limit there, and 0 is off here: set algorithm.dynamic_sampling_rounds to a number that is hardly ever "
+    "reached, such as 20"
+)
+SEVERAL_FILES = (
+    "data.path takes one file or one folder: put the files into a folder as train-1.parquet, train-2.parquet and so "
+    "on, beside test.parquet, and set data.path to it, or join them"
+)
 
 
 def _items(value: str) -> list[str]:
@@ -26,9 +48,18 @@ def _listed(value: str) -> str:
 
 
 def _only(value: str) -> str:
-    """Return the item of a list with a single item."""
-    (item,) = _items(value)
+    """The item of a list of one."""
+    item, *more = _items(value)
+    if more:
+        raise OtherwiseError(SEVERAL_FILES)
     return item
+
+
+def _limit(value: str) -> str:
+    """A limit that is no limit at 0 and below there."""
+    if int(value) <= 0:
+        raise OtherwiseError(UNLIMITED)
+    return value
 
 
 def _trackers(value: str) -> str:
@@ -41,14 +72,30 @@ def _trackers(value: str) -> str:
     return f"[{','.join(named)}]"
 
 
-def _with_samples(value: str) -> str:
-    """Add `evaluation.samples_per_row`, since pass@k needs as many samples of a row as its largest k."""
-    return f"{_listed(value)} evaluation.samples_per_row={max(map(int, _items(value)))}"
+def _samples(value: str) -> str:
+    """pass@k needs as many samples of a row as its largest k."""
+    return f"evaluation.samples_per_row={max(map(int, _items(value)), default=1)}"
+
+
+NEEDS: dict[str, Callable[[str], str]] = {"model.path": lambda _: "model=hf", "evaluation.pass_k_values": _samples}
+"""Keys that do nothing alone -> the setting that has their value read."""
 
 
 def _never_is_zero(value: str) -> str:
     """Translate an interval: a negative value means "never" in other frameworks, 0 does in mtrl."""
     return "0" if int(value) < 0 else value
+
+
+def _one_more(value: str) -> str:
+    """Answers to tools there, turns of the policy here: it speaks once more than it is answered."""
+    return str(int(value) + 1)
+
+
+def _one_more_or_unlimited(value: str) -> str:
+    """The same where 0 is no limit."""
+    if int(value) < 1:
+        raise ValueError(value)
+    return _one_more(value)
 
 
 def _one_minus(value: str) -> str:
@@ -68,14 +115,18 @@ CONVERT: dict[str, Callable[[str], str]] = {
     "cispo_eps_clip_low": _one_minus,
     "cispo_eps_clip_high": _one_plus,
     "epsilon_high": _one_plus,
-    "adam_beta1": lambda value: f"[{float(value):g},0.95]",
+    "adam_beta1": lambda value: f"[{float(value):g},0.999]",  # the other one stays at TRL's default
     "adam_beta2": lambda value: f"[0.9,{float(value):g}]",
+    "max_tool_calling_iterations": _one_more,
+    "max_user_turns": _one_more_or_unlimited,
+    "max_num_gen_batches": _limit,
+    "max_sample_batches": _limit,
     "logger": _trackers,
     "report_to": _trackers,
     "train_data": _only,
     "train_files": _only,
     "vllm_server_base_url": _listed,
-    "pass_k_values": _with_samples,
+    "pass_k_values": _listed,
     **dict.fromkeys(
         ("eval_interval", "ckpt_interval", "save_freq", "test_freq", "save_steps", "eval_steps"), _never_is_zero
     ),
@@ -84,6 +135,20 @@ CONVERT: dict[str, Callable[[str], str]] = {
 
 LONGEST_TURN = "algorithm.max_sequence_length='${generator.sampling_params.max_generate_length}'"
 """Override for the constant by which Dr. GRPO's reduction divides: the limit of sampled tokens."""
+
+REJECTING = {
+    "token": "icepop algorithm.loss_anchor=old",
+    "token_k1": "icepop algorithm.loss_anchor=old",
+    "sequence": "mis",
+    "seq_sum_k1": "mis",
+    "geometric": "geometric",
+    "seq_mean_k1": "geometric",
+    "null": "none",
+}
+"""verl's rejections: tokens outside of the bounds are masked, while its `rollout_is` of the same words cuts weights."""
+
+OF_KEY = {"algorithm.rollout_correction.rollout_rs": REJECTING}
+"""Foreign keys whose values mean something else than those of `VALUES` -> their own."""
 
 VALUES = {
     "algorithm.advantage_method": {

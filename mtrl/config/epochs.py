@@ -12,17 +12,22 @@ from mtrl.errors import UserError
 EPOCHS, STEPS = "trainer.epochs", "trainer.max_steps"
 
 
-def check_length(overrides: Sequence[str]) -> None:
-    """Check that a command sets at most one of the two lengths, since the other would have no effect.
+def length_of(overrides: Sequence[str], has_own_groups: bool) -> list[str]:
+    """What makes the length that a command gives the length of the run.
+
+    Args:
+        has_own_groups: an experiment of the user's own may set `trainer.epochs`, which would win over the steps that
+            are typed.
 
     Raises:
-        UserError: the command sets both.
+        UserError: the command gives both lengths, and one of them would have no effect.
     """
     given = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     if EPOCHS in given and STEPS in given and given[EPOCHS] != "null":
         raise UserError(
             f"{EPOCHS}={given[EPOCHS]} and {STEPS}={given[STEPS]} both say how long the run is; leave one of them out"
         )
+    return [f"{EPOCHS}=null"] if has_own_groups and STEPS in given and EPOCHS not in given else []
 
 
 def with_steps(config: Config, rows: int) -> Config:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +11,11 @@ import mtrl
 from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.config import keys
 from mtrl.config.choices import CHOICES, WITH_TORCH
-from mtrl.config.dialect_values import CONVERT, NEEDS, VALUES, WHEN_FALSE
+from mtrl.config.dialect_values import CONVERT, NEEDS, OF_KEY, OFF, VALUES, WHEN_FALSE, OtherwiseError
 from mtrl.config.dialects import FRAMEWORKS
 
+FUNCTIONS = (ESTIMATORS.key, REDUCTIONS.key, *WITH_TORCH)
+"""Keys that take functions of the user's own as well."""
 EXPERIMENTS = Path(mtrl.__file__).parent.parent / "conf" / "experiment"
 
 
@@ -24,30 +28,75 @@ class Found:
     ours: str
 
     def advice(self, value: str | None) -> str:
-        """Return the advice for `key=value`: the override to write, or a sentence."""
-        if " " in self.ours:
-            return self.ours
+        """What to write here for `key=value`."""
         if value is None:
-            return f"write {self.ours}"
-        proposed = self.proposal(value)
-        return f"write {proposed}" if proposed else f"set {self.ours}, {_allowed(self.ours.partition('=')[0])}"
+            return self.ours if " " in self.ours else f"write {self.ours}"
+        ours = self._ours(value)
+        if " " in ours:
+            return ours
+        try:
+            proposed = self._proposal(value)
+        except OtherwiseError as otherwise:
+            return str(otherwise)
+        return f"write {proposed}" if proposed else f"set {ours}, {allowed(ours.partition('=')[0])}"
 
     def proposal(self, value: str) -> str | None:
-        """Return the equivalent overrides of `key=value`, as typed in a shell; None if there are none."""
-        if " " in self.ours:
-            return None
-        if "=" in self.ours:
-            return {"true": self.ours, "false": WHEN_FALSE.get(self.ours)}.get(value.lower())
-        convert = CONVERT.get(self.key.rpartition(".")[2])
+        """The overrides that mean `key=value` here, as one types them in a shell; None where there are none."""
         try:
-            first, *more = translate(self.ours, convert(value) if convert else value).split(" ")
+            return self._proposal(value)
+        except OtherwiseError:
+            return None
+
+    def _ours(self, value: str) -> str:
+        """Our key, or the setting or sentence, for this value."""
+        if value.lower() != "false":
+            return self.ours
+        return OFF.get(self.key) or WHEN_FALSE.get(self.ours, self.ours)
+
+    def _proposal(self, value: str) -> str | None:
+        ours = self._ours(value)
+        if " " in ours:
+            return None
+        if "=" in ours:
+            return ours if value.lower() in ("true", "false") else None
+        convert = CONVERT.get(self.key.rpartition(".")[2])
+        own = OF_KEY.get(self.key, VALUES.get(ours, {}))
+        try:
+            return written(ours, convert(value) if convert else value, own)
+        except OtherwiseError:
+            raise
         except ValueError:
             return None
-        if not keys.takes(self.ours, first) or first not in (_words(self.ours) or (first,)):
-            return None
-        if first == "null" and self.ours in NEEDS:
-            return None
-        return " ".join([f"{self.ours}={first}", *more, *([NEEDS[self.ours]] if self.ours in NEEDS else [])])
+
+
+def written(key: str, value: str, values: Mapping[str, str] | None = None) -> str | None:
+    """The overrides that give our key a value that may be another framework's, as one types them in a shell.
+
+    Args:
+        values: what foreign values are here; None: those of `VALUES`.
+
+    Returns:
+        None where the key does not take it.
+    """
+    values = VALUES.get(key, {}) if values is None else values
+    first, *more = values[value].split(" ") if value in values else [value]
+    is_known = first in (_words(key) or (first,)) or ("." in first and key in FUNCTIONS)
+    if not (is_known and keys.takes(key, first)):
+        return None
+    if first == "null" and key in NEEDS:
+        return None
+    setting = f"{key}={first}"
+    return " ".join(
+        [shlex.quote(setting) if " " in first else setting, *more, *([NEEDS[key](first)] if key in NEEDS else [])]
+    )
+
+
+def meant(key: str, path: str, value: str | None) -> str:
+    """What to say of our key that a wrong `path` probably means: `did you mean seed=1?`"""
+    if value is None or keys.is_vague(key, path):
+        return f"did you mean {key}?"
+    proposed = written(key, value)
+    return f"did you mean {proposed}?" if proposed else f"did you mean {key}? It takes {allowed(key)}"
 
 
 def _words(key: str) -> tuple[str, ...] | None:
@@ -59,10 +108,12 @@ def _words(key: str) -> tuple[str, ...] | None:
     return CHOICES.get(key) or WITH_TORCH.get(key)
 
 
-def _allowed(key: str) -> str:
-    """Return a description of the values that a key takes."""
+def allowed(key: str) -> str:
+    """What a key takes, in words."""
     words, known = _words(key), keys.find(key)
-    return f"one of {', '.join(words)}" if words else known.expected() if known else "another value"
+    if words:
+        return f"one of {', '.join(words)}" + (", or package.module.function" if key in FUNCTIONS else "")
+    return known.expected() if known else "another value"
 
 
 def translate(key: str, value: str) -> str:
@@ -75,11 +126,14 @@ def find_exact(path: str) -> Found | None:
     return next((Found(name, path, table[path]) for name, table in FRAMEWORKS.items() if path in table), None)
 
 
-def find_ending(path: str) -> Found | None:
-    """Return the entry with the same ending as `path`, for keys without their section or in another one. The longest
-    ending is tried first; None if no ending leads to a single key of mtrl."""
+def find_ending(path: str, least: int = 1) -> Found | None:
+    """The entry that ends as `path` does, for keys without their section or in another one; longest ending first.
+
+    Args:
+        least: words that have to be the same.
+    """
     words = path.split(".")
-    for start in range(len(words)):
+    for start in range(len(words) - least + 1):
         ending = ".".join(words[start:])
         hits = [
             Found(name, key, ours)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtrl.config.bounds import broken_bound
@@ -123,19 +123,26 @@ def find(path: str) -> Key | None:
     return parent if parent is not None and parent.is_open else None
 
 
+@cache
 def takes(path: str, value: str) -> bool:
-    """Return whether a value, as typed on the command line, has the type of this key and lies within its bounds."""
-    tree = OmegaConf.structured(Config())
+    """Whether a value, as it is typed on the command line, has the type of this key and lies within its bounds."""
     try:
         typed_value = OverridesParser.create().parse_override(f"{path}={value}").value()
         if path in all_keys():
-            for section in [key for key in all_keys().values() if path.startswith(f"{key.path}.")]:
-                if OmegaConf.select(tree, section.path) is None:  # a section that is null by default
-                    OmegaConf.update(tree, section.path, section.type(), merge=False)
-            OmegaConf.update(tree, path, typed_value)
+            OmegaConf.update(_tree(), path, typed_value)
     except (HydraException, OmegaConfBaseException):
         return False
     return not isinstance(typed_value, int | float) or broken_bound(path, typed_value) is None
+
+
+@cache
+def _tree() -> DictConfig:
+    """The schema, with the sections that are null by default, to try values on: they change no type."""
+    tree = OmegaConf.structured(Config())
+    for key in all_keys().values():
+        if key.is_section and OmegaConf.select(tree, key.path) is None:
+            OmegaConf.update(tree, key.path, key.type(), merge=False)
+    return tree
 
 
 def settings() -> list[str]:
@@ -158,6 +165,20 @@ def is_meant(known: str, path: str) -> bool:
     return all((twin in known.split(".")) == (twin in path) for twin in TWINS)
 
 
+VAGUE = (
+    *("name", "path", "mode", "enabled", "batch_size", "url", "target", "model", "config", "env", "args", "extra"),
+    *("host", "port", "rows", "level", "experiment", "seconds", "json", "output", "split", "window", "python"),
+)
+"""Last words of keys that say nothing without their section."""
+
+
+def is_vague(known: str, path: str) -> bool:
+    """Whether a wrong `path` has no more than a word like `name` in common with a key, or less: then a value of the one
+    may be nonsense for the other."""
+    section, _, leaf = known.rpartition(".")
+    return leaf in VAGUE and section != path.rpartition(".")[0]
+
+
 def same_leaf(path: str) -> str | None:
     """Return the key with the same last word in another section, e.g. `algorithm.group_size` for
     `trainer.group_size`; None if there is none."""
@@ -175,8 +196,7 @@ def nearest_key(path: str) -> str | None:
     section, _, leaf = path.rpartition(".")
     if near := nearest(leaf, children(section)):
         return f"{section}.{near}" if section else near
-    meant_last = sorted(reversed(settings()), key=lambda known: is_meant(known, path))
-    leaves = {known.rpartition(".")[2]: known for known in meant_last}
+    leaves = {known.rpartition(".")[2]: known for known in reversed(settings()) if is_meant(known, path)}
     if near := nearest(leaf, leaves, cutoff=0.75):
         return leaves[near]
     return None if section in all_keys() else nearest(path, all_keys(), cutoff=0.75)

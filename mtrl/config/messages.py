@@ -67,12 +67,11 @@ def unknown_key(path: str, value: str | None = None, where: str = "") -> UserErr
     if path in SECTIONS:
         return UserError(f"{where}{path} is not a section of mtrl; its keys are in {SECTIONS[path]}")
     near = keys.same_leaf(path)
-    if near is None and (found := foreign.find_ending(path)):
+    says_little = near is not None and keys.is_vague(near, path)
+    if (near is None or says_little) and (found := foreign.find_ending(path, least=2 if says_little else 1)):
         return UserError(f"{start}; it looks like {found.framework}'s {found.key}: {found.advice(value)}")
-    near = near or keys.nearest_key(path)
-    if near:
-        fits = value is not None and keys.takes(near, value)
-        return UserError(f"{start}; did you mean {near}{f'={value}' if fits else ''}?")
+    if near := near or keys.nearest_key(path):
+        return UserError(f"{start}; {foreign.meant(near, path, value)}")
     section = path.rpartition(".")[0]
     if section and (known := keys.children(section)):
         return UserError(f"{start}; {section} has {', '.join(known)}")

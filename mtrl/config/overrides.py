@@ -8,7 +8,8 @@ from pathlib import Path
 
 import mtrl
 from mtrl.config import keys, messages
-from mtrl.config.epochs import check_length
+from mtrl.config.config_dir import own_folders
+from mtrl.config.epochs import length_of
 from mtrl.errors import UserError
 
 CONF = Path(mtrl.__file__).parent.parent / "conf"
@@ -24,10 +25,10 @@ def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[s
     Raises:
         UserError: a key does not exist, a word is not an override, or two lengths of the run are given.
     """
-    groups = _groups(CONF) - {"hydra", *messages.ELSEWHERE} | (_groups(Path(config_dir)) if config_dir else set())
+    folders = own_folders(overrides, config_dir)
+    groups = (_groups(CONF) - {"hydra", *messages.ELSEWHERE}).union(*map(_groups, folders))
     plain = [_normalise(override, groups) for override in overrides]
-    check_length(plain)
-    return [*_made(plain), *plain]
+    return [*_made(plain), *length_of(plain, bool(folders)), *plain]
 
 
 def _made(overrides: Sequence[str]) -> list[str]:
@@ -61,8 +62,16 @@ def _normalise(override: str, groups: set[str]) -> str:
 
 
 def _choice(override: str, group: str, value: str) -> str:
-    """Normalise the choice of a group. A group of this tree is in the defaults list and takes no sign; a user's own
-    group needs its `+`."""
+    """A group of this tree is in the defaults list and takes no sign; a user's own group needs its `+`.
+
+    Raises:
+        UserError: the file is outside of the groups, where it is not checked.
+    """
+    if "../" in value:
+        raise UserError(
+            f"{group}{value} is a file outside of the config groups; put it into FOLDER/{group}, and write "
+            f"--config-dir FOLDER {group}=NAME"
+        )
     if not (CONF / group).is_dir():
         return override
     return f"~{group}" if value == "=null" else group + value

@@ -105,7 +105,7 @@ def load_config(path: Path) -> DictConfig:
         UserError: the file is not a YAML mapping, too large, empty, or incomplete.
     """
     try:
-        text = _text(path)
+        text = text_of(path)
         check_size(text)
         tree: Any = OmegaConf.load(StringIO(text))
     except TooLargeError as error:
@@ -130,23 +130,11 @@ def _and_a_key(tree: DictConfig) -> str:
     return f", and so are keys such as {missing[0]}" if missing else ""
 
 
-def check_groups(folder: Path) -> None:
-    """Check the size of the files of a folder's config groups before Hydra reads them. Files that are not YAML are
-    skipped, since Hydra's error names the line.
-
-    Raises:
-        UserError: a file is too large.
+def text_of(path: Path) -> str:
     """
-    for file in sorted(each for pattern in ("*.yaml", "*/*.yaml", "*/*/*.yaml") for each in folder.glob(pattern)):
-        try:
-            check_size(_text(file))
-        except TooLargeError as error:
-            raise UserError(f"--config-dir {folder}: {file} is not read: {error}; write less, or remove it") from None
-        except (yaml.YAMLError, OSError, UnicodeDecodeError):
-            continue
-
-
-def _text(path: Path) -> str:
+    Raises:
+        TooLargeError: it has too many bytes.
+    """
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mtrl.config.outputs import check_file
 from mtrl.config.program import run_program
 from mtrl.diagnose.finding import Severity
 from mtrl.diagnose.report import Report, diagnose
-from mtrl.errors import UserError
 from mtrl.tracking.files import replace_text, to_strict_json
 
 
@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Diagnose the run and write the report. Return the exit status."""
     args = parse(argv)
     for option, path in (("--json", args.json), ("--html", args.html)):
-        if path is not None and not Path(path).parent.is_dir():
-            raise UserError(f"{option} {path} cannot be written, for {Path(path).parent} is no folder; make it first")
+        if path not in (None, "-"):
+            check_file(f"{option} {path}", path)
     report = diagnose(Path(args.run))
     text = to_strict_json(report.to_dict(), indent=2) + "\n"
     if args.json == "-":

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from mtrl.config.outputs import check_local
 from mtrl.config.program import run_program
 from mtrl.errors import UserError
 from mtrl.figures import results
@@ -34,6 +35,7 @@ from mtrl.tracking.files import replace_text
 def main(argv: Sequence[str] | None = None) -> int:
     """Read and group the runs, and draw the figures. Return the exit status."""
     args = parse(argv)
+    check_local(f"--out {args.out}", args.out)
     names = chosen(args.only, args.x)
     groups = read_groups(args.runs)
     study = Study(groups, args.x)

@@ -44,6 +44,7 @@ from mtrl.config.agent_schema import AgentConfig
 from mtrl.config.checks import check
 from mtrl.config.compose import merge
 from mtrl.config.messages import unknown_choice
+from mtrl.config.outputs import check_local
 from mtrl.config.overrides import normalise
 from mtrl.config.program import run_program
 from mtrl.config.scale_checks import serves
@@ -249,6 +250,7 @@ def out_of(settings: Settings) -> RunDir:
     Raises:
         UserError: the folder cannot be written to.
     """
+    check_local(f"gateway.out={settings.out}", settings.out)
     run = RunDir(settings.out or f"outputs/gateway/{datetime.now():%Y-%m-%d_%H-%M-%S}")
     try:
         run.trajectories.mkdir(parents=True, exist_ok=True)

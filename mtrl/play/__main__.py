@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from mtrl.config.checks import check
 from mtrl.config.compose import merge
 from mtrl.config.messages import unknown_choice
+from mtrl.config.outputs import check_file
 from mtrl.config.overrides import normalise
 from mtrl.config.program import run_program
 from mtrl.config.schema import Config
@@ -100,8 +101,8 @@ def choices_of(own: dict[str, str]) -> Choices:
     if episodes is not None and (not episodes.isdecimal() or int(episodes) < 1):
         raise UserError(f"episodes={episodes} must be an integer of at least 1; write for example episodes=3")
     out = Path(own["out"]) if "out" in own else None
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"out={out} cannot be written, for {out.parent} is no folder; make it, or name another file")
+    if out is not None:
+        check_file(f"out={out}", out)
     return Choices(split, own.get("row"), player, None if episodes is None else int(episodes), out)
 
 

@@ -240,9 +240,13 @@ class Context:
         return ""
 
 
-def lacks(family: Family, method: str) -> str:
-    """Return why a check that needs one of the `METHODS` cannot run, and how to enable it."""
-    return f"{family.name} has no `{method}`; {METHODS[method]} brings this line back"
+def lacks(family: Family, *methods: str) -> str:
+    """Why a check cannot run that needs all of these `METHODS`, and how its line comes back: by those that are not there,
+    or that say nothing on any row."""
+    missing = [method for method in methods if getattr(family, method) is None] or methods
+    has_no = " and no ".join(f"`{method}`" for method in missing)
+    brought = " and ".join(METHODS[method] for method in missing)
+    return f"{family.name} has no {has_no}; {brought} bring{'s' * (len(missing) == 1)} this line back"
 
 
 def _known(player: Callable[[Row], T], rows: Iterable[Row]) -> Iterator[tuple[Row, T]]:

@@ -24,10 +24,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from mtrl.config.outputs import check_file
 from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
-from mtrl.errors import UserError
 from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
 from mtrl.rescore.report import Report
 from mtrl.rescore.settings import configuration
@@ -79,8 +79,8 @@ def split_out(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Return the path of the JSON file, and the overrides."""
     mine = [word.partition("=")[2] for word in words if word.startswith("out=")]
     out = Path(mine[-1]) if mine else None
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"out={out} cannot be written, for {out.parent} is no folder; make it, or name another file")
+    if out is not None:
+        check_file(f"out={out}", out)
     return out, [word for word in words if not word.startswith("out=")]
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
 from mtrl.retrieval import load_corpus, make_retriever
 from mtrl.retrieval.client import TOKEN_VARIABLE, token_of
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     given = {name: value for name in ("encoder", "index") if (value := getattr(arguments, name)) is not None}
     if given and arguments.retriever != "dense":
         raise UserError(f"--{next(iter(given))} has no effect with --retriever bm25; add --retriever dense")
+    check_local(f"--index {arguments.index}", arguments.index)
     token = token_of(arguments.token)
     with bind(arguments.host, arguments.port, token, TOKEN_VARIABLE) as bound:
         passages = load_corpus(arguments.corpus)

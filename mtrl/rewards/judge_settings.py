@@ -11,6 +11,7 @@ import httpx
 from omegaconf import OmegaConf
 
 from mtrl.config.endpoint_schema import BudgetConfig, EndpointConfig, PriceConfig
+from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
 from mtrl.generator.engines.chat_client import Address, api_key, check_bounds
 from mtrl.generator.engines.purse import Purse, check_spending
@@ -45,6 +46,7 @@ class Settings:
         self.show = (self.show,) if isinstance(self.show, str) else tuple(self.show)
         self.options = {"temperature": 0} if self.options is None else plain(self.options)
         self._check_address()
+        check_local(f"{self.where}.cache={self.cache}", self.cache)
         for key in ("model", "rubric"):
             if not str(getattr(self, key)).strip():
                 raise UserError(f"{self.where}.{key} is empty; the judge needs one")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from mtrl.config.outputs import check_file
 from mtrl.errors import UserError
 from mtrl.evaluation.agreement import Verdict
 from mtrl.tracking.files import replace_text
@@ -51,12 +52,7 @@ def export(api: Api, path: Path, most: int) -> str:
     Raises:
         UserError: The file cannot be written.
     """
-    if not path.parent.is_dir():
-        raise UserError(
-            f"--export {path} cannot be written, for {path.parent} is no folder; make it, or name another file"
-        )
-    if path.is_dir():
-        raise UserError(f"--export {path} is a folder; name a file in it, for example {path / 'run.html'}")
+    check_file(f"--export {path}", path)
     bundle = collect(api, most)
     content = {
         "version": 1,

@@ -101,7 +101,7 @@ REFUSED = [
         ["evaluation.split=tset"],
         "evaluation.split=tset is not known; did you mean test? Choose one of test, validation, train",
     ),
-    (["evaluation.confidence=95"], "evaluation.confidence=95.0 must lie between 0 and 1; 0.95 is the usual level"),
+    (["evaluation.confidence=95"], "evaluation.confidence=95.0 must be between 0 and 1 (0.95 is the usual level)"),
     (
         ["evaluation.rows=0", "evaluation.sampled_rows=0"],
         "evaluation.rows=0 must be at least 1 (every evaluation plays them, greedily)",

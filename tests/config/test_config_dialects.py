@@ -1,17 +1,27 @@
 """What is proposed for another framework's setting composes, and means what was typed."""
 
+import re
 import shlex
+from copy import deepcopy
+from functools import cache
+from itertools import product
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config import foreign
-from mtrl.config.compose import compose
-from mtrl.config.dialect_values import VALUES
+from mtrl.config.checks import check
+from mtrl.config.choices import CHOICES, WITH_TORCH
+from mtrl.config.compose import compose, merge
+from mtrl.config.dialect_values import OF_KEY, VALUES
 from mtrl.config.dialects import FRAMEWORKS
-from mtrl.config.keys import find
+from mtrl.config.keys import find, settings
+from mtrl.config.messages import unknown_key
+from mtrl.config.overrides import CONF, normalise
+from mtrl.config.runs import settle
 from mtrl.errors import UserError
 
 SAMPLES = {
@@ -23,6 +33,22 @@ SAMPLES = {
     list[int]: ("[1,4]", "4"),
 }
 """What people give to keys of a type, and what does not fit it."""
+WORKING = {
+    "plugins": "[json]",
+    "parent": "null",
+    "model.device": "cpu",
+    "environment.name": "gsm8k",
+    "environment.target": "null",
+    "placement.name": "null",
+    "reward.scheme": "default",
+    "generator.agent.target": "null",
+    "generator.agent.command": "[python,a.py]",
+    "generator.agent.url": "'http://127.0.0.1:9'",
+    "tracker.mlflow.uri": "sqlite:///x.db",
+    "tracker.report_to": "[]",
+}
+"""Keys of the program's own that name something that has to be there -> a value that works on this machine."""
+RS = "algorithm.rollout_correction.rollout_rs"
 ENTRIES = [(name, theirs) for name, table in FRAMEWORKS.items() for theirs in table]
 
 
@@ -33,38 +59,73 @@ def proposal(theirs: str, value: str, framework: str | None = None) -> list[str]
     return shlex.split(said) if said else []
 
 
+def values_for(key: str) -> tuple[str, ...]:
+    """What people give to a key of ours, in the words of every framework, and what does not fit it."""
+    if key in WORKING:
+        return (WORKING[key], "null")
+    known = find(key) if " " not in key else None
+    fitting = SAMPLES.get(known and known.type, (*SAMPLES[str], "[0.9,0.99]", "0.9", "true", "false"))
+    return (*VALUES.get(key, {}), *WITH_TORCH.get(key, ()), *CHOICES.get(key, ()), *fitting)
+
+
 def proposals() -> dict[str, str]:
     """Every proposal for every key of the tables with every value that people give it -> what they typed."""
     found = {}
     for name, theirs in ENTRIES:
-        ours = FRAMEWORKS[name][theirs].partition("=")[0]
-        known = find(ours) if " " not in ours else None
-        values = (
-            *VALUES.get(ours, {}),
-            *SAMPLES.get(known and known.type, (*SAMPLES[str], "[0.9,0.99]", "0.9", "true")),
-        )
-        for value in values:
+        for value in (*values_for(FRAMEWORKS[name][theirs].partition("=")[0]), *OF_KEY.get(theirs, {})):
             said = foreign.Found(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
             if said:
                 found.setdefault(said, f"{theirs}={value}")
     return found
 
 
+def guesses() -> dict[str, str]:
+    """The same for keys that no table has: ours without their section, in a wrong one, and misspelt."""
+    found = {}
+    for key in settings():
+        leaf = key.rpartition(".")[2]
+        for typed, value in product((leaf, f"elsewhere.{leaf}", f"{leaf}x", f"{key}x"), values_for(key)):
+            said = "" if find(typed) else str(unknown_key(typed, value))
+            for proposed in re.findall(r"did you mean ([\w.]+=.+)\?$|write ([\w.]+=\S+.*)$", said):
+                found.setdefault("".join(proposed), f"{typed}={value}")
+    return found
+
+
+@cache
+def plain() -> DictConfig:
+    return merge([])
+
+
+def composed(words: list[str]) -> DictConfig:
+    """What `compose` makes, without reading the files of all groups again where no other group is chosen."""
+    overrides = OverridesParser.create().parse_overrides(normalise(words))
+    if any((CONF / override.key_or_group).is_dir() for override in overrides):
+        return compose(words)
+    cfg = deepcopy(plain())
+    ConfigLoaderImpl._apply_overrides_to_config(overrides, cfg)
+    settle(cfg)
+    check(cfg)
+    return cfg
+
+
 NOT_HERE = (
     *("does not exist", "there is no run in", "in a virtual environment of its own"),
     *("nothing to compare", "has only environment with a weight"),
-    "leaves no room for a prompt",
+    *("leaves no room for a prompt", "model=hf needs model.path", "does not divide the number of ranks"),
+    *("counts the mismatch twice", "leaves algorithm.loss_fn=decoupled_ppo nothing to decouple"),
+    *("is not what algorithm.advantage_method=turn_rloo has", "a cost needs input and output", "in USD per million"),
 )
-"""Refusals of what is right by itself: a file, run or engine that this machine lacks, and two that need another key."""
+"""Refusals of what is right by itself: a file, run or engine that this machine lacks, and settings that need another
+one, which the refusal names."""
 
 
 def test_whatever_is_proposed_composes_and_holds_what_it_says():
-    """Every key of the tables with every value that people give it, all checks of a run passed."""
-    proposed = proposals()
+    """Every key of the tables, and wrong keys like ours, with every value that people give: all checks pass."""
+    proposed = {**guesses(), **proposals()}
     assert len(proposed) > 150
     for said, typed in proposed.items():
         try:
-            cfg = compose(shlex.split(said))
+            cfg = composed(shlex.split(said))
         except UserError as error:
             assert any(words in str(error) for words in NOT_HERE), f"{typed} -> {said}: {error}"
             continue
@@ -73,6 +134,14 @@ def test_whatever_is_proposed_composes_and_holds_what_it_says():
             if known and not known.is_section and "${" not in said:
                 held = OmegaConf.select(cfg, known.path)
                 assert held == (value.text if isinstance(value, QuotedString) else value), f"{typed} -> {said}: {held}"
+
+
+@pytest.mark.parametrize(
+    "words", [["seed=4"], ["generator.eval_sampling_params.temperature=0.5"], ["algorithm.extra.a=1"], ["resume=none"]]
+)
+def test_the_short_way_to_compose_gives_the_same(words):
+    words = [*words, "run_dir=x"]
+    assert composed(words) == compose(words) != composed(["run_dir=x", "seed=5"])
 
 
 @pytest.mark.parametrize(
@@ -105,6 +174,29 @@ def test_whatever_is_proposed_composes_and_holds_what_it_says():
             "[1,4]",
             ["evaluation.pass_k_values=[1,4]", "evaluation.samples_per_row=4"],
         ),
+        (RS, "token", ["algorithm.off_policy_correction=icepop", "algorithm.loss_anchor=old"]),
+        (RS, "sequence", ["algorithm.off_policy_correction=mis"]),
+        (RS, "geometric", ["algorithm.off_policy_correction=geometric"]),
+        (RS, "seq_max_k2", []),
+        (
+            "algorithm.rollout_correction.rollout_is",
+            "token",
+            ["algorithm.off_policy_correction=tis", "algorithm.loss_anchor=old"],
+        ),
+        ("algorithm.filter_groups.max_num_gen_batches", "10", ["algorithm.dynamic_sampling_rounds=10"]),
+        ("algorithm.filter_groups.max_num_gen_batches", "0", []),
+        ("trainer.algorithm.dynamic_sampling.max_sample_batches", "-1", []),
+        ("trainer.algorithm.use_tis", "false", ["algorithm.off_policy_correction=none"]),
+        ("trainer.algorithm.use_tis", "true", []),
+        ("vllm_importance_sampling_correction", "False", ["algorithm.off_policy_correction=none"]),
+        ("max_tool_calling_iterations", "4", ["generator.max_turns=5"]),
+        ("max_tool_calling_iterations", "0", ["generator.max_turns=1"]),
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns", "4", ["generator.max_turns=5"]),
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns", "0", []),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "4", ["generator.max_turns=4"]),
+        ("adam_beta1", "0.85", ["trainer.optimizer.betas=[0.85,0.999]"]),
+        ("adam_beta2", "0.95", ["trainer.optimizer.betas=[0.9,0.95]"]),
+        ("run_name", "my run", ["name=my run"]),
         ("environment.env_class", "text2sql", ["experiment=text_to_sql"]),
         ("environment.env_class", "my_own", []),
     ],
@@ -139,6 +231,27 @@ def test_what_dr_grpo_divides_by_comes_with_it():
         ("sed=zero3", "did you mean seed?"),
         ("sampling_max_tokens=2048", "write generator.sampling_params.max_generate_length=2048"),
         ("sampling_top_p=0.9", "write generator.sampling_params.top_p=0.9"),
+        ("colocate_all=false", "set generator.vllm.colocate=false or generator.sglang.colocate=false"),
+        ("colocate_all=true", "set generator.vllm.colocate=true or generator.sglang.colocate=true"),
+        ("reward_model.overlong_buffer.enable=false", "leave reward.components.length_penalty out"),
+        ("algorithm.filter_groups.max_num_gen_batches=0", "it is no limit there, and 0 is off here"),
+        ("data.train_data=[a.parquet,b.parquet]", "put the files into a folder as train-1.parquet, train-2.parquet"),
+        ("custom_reward_function.name=f", "set reward.components="),
+        ("reward_model.enable=true", "set reward.components="),
+        ("rollout.mode=async", "leave it out"),
+        ("micro_batch_size=4", "filled by tokens, not by a number of samples"),
+        ("elsewhere.mode=async", "did you mean tracker.wandb.mode?"),
+        ("path=x", "did you mean data.path?"),
+        ("loss_fn=is", "did you mean algorithm.loss_fn=importance_sampling?"),
+        ("advantage_method=reinforce++", "did you mean algorithm.advantage_method=reinforce_pp?"),
+        ("loss_reduction=token-mean", "did you mean algorithm.loss_reduction=token_mean?"),
+        ("dtype=bf16", "did you mean model.dtype=bfloat16?"),
+        ("backend=hf", "did you mean generator.backend=local?"),
+        ("schedule=linear_with_warmup", "did you mean trainer.optimizer.schedule=linear?"),
+        ("kl_estimator=low_var_kl", "did you mean algorithm.kl_estimator=k3?"),
+        ("loss_fn=my.module.loss", "did you mean algorithm.loss_fn=my.module.loss?"),
+        ("loss_fn=zzz", "did you mean algorithm.loss_fn? It takes one of ppo, cispo,"),
+        ("group_sze=eight", "did you mean algorithm.group_size? It takes an integer"),
         ("algorithm.loss_fn=is", "write algorithm.loss_fn=importance_sampling"),
     ],
 )

@@ -3,8 +3,10 @@
 import pytest
 
 from mtrl.config.compose import compose
+from mtrl.config.config_dir import GLOBAL_GROUPS
 from mtrl.errors import UserError
 from mtrl.main import prepare
+from tests.config.test_plain_yaml import bomb
 
 GUIDE = """
 trainer:
@@ -20,10 +22,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-def refusal(folder) -> str:
+def refusal(folder, *words: str) -> str:
     with pytest.raises(UserError) as caught:
-        compose(["experiment=guide"], str(folder))
+        compose(words or ["experiment=guide"], str(folder))
     return str(caught.value)
+
+
+def write(file, text=f"# @package _global_{GUIDE}"):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
 
 
 def test_an_experiment_that_says_where_its_keys_belong(folder):
@@ -53,3 +60,73 @@ def test_another_primary_configuration_is_refused_by_every_command(folder, more)
 
 def test_a_folder_that_is_not_there(tmp_path):
     assert "does not exist" in refusal(tmp_path / "none")
+
+
+@pytest.mark.parametrize("group", GLOBAL_GROUPS)
+def test_the_header_is_asked_for_in_folders_of_a_group(folder, group):
+    write(folder / group / "sub" / "g.yaml", GUIDE)
+    said = refusal(folder, f"{group}=sub/g")
+    assert "sub/g.yaml sets keys of other sections" in said and "as its first line" in said
+    write(folder / group / "sub" / "g.yaml")
+    assert compose([f"{group}=sub/g"], str(folder)).trainer.max_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("there", "fix"),
+    [
+        ("experiment/guide.yml", "rename it to {}/experiment/guide.yaml"),
+        ("guide.yaml", "rename it to {}/experiment/guide.yaml"),
+        ("experiment/mine/guide.yaml", "write experiment=mine/guide"),
+    ],
+)
+def test_a_file_that_lies_elsewhere_is_named(folder, there, fix):
+    write(folder / there)
+    said = refusal(folder)
+    assert said == f"experiment=guide does not exist, and {folder / there} is not it; {fix.format(folder)}"
+
+
+def test_without_such_a_file_the_options_are_listed(folder):
+    write(folder / "misguide.yaml")
+    assert "experiment=guide does not exist; " in refusal(folder)
+
+
+@pytest.mark.parametrize("more", [[], ["--cfg", "job"], ["--help"]])
+@pytest.mark.parametrize("named", [["--config-dir", "{}"], ["hydra.searchpath=['file://{}']"]])
+def test_a_bomb_at_any_depth_is_refused_by_every_command(folder, named, more):
+    write(folder / "experiment" / "a" / "b" / "c" / "bomb.yaml", f"# @package _global_\n{bomb()}")
+    words = [word.format(folder) for word in named]
+    with pytest.raises(UserError, match=r"bomb.yaml is not read: it has more than .*; write less, or remove it"):
+        prepare([*words, "experiment=a/b/c/bomb", *more])
+
+
+def test_a_bomb_behind_a_link_is_found_and_a_link_in_a_circle_ends(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    (folder / "experiment" / "up").symlink_to(folder)
+    write(folder / "experiment" / "guide.yaml")
+    assert compose(["experiment=guide"], str(folder)).trainer.max_steps == 7
+    write(other / "bomb.yaml", f"# @package _global_\n{bomb()}")
+    (folder / "experiment" / "linked").symlink_to(other)
+    assert "bomb.yaml is not read" in refusal(folder)
+
+
+def test_both_ways_to_name_folders_go_together(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    write(other / "experiment" / "guide.yaml")
+    assert compose(["experiment=guide", f"hydra.searchpath=['file://{other}']"], str(folder)).trainer.max_steps == 7
+
+
+def test_a_search_path_that_is_no_list(folder):
+    assert "is no list of folders; write --config-dir FOLDER" in refusal(folder, "hydra.searchpath=file:///x")
+
+
+def test_another_path_of_the_primary_configuration_is_refused(folder):
+    with pytest.raises(UserError, match=r"--config-path mine is not taken.*write --config-dir mine experiment=NAME"):
+        prepare(["--config-path", "mine", "experiment=guide"])
+
+
+@pytest.mark.parametrize("option", ["../mine", "a/../../mine", "[a,../mine]"])
+def test_a_choice_outside_of_the_groups_is_refused(folder, option):
+    write(folder / "mine.yaml")
+    assert "is a file outside of the config groups; put it into FOLDER/experiment" in refusal(
+        folder, f"experiment={option}"
+    )

@@ -231,7 +231,8 @@ def test_verls_rejection_bounds_are_told_with_the_ratio_that_they_bound():
 )
 def test_the_managed_services_hyperparameters_lead_to_keys(word):
     """Bare, as its page lists them: each is answered with one key."""
-    fits = {"clip_low_threshold": "0.8", "pass_k_values": "[1,4]"}.get(word, "7")
+    words = {"advantage_method": "grpo", "loss_fn": "ppo", "clip_low_threshold": "0.8", "pass_k_values": "[1,4]"}
+    fits = words.get(word, "7")
     assert re.search(rf"(did you mean|write) (\w+\.)+\w+={re.escape(fits)}", sentence(f"{word}={fits}"))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mtrl.config.compose import compose
-from mtrl.config.epochs import check_length, with_steps
+from mtrl.config.epochs import length_of, with_steps
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 
@@ -38,10 +38,28 @@ def test_a_critic_that_warms_up_for_the_whole_run_is_refused():
 def test_two_lengths_in_one_command_are_refused():
     with pytest.raises(UserError, match=r"trainer.epochs=2 and trainer.max_steps=50 both say how long the run is"):
         compose(["trainer.epochs=2", "trainer.max_steps=50"])
-    check_length(["++trainer.epochs=null", "trainer.max_steps=50"])
+    assert length_of(["++trainer.epochs=null", "trainer.max_steps=50"], True) == []
     assert compose(["trainer.epochs=2", "experiment=gsm8k"]).trainer.epochs == 2, "whatever the experiment says"
 
 
 def test_no_pass_is_refused():
     with pytest.raises(UserError, match=r"trainer.epochs=0.0 must be above 0"):
         compose(["trainer.epochs=0"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "length"),
+    [
+        ([], (100, 2)),
+        (["trainer.max_steps=5"], (5, None)),
+        (["debug=fast"], (2, None)),
+        (["debug=fast", "trainer.epochs=3"], (2, 3)),
+        (["trainer.max_steps=5", "trainer.epochs=null"], (5, None)),
+    ],
+)
+def test_steps_of_the_command_win_over_passes_of_an_experiment(tmp_path, typed, length):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "m.yaml").write_text("# @package _global_\ntrainer: {epochs: 2, max_steps: 100}\n")
+    for where in ([], ["hydra.searchpath=[" + f"'file://{tmp_path}']"]):
+        cfg = compose(["experiment=m", *where, *typed], None if where else str(tmp_path))
+        assert (cfg.trainer.max_steps, cfg.trainer.epochs) == length

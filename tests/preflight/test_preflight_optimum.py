@@ -1,5 +1,6 @@
 """The local optimum: play that never solves a task must earn less than the successes of whoever starts there."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,13 +11,14 @@ from mtrl.config.compose import compose
 from mtrl.environments.base import StepResult
 from mtrl.environments.factory import environment_factory
 from mtrl.environments.family import get_family
-from mtrl.preflight.checklist import CHECKS
-from mtrl.preflight.context import Context
+from mtrl.preflight.checklist import CHECKS, run
+from mtrl.preflight.context import METHODS, Context
 from mtrl.preflight.foothold import CHECKS as MODEL_CHECKS
 from mtrl.preflight.foothold import Baseline, policy_optimum
 from mtrl.preflight.optimum import best_unsolved, compare, local_optimum
 from mtrl.preflight.result import Status
 from mtrl.types import Group, StopReason, Trajectory
+from tests.preflight.broken import sound
 from tests.preflight.broken.sound import Lookup
 
 
@@ -112,6 +114,30 @@ def test_what_the_demonstrator_fails_with_is_one_of_the_kinds():
     assert (found.paid, found.how) == (pytest.approx(0.7), "the failures of the demonstrator")
     result = local_optimum(context)
     assert result.status == Status.FAIL and "the demonstrator solves 0 of 100: 0.00" in result.evidence
+
+
+ALONE = ("hermetic", "leaks", "concurrency")
+"""Checks that play in fresh processes, and need no method."""
+
+
+def left_out(**methods):
+    """The lines that are skipped of a class with these methods alone: name -> reason."""
+    context = broken("sound", **{**dict.fromkeys(METHODS), **methods})
+    results = run(context, [(name, check) for name, check in CHECKS.items() if name not in ALONE])
+    return {result.name: result.evidence for result in results if result.status == Status.SKIP}
+
+
+def test_every_line_that_a_bare_class_lacks_names_the_methods_that_bring_it_back():
+    lines = left_out()
+    assert len(lines) >= 10, lines
+    named = {}
+    for name, reason in lines.items():
+        methods = frozenset(re.findall(r"no `(\w+)`", reason))
+        assert methods and all(METHODS[method] in reason for method in methods), f"{name}: {reason}"
+        named.setdefault(methods, []).append(name)
+    for methods, names in named.items():
+        still = left_out(**{method: getattr(sound.FAMILY, method) for method in methods})
+        assert not still.keys() & set(names), f"{set(methods)} was to bring these lines back: {still}"
 
 
 def test_without_a_demonstrator_or_gold_it_is_left_out():

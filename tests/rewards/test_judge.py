@@ -400,6 +400,8 @@ def test_a_cache_that_cannot_be_written(server, settings, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="judge.cache=.*kept cannot be written"):
         ask({**settings, "cache": str(tmp_path / "file" / "kept")})
+    with pytest.raises(UserError, match="judge.cache=s3://bucket/kept is an address"):
+        ask({**settings, "cache": "s3://bucket/kept"})
 
 
 def test_the_same_conversation_is_asked_for_once_at_a_time(server, settings):

@@ -147,6 +147,19 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(sent):
     resumed.release()
 
 
+def test_a_password_in_the_variable_is_written_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")
+    run = make_run(tmp_path / "run", steps=1)
+    follower = follower_of("mlflow", run, tracker("mlflow"))
+    assert follower.backend.uri == "http://me:hunter2@127.0.0.1:9"
+    shown = [follower.backend.destination, follower.backend.url({}), follower.backend.hint({})]
+    follower.release()
+    assert not any("hunter2" in text for text in shown)
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert any("me:***@127" in file.read_text(errors="replace") for file in written)
+    assert not any("hunter2" in file.read_text(errors="replace") for file in written)
+
+
 def test_the_url_names_the_run(sent):
     run, follower, _ = sent
     remote = follower.receipts.remote

@@ -253,6 +253,7 @@ def test_a_run_of_5000_trajectories_is_answered_from_its_first_page_to_its_last(
         (["{run}", "--export", "x.html", "--max-trajectories", "-1"], "--max-trajectories -1 must be at least 0"),
         (["{run}", "--export", "{run}/no/where.html"], "is no folder; make it, or name another file"),
         (["{run}", "--export", "{run}"], "is a folder; name a file in it"),
+        (["{run}", "--export", "s3://bucket/x.html"], "--export s3:/bucket/x.html is an address"),
     ],
 )
 def test_wrong_commands_are_one_sentence(made_run, monkeypatch, words, sentence):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from mtrl.config.secret_names import without_password
 from mtrl.errors import UserError
 from mtrl.tracking.followers.backend import Identity, Place, RefusedError
 from mtrl.tracking.followers.items import Artifact, Ended, Episode, Row, Settings
@@ -63,22 +64,29 @@ class ToMlflow:
         return self.place.tracker.mlflow.uri or os.environ.get("MLFLOW_TRACKING_URI") or self._own_database
 
     @property
+    def _shown(self) -> str:
+        """The address as it may be written down: MLFLOW_TRACKING_URI may hold a password."""
+        return without_password(self.uri)
+
+    @property
     def _own_database(self) -> str:
         return f"sqlite:///{self.place.folder / DATABASE}"
 
     @property
     def destination(self) -> str:
-        uri = f"beside the run: {DATABASE}" if self.uri == self._own_database else self.uri
+        uri = f"beside the run: {DATABASE}" if self.uri == self._own_database else self._shown
         return f"{uri} {self.project}"
 
     def url(self, remote: dict[str, str]) -> str:
-        base = self.uri.rstrip("/") if self.uri.startswith("http") else "http://127.0.0.1:5000"
+        base = self._shown.rstrip("/") if self.uri.startswith("http") else "http://127.0.0.1:5000"
         if "run_id" not in remote:
             return base
         return f"{base}/#/experiments/{remote['experiment_id']}/runs/{remote['run_id']}"
 
     def hint(self, remote: dict[str, str]) -> str:
-        return "" if self.uri.startswith("http") else shlex.join(["mlflow", "server", "--backend-store-uri", self.uri])
+        return (
+            "" if self.uri.startswith("http") else shlex.join(["mlflow", "server", "--backend-store-uri", self._shown])
+        )
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
