@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from clock import Clock
 
 LOOP, DESK = "loop", "desk"
-"""The event loop plays episodes, tells of steps and calls servers; the desk learns (`mtrl/trainer/desk.py`)."""
+"""The event loop runs episodes, logs steps and calls servers; the other thread updates the policy
+(`mtrl/trainer/work_thread.py`)."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from mtrl.environments.leash import Leash
+from mtrl.environments.detachable_task import DetachableTask
 from mtrl.process_guard import CallTimeoutError, guarded, said
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mtrl.algorithms.registry import load_function
-from mtrl.environments.leash import Leash
+from mtrl.environments.detachable_task import DetachableTask
 from mtrl.errors import UserError
 from mtrl.plain_numbers import LARGEST_METRIC, named, shown
 from mtrl.process_guard import failing_alone
@@ -122,7 +122,7 @@ async def _ask(function: Ask, key: str, trajectory: Trajectory, row: Row) -> lis
         with failing_alone():
             result = function(trajectory.messages, row)
         if inspect.isawaitable(result):
-            result = await (Leash(result) if inspect.iscoroutine(result) else result)
+            result = await (DetachableTask(result) if inspect.iscoroutine(result) else result)
     except Exception as error:
         error.add_note(f"in {key}, on trajectory {trajectory.index} of group {trajectory.group_id}")
         raise
