@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict
 
 from mtrl.config.schema import Config, TrackerConfig
+from mtrl.tracking.followers.folder import Reading
+from mtrl.tracking.followers.follower import Follower
 from mtrl.tracking.metrics import MetricsLog
 from mtrl.tracking.run_dir import RunDir
 from mtrl.types import FinishReason, StopReason, Trajectory, Turn
@@ -79,3 +81,60 @@ def with_trackers(*report_to, **mlflow):
 
 def steps_of(run):
     return [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
+
+
+class Memory:
+    """A tracker that keeps what it is sent in lists that outlive it, and fails by plan."""
+
+    name = "memory"
+    place = None
+    destination = "here"
+    is_buffered = False
+
+    def __init__(self, store, episodes_at_once=2):
+        self.store, self.episodes_at_once = store, episodes_at_once
+        self.plan = []
+        """Of the next calls: ok | down (nothing arrives) | late (it arrives, and the answer is lost)."""
+
+    def url(self, remote):
+        return "memory"
+
+    def hint(self, remote):
+        return ""
+
+    def open(self, receipts, first_step):
+        self.call([])
+
+    def call(self, items):
+        outcome = self.plan.pop(0) if self.plan else "ok"
+        if outcome == "down":
+            raise ConnectionError("down")
+        self.store.extend(items)
+        if outcome == "late":
+            raise TimeoutError("late")
+
+    def send_settings(self, settings):
+        self.call([settings])
+
+    def send_rows(self, rows):
+        self.call(rows)
+
+    def send_episodes(self, episodes):
+        self.call(episodes)
+
+    def send_artifact(self, artifact):
+        self.call([artifact])
+
+    def send_ended(self, ended):
+        self.call([ended])
+
+    def close(self):
+        pass
+
+
+def follow(run, store, **options):
+    return Follower(Memory(store, **options), run, 0, Reading(64))
+
+
+def keys(store):
+    return [item.key for item in store]

@@ -10,7 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from follow_runs import HOSTILE, add_step, add_trajectories, make_run, row, tool_episode, tracker, with_trackers
+from follow_runs import (
+    HOSTILE,
+    Memory,
+    add_step,
+    add_trajectories,
+    follow,
+    keys,
+    make_run,
+    row,
+    tool_episode,
+    tracker,
+    with_trackers,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -25,64 +37,6 @@ from mtrl.tracking.followers.items import step_of
 from mtrl.tracking.followers.receipts import BusyError, Receipts, folder_of
 from mtrl.tracking.followers.start import follower_of
 from mtrl.tracking.metrics import MetricsLog
-
-
-class Memory:
-    """A tracker that keeps what it is sent in lists that outlive it, and fails by plan."""
-
-    name = "memory"
-    place = None
-    destination = "here"
-    is_buffered = False
-
-    def __init__(self, store, episodes_at_once=2):
-        self.store, self.episodes_at_once = store, episodes_at_once
-        self.plan = []
-        """Of the next calls: ok | down (nothing arrives) | late (it arrives, and the answer is lost)."""
-
-    def url(self, remote):
-        return "memory"
-
-    def hint(self, remote):
-        return ""
-
-    def open(self, receipts, first_step):
-        self.call([])
-
-    def call(self, items):
-        outcome = self.plan.pop(0) if self.plan else "ok"
-        if outcome == "down":
-            raise ConnectionError("down")
-        self.store.extend(items)
-        if outcome == "late":
-            raise TimeoutError("late")
-
-    def send_settings(self, settings):
-        self.call([settings])
-
-    def send_rows(self, rows):
-        self.call(rows)
-
-    def send_episodes(self, episodes):
-        self.call(episodes)
-
-    def send_artifact(self, artifact):
-        self.call([artifact])
-
-    def send_ended(self, ended):
-        self.call([ended])
-
-    def close(self):
-        pass
-
-
-def follow(run, store, **options):
-    return Follower(Memory(store, **options), run, 0, Reading(64))
-
-
-def keys(store):
-    return [item.key for item in store]
-
 
 # -- what is new -------------------------------------------------------------------------------------------------------
 
