@@ -245,6 +245,24 @@ def test_a_table_without_rows_is_filled(both):
     assert both(row, NO_SHELF) == 0
 
 
+@pytest.mark.parametrize(
+    ("gold", "constant"),
+    [
+        ("select count(*) from note where body match 'hello'", "select 1 from note limit 1"),
+        ("select body from note where body match 'absent'", "select body from note where body match 'x' limit 0"),
+        ("select id from box where low <= 1 and high >= 1", "select 1 from box limit 1"),
+    ],
+)
+def test_constants_are_found_in_virtual_tables(both, gold, constant):
+    script = (
+        "create virtual table note using fts4(body); insert into note values ('hello world'), ('other words');"
+        "create virtual table box using rtree(id, low, high); insert into box values (1, 0, 2), (2, 5, 6);"
+    )
+    row = {"id": "r", "prompt": [], "ground_truth": {"sql": gold, "script": script}}
+    assert both(row, f"select * from ({gold})") == 1
+    assert both(row, constant) == 0
+
+
 def test_right_queries_in_other_words_are_paid_on_generated_rows(splits, both):
     for row in [*splits.train[:40], *splits.test[:40]]:
         gold, problem = row["ground_truth"]["sql"], Problem(**row["problem"])
