@@ -384,7 +384,8 @@ class DiagnosisConfig:
     """The rules of `python -m mtrl.diagnose`, while a run goes on."""
 
     live: str = "warn"
-    """What a symptom does to the run. warn: it is told | stop: a collapse or a hacked reward ends it, saved | none"""
+    """What a symptom does to the run. warn: it is told | stop: a collapse, a hacked reward or a wide gap to held-out
+    rows ends it, saved | none"""
     window: int = 25
     """Steps that a decision looks at; 25 to 50 is what a change of one setting takes to show."""
 
