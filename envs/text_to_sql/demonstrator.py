@@ -67,18 +67,17 @@ def _mistaken(row: Row) -> list[str]:
 
 
 def _constant(truth: dict[str, Any]) -> list[str]:
-    """Return a query that reads a table of gold and returns gold's rows as literals; none if gold reads no table or has
-    too many rows."""
+    """A query that reads what gold reads and gives gold's first rows as literals; none where gold reads no table."""
     source = SqlSandbox.from_script(truth["script"]) if "script" in truth else SqlSandbox.from_path(truth["db"])
     with closing(source) as sandbox:
         result = sandbox.run(truth["sql"], rows=MOST_CONSTANT_ROWS)
     if result.error or result.truncated or not result.tables:
         return []
-    table = min(result.tables).replace('"', '""')
+    tables = ['"' + name.replace('"', '""') + '"' for name in sorted(result.tables)]
     if not result.rows:
-        return [f'select {", ".join("1" for _ in result.columns)} from "{table}" limit 0']
+        return [f"select {', '.join('1' for _ in result.columns)} from {', '.join(tables)} limit 0"]
     values = ", ".join(f"({', '.join(map(_literal, row))})" for row in result.rows)
-    return [f'select * from (values {values}) where exists (select 1 from "{table}")']
+    return [f"select * from (values {values}) where exists (select 1 from {tables[0]})"]
 
 
 def _literal(value: Any) -> str:

@@ -17,6 +17,9 @@ MALFORMED = -0.1
 MOST_MALFORMED = 5
 """Maximum number of malformed turns with a cost, so that the total reward of an episode is at least -0.5."""
 
+_VALUES, _ZEROS, _MORE = 3, 2, 1
+"""What altered content makes of gold's result: new rows, new rows of nothing but 0 and NULL, more of the same rows."""
+
 _LITERALS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
 _NUMBERS = re.compile(r"\b\d+(?:\.\d+)?\b")
@@ -49,10 +52,10 @@ def judge(sandbox: SqlSandbox, query: str, gold_sql: str) -> Verdict:
 def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResult) -> bool:
     """Whether a right result depends on the content of the database, and is no constant that happens to be right.
 
-    The query runs on databases with altered content on which gold returns new rows, until its result equals gold's on
-    one of them. Rows of only 0 and NULL, which aggregates over no rows return, count only if gold returns no other new
-    rows. If gold never returns new rows, the check is undecidable, and the result counts as right. A query with the
-    exact text of gold needs no altered database.
+    Databases with altered content on which gold gives new rows are asked until the query gives the same as gold on one.
+    Rows of nothing but 0 and NULL, which any query of no rows gives, count only where gold gives no others, and more of
+    the same rows only where it never gives new ones. Where nothing tells, a result without rows does not count: any
+    false condition gives it. The text of gold itself follows gold everywhere, so no altered database is made for it.
     """
     if query.strip() == gold_sql.strip():
         return True
@@ -61,15 +64,23 @@ def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResul
     for altered in alterations(sandbox, gold.tables, literals):
         with closing(altered):
             wanted = altered.run(gold_sql)
-            if wanted.error or wanted.truncated or set(wanted.rows) <= known:
+            if wanted.error or wanted.truncated:
                 continue
-            blank = not any(value for row in wanted.rows for value in row)
-            telling.add(blank)
-            if same_result(altered.run(query), wanted, ordered=False):
-                followed.add(blank)
-        if False in followed:
+            weight = _weight(wanted.rows, gold.rows, known)
+            telling.add(weight)
+            if weight and same_result(altered.run(query), wanted, ordered=False):
+                followed.add(weight)
+        if _VALUES in followed:
             return True
-    return not telling or (False not in telling and True in followed)
+    strongest = max(telling, default=0)
+    return strongest in followed if strongest else bool(gold.rows)
+
+
+def _weight(rows: list[tuple[Any, ...]], gold: list[tuple[Any, ...]], known: set[tuple[Any, ...]]) -> int:
+    """How much it tells that a query gives these rows, as gold does, where the content is altered; 0: nothing."""
+    if not set(rows) <= known:
+        return _VALUES if any(value for row in rows for value in row) else _ZEROS
+    return _MORE if len(rows) > len(gold) else 0
 
 
 def same_result(answer: SqlResult, gold: SqlResult, ordered: bool) -> bool:

@@ -399,8 +399,8 @@ class DiagnosisConfig:
     """The rules of `python -m mtrl.diagnose`, applied during a run."""
 
     live: str = "warn"
-    """Reaction of a run to a symptom. warn: the symptom is logged | stop: a collapse or a hacked reward also ends the
-    run, after it is saved | none: no diagnosis during the run"""
+    """What a symptom does to the run. warn: it is told | stop: a collapse, a hacked reward or a wide gap to held-out
+    rows ends it, saved | none"""
     window: int = 25
     """Number of steps that a decision is based on; the effect of one changed setting takes 25 to 50 steps to show."""
 

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mtrl.diagnose.record import Record
+from mtrl.diagnose.record import Record, Series
 from mtrl.diagnose.rules.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, level
 from mtrl.diagnose.stats import Change, compare, error_of_share, noise
 
 RISE = 0.15
 """Minimum gain of training success, and its minimum lead over the evaluation, as shares of the rollouts."""
 FOLLOWS = 0.5
-"""Share of the gain of training. Held-out success has not followed training if it certainly gained less than this
-share."""
+"""Held-out success that certainly gained less than this share of what training did has not followed it."""
+FALL = 0.1
+"""Share of the held-out episodes: what the evaluations must have lost at least since their best."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Training improved, and the evaluations did not."""
+    """Training got better, and the evaluations did not; or they got worse, and training did not."""
 
     trained: Change
     """Success of the rollouts by the scorer, or their reward in units of a success if nothing was scored; from the
@@ -34,43 +35,108 @@ class Gap:
     best_step: int
     """Step of the best evaluation."""
     falls: bool
-    """Whether held-out success is certainly lower than at its best."""
+    """Held-out success is certainly lower than at its best, and training did not lose as much."""
 
 
 def find_gap(record: Record) -> Gap | None:
-    """Return the gap if, with a margin of two standard errors, the last two evaluations did not follow and training
-    leads the last one; else None."""
+    """The gap, if training is certainly ahead of the last evaluation, and the evaluations either did not follow it or
+    fell from their best while it did not."""
     scored = record.has(SUCCESS)
-    train = record.series(SUCCESS if scored else REWARD)
-    held = record.series(HELD_OUT)
-    if len(held) < 3 or len(train) < record.window:
+    train, held = record.series(SUCCESS if scored else REWARD), record.series(HELD_OUT)
+    if len(held) < 2 or len(train) < record.window:
         return None
-    values, episodes = train.values / (1.0 if scored else record.unit), _episodes(record)
-    usual, gaps = noise(values), []
-    for step, rate in list(zip(held.steps, held.values, strict=True))[-2:]:
-        last = values[train.steps <= step][-record.window :]
-        if len(last) < 3:
-            return None
-        trained = compare(values[: len(last)], last, usual)
-        if trained.at_least(2.0) < RISE or _followed(held.values[0], rate, trained, episodes):
-            return None
-        gaps.append(trained)
-    if gaps[-1].after - held.values[-1] - 2 * error_of_share(held.values[-1], episodes) < RISE:
+    values = train.values / (1.0 if scored else record.unit)
+    curves = _Curves(Series(train.steps, values), held, record.series(SAMPLED).values, record.window, _episodes(record))
+    trained = curves.trained(len(held) - 1)
+    if trained is None or not curves.is_ahead(trained, 2.0):
         return None
-    sampled = record.series(SAMPLED).values  # sampled like training rollouts; greedy success may follow in jumps
-    if len(sampled) > 1 and _followed(sampled[0], sampled[-1], gaps[-1], episodes):
+    falls = curves.fell()
+    if not falls and not curves.is_left_behind():
         return None
     top = int(np.argmax(held.values))
-    best, now = float(held.values[top]), float(held.values[-1])
-    error = math.hypot(error_of_share(best, episodes), error_of_share(now, episodes))
-    return Gap(gaps[-1], scored, now, best, int(held.steps[top]), falls=best - now > 3 * error)
+    return Gap(trained, scored, float(held.values[-1]), float(held.values[top]), int(held.steps[top]), falls)
 
 
-def _followed(first: float, last: float, trained: Change, episodes: float) -> bool:
-    """Whether evaluations may have gained the share `FOLLOWS` of the gain of training, within two standard errors."""
-    error = math.hypot(error_of_share(first, episodes), error_of_share(last, episodes))
-    return last - first + 2 * error >= FOLLOWS * trained.difference
+@dataclass(frozen=True)
+class _Curves:
+    train: Series
+    """In units of a success."""
+    held: Series
+    sampled: np.ndarray
+    """Evaluations at the sampling temperature, as training rollouts are: greedy ones may follow in jumps."""
+    window: int
+    episodes: float
+    """Of one evaluation."""
+
+    def trained(self, index: int) -> Change | None:
+        """What training gained up to that evaluation; windows are a quarter of the steps at most, for its ends tell of
+        a short run, and its halves do not."""
+        seen = self.train.until(int(self.held.steps[index])).values
+        width = min(self.window, max(len(seen) // 4, 3))
+        return compare(seen[:width], seen[-width:], noise(self.train.values)) if len(seen) >= 2 * width else None
+
+    def is_ahead(self, trained: Change, errors: float) -> bool:
+        last = float(self.held.values[-1])
+        return trained.after - last - errors * error_of_share(last, self.episodes) >= RISE
+
+    def is_left_behind(self) -> bool:
+        """Whether the last evaluation did not follow, with two errors to spare; so did the sampled one, or the one
+        before it, or there are four errors to spare."""
+        trained = self._not_followed(len(self.held) - 1, 2.0)
+        if trained is None:
+            return False
+        if len(self.sampled) > 1:
+            return not self._followed(self.sampled[0], self.sampled[-1], trained, 2.0)
+        if self._not_followed(len(self.held) - 1, 4.0) is not None and self.is_ahead(trained, 4.0):
+            return True
+        return len(self.held) > 2 and self._not_followed(len(self.held) - 2, 2.0) is not None
+
+    def fell(self) -> bool:
+        """Whether the last evaluation is certainly lower than the best, the one before it two thirds as certainly, and
+        training kept what it had then. Greedy and sampled evaluations are looked at together.
+
+        The best of many evaluations is high by luck: the more there are, the more errors are asked for; one more where
+        a single evaluation came after the best.
+        """
+        rates, episodes = self.held.values, self.episodes
+        if len(self.sampled) == len(rates) and (self.sampled != rates).any():
+            # The same rows, so they agree in part: not twice the episodes.
+            rates, episodes = (rates + self.sampled) / 2, 1.5 * episodes
+        top = int(np.argmax(rates))
+        best, after = float(rates[top]), rates[top + 1 :]
+        if not len(after):
+            return False
+        errors = max(3.2, 1.2 + math.sqrt(2.0 * math.log(len(rates)))) + (len(after) < 2)
+        for rate, share in zip(after[:-3:-1].tolist(), (1.0, 2 / 3), strict=False):
+            if best - rate < share * max(FALL, errors * _error(best, rate, episodes)):
+                return False
+        return self._kept(top, best - float(after[-1]))
+
+    def _kept(self, top: int, fall: float) -> bool:
+        """Whether training certainly fell less since that evaluation than `FOLLOWS` of what the evaluations did."""
+        values = self.train.values
+        width = min(self.window, max(len(values) // 4, 3))
+        then = self.train.until(int(self.held.steps[top])).values[-width:]
+        change = compare(then if len(then) >= 3 else values[:width], values[-width:], noise(values))
+        return -change.difference + 2.0 * change.error < FOLLOWS * fall
+
+    def _not_followed(self, index: int, errors: float) -> Change | None:
+        """What training gained up to an evaluation that did not follow it."""
+        trained = self.trained(index)
+        if trained is None or trained.at_least(2.0) < RISE:
+            return None
+        first, then = float(self.held.values[0]), float(self.held.values[index])
+        return None if self._followed(first, then, trained, errors) else trained
+
+    def _followed(self, first: float, last: float, trained: Change, errors: float) -> bool:
+        """Whether evaluations may have gained what `FOLLOWS` asks for, with so many standard errors to spare."""
+        return last - first + errors * _error(first, last, self.episodes) >= FOLLOWS * trained.difference
 
 
 def _episodes(record: Record) -> float:
     return max(1.0, level(record, "val/episodes") or float(record.setting("evaluation.rows")))
+
+
+def _error(first: float, last: float, episodes: float) -> float:
+    """Of the difference of two evaluations."""
+    return math.hypot(error_of_share(first, episodes), error_of_share(last, episodes))

@@ -20,7 +20,7 @@ from mtrl.tracking.run_dir import RunDir
 
 LOG = logging.getLogger("mtrl.diagnose")
 FILE = "alarms.jsonl"
-ENDS = frozenset({"collapse", "hacked_reward"})
+ENDS = frozenset({"collapse", "hacked_reward", "held_out_gap"})
 """Rules whose alarms end a run with `diagnosis.live=stop`."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import re
 import sqlite3
-from collections.abc import Collection, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,7 +18,9 @@ ROWS = 2000
 MOST = 80
 """Maximum number of altered copies of one database."""
 SHIFT = 1_000_003
-"""Number that is added to whole columns: it is larger than most thresholds, and joins by number still match."""
+"""Added to whole columns of numbers: larger than most thresholds, and joins by number still hold."""
+LONG = "a long text " * 100
+_NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?")
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,23 @@ class _Table:
     columns: list[tuple[str, str]]
     """Name and declared type of each column."""
     rows: list[tuple[Any, ...]]
+    keys: frozenset[int] = frozenset()
+    """Columns of the primary key; else the first one, where no value is in it twice."""
+    virtual: str = ""
+    """The statement that makes it, of a table for full-text search or the like."""
+
+    def holding(self, rows: list[tuple[Any, ...]]) -> _Table:
+        return replace(self, rows=rows)
 
 
 def alterations(sandbox: SqlSandbox, tables: Collection[str], literals: Collection[str]) -> Iterator[SqlSandbox]:
     """Yield copies of a database with altered content, at most 80; the caller closes each.
 
-    The first copies have all numbers shifted, then all texts changed, then half of the rows left out. In the next
-    copies each column of `tables` is altered alone, and filled with each of `literals`, so that conditions hold that no
-    row met before. The copies have the views, but no constraints or indexes, and at most 2000 rows per table.
+    First all numbers are shifted, then all texts, then half of the rows is left out, and then all of them. Then copies
+    are made whose cells are drawn at random from what was there, from `literals` and from what lies near either, so
+    that conditions hold together that no row met; they hold few rows, many, or the same rows many times. Then each
+    column of `tables` is altered alone, and filled with each of `literals`. Tables keep neither constraints nor
+    indexes, and at most 2000 rows each; views are kept.
     """
     kept, views = _read(sandbox)
     for altered in islice(_altered(kept, tables, literals), MOST):
@@ -43,7 +56,9 @@ def _altered(kept: list[_Table], tables: Collection[str], literals: Collection[s
     yield [_mapped(table, _shifted) for table in kept]
     yield [_mapped(table, _suffixed) for table in kept]
     for start in (0, 1):
-        yield [_Table(table.name, table.columns, table.rows[start::2]) for table in kept]
+        yield [table.holding(table.rows[start::2]) for table in kept]
+    yield [table.holding([]) for table in kept]
+    yield from _mixtures(kept, tables, sorted(literals))
     for change in (_other, *(_Filled(literal) for literal in literals), _lowered):
         for place, table in enumerate(kept):
             for column in range(len(table.columns)) if table.name in tables else ():
@@ -51,11 +66,114 @@ def _altered(kept: list[_Table], tables: Collection[str], literals: Collection[s
 
 
 def _mapped(table: _Table, change: Any, column: int | None = None) -> _Table:
-    """Apply `change` to every cell, or to the cells of one column."""
-    rows = [
-        tuple(change(cell) if column in (None, index) else cell for index, cell in enumerate(row)) for row in table.rows
-    ]
-    return _Table(table.name, table.columns, rows)
+    """`change` of every cell, or of the cells of one column."""
+    return table.holding(
+        [
+            tuple(change(cell) if column in (None, index) else cell for index, cell in enumerate(row))
+            for row in table.rows
+        ]
+    )
+
+
+def _mixtures(kept: list[_Table], tables: Collection[str], literals: Sequence[str]) -> Iterator[list[_Table]]:
+    """Copies whose cells are drawn; the tables that gold reads share the rows."""
+    share = max(1, sum(table.name in tables for table in kept))
+    for seed, recipe in enumerate(_RECIPES):
+        mixture, rng = replace(recipe, rows=max(recipe.rows // share, 4)), random.Random(seed)
+        yield [
+            table.holding(mixture.draw(table, literals, rng) * max(recipe.times // share, 1))
+            if table.name in tables
+            else table
+            for table in kept
+        ]
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """How the cells of a copy are drawn."""
+
+    rows: int
+    unchanged: float
+    """Share of the cells that stay what they are."""
+    keys: bool
+    """Whether keys stay keys: what they are, and each once."""
+    holes: bool = False
+    """Whether there are NULL and long texts."""
+    times: int = 1
+    """How often each row is there."""
+
+    def draw(self, table: _Table, literals: Sequence[str], rng: random.Random) -> list[tuple[Any, ...]]:
+        """Rows made of those of a table; of one without rows, only literals and NULL."""
+        old = table.rows or [(None,) * len(table.columns)]
+        fitting = [_fitting(column, literals) for column in zip(*old, strict=True)]
+        sources = rng.sample(old, self.rows) if self.rows <= len(old) else old * (self.rows // len(old) + 1)
+        return [
+            tuple(
+                _nth(cell, index // len(old))
+                if self.keys and column in table.keys and table.rows
+                else self._drawn(cell, fitting[column], rng)
+                for column, cell in enumerate(row)
+            )
+            for index, row in enumerate(sources[: self.rows])
+        ]
+
+    def _drawn(self, cell: Any, literals: Sequence[str], rng: random.Random) -> Any:
+        chance = rng.random()
+        if chance < self.unchanged:
+            return cell
+        if literals and chance < 0.9:
+            literal = rng.choice(literals)
+            return literal if rng.random() < 0.5 else rng.choice(_near(literal))
+        if self.holes and rng.random() < 0.6:
+            return rng.choice((None, LONG if isinstance(cell, str) else None))
+        return _other(cell) if rng.random() < 0.5 else _lowered(cell)
+
+
+_RECIPES = (
+    _Mixture(60, 0.4, keys=True),
+    _Mixture(60, 0.4, keys=False),
+    _Mixture(600, 0.15, keys=True),
+    _Mixture(600, 0.15, keys=False),
+    _Mixture(12, 0.5, keys=True),
+    _Mixture(12, 0.5, keys=False),
+    _Mixture(4, 0.5, keys=True),
+    _Mixture(4, 0.5, keys=False),
+    _Mixture(200, 0.3, keys=True, holes=True),
+    _Mixture(60, 0.4, keys=False, holes=True),
+    _Mixture(12, 0.5, keys=True, holes=True),
+    _Mixture(4, 0.5, keys=False, holes=True),
+    _Mixture(8, 0.4, keys=False, times=150),
+    _Mixture(8, 0.3, keys=False, times=150, holes=True),
+)
+
+
+def _fitting(cells: Sequence[Any], literals: Sequence[str]) -> Sequence[str]:
+    """The literals of the kind of a column, else all: numbers where it holds numbers only, texts where no cell begins
+    with a digit."""
+    known = [str(cell) for cell in cells if cell is not None]
+    numbers = [literal for literal in literals if _NUMBER.fullmatch(literal)]
+    if known and all(map(_NUMBER.fullmatch, known)):
+        return numbers or literals
+    if known and not any(map(_NUMBER.match, known)):
+        return [literal for literal in literals if literal not in numbers] or literals
+    return literals
+
+
+def _near(literal: str) -> Sequence[Any]:
+    """Values on both sides of a literal; the number that it is written as; a date of the year that it may be."""
+    if not _NUMBER.fullmatch(literal):
+        return f"{literal} altered", literal[:-1]
+    decimals = literal.partition(".")[2]
+    number = float(literal) if decimals else int(literal)
+    year = (f"{literal}-06-15",) if len(literal) == 4 else ()
+    return number, number + 1, number - 1, number + 0.5 * 10.0 ** -len(decimals), *year
+
+
+def _nth(cell: Any, turn: int) -> Any:
+    """Another value of a key for each turn."""
+    if isinstance(cell, str) and turn:
+        return f"{cell} {turn}"
+    return cell + turn * SHIFT if isinstance(cell, int | float) and abs(cell) < 2**53 else cell
 
 
 def _shifted(cell: Any) -> Any:
@@ -87,27 +205,51 @@ class _Filled:
 def _read(sandbox: SqlSandbox) -> tuple[list[_Table], list[str]]:
     """Return the tables that can be read, and the statements that create the views."""
     schema = sandbox.run("select type, name, sql from sqlite_master where name not like 'sqlite~_%' escape '~'")
+    shadows = {name for (name,) in sandbox.run("select name from pragma_table_list where type = 'shadow'").rows}
     views = [str(sql) for kind, _, sql in schema.rows if kind == "view"]
-    tables = []
-    for name in (str(name) for kind, name, _ in schema.rows if kind == "table"):
-        columns = sandbox.run(f"select name, type from pragma_table_info('{name.replace(chr(39), chr(39) * 2)}')")
-        content = sandbox.run(f"select * from {_quoted(name)}", ROWS)
-        if not content.error and len(columns.rows) == len(content.columns):
-            tables.append(_Table(name, [(str(column), str(kind)) for column, kind in columns.rows], content.rows))
-    return tables, views
+    made = {str(name): str(sql) for kind, name, sql in schema.rows if kind == "table" and name not in shadows}
+    read = [_read_table(sandbox, name, sql) for name, sql in made.items()]
+    return [table for table in read if table is not None], views
+
+
+def _read_table(sandbox: SqlSandbox, name: str, sql: str) -> _Table | None:
+    text = "'" + name.replace("'", "''") + "'"
+    columns = sandbox.run(f"select name, type, pk from pragma_table_xinfo({text}) where hidden <> 1").rows
+    content = sandbox.run(f"select * from {_quoted(name)}", ROWS)
+    if content.error or not columns or len(columns) != len(content.columns):
+        return None
+    keys = {index for index, (_, _, key) in enumerate(columns) if key}
+    first = [row[0] for row in content.rows]
+    if not keys and len(set(first)) == len(first):
+        keys = {0}
+    virtual = sql if re.match(r"create\s+virtual\b", sql, re.IGNORECASE) else ""
+    return _Table(
+        name, [(str(column), str(kind)) for column, kind, _ in columns], content.rows, frozenset(keys), virtual
+    )
 
 
 def _build(tables: list[_Table], views: list[str]) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=0)
     for table in tables:
-        columns = ", ".join(f"{_quoted(name)} {_quoted(kind) if kind else ''}" for name, kind in table.columns)
         with closing(connection.cursor()) as cursor:
-            cursor.execute(f"create table {_quoted(table.name)} ({columns})")
-            marks = ", ".join("?" * len(table.columns))
-            cursor.executemany(f"insert into {_quoted(table.name)} values ({marks})", table.rows)
+            _store(cursor, table)
     for view in views:
         connection.execute(view)
     return connection
+
+
+def _store(cursor: sqlite3.Cursor, table: _Table) -> None:
+    insert = f"insert into {_quoted(table.name)} values ({', '.join('?' * len(table.columns))})"
+    if not table.virtual:
+        columns = ", ".join(f"{_quoted(name)} {_quoted(kind) if kind else ''}" for name, kind in table.columns)
+        cursor.execute(f"create table {_quoted(table.name)} ({columns})")
+        cursor.executemany(insert, table.rows)
+        return
+    with suppress(sqlite3.Error):  # a module that this SQLite lacks: gold fails there as well
+        cursor.execute(table.virtual)
+        for row in table.rows:
+            with suppress(sqlite3.Error):  # an R-tree takes numbers only
+                cursor.execute(insert, row)
 
 
 def _quoted(name: str) -> str:

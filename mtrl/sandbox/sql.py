@@ -92,7 +92,8 @@ class SqlResult:
     """Whether the query has more rows than the limits allow."""
     error: str | None = None
     tables: frozenset[str] = frozenset()
-    """Stored tables and views that the query reads, without `sqlite_master`, which SQLite reads by itself."""
+    """The stored tables and views that the query reads; `sqlite_master` and the tables in which a virtual one keeps its
+    content are not counted, for SQLite reads them on its own."""
 
 
 class SqlSandbox:
@@ -173,11 +174,12 @@ class SqlSandbox:
         for name in ("printf", "format"):
             connection.create_function(name, -1, self._printf, deterministic=True)
         freeze(connection)
+        connection.set_progress_handler(self._check, _OPERATIONS_PER_CHECK)
+        self._uncounted = {"sqlite_master"} | _open_virtual_tables(connection)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self.limits.value_bytes)
         for category, value in _ENGINE_LIMITS.items():
             connection.setlimit(category, value)
         connection.set_authorizer(self._authorize)
-        connection.set_progress_handler(self._check, _OPERATIONS_PER_CHECK)
 
     def _attempt(self, sql: str, most_rows: int) -> SqlResult:
         self._start()
@@ -240,7 +242,7 @@ class SqlSandbox:
 
     def _result(self, cursor: sqlite3.Cursor, rows: list[tuple[Any, ...]], truncated: bool) -> SqlResult:
         columns = [column[0] for column in cursor.description]
-        return SqlResult(columns, rows, truncated, tables=frozenset(self._tables - {"sqlite_master"}))
+        return SqlResult(columns, rows, truncated, tables=frozenset(self._tables - self._uncounted))
 
     def _explain(self, error: BaseException) -> str:
         """Return why the query failed, in words that are the same on every machine."""
@@ -287,6 +289,24 @@ _READING = frozenset(
 _DECLARES_TABLE_FUNCTION = (sqlite3.SQLITE_UPDATE, "sqlite_master")
 """Action that SQLite requests before the first use of `pragma_table_info('t')` or `json_each(x)`. SQLite itself
 refuses a real UPDATE of that table, and `query_only` is set too."""
+
+
+def _open_virtual_tables(connection: sqlite3.Connection) -> set[str]:
+    """Let FTS3, FTS4 and R-trees prepare what they ask of their own tables, a PRAGMA and statements that write, before
+    the authorizer refuses it. `limit 0` reads no row of them, and the connection is `query_only` already.
+
+    Returns:
+        The tables in which virtual ones keep their content: which of them are read depends on earlier queries.
+    """
+    quoted = """select '"' || replace(name, '"', '""') || '"' from sqlite_master where sql like 'create virtual %'"""
+    with suppress(sqlite3.Error):  # a broken schema is told to the first query
+        names = [str(name) for (name,) in connection.execute(quoted)]
+        for name in names:
+            with suppress(sqlite3.Error, MemoryError):
+                connection.execute(f"select 1 from {name} limit 0")
+        if names:
+            return {row[0] for row in connection.execute("select name from pragma_table_list where type = 'shadow'")}
+    return set()
 
 
 def _text(data: bytes) -> str:

@@ -60,6 +60,15 @@ def test_only_stop_stops(run):
     assert watch.stop.rule == "collapse"
 
 
+def test_a_wide_gap_stops_as_its_advice_says(run):
+    held_out = dict.fromkeys(("val/success/mean", "val/success/sampled"), np.linspace(0.5, 0.3, 61))
+    watch = Watch(config("stop", steps=60), run)
+    told = watch_all(watch, rows(0, np.linspace(0.3, 0.95, 60), **held_out))
+    advice = next(f.advice for _, f in told if f.rule == "held_out_gap")
+    assert advice.endswith("With diagnosis.live=stop such a run ends by itself.")
+    assert watch.stop.rule == "held_out_gap"
+
+
 def test_none_says_nothing(run):
     assert watch_all(Watch(config("none"), run), COLLAPSE) == []
     assert not (run.path / "alarms.jsonl").exists()

@@ -10,6 +10,7 @@ from mtrl.diagnose.proposals import Proposals
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import RULES
 from mtrl.diagnose.rules.equal_groups import share_equal, spread_of
+from mtrl.diagnose.rules.held_out import held_out_gap
 from mtrl.diagnose.rules.stall import larger_model
 from mtrl.diagnose.walk import walk
 
@@ -194,6 +195,81 @@ def test_training_that_held_out_rows_do_not_follow(last, scored):
     if scored:
         assert finding.severity == "alarm"
         assert ("checkpoint of step" in finding.advice) is (last < 0.5)
+
+
+UNSCORED = ("rollout/success/mean", "rollout/lenient_frac", "rollout/claims/mean")
+EVALUATED = ("val/success/mean", "val/success/sampled", "val/reward/mean", "val/success/pass_k_1")
+
+
+def _evaluated(train, held_out, every=20, episodes=200.0):
+    """A run of training that succeeds so, and of evaluations that do not say the same."""
+    count = len(train)
+    chances = np.interp(np.linspace(0, 1, count + 1), np.linspace(0, 1, len(held_out)), held_out)
+    given = dict.fromkeys(EVALUATED, chances) | {"val/episodes": episodes}
+    return record(0, train, configured(trainer__max_steps=count), every=every, **given)
+
+
+@pytest.mark.parametrize("last", [0.5, 0.3], ids=["stands", "falls"])
+@pytest.mark.parametrize("episodes", [64.0, 100.0, 200.0])
+@pytest.mark.parametrize(("steps", "every"), [(20, 10), (40, 20), (60, 20), (60, 60), (100, 50), (200, 50)])
+def test_few_evaluations_tell_that_they_did_not_follow(steps, every, episodes, last):
+    run = _evaluated(np.linspace(0.3, 0.95, steps), [0.5, last], every, episodes)
+    assert found(run, "held_out_gap") is not None
+
+
+def test_a_last_evaluation_decides_alone_where_it_is_certain():
+    """Without sampled evaluations, at steps 0 and 60 only."""
+    run = _evaluated(np.linspace(0.3, 0.95, 60), [0.5, 0.3], every=60)
+    run._columns.pop("val/success/sampled")
+    assert found(run, "held_out_gap") is not None
+
+
+@pytest.mark.parametrize("every", [10, 20])
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        ((0.3, 0.95), (0.3, 0.75, 0.75, 0.55, 0.55)),
+        ((0.3, 0.95), (0.3, 0.8, 0.8, 0.6, 0.6)),
+        ((0.8, 0.95), (0.8, 0.8, 0.7, 0.6, 0.6)),
+        ((0.9, 0.9), (0.9, 0.6, 0.3)),
+    ],
+)
+def test_held_out_success_that_peaks_and_falls_is_a_gap(train, held_out, every):
+    run = _evaluated(np.linspace(*train, 80), held_out, every)
+    finding = found(run, "held_out_gap")
+    top = run.series("val/success/mean")
+    assert finding.severity == "alarm"
+    assert f"Use the checkpoint of step {int(top.steps[np.argmax(top.values)])}" in finding.advice
+
+
+def test_noise_is_neither_a_gap_nor_a_fall():
+    """At any evaluation of runs whose held-out success is that of training, or stays a tenth behind it."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        for start, end, steps, behind, episodes in (
+            (0.1, 0.9, 100, 0.0, 64), (0.3, 0.95, 60, 0.1, 200), (0.6, 0.6, 150, 0.1, 200), (0.9, 0.9, 100, 0.1, 64)
+        ):  # fmt: skip
+            chances = learning(start, end, steps)
+            rates = np.r_[chances[0], chances] - behind
+            held_out = {key: rng.binomial(episodes, rates) / episodes for key in EVALUATED}
+            made = rows(seed, chances, every=5, **held_out, **{"val/episodes": float(episodes)})
+            growing = Record(configured(trainer__max_steps=steps))
+            for row in made:
+                growing.add(row)
+                assert "val/success/mean" not in row or held_out_gap(growing) is None, (seed, start, row["step"])
+
+
+def test_training_that_falls_with_the_evaluations_is_no_gap():
+    run = _evaluated(np.r_[np.full(40, 0.9), np.linspace(0.9, 0.3, 40)], (0.7, 0.7, 0.1))
+    assert held_out_gap(run) is None
+
+
+def test_the_title_of_what_was_never_scored_says_nothing_of_the_scorer():
+    run = _evaluated(np.linspace(0.3, 0.95, 60), [0.5, 0.3])
+    for key in UNSCORED:
+        run._columns.pop(key)
+    title = found(run, "hacked_reward").title
+    assert title.endswith(", and held-out success is 30.0%") and title.startswith("The reward rose from 0.")
 
 
 def test_an_overfitted_run_gets_more_rows():

@@ -308,9 +308,38 @@ def test_a_sort_of_long_values_writes_nothing_to_disk(sandbox, tmp_path):
     assert written() - before < 2**20
 
 
-def test_full_text_search():
-    script = "create virtual table d using fts5(a); insert into d values ('hello world'), ('other words')"
-    sandbox = SqlSandbox.from_script(script)
-    assert sandbox.run("select a from d where d match 'hello' order by rank").rows == [("hello world",)]
-    assert sandbox.run("insert into d values ('x')").error == "only SELECT queries are allowed"
+VIRTUAL_TABLES = [
+    ("fts3(a)", "select a from d where a match 'hello'", [("hello world",)]),
+    ("fts4(a)", "select snippet(d) from d where d match 'hello'", [("<b>hello</b> world",)]),
+    ("fts5(a)", "select a from d where d match 'hello' order by rank", [("hello world",)]),
+    ("rtree(i, low, high)", "select i from d where low <= 1 and high >= 1", [(1,)]),
+]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("kind", "query", "rows"), VIRTUAL_TABLES)
+def test_virtual_tables_are_read_and_never_written(kind, query, rows, in_place, tmp_path, monkeypatch):
+    content = "(1, 0, 2), (2, 5, 6)" if kind.startswith("rtree") else "('hello world'), ('other words')"
+    with sqlite3.connect(tmp_path / "a.sqlite") as connection:
+        connection.executescript(f"create virtual table d using {kind}; insert into d values {content}")
+    connection.close()
+    if in_place:
+        monkeypatch.setattr(module, "COPY_LIMIT", 0)
+    sandbox = SqlSandbox.from_path(tmp_path / "a.sqlite")
+    for _ in range(2):
+        result = sandbox.run(query)
+        assert (result.rows, result.tables) == (rows, {"d"})
+    for hostile in ("insert into d select * from d", "delete from d", "drop table d", "select optimize(d) from d"):
+        assert sandbox.run(hostile).error
+    assert sandbox.run("pragma page_size").error == "PRAGMA page_size is not allowed"
+    assert sandbox.run("select count(*) from d").rows == [(2,)]
+    sandbox.close()
+
+
+@pytest.mark.parametrize("kind", ["fts4(a, content=endless)", "fts5(a, content='endless')"])
+def test_a_virtual_table_over_an_endless_view_ends_no_sandbox(kind):
+    script = f'create view endless(a) as {FOREVER}; create virtual table "a""b" using {kind}; create table t(a)'
+    sandbox = SqlSandbox.from_script(script, Limits(operations=10_000))
+    assert sandbox.run("select count(*) from t").rows == [(0,)]
+    assert sandbox.run('select count(*) from "a""b"').error
     sandbox.close()

@@ -13,6 +13,7 @@ from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import (
     HELD_OUT,
     REWARD,
+    SUCCESS,
     evaluations,
     from_to,
     known,
@@ -71,10 +72,12 @@ def hacked_reward(record: Record) -> Finding | None:
     schemes = other_schemes(record)
     return Finding(
         severity=Severity.ALARM if confirmed else Severity.WARNING,
-        title=_title(signs, confirmed),
+        title=_title(signs, confirmed, record),
         evidence=known(
             from_to("the training reward", signs.reward),
-            from_to("success of the same rollouts, by the scorer,", signs.success) if signs.success else None,
+            from_to("success of the same rollouts, by the scorer,", signs.success)
+            if signs.success and record.has(SUCCESS)
+            else None,
             f"the reward calls {percent(level(record, CLAIMS, steps=8))} of the last rollouts solved, and "
             f"{percent(signs.of_claims)} of those the scorer does not"
             if record.has(CLAIMS)
@@ -140,14 +143,19 @@ def _apart_held_out(record: Record) -> int:
     return count
 
 
-def _title(signs: _Signs, confirmed: bool) -> str:
+def _title(signs: _Signs, confirmed: bool, record: Record) -> str:
     reward = f"The reward rose from {short(signs.reward.before)} to {short(signs.reward.after)}"
     if signs.reward.at_least() <= 0:
         reward = f"The reward is {short(signs.reward.after)}"
-    if signs.success is None:
+    if signs.success is not None:
+        name = "success by the scorer" if record.has(SUCCESS) else "held-out success"
+        moved = f"{name} went from {percent(signs.success.before)} to {percent(signs.success.after)}"
+        return f"{reward} and {moved}: " + (
+            "the reward is being hacked" if confirmed else "what is paid is not success"
+        )
+    if signs.lenient > 0:
         return f"{reward}, and the scorer refuses {percent(signs.lenient)} of the rollouts that it pays in full"
-    moved = f"success by the scorer went from {percent(signs.success.before)} to {percent(signs.success.after)}"
-    return f"{reward} and {moved}: " + ("the reward is being hacked" if confirmed else "what is paid is not success")
+    return f"{reward}, and held-out success is {percent(float(record.series(HELD_OUT).values[-1]))}"
 
 
 def _grown(record: Record) -> list[str]:

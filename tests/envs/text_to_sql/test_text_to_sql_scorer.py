@@ -12,6 +12,7 @@ import envs.text_to_sql.reward as reward_module
 import envs.text_to_sql.scorer as scorer_module
 from envs.text_to_sql import FAMILY
 from envs.text_to_sql.demonstrator import demonstrate
+from envs.text_to_sql.problem import Problem
 from envs.text_to_sql.reward import is_ordered
 from envs.text_to_sql.scorer import _sorts, score
 
@@ -92,7 +93,7 @@ def test_weak_players_are_scored_as_they_are_rewarded(splits, reward_of, traject
         ("select fee from goods where hue = 'PINK'", "select 1 where 0", 0),
         ("select fee from goods where hue = 'PINK'", "select name from sqlite_master where 0", 0),
         ("select fee from goods where hue = 'PINK'", "select fee from goods", 0),
-        ("select null, x'00', 1.5, 'a' from goods", "select null, x'00', 1.5, 'a' from goods limit 4", 1),
+        ("select null, x'00', 1.5, 'a' from goods", "select null, x'00', 1.5, 'a' from goods where 1", 1),
     ],
 )
 def test_strict_comparison(gold, query, right, make_row, both):
@@ -184,6 +185,98 @@ def test_a_result_that_does_not_follow_the_content_is_no_answer(both, gold, quer
     row = {"id": "r", "prompt": [], "ground_truth": {"sql": gold, "script": SINGERS}}
     assert both(row, gold) == 1
     assert both(row, query) == right
+
+
+SHELVES = """
+create table shelf(id integer primary key, title text, year integer, genre text, city text, price real);
+insert into shelf values (1,'Dune',1965,'scifi','paris',9.5),(2,'Emma',1815,'novel','london',5.25),
+(3,'Ulysses',1922,'novel','dublin',12),(4,'Neuromancer',1984,'scifi','rome',7.75),(5,'It',1986,'horror','paris',8),
+(6,'Odes',1995,'poetry','rome',3.5);
+create table loan(id integer primary key, shelf_id integer references shelf(id), reader text, year integer);
+insert into loan values (1,1,'Ann',2001),(2,1,'Bo',2002),(3,4,'Ann',2003);
+"""
+NO_SHELF = "select title from shelf limit 0"
+NO_LOAN = "select 1 from shelf, loan limit 0"
+
+
+@pytest.mark.parametrize(
+    ("gold", "constant"),
+    [
+        ("select title from shelf where genre = 'poetry' and city = 'oslo'", NO_SHELF),
+        ("select title from shelf where year > 2050 and genre = 'poetry'", NO_SHELF),
+        ("select title from shelf where year < 1990 and genre = 'poetry'", NO_SHELF),
+        ("select title from shelf where price > 4.1 and price < 4.2", NO_SHELF),
+        ("select title from shelf where (genre = 'a' and city = 'b') or (genre = 'c' and city = 'd')", NO_SHELF),
+        ("select title from shelf where genre = 'a' and city = 'b' and year = 1 and price > 100", NO_SHELF),
+        ("select genre from shelf group by genre having count(*) > 100", NO_SHELF),
+        ("select title from shelf where year is null", NO_SHELF),
+        ("select title from shelf where length(title) > 100", NO_SHELF),
+        ("select title from shelf except select title from shelf where price < 100", NO_SHELF),
+        ("select s.title from shelf s join loan l on l.shelf_id = s.id where s.genre = 'drama' and l.year = 2020",
+         NO_LOAN),
+        ("select title from shelf where genre = 'drama' and id not in (select shelf_id from loan)", NO_LOAN),
+        ("select count(*) from shelf where genre = 'poetry' and city = 'oslo'", "select 0 from shelf limit 1"),
+        ("select sum(price) from shelf where genre = 'poetry' and city = 'oslo'", "select NULL from shelf limit 1"),
+        ("select count(distinct genre) from shelf", "select 4 from shelf limit 1"),
+        ("select count(*) > 5 from shelf", "select 1 from shelf limit 1"),
+        ("select 'yes' from shelf where year = 1815", "select 'yes' from shelf limit 1"),
+    ],
+)  # fmt: skip
+def test_a_constant_is_found_where_no_row_meets_the_conditions(both, gold, constant):
+    row = {"id": "r", "prompt": [], "ground_truth": {"sql": gold, "script": SHELVES}}
+    assert both(row, f"select * from ({gold})") == 1
+    assert both(row, constant) == 0
+
+
+def test_an_empty_result_that_no_content_changes_is_right_in_the_words_of_gold_only(both):
+    row = {"id": "r", "prompt": [], "ground_truth": {"sql": "select title from shelf where 1 = 0", "script": SHELVES}}
+    assert both(row, "select title from shelf where 1 = 0") == 1
+    assert both(row, NO_SHELF) == 0
+
+
+def test_a_table_without_rows_is_filled(both):
+    script = "create table shelf(title text, genre text)"
+    row = {
+        "id": "r",
+        "prompt": [],
+        "ground_truth": {"sql": "select title from shelf where genre = 'a'", "script": script},
+    }
+    assert both(row, "select title from shelf where genre in ('a')") == 1
+    assert both(row, NO_SHELF) == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "constant"),
+    [
+        ("select count(*) from note where body match 'hello'", "select 1 from note limit 1"),
+        ("select body from note where body match 'absent'", "select body from note where body match 'x' limit 0"),
+        ("select id from box where low <= 1 and high >= 1", "select 1 from box limit 1"),
+    ],
+)
+def test_constants_are_found_in_virtual_tables(both, gold, constant):
+    script = (
+        "create virtual table note using fts4(body); insert into note values ('hello world'), ('other words');"
+        "create virtual table box using rtree(id, low, high); insert into box values (1, 0, 2), (2, 5, 6);"
+    )
+    row = {"id": "r", "prompt": [], "ground_truth": {"sql": gold, "script": script}}
+    assert both(row, f"select * from ({gold})") == 1
+    assert both(row, constant) == 0
+
+
+def test_right_queries_in_other_words_are_paid_on_generated_rows(splits, both):
+    for row in [*splits.train[:40], *splits.test[:40]]:
+        gold, problem = row["ground_truth"]["sql"], Problem(**row["problem"])
+        column, value = problem.columns[problem.category], problem.spell(problem.word)
+        assert both(row, gold.replace(f"{column} = '{value}'", f"not {column} <> '{value}'")) == 1
+        assert both(row, gold.replace(" from ", " from (select * from ").replace(" where ", ") where ")) == 1
+
+
+def test_the_decoy_of_an_empty_result_reads_all_tables_of_gold(both):
+    sql = "select s.title from shelf s join loan l on l.shelf_id = s.id where s.genre = 'drama' and l.year = 2020"
+    row = {"id": "r", "prompt": [], "ground_truth": {"sql": sql, "script": SHELVES}}
+    query = FAMILY.decoys(row)[0].partition("<solution>")[2].partition("</solution>")[0]
+    assert query == 'select 1 from "loan", "shelf" limit 0'
+    assert both(row, query) == 0
 
 
 def test_the_decoys_hold_the_result_as_a_constant(both):
