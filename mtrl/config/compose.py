@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -44,7 +45,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
 def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Groups, experiment and (normalised) overrides in one tree; only keys and types are checked."""
     cfg = merge_with_hydra(overrides, config_dir)
-    folders = OmegaConf.to_container(cfg.hydra, resolve=False)
+    folders: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
     for kind in ("run", "sweep"):
         check_local(f"hydra.{kind}.dir={folders[kind]['dir']}", folders[kind]["dir"])
     with open_dict(cfg):

@@ -221,7 +221,7 @@ class Context:
 
 
 def lacks(family: Family, *methods: str) -> str:
-    """Why a check cannot run that needs all of these `METHODS`, and how its line comes back: by those that are not there,
+    """Why a check cannot run that needs all of these `METHODS`, and how its line comes back: by those that are missing,
     or that say nothing on any row."""
     missing = [method for method in methods if getattr(family, method) is None] or methods
     has_no = " and no ".join(f"`{method}`" for method in missing)
