@@ -241,8 +241,8 @@ class Context:
 
 
 def lacks(family: Family, *methods: str) -> str:
-    """Return why a check that needs all of these `METHODS` cannot run, and the methods that are missing or that return
-    nothing on every row."""
+    """Why a check cannot run that needs all of these `METHODS`, and how its line comes back: by those that are missing,
+    or that say nothing on any row."""
     missing = [method for method in methods if getattr(family, method) is None] or methods
     has_no = " and no ".join(f"`{method}`" for method in missing)
     brought = " and ".join(METHODS[method] for method in missing)
