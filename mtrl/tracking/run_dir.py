@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrl.errors import UserError
-from mtrl.tracking.checksums import SUMS, write_checksums
+from mtrl.tracking.checksums import SUMS, changes, damage, write_checksums
 from mtrl.tracking.files import plain, replace_text, to_strict_json
 from mtrl.tracking.provenance import git_state, versions
 
@@ -52,7 +52,7 @@ class RunDir:
     trace_step_N.json.gz, .txt   one step in detail (trainer.profile_step)
     launch.txt       which launch of torchrun it belongs to
     status.txt       running, finished or stopped; a run that was killed leaves it at running
-    SHA256SUMS       the checksums of a finished run's files; a checkpoint has its own
+    SHA256SUMS       the checksums of a finished run's files but run.log and trackers/; a checkpoint has its own
     spending/        what was asked of endpoints so far, and what it cost
     engine/          what the engine's servers said, where it has some
     """
@@ -180,6 +180,16 @@ class RunDir:
         others = (self.checksums, self.log)
         ours = (file for file in files if file.is_file() and not file.name.startswith(".") and file not in others)
         write_checksums(self.path, ours)
+
+    def changes(self) -> str | None:
+        """Which files of a finished run, those of its checkpoints included, are not as they were written, in words."""
+        if not self.checksums.is_file():
+            return None
+        told = [changes(self.path)]
+        for checkpoint in sorted(path for path in self.checkpoints.glob("step_*") if path.is_dir()):
+            if damaged := damage(checkpoint):
+                told.append(f"checkpoints/{checkpoint.name}: {damaged}")
+        return "; ".join(filter(None, told)) or None
 
     def write_config(self, config: Config | Any) -> None:
         """The configuration with every interpolation resolved, so that it can be run again anywhere."""
