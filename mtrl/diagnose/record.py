@@ -14,7 +14,6 @@ import numpy as np
 from mtrl.config import keys
 from mtrl.config.stored import read_config
 from mtrl.errors import UserError
-from mtrl.tracking.checksums import changes
 from mtrl.tracking.metrics import MetricsLog, warn_on_stderr
 from mtrl.tracking.run_dir import RunDir, such_as
 from mtrl.tracking.trajectories import kind_and_step
@@ -93,7 +92,7 @@ class Record:
         if run.is_evaluation:
             report = path / "report.html"
             raise UserError(f"{path} is an evaluation, and {report} tells of it; give the folder of a run")
-        if (changed := changes(path)) is not None:
+        if (changed := run.changes()) is not None:
             warn_on_stderr(f"{path} has changed since the end of its run: {changed}")
         return cls(read_config(run.config), path, MetricsLog(run.metrics).read())
 

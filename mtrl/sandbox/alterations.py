@@ -76,10 +76,11 @@ def _mapped(table: _Table, change: Any, column: int | None = None) -> _Table:
 
 
 def _mixtures(kept: list[_Table], tables: Collection[str], literals: Sequence[str]) -> Iterator[list[_Table]]:
-    """Copies whose cells are drawn; the tables that gold reads share the rows."""
+    """Copies whose cells are drawn; the tables that gold reads share the rows, for a join of many holds many more."""
     share = max(1, sum(table.name in tables for table in kept))
     for seed, recipe in enumerate(_RECIPES):
-        mixture, rng = replace(recipe, rows=max(recipe.rows // share, 4)), random.Random(seed)
+        rows = max(4, min(recipe.rows // share, 600 // share**2))
+        mixture, rng = replace(recipe, rows=rows), random.Random(seed)
         yield [
             table.holding(mixture.draw(table, literals, rng) * max(recipe.times // share, 1))
             if table.name in tables

@@ -11,7 +11,6 @@ from mtrl.config.compose import compose
 from mtrl.diagnose.__main__ import main as diagnose
 from mtrl.errors import UserError
 from mtrl.tracking.checksums import SUMS
-from mtrl.trainer.checkpoint import read_checkpoint
 from mtrl.trainer.loading import load_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
@@ -30,33 +29,42 @@ def flip(file, bit):
     file.write_bytes(content)
 
 
-def found_in(run, name, capsys):
-    """What is said of the run by whom reads the file."""
-    if name.startswith("checkpoints/"):
-        with pytest.raises(UserError) as refused:
-            read_checkpoint((run / name).parent)
-        return str(refused.value)
-    with suppress(UserError):  # the flipped bit may make a file unreadable
+def told_by_diagnose(run, capsys):
+    """What the program says of the run on stderr; a flipped bit may make a file unreadable."""
+    with suppress(UserError):
         diagnose([str(run)])
     return capsys.readouterr().err
 
 
 def test_twenty_flipped_bits_over_all_files_are_found_by_name(finished, capsys):
+    """By `mtrl.diagnose`: in every file of the run and of all its checkpoints."""
     whole = (file for file in finished.rglob("*") if file.is_file() and file.stat().st_size)
     files = sorted(file.relative_to(finished).as_posix() for file in whole)
     files = [name for name in files if name != "run.log" and not name.endswith(SUMS)]
     chance = random.Random(0)
-    kinds = {name.split("/")[0]: name for name in chance.sample(files, len(files))}  # one of each folder at least
-    chosen = [*kinds.values(), *chance.sample(files, max(0, 20 - len(kinds)))]
-    assert len(chosen) >= 20 and {"config.yaml", "metrics.jsonl", "export", "checkpoints"} <= kinds.keys()
+    folders = {name.rpartition("/")[0] or name: name for name in chance.sample(files, len(files))}
+    weights = [name for name in files if name.startswith("checkpoints/") and name.endswith(".safetensors")]
+    chosen = dict.fromkeys([*folders.values(), *weights])
+    chosen |= dict.fromkeys(chance.sample(files, max(0, 20 - len(chosen))))
+    assert len({name.split("/")[1] for name in weights}) > 1, "older checkpoints as well"
+    assert len(chosen) >= 20 and {"config.yaml", "metrics.jsonl", "export"} <= folders.keys()
     for name in chosen:
         bit = chance.randrange(8 * (finished / name).stat().st_size)
         flip(finished / name, bit)
-        said = found_in(finished, name, capsys)
-        assert (name if not name.startswith("checkpoints/") else name.split("/")[-1]) in said
+        said = " ".join(told_by_diagnose(finished, capsys).split())
+        folder, _, file = name.rpartition("/")
+        assert (f"{folder}: {file} is not as" if name.startswith("checkpoints/") else name) in said
         flip(finished / name, bit)
-    diagnose([str(finished)])
-    assert "changed" not in capsys.readouterr().err
+    assert "changed" not in told_by_diagnose(finished, capsys)
+
+
+@pytest.mark.parametrize("bit", [3, 8 * 70], ids=["digest", "name"])
+def test_a_flipped_bit_in_the_checksums_of_a_checkpoint_is_told(finished, capsys, bit):
+    sums = next(finished.glob(f"checkpoints/*/{SUMS}"))
+    flip(sums, bit)
+    said = told_by_diagnose(finished, capsys)
+    flip(sums, bit)
+    assert f"checkpoints/{sums.parent.name}: " in said
 
 
 def test_a_changed_export_is_no_model(finished, tmp_path):
