@@ -43,19 +43,19 @@ def such_as(folder: Path) -> str:
 class RunDir:
     """Paths of the files and folders that a run writes::
 
-    config.yaml      what ran, resolved            checkpoints/   to resume from
-    metrics.jsonl    a row per step                export/        the final Hugging Face folder
-    trajectories/    what the agent did, JSONL     curves.png     the run at a glance
-    run.log          what the console said         summary.json   the numbers at the end
-    preflight.json   what the checks at its start found
-    timeline.jsonl   what it was doing when          alarms.jsonl   symptoms that it showed
-    tokenizer/       turns token ids into text     trackers/      what has arrived at the trackers, where there are any
-    trace_step_N.json.gz, .txt   one step in detail (trainer.profile_step)
-    launch.txt       which launch of torchrun it belongs to
-    status.txt       running, finished or stopped; a run that was killed leaves it at running
-    SHA256SUMS       the checksums of a finished run's files but run.log and trackers/; a checkpoint has its own
-    spending/        what was asked of endpoints so far, and what it cost
-    engine/          what the engine's servers said, where it has some
+    config.yaml      resolved configuration        checkpoints/   checkpoints to resume from
+    metrics.jsonl    one row per step              export/        final model as a Hugging Face folder
+    trajectories/    trajectories, JSONL           curves.png     main curves of the run
+    run.log          console output and log        summary.json   final numbers
+    preflight.json   findings of the checks at the start
+    timeline.jsonl   spans of the phases of a step   alarms.jsonl   symptoms reported during the run
+    tokenizer/       tokenizer of the token ids    trackers/      receipts of the trackers, if there are any
+    trace_step_N.json.gz, .txt   trace of one step (trainer.profile_step)
+    launch.txt       launch of torchrun that the run belongs to
+    status.txt       running, finished or stopped; still "running" after a kill
+    SHA256SUMS       checksums of a finished run's files except run.log and trackers/; a checkpoint has its own
+    spending/        requests to endpoints so far, and their cost
+    engine/          output of the engine's servers, if it has any
     """
 
     def __init__(self, path: str | Path):
