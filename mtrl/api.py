@@ -100,9 +100,10 @@ class MultiTurnRLTrainer:
         return json.loads(self.run.summary.read_text(encoding="utf-8"))
 
     def check_begun(self) -> None:
-        """
+        """Check that the run has begun.
+
         Raises:
-            UserError: nothing was trained yet.
+            UserError: the run has no configuration yet.
         """
         if not self.run.config.is_file():
             raise UserError(f"the run in {self.run} has not begun; call train() first")
@@ -140,16 +141,17 @@ class MultiTurnRLEvaluator:
 
     Args:
         model: a trainer, the folder of a run, a checkpoint, a model folder or a Hub name.
-        recipe: the experiment to play; needed where the model is not a run's, which brings its own.
-        dataset: file, folder or Hub name with the rows; None or empty: the recipe's.
+        recipe: the experiment to evaluate on, for a model that does not come from a run and so has no configuration.
+        dataset: file, folder or Hub name with the rows; None or empty: the data of the recipe.
         evaluate_base_model: compare with the policy before training, on the same rows.
-        success_threshold: score from which an episode is a success; None: the recipe's.
+        success_threshold: score from which an episode is a success; None: the recipe's threshold.
         overrides: any other keys.
         output: folder of the report; None creates one in `outputs/evaluations/`.
         service: other arguments of SageMaker AI's SDK; see `service_keys`.
 
     Raises:
-        UserError: a model without a task, or an argument of the service that this machine cannot serve.
+        UserError: the model has no configuration and no recipe is given, or an argument of the service is not supported
+            on this machine.
     """
 
     def __init__(
@@ -194,7 +196,8 @@ class MultiTurnRLEvaluator:
             show: function that is called with every line that the evaluation prints.
 
         Raises:
-            UserError: it ended with an error, and its last words; or the trainer that is evaluated has not trained.
+            UserError: the evaluation ended with an error, whose last lines are the message, or the trainer's run
+                has not begun.
         """
         if self.trainer is not None:
             self.trainer.check_begun()
@@ -205,9 +208,10 @@ class MultiTurnRLEvaluator:
 
 
 def check_is_run(model: str) -> None:
-    """
+    """Check that the model belongs to a run, whose configuration names the task.
+
     Raises:
-        UserError: the model is not a run's, so that no configuration says what it is to play.
+        UserError: the model does not belong to a run.
     """
     from mtrl.evaluate.sources import run_of
 

@@ -44,9 +44,8 @@ def load_splits(
 ) -> Splits:
     """Read both splits of `data.path` and convert them to rows with `convert(raw, split, index)`.
 
-    A held-out prompt that occurs in the training rows as well is dropped there; where most prompts are the same, a
-    held-out row. `hub_config` names the configuration
-    to take of a Hub data set that has several.
+    A training row whose task (see `contents_of`) also occurs in the held-out rows is dropped. `hub_config` maps the
+    name of a Hub data set with several configurations to the configuration to load.
     """
     path = str(data.path)
     if path in (hub_config or {}) and not Path(path).exists():
@@ -110,11 +109,12 @@ def cut_validation(splits: Splits, count: int) -> Splits:
 def contents_of(
     train: Sequence[Row], others: Sequence[Row], prompt: Callable[[Row], Any] = lambda row: row["prompt"]
 ) -> list[str]:
-    """What makes each row of `train`, then of `others`, the task that it is: its prompt; or, where most prompts are the
-    same and the task is told later or never (a secret code), all of the row but its name.
+    """Return the text that identifies the task of each row, for `train`, then `others`: the prompt; or, where most
+    training prompts are the same because the task is given later or never (a secret code), the row without `id` and
+    `split`.
 
     Args:
-        prompt: what of a row's prompt counts.
+        prompt: function that returns the part of a row's prompt to compare.
     """
     rows = [*train, *others]
     prompts = [_text(prompt(row)) for row in rows]
@@ -267,13 +267,13 @@ def _read(source: _Source, path: str, split: str) -> list[dict[str, Any]]:
 
 
 class _Source(Protocol):
-    """What a path leads to."""
+    """The data at a path: a folder, a file or a data set of the Hub."""
 
     def read(self, split: str) -> list[dict[str, Any]]:
-        """The rows of the split, or of another one that `split_names` gives."""
+        """Return the rows of the split, or of the first alternative of `split_names` that exists."""
 
     def unread(self, asked: Sequence[str]) -> list[str]:
-        """What splits there are beside these, in words."""
+        """Return descriptions of the splits that exist and are not read for the splits `asked`."""
 
 
 def _source(path: str, split: str) -> _Source:
@@ -295,7 +295,7 @@ def split_names(split: str) -> list[str]:
 
 
 def _found(split: str, known: Collection[str]) -> str | None:
-    """The name that the split goes by."""
+    """Return the first name of the split that is in `known`, or None."""
     return next((name for name in split_names(split) if name in known), None)
 
 
@@ -306,7 +306,7 @@ def _others(asked: Sequence[str], known: Iterable[str]) -> list[str]:
 
 
 class _Folder:
-    """A file, or shards, for each split."""
+    """A folder with one file, or several Parquet shards, for each split."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -369,9 +369,9 @@ class _Hub:
         name, _, config = path.partition(":")
         try:
             if is_out_of_reach(name):
-                datasets.config.HF_HUB_OFFLINE = True  # the library has no argument for it; its cache is used at once
+                datasets.config.HF_HUB_OFFLINE = True  # there is no argument for this; then only the cache is used
             self.splits = datasets.load_dataset(name, config or None)
-        except Exception as error:  # the library raises anything from OSError to its own types, offline or not
+        except Exception as error:  # the library raises many types, from OSError to its own, offline or not
             reason = (str(error).strip() or "no message").splitlines()[0][:200]
             raise UserError(
                 f"data.path={path} is not a folder or file here, and the Hub did not give it "

@@ -1,7 +1,6 @@
-"""Numbers that a user's code returns, as plain floats: rewards, components, metrics and scores.
+"""Conversion of numbers that a user's code returns (rewards, components, metrics and scores) to plain floats.
 
-A number is judged by the float that it becomes, never by its own methods: a subclass of float may say anything of its
-magnitude.
+A number is converted before it is checked, because the methods of a user's own subclass of float may be wrong.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ from mtrl.process_guard import said
 from mtrl.types import LARGEST_REWARD
 
 LARGEST_METRIC = 1e100
-"""Magnitude; means and squares of metrics are float64."""
+"""Upper bound of a metric's magnitude; means and squares of metrics are computed in float64."""
 MOST_NAMES, LONGEST_NAME = 1_000, 200
-"""Components, or metrics, of one turn, and characters of their names: each is a column of the run's files."""
+"""Maximum number of reward components, or of metrics, of one turn, and maximum length of their names in characters.
+Each name is a column of the run's files."""
 
 
 def finite(value: Any, what: str, below: float = LARGEST_REWARD) -> float:
-    """A plain float.
+    """Convert a number to a plain float; `what` describes it in the error.
 
     Raises:
-        TypeError: `what` is no finite number, or its magnitude is not below the limit.
+        TypeError: `value` is no finite number, or its magnitude is not less than `below`.
     """
     number = plain(value)
     if not abs(number) < below:
@@ -33,19 +33,20 @@ def finite(value: Any, what: str, below: float = LARGEST_REWARD) -> float:
 
 
 def named(values: Mapping[str, Any], what: str, below: float = LARGEST_REWARD) -> dict[str, float]:
-    """Finite numbers by name.
+    """Check a mapping from names to finite numbers, and convert the numbers to floats.
 
     Raises:
-        TypeError: one is none, or there are too many names, or too long ones.
+        TypeError: a value is no finite number below `below`, there are too many names, or a name is too long.
     """
     check_names(values, what)
     return {name: finite(value, f"{what}[{name!r}] =", below) for name, value in values.items()}
 
 
 def check_names(values: Mapping[str, Any], what: str) -> None:
-    """
+    """Check the names of a mapping.
+
     Raises:
-        TypeError: there are too many names, too long ones, or one that is no text.
+        TypeError: there are too many names, or a name is too long or no text.
     """
     if len(values) > MOST_NAMES:
         raise TypeError(f"{what} with {len(values)} names; there may be {MOST_NAMES}")
@@ -55,14 +56,14 @@ def check_names(values: Mapping[str, Any], what: str) -> None:
 
 
 def plain(value: Any) -> float:
-    """The value as a plain float; NaN where it is no real number, or too large for a float."""
+    """Convert a value to a plain float; NaN if it is no real number, or too large for a float."""
     try:
-        number = value.item() if hasattr(value, "item") else value  # numpy's and torch's
+        number = value.item() if hasattr(value, "item") else value  # scalars of numpy and torch
         return float(number) if isinstance(number, numbers.Real) else math.nan
-    except (OverflowError, ValueError, RuntimeError):  # an array with several elements, for one
+    except (OverflowError, ValueError, RuntimeError):  # for example an array with several elements
         return math.nan
 
 
 def shown(value: Any) -> str:
-    """The value in a message."""
+    """Return the text of a value for a message, at most 200 characters."""
     return f"{said(value, repr):.200}"

@@ -1,10 +1,11 @@
 """Protection of the process from an environment's code, which must not end it, delay its end, or stop its event loop.
 
-`os._exit` ends a process without an exception and with any status, 0 too, so that a run of which nothing is left would
-look like one that has succeeded. Within `guarded` it raises `SystemExit` instead, which fails the episode. Threads,
-tasks and callbacks that are started there are guarded too, and such threads end with the process.
+`os._exit` ends a process without an exception and with any status, including 0, so that a run that was cut off would
+look like a success. Within `guarded` it raises `SystemExit` instead, which fails the episode. Threads, tasks and
+callbacks that are started within `guarded` are guarded too, and such threads are daemons, so they end with the process.
 
-`import_guarded` and `in_time` are for the rest of a user's code: the import of a module, and a call with a time limit.
+`import_guarded` and `in_time` protect against other code of the user: the import of a module, and a call with a time
+limit.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def failing_alone() -> Iterator[None]:
 
 
 def import_guarded(module: str) -> ModuleType:
-    """Import a module of a user's, `guarded`. A recursion limit that it sets stays.
+    """Import a user's module within `guarded`. A recursion limit that the module sets remains in effect.
 
     Raises:
-        RuntimeError: the module ends the program. The traceback is that of the place where it does.
+        RuntimeError: the module ends the program; the traceback is that of the module's `SystemExit`.
     """
     depth = sys.getrecursionlimit()
     try:
@@ -80,11 +81,11 @@ def import_guarded(module: str) -> ModuleType:
 
 
 def in_time(call: Callable[[], T], seconds: float) -> T:
-    """The result of a call on a guarded daemon thread, so that a call that hangs holds up neither its caller nor the
-    exit.
+    """Return the result of a call on a guarded daemon thread, so that a call that hangs delays neither its caller nor
+    the exit.
 
     Raises:
-        CallTimeoutError: there is no result within `seconds`.
+        CallTimeoutError: the call has no result within `seconds`.
     """
     results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -108,7 +109,8 @@ def in_time(call: Callable[[], T], seconds: float) -> T:
 
 
 def said(value: object, show: Callable[[Any], str] = str) -> str:
-    """`str(value)`, which is code of whoever wrote its class and may fail itself."""
+    """Return `show(value)`, by default `str(value)`, or a substitute text if that raises. The class of the value may be
+    the user's, so its `__str__` may fail."""
     try:
         with guarded():
             return show(value)

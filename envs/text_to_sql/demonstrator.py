@@ -67,7 +67,8 @@ def _mistaken(row: Row) -> list[str]:
 
 
 def _constant(truth: dict[str, Any]) -> list[str]:
-    """A query that reads what gold reads and gives gold's first rows as literals; none where gold reads no table."""
+    """Return a query that reads a table of gold and returns gold's rows as literals; none if gold reads no table or has
+    too many rows."""
     source = SqlSandbox.from_script(truth["script"]) if "script" in truth else SqlSandbox.from_path(truth["db"])
     with closing(source) as sandbox:
         result = sandbox.run(truth["sql"], rows=MOST_CONSTANT_ROWS)

@@ -18,7 +18,8 @@ MOST_MALFORMED = 5
 """Maximum number of malformed turns with a cost, so that the total reward of an episode is at least -0.5."""
 
 _VALUES, _ZEROS, _MORE = 3, 2, 1
-"""What altered content makes of gold's result: new rows, new rows of nothing but 0 and NULL, more of the same rows."""
+"""Weights of the changes that altered content makes to gold's result: new rows, new rows of only 0 and NULL, and more
+of the same rows."""
 
 _LITERALS = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
@@ -52,10 +53,11 @@ def judge(sandbox: SqlSandbox, query: str, gold_sql: str) -> Verdict:
 def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResult) -> bool:
     """Whether a right result depends on the content of the database, and is no constant that happens to be right.
 
-    Databases with altered content on which gold gives new rows are asked until the query gives the same as gold on one.
-    Rows of nothing but 0 and NULL, which any query of no rows gives, count only where gold gives no others, and more of
-    the same rows only where it never gives new ones. Where nothing tells, a result without rows does not count: any
-    false condition gives it. The text of gold itself follows gold everywhere, so no altered database is made for it.
+    The query runs on databases with altered content on which gold returns new rows, until its result equals gold's on
+    one of them. Rows of only 0 and NULL, which aggregates over no rows return, count only if gold returns no other new
+    rows; more of the same rows count only if gold never returns new rows. If the result of gold never changes, the
+    check is undecidable: a result with rows counts as right, and an empty one does not, since any false condition gives
+    an empty result. A query with the exact text of gold needs no altered database.
     """
     if query.strip() == gold_sql.strip():
         return True
@@ -77,7 +79,8 @@ def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResul
 
 
 def _weight(rows: list[tuple[Any, ...]], gold: list[tuple[Any, ...]], known: set[tuple[Any, ...]]) -> int:
-    """How much it tells that a query gives these rows, as gold does, where the content is altered; 0: nothing."""
+    """Return the weight of gold's `rows` on altered content: `_VALUES`, `_ZEROS`, `_MORE`, or 0 if they have no new row
+    and are not more than before."""
     if not set(rows) <= known:
         return _VALUES if any(value for row in rows for value in row) else _ZEROS
     return _MORE if len(rows) > len(gold) else 0

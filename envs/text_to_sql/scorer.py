@@ -88,9 +88,12 @@ def _sorts(sql: str) -> bool:
 
 
 def _is_constant(database: SqlSandbox, query: str, sql: str, gold: SqlResult) -> bool:
-    """Whether the query never follows gold to other rows when the content changes; rows without any value other than
-    0 are looked at where gold has no others, and then the same rows in a larger number. A gold query that always comes
-    out empty proves nothing. A query that is gold word for word needs no altered databases."""
+    """Whether the query never gives gold's rows when the content of the database changes.
+
+    Rows of only zero, empty and NULL values count only if gold has no other new rows, and a larger number of the same
+    rows only if gold has no new rows at all. If gold is empty on every copy, the query counts as a constant. A query
+    that equals gold's text needs no altered databases.
+    """
     if query == sql.strip():
         return False
     agrees: dict[str, list[bool]] = {"values": [], "zeros": [], "numbers": []}
@@ -107,7 +110,8 @@ def _is_constant(database: SqlSandbox, query: str, sql: str, gold: SqlResult) ->
 
 
 def _change(expected: SqlResult, gold: SqlResult) -> str | None:
-    """What altered content does to the rows of gold."""
+    """Return how altered content changes the rows of gold: `values` or `zeros` (new rows), `numbers` (more of the same
+    rows), or None."""
     seen = frozenset(gold.rows)
     new = [row for row in expected.rows if row not in seen]
     if not new:

@@ -103,12 +103,12 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
     Raises:
         UserError: the path cannot be imported or is not callable, or the module itself raised a `UserError`.
     """
-    from mtrl.process_guard import import_guarded  # brings asyncio, which --help does without
+    from mtrl.process_guard import import_guarded  # imports asyncio, which --help does not need
 
     module, _, attribute = path.rpartition(".")
     try:
         function = getattr(import_guarded(module), attribute)
-    except UserError:  # it says itself what it lacks
+    except UserError:  # its message already names the problem
         raise
     except Exception as error:  # the module is the user's: importing it can fail in any way
         expected = isinstance(error, ImportError | AttributeError | ValueError)

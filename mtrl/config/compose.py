@@ -58,7 +58,7 @@ def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig
 
 
 def merge_with_hydra(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
-    """The same with Hydra's own configuration in it, unresolved."""
+    """Like `merge`, but with Hydra's own configuration and with unresolved interpolations."""
     words, folders = [word for word in overrides if not names_folders(word)], own_folders(overrides, config_dir)
     check_folders(folders)
     if places := [*(f"file://{folder.resolve()}" for folder in folders), *packages(overrides)]:

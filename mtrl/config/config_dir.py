@@ -1,6 +1,6 @@
-"""Folders with config groups of the user's own (`--config-dir`, `hydra.searchpath`), and what is wrong with the files.
+"""Checks of the folders that hold the user's own config groups (`--config-dir`, `hydra.searchpath`).
 
-The files are checked before Hydra reads one: a YAML bomb would hang it.
+The files are checked before Hydra reads them, since a YAML bomb would make Hydra hang.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ FILE, PACKAGE = "file://", "pkg://"
 
 
 def names_folders(override: str) -> bool:
-    """Whether an override says where Hydra looks for config groups."""
+    """Whether an override sets `hydra.searchpath`, where Hydra looks for config groups."""
     return override.lstrip("+").partition("=")[0] == SEARCHED
 
 
 def own_folders(overrides: Sequence[str], config_dir: str | None) -> list[Path]:
-    """The folders of this command that hold config groups besides ours."""
+    """Return the folders with config groups that the command names, besides mtrl's own."""
     named = [place.removeprefix(FILE) for place in _searched(overrides) if not place.startswith(PACKAGE)]
     return [Path(folder) for folder in (*named, *([config_dir] if config_dir else []))]
 
 
 def packages(overrides: Sequence[str]) -> list[str]:
-    """The installed packages of this command that hold config groups, as `hydra.searchpath` names them."""
+    """Return the installed packages with config groups that the command names, as written in `hydra.searchpath`."""
     return [place for place in _searched(overrides) if place.startswith(PACKAGE)]
 
 
 def _searched(overrides: Sequence[str]) -> list[str]:
-    """The items of `hydra.searchpath`.
+    """Return the items of `hydra.searchpath`.
 
     Raises:
-        UserError: it is no list of texts.
+        UserError: the value is not a list of texts.
     """
     found: list[str] = []
     for override in filter(names_folders, overrides):
@@ -62,12 +62,11 @@ def _searched(overrides: Sequence[str]) -> list[str]:
 
 
 def check_folders(folders: Sequence[Path]) -> None:
-    """Each folder is there, its files stay small, they are in groups, and those that set keys of any section say so.
-
-    What is no YAML is left to Hydra, which names the line.
+    """Check that each folder exists, that its files are in groups and not too large, and that files of `GLOBAL_GROUPS`
+    have the header. Files that are not YAML are skipped, since Hydra's error names the line.
 
     Raises:
-        UserError: the folder does not exist, or Hydra would ignore or misread one of its files.
+        UserError: a folder does not exist, a file is too large, or Hydra would ignore or misread a file.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -89,7 +88,8 @@ def check_folders(folders: Sequence[Path]) -> None:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """The files of a folder with one of these suffixes, in order. Hydra follows links, and so does this, once each."""
+    """Yield the files of a folder and its subfolders with one of these suffixes, in order. Links to folders are
+    followed, as Hydra does, but each folder is visited once."""
     seen = set()
     for place, inside, names in os.walk(folder, followlinks=True):
         inside.sort()
@@ -110,10 +110,10 @@ def _check_file(file: Path) -> None:
 
 
 def check_primary(name: str | None, path: str | None) -> None:
-    """`--config-name` and `--config-path` name the one primary configuration that there is, where they are given.
+    """Check that `--config-name` and `--config-path` do not name another primary configuration than `config`.
 
     Raises:
-        UserError: they name another one.
+        UserError: `name` is another configuration, or `path` is set.
     """
     if name not in (None, PRIMARY):
         raise UserError(
@@ -129,7 +129,8 @@ def check_primary(name: str | None, path: str | None) -> None:
 
 
 def misplaced(error: BaseException, folders: Sequence[Path]) -> UserError | None:
-    """The sentence for a choice that does not exist, where a file of that name lies elsewhere in the user's folders."""
+    """Return the error for a choice of a group that does not exist, if a file of that name is elsewhere in the user's
+    folders; else None."""
     chosen = error.missing_cfg_file if isinstance(error, MissingConfigException) else None
     if not chosen:
         return None

@@ -21,11 +21,11 @@ OFF = {
     ),
     "reward_model.overlong_buffer.enable": "leave reward.components.length_penalty out, which is its default",
 }
-"""Switches whose entry in the tables says what they mean on -> what they mean off."""
+"""Foreign switch whose table entry is its replacement when on -> the replacement when it is off."""
 
 
 class OtherwiseError(ValueError):
-    """This value has no equal in our key; the text says what to do."""
+    """A foreign value has no equivalent in our key; the message says what to write instead."""
 
 
 UNLIMITED = (
@@ -48,7 +48,7 @@ def _listed(value: str) -> str:
 
 
 def _only(value: str) -> str:
-    """The item of a list of one."""
+    """Return the item of a list with a single item."""
     item, *more = _items(value)
     if more:
         raise OtherwiseError(SEVERAL_FILES)
@@ -56,7 +56,7 @@ def _only(value: str) -> str:
 
 
 def _limit(value: str) -> str:
-    """A limit that is no limit at 0 and below there."""
+    """Return a limit unchanged; values of 0 or less, which mean "no limit" in other frameworks, have no equivalent."""
     if int(value) <= 0:
         raise OtherwiseError(UNLIMITED)
     return value
@@ -73,12 +73,12 @@ def _trackers(value: str) -> str:
 
 
 def _samples(value: str) -> str:
-    """pass@k needs as many samples of a row as its largest k."""
+    """Return the setting of `evaluation.samples_per_row`: pass@k needs as many samples of a row as its largest k."""
     return f"evaluation.samples_per_row={max(map(int, _items(value)), default=1)}"
 
 
 NEEDS: dict[str, Callable[[str], str]] = {"model.path": lambda _: "model=hf", "evaluation.pass_k_values": _samples}
-"""Keys that do nothing alone -> the setting that has their value read."""
+"""Keys that have no effect alone -> function that returns, for their value, the setting that makes mtrl read them."""
 
 
 def _never_is_zero(value: str) -> str:
@@ -87,12 +87,12 @@ def _never_is_zero(value: str) -> str:
 
 
 def _one_more(value: str) -> str:
-    """Answers to tools there, turns of the policy here: it speaks once more than it is answered."""
+    """Translate a number of tool responses to a number of turns: the policy has one turn more than responses."""
     return str(int(value) + 1)
 
 
 def _one_more_or_unlimited(value: str) -> str:
-    """The same where 0 is no limit."""
+    """Like `_one_more`, but values below 1 mean "no limit" and cannot be translated."""
     if int(value) < 1:
         raise ValueError(value)
     return _one_more(value)
@@ -115,7 +115,7 @@ CONVERT: dict[str, Callable[[str], str]] = {
     "cispo_eps_clip_low": _one_minus,
     "cispo_eps_clip_high": _one_plus,
     "epsilon_high": _one_plus,
-    "adam_beta1": lambda value: f"[{float(value):g},0.999]",  # the other one stays at TRL's default
+    "adam_beta1": lambda value: f"[{float(value):g},0.999]",  # beta2 stays at TRL's default
     "adam_beta2": lambda value: f"[0.9,{float(value):g}]",
     "max_tool_calling_iterations": _one_more,
     "max_user_turns": _one_more_or_unlimited,
@@ -145,10 +145,11 @@ REJECTING = {
     "seq_mean_k1": "geometric",
     "null": "none",
 }
-"""verl's rejections: tokens outside of the bounds are masked, while its `rollout_is` of the same words cuts weights."""
+"""Values of verl's `rollout_rs`, which masks tokens outside the bounds; verl's `rollout_is` has the same values but
+truncates weights."""
 
 OF_KEY = {"algorithm.rollout_correction.rollout_rs": REJECTING}
-"""Foreign keys whose values mean something else than those of `VALUES` -> their own."""
+"""Foreign keys whose values have another meaning than in `VALUES` -> their own table of values."""
 
 VALUES = {
     "algorithm.advantage_method": {

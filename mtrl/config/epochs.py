@@ -13,14 +13,14 @@ EPOCHS, STEPS = "trainer.epochs", "trainer.max_steps"
 
 
 def length_of(overrides: Sequence[str], has_own_groups: bool) -> list[str]:
-    """What makes the length that a command gives the length of the run.
+    """Return the overrides to add so that the length that a command sets is the length of the run.
 
     Args:
-        has_own_groups: an experiment of the user's own may set `trainer.epochs`, which would win over the steps that
-            are typed.
+        has_own_groups: whether the user has config groups of their own, whose `trainer.epochs` would have priority over
+            the `trainer.max_steps` of the command.
 
     Raises:
-        UserError: the command gives both lengths, and one of them would have no effect.
+        UserError: the command sets both lengths, one of which would have no effect.
     """
     given = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     if EPOCHS in given and STEPS in given and given[EPOCHS] != "null":

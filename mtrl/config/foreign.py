@@ -15,7 +15,7 @@ from mtrl.config.dialect_values import CONVERT, NEEDS, OF_KEY, OFF, VALUES, WHEN
 from mtrl.config.dialects import FRAMEWORKS
 
 FUNCTIONS = (ESTIMATORS.key, REDUCTIONS.key, *WITH_TORCH)
-"""Keys that take functions of the user's own as well."""
+"""Keys that also take a function of the user's own, as `package.module.function`."""
 EXPERIMENTS = Path(mtrl.__file__).parent.parent / "conf" / "experiment"
 
 
@@ -28,7 +28,7 @@ class Found:
     ours: str
 
     def advice(self, value: str | None) -> str:
-        """What to write here for `key=value`."""
+        """Return the advice for `key=value`: the override to write, or a sentence."""
         if value is None:
             return self.ours if " " in self.ours else f"write {self.ours}"
         ours = self._ours(value)
@@ -41,14 +41,14 @@ class Found:
         return f"write {proposed}" if proposed else f"set {ours}, {allowed(ours.partition('=')[0])}"
 
     def proposal(self, value: str) -> str | None:
-        """The overrides that mean `key=value` here, as one types them in a shell; None where there are none."""
+        """Return the equivalent overrides of `key=value`, as typed in a shell; None if there are none."""
         try:
             return self._proposal(value)
         except OtherwiseError:
             return None
 
     def _ours(self, value: str) -> str:
-        """Our key, or the setting or sentence, for this value."""
+        """Return our key, our setting or a sentence for this value of the foreign key."""
         if value.lower() != "false":
             return self.ours
         return OFF.get(self.key) or WHEN_FALSE.get(self.ours, self.ours)
@@ -70,13 +70,13 @@ class Found:
 
 
 def written(key: str, value: str, values: Mapping[str, str] | None = None) -> str | None:
-    """The overrides that give our key a value that may be another framework's, as one types them in a shell.
+    """Return the overrides that set our key to a value that may be another framework's, as typed in a shell.
 
     Args:
-        values: what foreign values are here; None: those of `VALUES`.
+        values: foreign value -> our value; None: the table of `key` in `VALUES`.
 
     Returns:
-        None where the key does not take it.
+        The overrides, separated by spaces; None if the key does not take the value.
     """
     values = VALUES.get(key, {}) if values is None else values
     first, *more = values[value].split(" ") if value in values else [value]
@@ -92,7 +92,7 @@ def written(key: str, value: str, values: Mapping[str, str] | None = None) -> st
 
 
 def meant(key: str, path: str, value: str | None) -> str:
-    """What to say of our key that a wrong `path` probably means: `did you mean seed=1?`"""
+    """Return the question about the key of mtrl that a wrong `path` probably means: `did you mean seed=1?`"""
     if value is None or keys.is_vague(key, path):
         return f"did you mean {key}?"
     proposed = written(key, value)
@@ -109,7 +109,7 @@ def _words(key: str) -> tuple[str, ...] | None:
 
 
 def allowed(key: str) -> str:
-    """What a key takes, in words."""
+    """Return a description of the values that a key takes."""
     words, known = _words(key), keys.find(key)
     if words:
         return f"one of {', '.join(words)}" + (", or package.module.function" if key in FUNCTIONS else "")
@@ -127,10 +127,11 @@ def find_exact(path: str) -> Found | None:
 
 
 def find_ending(path: str, least: int = 1) -> Found | None:
-    """The entry that ends as `path` does, for keys without their section or in another one; longest ending first.
+    """Return the entry with the same ending as `path`, for keys without their section or in another one. The longest
+    ending is tried first; None if no ending leads to a single key of mtrl.
 
     Args:
-        least: words that have to be the same.
+        least: minimum number of words of the ending.
     """
     words = path.split(".")
     for start in range(len(words) - least + 1):

@@ -125,7 +125,7 @@ def find(path: str) -> Key | None:
 
 @cache
 def takes(path: str, value: str) -> bool:
-    """Whether a value, as it is typed on the command line, has the type of this key and lies within its bounds."""
+    """Return whether a value, as typed on the command line, has the type of this key and lies within its bounds."""
     try:
         typed_value = OverridesParser.create().parse_override(f"{path}={value}").value()
         if path in all_keys():
@@ -137,7 +137,8 @@ def takes(path: str, value: str) -> bool:
 
 @cache
 def _tree() -> DictConfig:
-    """The schema, with the sections that are null by default, to try values on: they change no type."""
+    """Return the schema, including the sections that are null by default. `takes` sets values in this shared tree,
+    which does not change the types."""
     tree = OmegaConf.structured(Config())
     for key in all_keys().values():
         if key.is_section and OmegaConf.select(tree, key.path) is None:
@@ -169,12 +170,12 @@ VAGUE = (
     *("name", "path", "mode", "enabled", "batch_size", "url", "target", "model", "config", "env", "args", "extra"),
     *("host", "port", "rows", "level", "experiment", "seconds", "json", "output", "split", "window", "python"),
 )
-"""Last words of keys that say nothing without their section."""
+"""Last words of keys that are ambiguous without their section."""
 
 
 def is_vague(known: str, path: str) -> bool:
-    """Whether a wrong `path` has no more than a word like `name` in common with a key, or less: then a value of the one
-    may be nonsense for the other."""
+    """Whether the key `known` ends with one of the `VAGUE` words and is in another section than the wrong `path`, so
+    that a value of one may be wrong for the other."""
     section, _, leaf = known.rpartition(".")
     return leaf in VAGUE and section != path.rpartition(".")[0]
 

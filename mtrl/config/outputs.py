@@ -1,4 +1,4 @@
-"""Where results may be written: folders and files of this machine, and no addresses."""
+"""Checks that results are written to folders and files of this machine, and not to addresses (`s3://...`)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from pathlib import Path
 from mtrl.errors import UserError
 
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]+:/")
-"""The beginning of an address. As a `Path` it has lost one of its slashes, and a drive is one letter."""
+"""Pattern of the start of an address. It needs only one slash, since `Path` removes the second, and at least two
+letters, since a drive has one."""
 
 
 def is_address(path: str | Path | None) -> bool:
-    """Whether a path is an address, which would become a folder named `s3:` here."""
+    """Whether a path is an address, for which a local folder such as `s3:` would be created."""
     return path is not None and bool(_ADDRESS.match(str(path)))
 
 
 def check_local(said: str, path: str | Path | None) -> None:
-    """
+    """Check that a path is not an address.
+
     Args:
-        said: the key or option with its value, as it was typed.
+        said: the key or option with its value, as typed.
 
     Raises:
         UserError: the path is an address.
@@ -32,12 +34,13 @@ def check_local(said: str, path: str | Path | None) -> None:
 
 
 def check_file(said: str, path: str | Path) -> None:
-    """
+    """Check that a file can be written at a path.
+
     Args:
         said: as for `check_local`.
 
     Raises:
-        UserError: no file can be written there.
+        UserError: the path is an address or a folder, or its parent folder does not exist.
     """
     check_local(said, path)
     path = Path(path)

@@ -62,10 +62,11 @@ def _normalise(override: str, groups: set[str]) -> str:
 
 
 def _choice(override: str, group: str, value: str) -> str:
-    """A group of this tree is in the defaults list and takes no sign; a user's own group needs its `+`.
+    """Normalise the choice of a group. A group of this tree is in the defaults list and takes no sign; a user's own
+    group needs its `+`.
 
     Raises:
-        UserError: the file is outside of the groups, where it is not checked.
+        UserError: the choice is a file outside the config groups, which would not be checked.
     """
     if "../" in value:
         raise UserError(

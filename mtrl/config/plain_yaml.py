@@ -131,9 +131,10 @@ def _and_a_key(tree: DictConfig) -> str:
 
 
 def text_of(path: Path) -> str:
-    """
+    """Return the text of a file.
+
     Raises:
-        TooLargeError: it has too many bytes.
+        TooLargeError: the file has more than `LARGEST` bytes.
     """
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)

@@ -15,7 +15,7 @@ def import_plugins(modules: Sequence[str]) -> None:
     """
     if not modules:
         return
-    from mtrl.process_guard import import_guarded  # brings asyncio, which --help does without
+    from mtrl.process_guard import import_guarded  # imports asyncio, which --help does not need
 
     _take_our_names()
     for module in modules:

@@ -60,7 +60,7 @@ class EnvironmentConfig:
     step_timeout: float = 30.0
     """Time limit of reset or of one step, in seconds."""
     episode_timeout: float = 600.0
-    """Seconds that a whole episode may take, and so many that loading the rows, and scoring one episode, may."""
+    """Time limit of a whole episode, of loading the rows, and of scoring one episode, in seconds each."""
     retries: int = 1
     """Maximum number of retries of an episode after an environment error, before the whole group is replaced."""
     max_failed_share: float = 0.5
@@ -399,8 +399,8 @@ class DiagnosisConfig:
     """The rules of `python -m mtrl.diagnose`, applied during a run."""
 
     live: str = "warn"
-    """What a symptom does to the run. warn: it is told | stop: a collapse, a hacked reward or a wide gap to held-out
-    rows ends it, saved | none"""
+    """Reaction of a run to a symptom. warn: the symptom is logged | stop: a collapse, a hacked reward or a wide gap to
+    held-out rows also ends the run, after it is saved | none: no diagnosis during the run"""
     window: int = 25
     """Number of steps that a decision is based on; the effect of one changed setting takes 25 to 50 steps to show."""
 

@@ -1,4 +1,4 @@
-"""No secret is in the configuration: config.yaml, run.log, the console and the trackers show all of it."""
+"""Check that the configuration holds no secret, since config.yaml, run.log, the console and the trackers show it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ FIXES = {
     "evaluation": "leave it out, and export the key as {cfg.evaluation.endpoint.api_key_env}",
     "": "leave it out, export it as an environment variable, and let your code read that",
 }
-"""What to do about a secret in a setting, or anywhere below it."""
+"""Setting -> fix for a secret in the setting or below it; the first match applies."""
 ENVIRONMENT = "generator.agent.env"
 
 
 def check_secrets(cfg: DictConfig) -> None:
-    """
+    """Check that no setting looks like a secret.
+
     Raises:
-        UserError: a setting looks like a secret; the sentence does not hold its value.
+        UserError: a setting looks like a secret; the message does not contain its value.
     """
     for path in _secrets(OmegaConf.to_container(cfg, resolve=True), ""):
         fix = next(fix for place, fix in FIXES.items() if f"{path}.".startswith(f"{place}.") or not place)
@@ -43,7 +44,7 @@ def check_secrets(cfg: DictConfig) -> None:
 
 
 def _secrets(value: Any, path: str) -> Iterator[str]:
-    """The paths of all secrets in a setting and below it."""
+    """Yield the paths of all secrets in a setting and below it."""
     name = path.rpartition(".")[2]
     if isinstance(value, dict):
         for key, item in value.items():

@@ -1,4 +1,4 @@
-"""What holds a secret: environment variables by their names, settings by theirs, and texts by their form."""
+"""Detection of secrets: environment variables and settings by their names, and texts by their form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 _KINDS = "KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|COOKIE|JWT"
 _VARIABLE = re.compile(
     rf".*({_KINDS})S?|.+_(PWD|PAT|PASS|DSN|AUTH)|(.+_)?(SECRET|AUTH)_.+|(.+_)?DATABASE_URL|PGPASSFILE"
-    # one of several, or its form; what tells where it lies or how long it lives is none
+    # The suffix may number or describe the secret (`KEY_1`), but not its location, size or lifetime (`KEY_FILE`).
     rf"|.*({_KINDS})_(?!(.+_)?(PATH|FILE|DIR|NAME|ENV|TYPE|SIZE|LENGTH|LIMIT|COUNT|TIMEOUT|TTL)$).+",
     re.IGNORECASE,
 )
@@ -16,11 +16,12 @@ _SETTING = re.compile(
     r"|pwd|jwt|cookie|authorization|(access|auth|api|bearer|session|refresh|hf|hub|gh|github|gitlab)_?token)s?(_?\d+)?",
     re.IGNORECASE,
 )
-"""Narrower than for variables: `pad_token`, `max_new_tokens`, `answer_key` and the word of a game are settings too."""
+"""Pattern of settings that hold secrets. It is narrower than `_VARIABLE`, since `pad_token`, `max_new_tokens`,
+`answer_key` and the secret word of a game are ordinary settings."""
 _TOKEN = re.compile(r"[^\s<>\[\]/|$]{8,}")
-"""What a setting named `token` holds if it is one that opens something, and not `<eos>`."""
+"""Pattern of the value of a setting named `token` that is an access token and not a special token such as `<eos>`."""
 _URL = re.compile(r"(\w+://[^/\s@:]*):[^/\s@]+@")
-"""A URL with a password in it."""
+"""Pattern of a URL that contains a password."""
 _QUERY = re.compile(r"[?&]([\w-]+)=([^\s&]+)")
 _WORD = re.compile(
     r"(?<![\w-])(sk-[A-Za-z0-9]{20,}|sk-(proj|ant|or|svcacct|admin)-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
@@ -28,19 +29,19 @@ _WORD = re.compile(
     r"|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)(?![A-Za-z0-9])|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     r"|(?i:authorization): *\w+ +[^\s$'\"<{]{6,}"
 )
-"""Keys of services that begin as theirs do, and the header that carries one."""
+"""Pattern of keys with a known prefix of their service, of private keys, and of the `Authorization` header."""
 _SET = re.compile(r"(?:^|[\s'\"])-{0,2}([A-Za-z][\w-]*)=([^\s'\"]+)")
 _GIVEN = re.compile(r"(?:^|\s)--?([A-Za-z][\w-]*)\s+([^\s'\"-][^\s'\"]*)")
-"""NAME=VALUE and --name=value, and --name value in the words of a command."""
+"""Patterns of `NAME=VALUE` and `--name=value` (`_SET`), and of `--name value` (`_GIVEN`), in a command."""
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether nobody should read the value of this environment variable."""
+    """Return whether the environment variable seems to hold a secret, which must not be shown."""
     return bool(_VARIABLE.fullmatch(name)) or holds_secret(value)
 
 
 def names_secret(setting: str, value: str) -> bool:
-    """Whether a setting of this name holds a secret with this value; `$NAME` is a variable's, and no secret."""
+    """Return whether the setting seems to hold a secret; `$NAME` refers to a variable and is no secret."""
     setting = setting.strip("-").replace("-", "_").replace(".", "_")
     if not value or value.startswith("$"):
         return False
@@ -49,21 +50,21 @@ def names_secret(setting: str, value: str) -> bool:
 
 
 def holds_secret(text: str) -> bool:
-    """Whether there is a password in a URL, or a key, in a text."""
+    """Return whether a text contains a URL with a password or key, or a key of a known form."""
     return _has_secret(_QUERY, text) or bool(_URL.search(text) or _WORD.search(text))
 
 
 def shows_secret(command: list[str]) -> bool:
-    """Whether the words of a command hold a secret."""
+    """Return whether the words of a command contain a secret."""
     line = " ".join(command)
     return _has_secret(_SET, line) or _has_secret(_GIVEN, line) or holds_secret(line)
 
 
 def without_password(url: str) -> str:
-    """A URL that may be shown."""
+    """Return the URL with its password replaced by `***`."""
     return _URL.sub(r"\1:***@", url)
 
 
 def _has_secret(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether one of the names and values that a pattern finds is a secret."""
+    """Return whether the pattern, whose groups are a name and a value, finds a secret in the text."""
     return any(names_secret(*match.groups()) for match in pattern.finditer(text))

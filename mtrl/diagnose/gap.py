@@ -14,14 +14,15 @@ from mtrl.diagnose.stats import Change, compare, error_of_share, noise
 RISE = 0.15
 """Minimum gain of training success, and its minimum lead over the evaluation, as shares of the rollouts."""
 FOLLOWS = 0.5
-"""Held-out success that certainly gained less than this share of what training did has not followed it."""
+"""Share of the gain of training. Held-out success has not followed training if it certainly gained less than this
+share."""
 FALL = 0.1
-"""Share of the held-out episodes: what the evaluations must have lost at least since their best."""
+"""Minimum loss of held-out success since the best evaluation, as a share of the held-out episodes."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Training got better, and the evaluations did not; or they got worse, and training did not."""
+    """Training improved and the evaluations did not, or the evaluations became worse and training did not."""
 
     trained: Change
     """Success of the rollouts by the scorer, or their reward in units of a success if nothing was scored; from the
@@ -35,12 +36,12 @@ class Gap:
     best_step: int
     """Step of the best evaluation."""
     falls: bool
-    """Held-out success is certainly lower than at its best, and training did not lose as much."""
+    """Whether held-out success is certainly lower than at its best, while training did not lose as much."""
 
 
 def find_gap(record: Record) -> Gap | None:
-    """The gap, if training is certainly ahead of the last evaluation, and the evaluations either did not follow it or
-    fell from their best while it did not."""
+    """Return the gap if training is certainly ahead of the last evaluation, and the evaluations either did not follow
+    training or fell from their best while training did not; else None."""
     scored = record.has(SUCCESS)
     train, held = record.series(SUCCESS if scored else REWARD), record.series(HELD_OUT)
     if len(held) < 2 or len(train) < record.window:
@@ -60,17 +61,18 @@ def find_gap(record: Record) -> Gap | None:
 @dataclass(frozen=True)
 class _Curves:
     train: Series
-    """In units of a success."""
+    """Success of the rollouts, or their reward in units of a success."""
     held: Series
     sampled: np.ndarray
-    """Evaluations at the sampling temperature, as training rollouts are: greedy ones may follow in jumps."""
+    """Success of the evaluations at the sampling temperature, which training rollouts have too; greedy success may
+    follow in jumps."""
     window: int
     episodes: float
-    """Of one evaluation."""
+    """Number of episodes of one evaluation."""
 
     def trained(self, index: int) -> Change | None:
-        """What training gained up to that evaluation; windows are a quarter of the steps at most, for its ends tell of
-        a short run, and its halves do not."""
+        """Return the change of training from its first to its last window up to evaluation `index`; None if there are
+        too few steps. In a short run a window is a quarter of the steps, because halves would hide the gain."""
         seen = self.train.until(int(self.held.steps[index])).values
         width = min(self.window, max(len(seen) // 4, 3))
         return compare(seen[:width], seen[-width:], noise(self.train.values)) if len(seen) >= 2 * width else None
@@ -80,8 +82,9 @@ class _Curves:
         return trained.after - last - errors * error_of_share(last, self.episodes) >= RISE
 
     def is_left_behind(self) -> bool:
-        """Whether the last evaluation did not follow, with two errors to spare; so did the sampled one, or the one
-        before it, or there are four errors to spare."""
+        """Whether the last evaluation did not follow training, with a margin of two standard errors. This needs a
+        confirmation: by the sampled evaluations if they exist; else by a margin of four standard errors, or by the
+        evaluation before the last."""
         trained = self._not_followed(len(self.held) - 1, 2.0)
         if trained is None:
             return False
@@ -92,15 +95,16 @@ class _Curves:
         return len(self.held) > 2 and self._not_followed(len(self.held) - 2, 2.0) is not None
 
     def fell(self) -> bool:
-        """Whether the last evaluation is certainly lower than the best, the one before it two thirds as certainly, and
-        training kept what it had then. Greedy and sampled evaluations are looked at together.
+        """Whether the last evaluation is certainly lower than the best, the one before it by two thirds of the required
+        difference, and training did not lose as much since the best. The mean of greedy and sampled success is compared
+        if both exist.
 
-        The best of many evaluations is high by luck: the more there are, the more errors are asked for; one more where
-        a single evaluation came after the best.
+        The best of many evaluations is high by chance, so the required number of standard errors grows with the number
+        of evaluations; it is larger by one if only one evaluation follows the best.
         """
         rates, episodes = self.held.values, self.episodes
         if len(self.sampled) == len(rates) and (self.sampled != rates).any():
-            # The same rows, so they agree in part: not twice the episodes.
+            # Both kinds use the same rows and are correlated, so they count as 1.5 times the episodes, not twice.
             rates, episodes = (rates + self.sampled) / 2, 1.5 * episodes
         top = int(np.argmax(rates))
         best, after = float(rates[top]), rates[top + 1 :]
@@ -113,7 +117,8 @@ class _Curves:
         return self._kept(top, best - float(after[-1]))
 
     def _kept(self, top: int, fall: float) -> bool:
-        """Whether training certainly fell less since that evaluation than `FOLLOWS` of what the evaluations did."""
+        """Whether training, since evaluation `top`, certainly lost less than the share `FOLLOWS` of `fall`, which the
+        evaluations lost."""
         values = self.train.values
         width = min(self.window, max(len(values) // 4, 3))
         then = self.train.until(int(self.held.steps[top])).values[-width:]
@@ -121,7 +126,7 @@ class _Curves:
         return -change.difference + 2.0 * change.error < FOLLOWS * fall
 
     def _not_followed(self, index: int, errors: float) -> Change | None:
-        """What training gained up to an evaluation that did not follow it."""
+        """Return the gain of training up to evaluation `index` if that evaluation did not follow it; else None."""
         trained = self.trained(index)
         if trained is None or trained.at_least(2.0) < RISE:
             return None
@@ -129,7 +134,8 @@ class _Curves:
         return None if self._followed(first, then, trained, errors) else trained
 
     def _followed(self, first: float, last: float, trained: Change, errors: float) -> bool:
-        """Whether evaluations may have gained what `FOLLOWS` asks for, with so many standard errors to spare."""
+        """Whether evaluations may have gained the share `FOLLOWS` of the gain of training, within `errors` standard
+        errors."""
         return last - first + errors * _error(first, last, self.episodes) >= FOLLOWS * trained.difference
 
 
@@ -138,5 +144,5 @@ def _episodes(record: Record) -> float:
 
 
 def _error(first: float, last: float, episodes: float) -> float:
-    """Of the difference of two evaluations."""
+    """Return the standard error of the difference of two evaluations."""
     return math.hypot(error_of_share(first, episodes), error_of_share(last, episodes))

@@ -87,8 +87,8 @@ class TakesMessages(Protocol):
 def _counts_turns(cls: type) -> bool:
     """Whether a method of the class, or of a base below `BaseEnvironment`, sets `current_turn` after the start.
 
-    A method that the class overrides counts only where another one calls it by `super()` or by the name of its class,
-    and a helper that nothing but such a lost method calls is lost too.
+    An overridden method counts only if another method calls it by `super()` or by the name of its class. A helper that
+    only uncalled overridden methods call does not count either.
     """
     own = [base for base in cls.__mro__ if base not in (BaseEnvironment, object)]
     methods = {
@@ -110,11 +110,11 @@ def _counts_turns(cls: type) -> bool:
 
 
 _Methods = dict[tuple[str, int], list[CodeType]]
-"""By name, and place of the class in the order of resolution."""
+"""Code objects of each method, by its name and the place of its class in the method resolution order."""
 
 
 def _called(resolved: list[tuple[str, int]], methods: _Methods, classes: set[str]) -> set[tuple[str, int]]:
-    """The resolved methods, and those overridden ones that they call."""
+    """Return the resolved methods, and the overridden methods that these call, directly or not."""
     found, left = set(resolved), list(resolved)
     while left:
         used = _used([key := left.pop()], methods)
@@ -130,7 +130,7 @@ def _used(keys: Iterable[tuple[str, int]], methods: _Methods) -> set[str]:
 
 
 def _codes(method: Any) -> Iterator[CodeType]:
-    """The code of a function, of functions within it, and of those that it wraps."""
+    """Yield the code of a function, of the functions within it, and of the functions that it wraps."""
     while method is not None:
         left = [method.__code__]
         while left:

@@ -44,7 +44,7 @@ def load_task(config: Config) -> Task:
 
 
 def _loaded(config: Config, family: Family) -> Splits:
-    """What the family loads, within `environment.episode_timeout`.
+    """Return the splits of the family, loaded within `environment.episode_timeout`.
 
     Raises:
         UserError: the loader refuses its data, fails or hangs.
@@ -111,11 +111,15 @@ def _made(make_environment: Callable[[], BaseEnvironment], config: Config, famil
 
 
 def _tried(call: Callable[[], T], what: str, config: Config, limit: str, culprit: str) -> T:
-    """What a call of a user's code returns within `environment.<limit>`.
+    """Return the result of a call of the user's code, with `environment.<limit>` as its time limit.
+
+    Args:
+        what: the action of the call, for the message.
+        limit: key of `environment` that holds the time limit.
+        culprit: the code or data to repair, for the message.
 
     Raises:
-        UserError: the call fails or hangs; `what` and `culprit` are the words for the call and for what is to be
-            mended.
+        UserError: the call fails or hangs.
     """
     seconds = getattr(config.environment, limit)
     try:
@@ -126,7 +130,7 @@ def _tried(call: Callable[[], T], what: str, config: Config, limit: str, culprit
         ) from None
     except UserError:
         raise
-    except BaseException as error:  # also an environment's SystemExit, which would end the run with its own status
+    except BaseException as error:  # includes the user's SystemExit, which would end the run with its own status
         if isinstance(error, KeyboardInterrupt):
             raise
         raise UserError(f"{what} failed: {reason(error)}; mend the {culprit}") from error

@@ -124,14 +124,14 @@ def get_family(name: str, target: str | None = None) -> Family:
 
 
 def _from_target(target: str) -> Family:
-    from mtrl.process_guard import import_guarded  # brings asyncio, which --help does without
+    from mtrl.process_guard import import_guarded  # imports asyncio, which --help does not need
 
     module, _, attribute = target.rpartition(".")
     if not module:
         raise UserError(f"environment.target={target} names no class; write module.Class, such as vault.Vault")
     try:
         value: Any = getattr(import_guarded(module), attribute)
-    except UserError:  # it says itself what it lacks
+    except UserError:  # its message names the cause and the fix already
         raise
     except Exception as error:  # the module is the user's: importing it can fail in any way
         expected = isinstance(error, ImportError | AttributeError | ValueError)

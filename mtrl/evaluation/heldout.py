@@ -21,12 +21,13 @@ from mtrl.types import Group, Row, Trajectory
 
 
 async def score_groups(family: Family, groups: Sequence[Group], seconds: float) -> None:
-    """Let the scorer judge every trajectory, and the family say whether it holds an answer; one without a turn scores 0
-    and holds none. A scorer that waits for processes is called on as many threads as there are cores, another one on
-    one thread, always the same.
+    """Set the score of every trajectory, and whether it holds an answer if the family can tell.
+
+    A trajectory without a turn scores 0 and holds no answer. A scorer that waits for processes is called on one thread
+    per core, any other scorer on a single thread.
 
     Args:
-        seconds: `environment.episode_timeout`, which each trajectory's scoring has as well.
+        seconds: time limit of scoring one trajectory, in seconds (`environment.episode_timeout`).
 
     Raises:
         RunEndedError: the scorer fails, hangs, or returns no finite number.
@@ -61,7 +62,8 @@ def _judged(family: Family, trajectory: Trajectory, row: Row) -> tuple[float, bo
 
 @cache
 def _threads(count: int) -> EnvironmentPool:
-    """One pool for all: more threads than cores would let the processes of one exceed their time limits."""
+    """Return the shared thread pool. With more threads than cores, the processes of a scorer could exceed their time
+    limits."""
     return EnvironmentPool(count)
 
 

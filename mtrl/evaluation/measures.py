@@ -24,7 +24,7 @@ T = TypeVar("T")
 Measure = Callable[[Trajectory, Row], Mapping[str, float]]
 
 MEASURE_SECONDS = 600.0
-"""That the measures of one episode may take."""
+"""Time limit of the measures of one episode, in seconds."""
 FIELD = "field/"
 """Prefix of a family's measures of single answer fields."""
 FORMAT = "format"
@@ -164,7 +164,7 @@ def _measures(measure: Measure, episode: Episode, family: Family) -> dict[str, f
         raise UserError(f"{who} took longer than {MEASURE_SECONDS:g} s; mend it") from None
     except UserError:
         raise
-    except BaseException as error:  # also a SystemExit, which would end the run with its own status
+    except BaseException as error:  # includes SystemExit, which would end the run with its own status
         if isinstance(error, KeyboardInterrupt):
             raise
         raise UserError(f"{who} failed: {reason(error)}; mend it") from error

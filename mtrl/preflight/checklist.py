@@ -74,7 +74,7 @@ def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Resul
 
 
 def _guarded(check: Check, context: Context) -> Result:
-    """The check, in which players of the task's own, such as `gold`, may not end the process."""
+    """Return the result of a check, during which the task's own code, such as `gold`, cannot end the process."""
     with failing_alone():
         return check(context)
 

@@ -102,7 +102,7 @@ class Context:
 
     @property
     def all_rows(self) -> list[Row]:
-        """Of every split."""
+        """Rows of all splits."""
         return [*self.splits.train, *self.splits.validation, *self.splits.test]
 
     # -- players -----------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Context:
 
     @lazy
     def gold_elsewhere(self) -> list[Episode]:
-        """The perfect player on the other rows of all splits, in the time that there is; none where a run waits."""
+        """Gold episodes on the other rows of all splits, within the time limit; empty if the context has a deadline."""
         if self.family.gold is None or math.isfinite(self.deadline):
             return []
         played = {id(row) for row in self.rows}
@@ -128,7 +128,7 @@ class Context:
 
     @lazy
     def unplayable(self) -> set[str]:
-        """Ids of rows on which gold has an error: the row is broken, and no player can play it."""
+        """Ids of the rows on which gold has an error; such a row is broken for every player."""
         return {self.key(episode) for episode in (*self.gold, *self.gold_elsewhere) if episode.error}
 
     @lazy
@@ -166,7 +166,7 @@ class Context:
 
     @lazy
     def fuzz(self) -> list[Episode]:
-        """Responses that nobody planned for, on the first rows that are played and on which gold has no error."""
+        """Episodes of unexpected responses (`FUZZ`), on the first selected rows on which gold has no error."""
         broken = {self.key(episode) for episode in self.gold if episode.error}
         rows = ([row for row in self.rows if str(row["id"]) not in broken] or self.rows)[: len(FUZZ)]
         scripts = [
@@ -231,7 +231,7 @@ class Context:
         return None if self.solved else "no gold answer is a success; see the check gold"
 
     def _refusal(self) -> str:
-        """What gold says of the first row that it refuses."""
+        """Return `: ` and the error with which gold rejects the first row; an empty text if gold accepts the row."""
         assert self.family.gold is not None
         try:
             self.family.gold(self.rows[0])
@@ -241,8 +241,8 @@ class Context:
 
 
 def lacks(family: Family, *methods: str) -> str:
-    """Why a check cannot run that needs all of these `METHODS`, and how its line comes back: by those that are missing,
-    or that say nothing on any row."""
+    """Return why a check that needs all of these `METHODS` cannot run, and how to enable it. The text names the missing
+    methods, or all of them if none is missing (they then have no result for any row)."""
     missing = [method for method in methods if getattr(family, method) is None] or methods
     has_no = " and no ".join(f"`{method}`" for method in missing)
     brought = " and ".join(METHODS[method] for method in missing)

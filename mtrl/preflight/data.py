@@ -16,15 +16,15 @@ MARGIN = 1.5
 QUANTILE = 0.95
 """Share of gold's episodes for which N turns suffice."""
 GENEROUS = 3
-"""From so many times that on, turns are a waste: contexts get long and expensive."""
+"""Multiple of the advised limit above which the check warns: contexts get long and expensive."""
 Problem = Callable[[Row], tuple[str, str]]
 DUPLICATES = 0.05
 """Share of repeated training rows above which the check warns."""
 
 
 def splits(context: Context) -> Result:
-    """No held-out row is a training row: not by id, not by prompt and truth. Rows that the run evaluates on are held
-    out too."""
+    """Check that no held-out row is a training row, by id or by prompt and ground truth. Rows of the validation split,
+    on which the run evaluates, count as held out."""
     train, test, validation = context.splits.train, context.splits.test, context.splits.validation
     if not train or not test:
         return failed(
@@ -50,11 +50,11 @@ def splits(context: Context) -> Result:
 
 
 def _repeated(evidence: str, train: list[Row], held_out: list[Row], problem: Problem) -> Result:
-    """Contradictory and repeated rows."""
+    """Return the verdict on contradictory and repeated rows."""
     prompts = {text for row in train for text in [_prompt(row)]}
     shared = [str(row["id"]) for row in held_out if _prompt(row) in prompts]
     twice, again = (len(rows) - len({problem(row) for row in rows}) for rows in (train, held_out))
-    if shared and len(prompts) == len(train):  # a prompt names its problem, and yet the same one has two truths
+    if shared and len(prompts) == len(train):  # each prompt names its problem, but one prompt has two ground truths
         return warned(
             f"{evidence}: {len(shared)} held-out prompts are training prompts with another ground truth "
             f"({at_most(shared)})",
@@ -121,7 +121,8 @@ def _prompt(row: Row) -> str:
 
 
 def _problem_by(train: list[Row], held_out: list[Row]) -> Problem:
-    """What tells one problem from another: what makes a row its task, as where the data are split, and its truth."""
+    """Return the function that identifies a row's problem: by the text of its task (`contents_of`), as in the split of
+    the data, and its ground truth."""
     contents = contents_of(train, held_out, _prompt)
     of_row = {id(row): content for row, content in zip([*train, *held_out], contents, strict=True)}
     return lambda row: (of_row[id(row)], fingerprint(row["ground_truth"]))

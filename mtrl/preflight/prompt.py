@@ -41,7 +41,7 @@ def prompt(context: Context) -> Result:
 
 
 def _shown(episode: Episode) -> str:
-    """All text before the first response."""
+    """Return all text before the first response."""
     return _words(episode.trajectory.turns[0].observation)
 
 
@@ -110,8 +110,8 @@ def _difference(has: set[str], wanted: set[str]) -> str:
 
 
 def _unused(checked: list[tuple[Episode, str]], others: list[str]) -> list[str]:
-    """Pairs of tags in the words that all prompts share, which nobody uses. Tags around a text of the row's own, which
-    is another one in other prompts, are there to be read."""
+    """Return the tags that all prompts show but neither gold nor the environment uses. Tags whose content differs
+    between prompts are left out, since they mark a text of the row that the policy should read."""
     held: dict[str, set[str]] = {}
     for text in (*(text for _, text in checked), *others):
         for tag, inside in TAGGED.findall(text):

@@ -24,8 +24,8 @@ PADDING = (0, 1_000, 20_000)
 
 
 def robust(context: Context) -> Result:
-    """No response whatsoever breaks an episode."""
-    # Gold that breaks is a matter of its row, which the check gold tells; whoever plays that row breaks too.
+    """Check that no response breaks an episode."""
+    # An error of gold concerns its row, on which every player fails; the check gold reports it.
     episodes = [e for e in (*context.weak, *context.fuzz) if context.key(e) not in context.unplayable]
     found = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE not in e.error]
     if found:
@@ -41,7 +41,7 @@ def robust(context: Context) -> Result:
 
 
 def gold(context: Context) -> Result:
-    """The perfect player is paid in full and scores 1."""
+    """Check that gold receives the full reward and a score of 1."""
     played = [*context.gold, *context.gold_elsewhere]
     if not played:
         return skipped(str(context.needs_gold()))

@@ -104,7 +104,7 @@ def finite(value: Any, where: str) -> float:
     """
     number = math.nan
     if not isinstance(value, str | bytes):
-        with suppress(Exception), failing_alone():  # of no number, of one too large for a float, or of its own code
+        with suppress(Exception), failing_alone():  # no number, too large for a float, or an error of its own code
             number = float(value)
     if not abs(number) < LARGEST_REWARD:
         raise UserError(f"{where} is {shown(value)}; a reward must be a finite number below {LARGEST_REWARD:g}")
@@ -133,7 +133,7 @@ async def _ask(function: Ask, key: str, trajectory: Trajectory, row: Row) -> lis
             trajectory.metrics |= named(metrics or {}, f"{key} returned metrics", LARGEST_METRIC)
     except TypeError as error:
         raise UserError(f"{error} (trajectory {trajectory.index} of group {trajectory.group_id})") from error
-    values = reward.tolist() if hasattr(reward, "tolist") else reward  # numpy's and torch's
+    values = reward.tolist() if hasattr(reward, "tolist") else reward  # arrays of numpy and torch
     if not isinstance(values, list | tuple):
         return at_last(values, len(trajectory.turns))
     if len(values) != len(trajectory.turns):

@@ -35,8 +35,8 @@ def turn_penalty(trajectory: Trajectory, row: Row, *, free_turns: int = 1) -> li
 
 @shaping("cut_short_penalty")
 def cut_short_penalty(trajectory: Trajectory, row: Row) -> list[float]:
-    """-1 on the last turn of an episode that a limit ended (turns, tokens of a turn, or context), or whose last turn
-    the limit of tokens cut, however the episode ended."""
+    """-1 on the last turn of an episode that a limit on turns, tokens of a turn, or context ended, or whose last turn
+    the token limit truncated, however the episode ended."""
     last = len(trajectory.turns) - 1
     is_cut = trajectory.stop_reason in CUT_SHORT or (last >= 0 and trajectory.turns[last].finish == FinishReason.LENGTH)
     return [-1.0 if turn == last and is_cut else 0.0 for turn in range(last + 1)]

@@ -18,7 +18,7 @@ ROWS = 2000
 MOST = 80
 """Maximum number of altered copies of one database."""
 SHIFT = 1_000_003
-"""Added to whole columns of numbers: larger than most thresholds, and joins by number still hold."""
+"""Number that is added to whole columns: it is larger than most thresholds, and joins by number still match."""
 LONG = "a long text " * 100
 _NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?")
 
@@ -30,9 +30,9 @@ class _Table:
     """Name and declared type of each column."""
     rows: list[tuple[Any, ...]]
     keys: frozenset[int] = frozenset()
-    """Columns of the primary key; else the first one, where no value is in it twice."""
+    """Indices of the columns of the primary key; without one, of the first column if its values are distinct."""
     virtual: str = ""
-    """The statement that makes it, of a table for full-text search or the like."""
+    """Statement that creates the table if it is virtual, such as one for full-text search; else empty."""
 
     def holding(self, rows: list[tuple[Any, ...]]) -> _Table:
         return replace(self, rows=rows)
@@ -41,11 +41,12 @@ class _Table:
 def alterations(sandbox: SqlSandbox, tables: Collection[str], literals: Collection[str]) -> Iterator[SqlSandbox]:
     """Yield copies of a database with altered content, at most 80; the caller closes each.
 
-    First all numbers are shifted, then all texts, then half of the rows is left out, and then all of them. Then copies
-    are made whose cells are drawn at random from what was there, from `literals` and from what lies near either, so
-    that conditions hold together that no row met; they hold few rows, many, or the same rows many times. Then each
-    column of `tables` is altered alone, and filled with each of `literals`. Tables keep neither constraints nor
-    indexes, and at most 2000 rows each; views are kept.
+    The first copies have all numbers shifted, then all texts changed, then half of the rows left out, then all rows
+    left out. In the next copies the cells of `tables` are drawn at random from the old values, from `literals` and from
+    values near either, so that several conditions hold together that no row met before; these copies have few rows,
+    many rows, or the same rows many times. In the last copies each column of `tables` is altered alone, and filled with
+    each of `literals`. The copies have the views, but no constraints or indexes, and at most 2000 rows per table before
+    rows are drawn.
     """
     kept, views = _read(sandbox)
     for altered in islice(_altered(kept, tables, literals), MOST):
@@ -66,7 +67,7 @@ def _altered(kept: list[_Table], tables: Collection[str], literals: Collection[s
 
 
 def _mapped(table: _Table, change: Any, column: int | None = None) -> _Table:
-    """`change` of every cell, or of the cells of one column."""
+    """Apply `change` to every cell, or to the cells of one column."""
     return table.holding(
         [
             tuple(change(cell) if column in (None, index) else cell for index, cell in enumerate(row))
@@ -76,7 +77,8 @@ def _mapped(table: _Table, change: Any, column: int | None = None) -> _Table:
 
 
 def _mixtures(kept: list[_Table], tables: Collection[str], literals: Sequence[str]) -> Iterator[list[_Table]]:
-    """Copies whose cells are drawn; the tables that gold reads share the rows, for a join of many holds many more."""
+    """Yield copies with random cells in `tables`. The more tables gold reads, the fewer rows each copy of a table has,
+    because the size of a join grows with the product of the row counts."""
     share = max(1, sum(table.name in tables for table in kept))
     for seed, recipe in enumerate(_RECIPES):
         rows = max(4, min(recipe.rows // share, 600 // share**2))
@@ -91,20 +93,21 @@ def _mixtures(kept: list[_Table], tables: Collection[str], literals: Sequence[st
 
 @dataclass(frozen=True)
 class _Mixture:
-    """How the cells of a copy are drawn."""
+    """Parameters for drawing the cells of a copy."""
 
     rows: int
     unchanged: float
-    """Share of the cells that stay what they are."""
+    """Share of the cells that keep their value."""
     keys: bool
-    """Whether keys stay keys: what they are, and each once."""
+    """Whether key columns are not drawn, but keep distinct values."""
     holes: bool = False
-    """Whether there are NULL and long texts."""
+    """Whether cells may also become NULL or a long text."""
     times: int = 1
-    """How often each row is there."""
+    """Number of copies of each row."""
 
     def draw(self, table: _Table, literals: Sequence[str], rng: random.Random) -> list[tuple[Any, ...]]:
-        """Rows made of those of a table; of one without rows, only literals and NULL."""
+        """Return rows drawn from those of a table; a table without rows gives only literals, values near them, and
+        NULL."""
         old = table.rows or [(None,) * len(table.columns)]
         fitting = [_fitting(column, literals) for column in zip(*old, strict=True)]
         sources = rng.sample(old, self.rows) if self.rows <= len(old) else old * (self.rows // len(old) + 1)
@@ -149,8 +152,8 @@ _RECIPES = (
 
 
 def _fitting(cells: Sequence[Any], literals: Sequence[str]) -> Sequence[str]:
-    """The literals of the kind of a column, else all: numbers where it holds numbers only, texts where no cell begins
-    with a digit."""
+    """Return the literals that fit a column: the numbers if it holds only numbers, the texts if no cell begins with a
+    number; all literals for other columns, or if none fits."""
     known = [str(cell) for cell in cells if cell is not None]
     numbers = [literal for literal in literals if _NUMBER.fullmatch(literal)]
     if known and all(map(_NUMBER.fullmatch, known)):
@@ -161,7 +164,8 @@ def _fitting(cells: Sequence[Any], literals: Sequence[str]) -> Sequence[str]:
 
 
 def _near(literal: str) -> Sequence[Any]:
-    """Values on both sides of a literal; the number that it is written as; a date of the year that it may be."""
+    """Return values near a literal. A number gives itself as a number, values on both sides and, if it may be a year, a
+    date in that year; a text gives a longer and a shorter text."""
     if not _NUMBER.fullmatch(literal):
         return f"{literal} altered", literal[:-1]
     decimals = literal.partition(".")[2]
@@ -171,7 +175,7 @@ def _near(literal: str) -> Sequence[Any]:
 
 
 def _nth(cell: Any, turn: int) -> Any:
-    """Another value of a key for each turn."""
+    """Return a different value of a key for each `turn`; turn 0 gives the key itself."""
     if isinstance(cell, str) and turn:
         return f"{cell} {turn}"
     return cell + turn * SHIFT if isinstance(cell, int | float) and abs(cell) < 2**53 else cell
@@ -246,10 +250,10 @@ def _store(cursor: sqlite3.Cursor, table: _Table) -> None:
         cursor.execute(f"create table {_quoted(table.name)} ({columns})")
         cursor.executemany(insert, table.rows)
         return
-    with suppress(sqlite3.Error):  # a module that this SQLite lacks: gold fails there as well
+    with suppress(sqlite3.Error):  # this SQLite lacks the module, so gold fails on the copy too
         cursor.execute(table.virtual)
         for row in table.rows:
-            with suppress(sqlite3.Error):  # an R-tree takes numbers only
+            with suppress(sqlite3.Error):  # an R-tree accepts only numbers
                 cursor.execute(insert, row)
 
 

@@ -92,8 +92,8 @@ class SqlResult:
     """Whether the query has more rows than the limits allow."""
     error: str | None = None
     tables: frozenset[str] = frozenset()
-    """The stored tables and views that the query reads; `sqlite_master` and the tables in which a virtual one keeps its
-    content are not counted, for SQLite reads them on its own."""
+    """Stored tables and views that the query reads, without `sqlite_master` and the tables in which virtual tables
+    store their content, which SQLite reads by itself."""
 
 
 class SqlSandbox:
@@ -292,14 +292,16 @@ refuses a real UPDATE of that table, and `query_only` is set too."""
 
 
 def _open_virtual_tables(connection: sqlite3.Connection) -> set[str]:
-    """Let FTS3, FTS4 and R-trees prepare what they ask of their own tables, a PRAGMA and statements that write, before
-    the authorizer refuses it. `limit 0` reads no row of them, and the connection is `query_only` already.
+    """Open the virtual tables before the authorizer is set. At their first use, FTS3, FTS4 and R-trees prepare a PRAGMA
+    and writing statements on their own tables, which the authorizer refuses. `limit 0` reads no row, and the connection
+    is `query_only` already.
 
     Returns:
-        The tables in which virtual ones keep their content: which of them are read depends on earlier queries.
+        Names of the tables in which virtual tables store their content; a query reads these or not, depending on
+        earlier queries.
     """
     quoted = """select '"' || replace(name, '"', '""') || '"' from sqlite_master where sql like 'create virtual %'"""
-    with suppress(sqlite3.Error):  # a broken schema is told to the first query
+    with suppress(sqlite3.Error):  # the first query reports a broken schema
         names = [str(name) for (name,) in connection.execute(quoted)]
         for name in names:
             with suppress(sqlite3.Error, MemoryError):

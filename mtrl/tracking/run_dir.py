@@ -185,7 +185,8 @@ class RunDir:
         write_checksums(self.path, ours)
 
     def changes(self) -> str | None:
-        """Which files of a finished run, those of its checkpoints included, are not as they were written, in words."""
+        """Return a description of the files of a finished run, including its checkpoints, that have changed since they
+        were written; None if no file has changed or the run has no checksums."""
         if not self.checksums.is_file():
             return None
         told = [changes(self.path)]

@@ -18,7 +18,7 @@ OFTEN = 3.0
 
 @rule("R135", "R155", windows=1.0)
 def held_out_gap(record: Record) -> Finding | None:
-    """Success on training rows rises and held-out success does not follow, or falls while training holds."""
+    """Training success rises and held-out success does not follow, or held-out success falls and training does not."""
     gap = find_gap(record)
     if gap is None or not gap.scored:
         return None  # a reward without scores may not mean success; `hacked_reward` handles it

@@ -65,7 +65,7 @@ class ToMlflow:
 
     @property
     def _shown(self) -> str:
-        """The address as it may be written down: MLFLOW_TRACKING_URI may hold a password."""
+        """`uri` without its password, which MLFLOW_TRACKING_URI may contain."""
         return without_password(self.uri)
 
     @property
