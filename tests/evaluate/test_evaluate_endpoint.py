@@ -215,7 +215,7 @@ def test_answers_of_no_use_were_paid_for_all_the_same(evaluate, gold, tmp_path):
     [
         (["evaluation.endpoint.budget.usd=5"], "evaluation.endpoint.budget.usd=5.0 needs evaluation.endpoint.price.in"),
         (["evaluation.endpoint.price.input=5"], "evaluation.endpoint.price.output is not given"),
-        (["evaluation.endpoint.budget.requests=0"], "evaluation.endpoint.budget.requests=0 must be more than 0"),
+        (["evaluation.endpoint.budget.requests=0"], "evaluation.endpoint.budget.requests=0 must be at least 1"),
         (
             ["evaluation.endpoint.budget.tokens=9", "+evaluation.endpoint.extra_body.max_tokens=null"],
             "evaluation.endpoint.budget.tokens cannot be kept to",

@@ -142,7 +142,7 @@ def test_every_disagreement_is_kept():
     assert "16 more are in report.json" in to_markdown(report)
 
 
-@pytest.mark.parametrize("text", [HOSTILE[2], HOSTILE[6], HOSTILE[9], " ".join(HOSTILE)])
+@pytest.mark.parametrize("text", [HOSTILE[2], HOSTILE[6], HOSTILE[9], " ".join(HOSTILE)], ids=["2", "6", "9", "all"])
 def test_what_a_model_writes_is_text(text, tmp_path):
     episode = played([text, text], score=0.0, reward=1.0, final=[{"role": text, "content": text}])
     for turn in episode.turns:
@@ -153,7 +153,8 @@ def test_what_a_model_writes_is_text(text, tmp_path):
     rollouts = rollouts_of(text[:60], [episode, played(score=1.0), failure])
     for group in rollouts.groups["greedy"]:
         group.row["id"] = text
-    family = family_of(lambda trajectory, row: {f"field/{text}": 1.0, text: 0.5})
+    name = text[:150]  # a longer one is refused
+    family = family_of(lambda trajectory, row: {f"field/{name}": 1.0, name: 0.5})
     report = report_of([rollouts, rollouts_of("other", scored([0, 0, 1]))], family)
     paths = write_report(report, tmp_path / "out")
     assert [path.name for path in paths] == ["report.json", "report.md", "report.html"]
