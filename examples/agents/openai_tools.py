@@ -1,4 +1,4 @@
-"""A tool-using agent on OpenAI's client: word problems with a calculator. The module does not import mtrl.
+"""A tool-using agent on OpenAI's client: word problems with a calculator. The module does not depend on mtrl.
 
 The agent runs as a callable, with one call per episode, or as a program, with one process per episode::
 
