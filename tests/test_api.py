@@ -143,7 +143,7 @@ def test_a_run_without_mlflow_says_how_it_gets_there(tmp_path):
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "openai-reasoning-gpt-oss-20b", "{folder}", "base"])
 def test_a_model_without_a_task_is_told_to_name_its_recipe(tmp_path, monkeypatch, model):
-    """At once, in words of these arguments and not of the command, and before a folder is made."""
+    """The constructor refuses, in words of its arguments and not of the command, before a folder is made."""
     monkeypatch.chdir(tmp_path)
     model = model.format(folder=tmp_path)
     with pytest.raises(UserError) as caught:

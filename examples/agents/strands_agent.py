@@ -28,7 +28,7 @@ async def run(row: dict[str, Any], client: Any) -> float:
     """Run one episode for `generator.agent.target`, and return the reward of the agent's answer."""
     address = {"base_url": client.base_url, "api_key": client.api_key}
     model = OpenAIModel(client_args=address, model_id=client.model)
-    # By default Strands tries six times, with pauses of minutes, but the gateway's refusals are permanent.
+    # Strands tries six times by default, with pauses of minutes, but the gateway's refusals are permanent.
     agent = Agent(model, tools=[calculate], callback_handler=None, retry_strategy=None)
     result = await agent.invoke_async(row["prompt"][-1]["content"], limits={"turns": openai_tools.MOST_CALLS})
     return openai_tools.reward(str(result).strip(), row["ground_truth"]["answer"])

@@ -243,7 +243,7 @@ def test_held_out_success_that_peaks_and_falls_is_a_gap(train, held_out, every):
 
 
 def test_noise_is_neither_a_gap_nor_a_fall():
-    """At any evaluation of runs whose held-out success is that of training, or stays a tenth behind it."""
+    """Runs whose held-out success equals that of training, or stays a tenth behind it, at every evaluation."""
     for seed in range(10):
         rng = np.random.default_rng(seed)
         for start, end, steps, behind, episodes in (

@@ -235,7 +235,7 @@ def test_players_that_know_no_row_are_said_to(monkeypatch):
 
 
 def test_rows_that_gold_has_no_time_for_are_told(monkeypatch):
-    """By a clock that goes on by a second whenever it is looked at: 16 rows, then as many of the others as fit."""
+    """A made-up clock advances by a second at each look: gold gets 16 rows, then as many others as fit."""
     ticks = count()
     monkeypatch.setattr("mtrl.preflight.play.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     result = result_of("FAMILY_OF_200", "gold", seconds=60.0)

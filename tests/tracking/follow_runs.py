@@ -94,7 +94,7 @@ class Memory:
     def __init__(self, store, episodes_at_once=2):
         self.store, self.episodes_at_once = store, episodes_at_once
         self.plan = []
-        """Of the next calls: ok | down (nothing arrives) | late (it arrives, and the answer is lost)."""
+        """Outcomes of the next calls: ok | down (nothing arrives) | late (it arrives, and the answer is lost)."""
 
     def url(self, remote):
         return "memory"

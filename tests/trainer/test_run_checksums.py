@@ -37,7 +37,7 @@ def told_by_diagnose(run, capsys):
 
 
 def test_twenty_flipped_bits_over_all_files_are_found_by_name(finished, capsys):
-    """By `mtrl.diagnose`: in every file of the run and of all its checkpoints."""
+    """`mtrl.diagnose` finds them in files of the run and of all its checkpoints."""
     whole = (file for file in finished.rglob("*") if file.is_file() and file.stat().st_size)
     files = sorted(file.relative_to(finished).as_posix() for file in whole)
     files = [name for name in files if name != "run.log" and not name.endswith(SUMS)]

@@ -69,7 +69,7 @@ class Launch:
         words = [word for name, value in arguments.items() for word in _words(name.replace("_", "-"), value)]
         ours = {
             "TOKENIZERS_PARALLELISM": "false",
-            # By default gloo listens at the address of the host name, and it needs no password.
+            # gloo listens by default at the address of the host name, and it needs no password.
             "GLOO_SOCKET_IFNAME": "lo",
         }
         if self.is_cpu:  # with two threads, a small model is many times slower

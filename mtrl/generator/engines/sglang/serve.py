@@ -13,7 +13,7 @@ from mtrl.generator.engines.sglang.loopback import meet_on_loopback
 from mtrl.generator.engines.sglang.operators import declare
 from mtrl.generator.engines.sglang.secret import TOKEN, Secret
 
-# At module level, because SGLang's spawned processes import this module again.
+# The call is at module level, because SGLang's spawned processes import this module again.
 declare()
 meet_on_loopback()
 
