@@ -38,7 +38,7 @@ test-fast: $(VENV)/.dev ## only the tests that take seconds
 test-engines: $(VENV)/.dev ## install vLLM and SGLang (.venv-vllm, .venv-sglang), then run every test that needs them
 	$(PY) scripts/install_engine.py vllm
 	$(PY) scripts/install_engine.py sglang
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/engines tests/test_benchmark_engines.py tests/test_docs.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/engines/real tests/test_benchmark_engines.py tests/test_docs.py
 
 lint: $(VENV)/.dev ## ruff: mistakes and format
 	$(PY) -m ruff check .

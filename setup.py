@@ -110,8 +110,8 @@ EXTRAS = {
 
 # What engines find by themselves in their own environments; inert elsewhere.
 ENTRY_POINTS = {
-    "vllm.general_plugins": ["mtrl = mtrl.generator.engines.vllm.plugin:register"],
-    "sglang.srt.platforms": ["mtrl_cpu = mtrl.generator.engines.sglang.platform:activate"],
+    "vllm.general_plugins": ["mtrl = mtrl.engines.vllm.plugin:register"],
+    "sglang.srt.platforms": ["mtrl_cpu = mtrl.engines.sglang.platform:activate"],
 }
 
 setup(

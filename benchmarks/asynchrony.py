@@ -28,16 +28,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from envs.gsm8k import FAMILY
 from envs.gsm8k.environment import Gsm8kEnv
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.schema import Config
+from mtrl.console.console import Console
 from mtrl.environments.base import StepResult
 from mtrl.environments.factory import load_task
 from mtrl.environments.family import register
 from mtrl.figures.spans import overlap, read_spans, windows
-from mtrl.tracking.console import Console
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.run_dir import RunDir
 from mtrl.trainer.loop import Trainer
-from mtrl.trainer.setup import set_up, start_of
+from mtrl.trainer.setup.parts import set_up, start_of
 from mtrl.types import Message, Row
 
 LATENCY = (0.05, 0.5)

@@ -44,25 +44,25 @@ from cost import Cost
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.signal import signal_metrics
 from mtrl.config.schema import AlgorithmConfig, Config, RewardConfig, TrainerConfig
+from mtrl.engines.base import Generation, SamplingParams
 from mtrl.environments.family import reward_is_success
 from mtrl.environments.pool import EnvironmentPool
-from mtrl.garbage import settled
-from mtrl.generator.conversation import Codec, Conversation
-from mtrl.generator.engines.base import Generation, SamplingParams
-from mtrl.generator.episode import EpisodeLoop, Limits
-from mtrl.generator.rollouts import RolloutReport, Rollouts
+from mtrl.record.metrics import MetricsLog
+from mtrl.record.trajectories import write_groups
 from mtrl.rewards.compose import RewardComposer
-from mtrl.tracking.metrics import MetricsLog
-from mtrl.tracking.trajectories import write_groups
+from mtrl.rollout.conversation import Codec, Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.rollouts import RolloutReport, Rollouts
+from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.flops import ModelFlops
-from mtrl.trainer.learners import Learners
-from mtrl.trainer.policy_learner import UpdateReport
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
-from mtrl.trainer.samples import group_samples
 from mtrl.trainer.throughput import Throughput
-from mtrl.trainer.update import Update, Updater
-from mtrl.trainer.update_result import note_advantages, note_logprobs
+from mtrl.trainer.update.learners import Learners
+from mtrl.trainer.update.policy_learner import UpdateReport
+from mtrl.trainer.update.update import Update, Updater
+from mtrl.trainer.update.update_result import note_advantages, note_logprobs
 from mtrl.types import Group, Message, Sample
+from mtrl.utils.garbage import settled
 
 ONE, MANY, ENGINE = "batches, 1 rank", "batches, {ranks} ranks", "(engine)"
 PLAYED = ("tokenise", "parse", "environments", "episodes")
@@ -233,7 +233,7 @@ class Ranks:
 
 
 class Bench:
-    """One step, put together as `mtrl.trainer.setup` and `mtrl.trainer.loop` do."""
+    """One step, put together as `mtrl.trainer.setup.parts` and `mtrl.trainer.loop` do."""
 
     def __init__(self, sizes: Sizes, tokenizer: str | None):
         self.sizes = sizes

@@ -38,16 +38,16 @@ from apart import run_apart
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.messages import one_sentence
 from mtrl.config.model_schema import TinyConfig
 from mtrl.config.schema import Config
+from mtrl.engines.base import SamplingParams
 from mtrl.environments.factory import load_task
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.rollouts import Rollouts, all_or_none, stream_seed
 from mtrl.models.tiny import make_model, save
-from mtrl.trainer.loading import load_model
-from mtrl.trainer.setup import Parts, set_up, start_of
+from mtrl.rollout.rollouts import Rollouts, all_or_none, stream_seed
+from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.setup.parts import Parts, set_up, start_of
 from mtrl.types import Row
 
 ENGINES = ("local", "vllm", "sglang")

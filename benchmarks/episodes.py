@@ -44,27 +44,27 @@ from mtrl.algorithms.reductions import token_weights
 from mtrl.algorithms.signal import signal_metrics
 from mtrl.config.schema import AlgorithmConfig, Config, RewardConfig
 from mtrl.diagnose.live import Watch
+from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import reward_is_success
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.environments.tool_calls import format_call
 from mtrl.environments.tools import ToolEnvironment, tool
-from mtrl.garbage import settled
-from mtrl.generator.conversation import Codec, Conversation
-from mtrl.generator.engines.base import Generation, SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
-from mtrl.generator.rollouts import RolloutReport, Rollouts
 from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import train_tokenizer
+from mtrl.record.metrics import MetricsLog
+from mtrl.record.run_dir import RunDir
+from mtrl.record.trajectories import write_groups
 from mtrl.rewards.compose import RewardComposer
-from mtrl.tracking.metrics import MetricsLog
-from mtrl.tracking.run_dir import RunDir
-from mtrl.tracking.trajectories import write_groups
-from mtrl.trainer.batching import micro_batches
+from mtrl.rollout.conversation import Codec, Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.rollouts import RolloutReport, Rollouts
+from mtrl.trainer.data.batching import micro_batches
+from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.rollout_metrics import rollout_metrics
-from mtrl.trainer.samples import group_samples
 from mtrl.types import Group, Row, StopReason
+from mtrl.utils.garbage import settled
 
 TICK = 0.005
 """Seconds between two looks at the loop."""
@@ -162,7 +162,7 @@ class PatientEngine(ScriptedEngine):
 
 
 class Player:
-    """An engine, an environment, and what lets them play, as `mtrl.trainer.setup` puts it together."""
+    """An engine, an environment, and what lets them play, as `mtrl.trainer.setup.parts` puts it together."""
 
     def __init__(self, sizes: Sizes, kind: str, delay: float):
         self.sizes = sizes

@@ -26,9 +26,9 @@ from mtrl.algorithms.reductions import token_weights
 from mtrl.algorithms.registry import find_loss
 from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig, TrainerConfig
-from mtrl.trainer.batching import micro_batches
-from mtrl.trainer.policy import Policy
-from mtrl.trainer.samples import trajectory_samples
+from mtrl.trainer.data.batching import micro_batches
+from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.update.policy import Policy
 from mtrl.types import FinishReason, Sample, Trajectory, Turn
 
 TOLERANCE = 1e-4

@@ -33,15 +33,15 @@ import gateway_client
 import uvicorn
 from gateway_client import WORDS, Plan, answer_of
 
-from mtrl.garbage import settled
+from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.gateway.exchange import Reply, read_json
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import Session, SessionLimits
-from mtrl.generator.conversation import Codec
-from mtrl.generator.engines.base import Generation, SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
 from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import train_tokenizer
+from mtrl.rollout.conversation import Codec
+from mtrl.utils.garbage import settled
 
 MODES = ("gateway", "floor")
 LIMIT = 600

@@ -18,10 +18,10 @@ from transformers.utils.logging import disable_progress_bar
 from mtrl.config.model_schema import ModelConfig
 from mtrl.config.schema import Config, GeneratorConfig
 from mtrl.distributed.world import World
-from mtrl.generator.engines.base import Engine, SamplingParams
-from mtrl.generator.engines.local.engine import LocalEngine
-from mtrl.generator.rollouts import all_or_none, stream_seed
-from mtrl.trainer.servers import server_engine, server_settings
+from mtrl.engines.base import Engine, SamplingParams
+from mtrl.engines.local.engine import LocalEngine
+from mtrl.rollout.rollouts import all_or_none, stream_seed
+from mtrl.trainer.setup.servers import server_engine, server_settings
 
 SERVERS = ("vllm", "sglang")
 HF = ("hf", "hf_kept")

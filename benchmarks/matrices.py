@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mtrl.generator.engines.local import fused
+from mtrl.engines.local import fused
 
 WAYS = {"MKL": 2**62, "packed": fused.LARGE}
 """Elements from which a matrix is packed."""

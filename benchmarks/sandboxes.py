@@ -19,9 +19,9 @@ from statistics import median
 from envs.mini_swe import grading, scorer
 from mtrl.config.schema import Config, DataConfig, EnvironmentConfig
 from mtrl.environments.factory import load_task
-from mtrl.evaluation.heldout import score_groups
 from mtrl.preflight.play import Script, Stage, saying
 from mtrl.rewards.compose import RewardComposer
+from mtrl.scoring.heldout import score_groups
 from mtrl.types import Group
 
 

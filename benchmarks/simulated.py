@@ -18,10 +18,10 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.environments.tools import ToolEnvironment, tool
-from mtrl.generator.conversation import Codec
-from mtrl.generator.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.models.renderer import make_renderer
+from mtrl.rollout.conversation import Codec
 from mtrl.types import FinishReason, Row
 
 WORDS = (
@@ -96,7 +96,7 @@ class Pages(ToolEnvironment):
 
 
 class CannedEngine:
-    """See `mtrl.generator.engines.base.Engine`. Returns at once: tokens of the text and a call of the tool, or, on the
+    """See `mtrl.engines.base.Engine`. Returns at once: tokens of the text and a call of the tool, or, on the
     last turn, an answer; every turn has the same number of tokens, with log-probs as an engine gives them."""
 
     def __init__(self, codec: Codec, text: str, turns: int, tokens: int, seed: int):

@@ -34,26 +34,26 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.config.schema import AlgorithmConfig, Config, FsdpConfig, TrainerConfig
 from mtrl.distributed.world import World
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
-from mtrl.generator.conversation import Codec, Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.local.engine import LocalEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
-from mtrl.generator.rollouts import RolloutReport, Rollouts
 from mtrl.models.renderer import ROLES, TinyRenderer
 from mtrl.models.tiny import train_tokenizer
-from mtrl.trainer.batching import MicroBatch
-from mtrl.trainer.engine import has_copy
-from mtrl.trainer.learner import Learner
-from mtrl.trainer.learners import alone
-from mtrl.trainer.loading import fit_attention
-from mtrl.trainer.models import prepared
-from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.policy import Policy
-from mtrl.trainer.policy_learner import PolicyLearner
-from mtrl.trainer.samples import group_samples
-from mtrl.trainer.update import Updater
+from mtrl.rollout.conversation import Codec, Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.rollouts import RolloutReport, Rollouts
+from mtrl.trainer.data.batching import MicroBatch
+from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.setup.engine import has_copy
+from mtrl.trainer.setup.loading import fit_attention
+from mtrl.trainer.setup.models import prepared
+from mtrl.trainer.update.learner import Learner
+from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.policy_learner import PolicyLearner
+from mtrl.trainer.update.update import Updater
 from mtrl.types import Row, Sample
 
 DTYPES = {"dtype": ("float32", "bfloat16"), "param_dtype": ("dtype", "float32", "bfloat16")}
@@ -180,7 +180,7 @@ class Hashed(BaseEnvironment):
 
 
 class Bench:
-    """One policy and everything around it, put together as `mtrl.trainer.setup` does."""
+    """One policy and everything around it, put together as `mtrl.trainer.setup.parts` does."""
 
     def __init__(self, sizes: Sizes):
         self.sizes = sizes

@@ -28,14 +28,14 @@ from mtrl.config.schema import Config, FsdpConfig, TrainerConfig
 from mtrl.distributed.world import World
 from mtrl.models.packing import prepare_packing
 from mtrl.models.tiny import train_tokenizer
-from mtrl.trainer.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.learner import Learner
-from mtrl.trainer.learners import alone
-from mtrl.trainer.models import prepared
-from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.policy import Policy
-from mtrl.trainer.policy_learner import PolicyLearner
-from mtrl.trainer.update import Updater
+from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
+from mtrl.trainer.setup.models import prepared
+from mtrl.trainer.update.learner import Learner
+from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.policy_learner import PolicyLearner
+from mtrl.trainer.update.update import Updater
 from mtrl.types import Sample
 
 

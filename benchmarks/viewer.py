@@ -28,7 +28,7 @@ from typing import Any
 
 import httpx
 
-from mtrl.tracking.trajectories import index_path, write_groups
+from mtrl.record.trajectories import index_path, write_groups
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 
 GROUP = 8

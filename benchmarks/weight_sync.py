@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mtrl.config.engine_checks import engine_python
+from mtrl.config.derived import engine_python
 from mtrl.config.engine_schema import ServerConfig, SglangConfig, VllmConfig
-from mtrl.generator.engines.server.api import ServerApi
-from mtrl.generator.engines.server.backend import Place
-from mtrl.generator.engines.server.launch import Launch
-from mtrl.generator.engines.server.process import ServerProcess, free_port
-from mtrl.generator.engines.server.sync import WeightSync, make_sync
-from mtrl.generator.engines.sglang.api import SglangApi
-from mtrl.generator.engines.sglang.command import sglang_command
-from mtrl.generator.engines.vllm.api import VllmApi
-from mtrl.generator.engines.vllm.command import vllm_command
+from mtrl.engines.server.api import ServerApi
+from mtrl.engines.server.backend import Place
+from mtrl.engines.server.launch import Launch
+from mtrl.engines.server.process import ServerProcess, free_port
+from mtrl.engines.server.sync import WeightSync, make_sync
+from mtrl.engines.sglang.api import SglangApi
+from mtrl.engines.sglang.command import sglang_command
+from mtrl.engines.vllm.api import VllmApi
+from mtrl.engines.vllm.command import vllm_command
 from mtrl.models.tiny import train_tokenizer
 
 ENGINES = {"vllm": (VllmApi, vllm_command, VllmConfig), "sglang": (SglangApi, sglang_command, SglangConfig)}

@@ -34,8 +34,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
-from mtrl.tracking.files import replace_text
-from mtrl.tracking.plots import STYLE
+from mtrl.figures.plots import STYLE
+from mtrl.utils.files import replace_text
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#777777", "#E69F00", "#56B4E9")
 WINDOW = 10

@@ -27,11 +27,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from mtrl.command.runs import claim
 from mtrl.config.outputs import is_address
 from mtrl.config.overrides import CONF, quoted
-from mtrl.config.runs import claim
 from mtrl.errors import UserError
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.run_dir import RunDir
 
 PLAIN = re.compile(r"(?!(?i:null|true|false|nan|inf)$)[A-Za-z_][\w./-]*")
 """Pattern of texts that need no quotes in an override."""
@@ -114,8 +114,8 @@ class MultiTurnRLTrainer:
         Raises:
             UserError: the run has not begun, or it does not report to MLflow.
         """
-        from mtrl.config.stored import of_run
-        from mtrl.tracking.followers import mlflow_url
+        from mtrl.command.stored import of_run
+        from mtrl.trackers import mlflow_url
 
         self.check_begun()
         config: Any = OmegaConf.to_object(of_run(self.run.path, []))
@@ -213,7 +213,7 @@ def check_is_run(model: str) -> None:
     Raises:
         UserError: the model does not belong to a run.
     """
-    from mtrl.evaluate.sources import run_of
+    from mtrl.evaluation.sources import run_of
 
     if run_of(Path(model).expanduser()) is None:
         recipes = ", ".join(sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))

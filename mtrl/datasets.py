@@ -10,14 +10,13 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mtrl.environments.family import Splits
 from mtrl.errors import UserError, missing_extra
-from mtrl.hub import is_out_of_reach
 from mtrl.types import ROLES, Message, Row
+from mtrl.utils.hub import is_out_of_reach
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +27,22 @@ as well."""
 HELD_OUT = 8
 """Interval, in rows, of held-out rows: in a single file without a `split` column, one row of each 8 is held out."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?")
+
+
+@dataclass
+class Splits:
+    """Rows of a data set. No row of `test` occurs in the other splits or in a demonstration."""
+
+    train: list[Row]
+    test: list[Row]
+    validation: list[Row] = field(default_factory=list)
+    """Rows cut from `train` by `data.validation_rows`, for the evaluations of a run; they occur in no demonstration."""
+
+    @property
+    def held_out(self) -> list[Row]:
+        """Rows that a run evaluates on. The choice of the best checkpoint uses `test` only if there are no validation
+        rows."""
+        return self.validation or self.test
 
 
 def load_rows(data: Any, seed: int = 0, **config: Any) -> Splits:

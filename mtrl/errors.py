@@ -6,18 +6,9 @@ The message of a `UserError` is one sentence that names the key, the value and t
 import errno
 import os
 import signal
-import sysconfig
-import traceback
-from pathlib import Path
 
-LIBRARIES = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
-"""Folders of mtrl, Python and installed packages; a file outside of them is the user's own code."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Numbers of the errors by which a file system says that it is full, over a quota, or read-only."""
-LONGEST_LINE = 1_000
-"""Maximum length of the first line of `account`, in characters."""
-LONGEST_ACCOUNT = 20_000
-"""Maximum length of the text of `account`, in characters."""
 
 
 class UserError(ValueError):
@@ -66,34 +57,6 @@ class JobLost(SystemExit):
         super().__init__(
             f"rank {rank} of {size}: {reason}; the job ends, resume=latest goes on from the last checkpoint"
         )
-
-
-def reason(error: BaseException) -> str:
-    """Return one line with the error and its place in the user's own code: `KeyError in vault.py, line 9: 'tag'`."""
-    from mtrl.process_guard import said  # imports asyncio, which --help does not need
-
-    line = next(iter(said(error).splitlines()), "")
-    if isinstance(error, ImportError | SyntaxError):
-        return line  # the message names the place itself
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        if file.is_absolute() and not any(library in file.parents for library in LIBRARIES):
-            return f"{type(error).__name__} in {file.name}, line {frame.lineno}: {line}"
-    return f"{type(error).__name__}: {line}"
-
-
-def account(error: BaseException) -> str:
-    """Return the text that a failed episode stores about its error: one line with type and message, then the
-    traceback. The text is cut after `LONGEST_ACCOUNT` characters, since an environment chooses the message."""
-    from mtrl.process_guard import guarded, said
-
-    first = next(iter(said(error).splitlines()), "")[:LONGEST_LINE]
-    with guarded():  # formatting the traceback calls the error's own code too
-        trace = "".join(traceback.format_exception(error))
-    text = f"{type(error).__name__}: {first}\n{trace}"
-    if len(text) > LONGEST_ACCOUNT:
-        text = f"{text[:LONGEST_ACCOUNT]}\n[{len(text) - LONGEST_ACCOUNT} more characters were cut]"
-    return text.encode(errors="replace").decode()
 
 
 def unwritable(error: Exception) -> str | None:

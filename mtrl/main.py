@@ -21,45 +21,26 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
 
-from mtrl.config.checks import check
-from mtrl.config.compose import CONF, VERSION_BASE, merge
+from mtrl.command.checks import check
+from mtrl.command.compose import CONF, VERSION_BASE, merge
+from mtrl.command.engine_checks import check_sampling
+from mtrl.command.help import help_text
+from mtrl.command.runs import claim, has_default_run_dir, is_marked, mark, settle
 from mtrl.config.config_dir import check_folders, check_primary, own_folders
-from mtrl.config.engine_checks import check_sampling
-from mtrl.config.help import help_text
-from mtrl.config.hints import training_hints
 from mtrl.config.messages import one_sentence, refuse
 from mtrl.config.overrides import dashed, normalise, quoted
-from mtrl.config.runs import claim, has_default_run_dir, is_marked, mark, settle
-from mtrl.distributed import launch
 from mtrl.errors import EndedAtOnce, UserError, missing_extra
 from mtrl.sweep.choices import names_sweep, typed_out
 from mtrl.sweep.job import job
+from mtrl.utils import launch
 
 if TYPE_CHECKING:
-    from mtrl.trainer.run import OnEvaluation
+    pass
 
 CHECKED_JOBS = 32
 """Maximum number of jobs of a sweep that are checked before the first one starts; each other job is checked when it
 starts."""
-
-
-def main(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | None:
-    """Check and show the configuration, then train. Return the objective of a sweep, `summary[objective]`, or None if
-    the summary has none. `on_evaluation` is called after each evaluation."""
-    from mtrl.config.show import show
-
-    check_sampling(cfg)
-    for warning in [*settle(cfg), *check(cfg), *training_hints(cfg)]:
-        print(f"warning: {warning}", file=sys.stderr)
-    show(cfg)
-
-    from mtrl.trainer.run import train
-
-    summary = train(cfg) if on_evaluation is None else train(cfg, on_evaluation)
-    value = summary.get(cfg.objective)
-    return None if value is None else float(value)
 
 
 def cli(argv: Sequence[str] | None = None) -> None:

@@ -96,10 +96,10 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
     import random
 
     from mtrl.config.model_schema import TinyConfig
+    from mtrl.console.console import Console
     from mtrl.models.renderer import make_renderer
     from mtrl.models.sft import MixedOptimizer, batches, fine_tune, to_example
     from mtrl.models.tiny import save
-    from mtrl.tracking.console import Console
 
     console = Console()
     sizes = TinyConfig()
@@ -139,7 +139,7 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
 
 def _tiny(args: argparse.Namespace, conversations: list[list[Message]], sizes: Any) -> tuple[Any, Any]:
     from mtrl.models.tiny import make_model, train_tokenizer
-    from mtrl.trainer.loading import pick_device
+    from mtrl.trainer.setup.loading import pick_device
 
     tags = tuple(tag for tag in args.tags.split(",") if tag)
     tokenizer = train_tokenizer(conversations, sizes.vocabulary, tags)
@@ -150,8 +150,8 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from mtrl.hub import is_out_of_reach, model_options
-    from mtrl.trainer.loading import UNREADABLE, check_export, pick_device
+    from mtrl.trainer.setup.loading import UNREADABLE, check_export, pick_device
+    from mtrl.utils.hub import is_out_of_reach, model_options
 
     check_export(args.model, "--model")
     try:

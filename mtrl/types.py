@@ -7,8 +7,9 @@ Shape letters used across the code base::
 
     P  prompts of a step      G  trajectories of a group      T  turns of a trajectory      L  tokens of a sample
 
-Ids, masks, rewards and log-probs are derived from turns, here and in `mtrl/trainer/samples.py`, and are never stored
-beside them as parallel lists. Every type converts to JSON and back without loss (`to_json`, `trajectory_from_dict`).
+Ids, masks, rewards and log-probs are derived from turns, here and in `mtrl/trainer/data/samples.py`, and are never
+stored beside them as parallel lists. Every type converts to JSON and back without loss (`to_json`,
+`trajectory_from_dict`).
 """
 
 from __future__ import annotations
@@ -268,3 +269,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield trajectory_from_dict(json.loads(line))
+
+
+ENVIRONMENT = "environment"
+"""Name of the component for the reward that `step` returned. Environments may not use it for another component."""

@@ -58,8 +58,8 @@ def tiny_tokenizer():
 
 @pytest.fixture(scope="session")
 def tiny_codec(tiny_tokenizer):
-    from mtrl.generator.conversation import Codec
     from mtrl.models.renderer import make_renderer
+    from mtrl.rollout.conversation import Codec
 
     return Codec(tiny_tokenizer, make_renderer(tiny_tokenizer))
 

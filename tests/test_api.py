@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from mtrl import api
 from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer, override
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from tests import forked
 

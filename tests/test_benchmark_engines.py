@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.engines.installed import engine_python
+from tests.engines.real.installed import engine_python
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--groups", "1", "--tokens", "4"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtrl.generator.engines.base import Generation
+from mtrl.engines.base import Generation
 from mtrl.types import FinishReason
 from tests import forked
 

@@ -21,7 +21,7 @@ def test_every_task_writes_what_sft_reads(experiment, tmp_path, capsys):
 
 
 def test_held_out_rows_do_not_occur(tmp_path):
-    from mtrl.config.compose import compose
+    from mtrl.command.compose import compose
     from mtrl.environments.factory import load_task
 
     out = tmp_path / "demonstrations.jsonl"

@@ -14,26 +14,26 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.keys import find
 from mtrl.config.schema import Config
 from mtrl.diagnose import __main__ as diagnose
 from mtrl.diagnose.walk import RULES
 from mtrl.doctor import __main__ as doctor
 from mtrl.errors import UserError
-from mtrl.evaluate import settings as evaluate_settings
+from mtrl.evaluation import settings as evaluate_settings
 from mtrl.figures import __main__ as figures
 from mtrl.gateway import __main__ as gateway
 from mtrl.main import prepare
 from mtrl.play import __main__ as play
+from mtrl.record.run_dir import RunDir
 from mtrl.rescore import __main__ as rescore
 from mtrl.rescore.settings import check_read
 from mtrl.rewards.shaping import SHAPINGS
-from mtrl.track import __main__ as track
-from mtrl.tracking.run_dir import RunDir
+from mtrl.trackers import command as track
 from mtrl.view import __main__ as view
 from tests import forked
-from tests.engines.installed import engine_python
+from tests.engines.real.installed import engine_python
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtrl import main as main_module
-from mtrl.config.compose import CONF, compose
+from mtrl.command.compose import CONF, compose
 from tests import forked
 
 ROOT = Path(main_module.__file__).parent.parent

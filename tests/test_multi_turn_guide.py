@@ -9,7 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.keys import find
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +32,7 @@ def _sglang_as_if_installed(monkeypatch):
 
 @pytest.mark.parametrize("module", ["mtrl.main", "mtrl", "mtrl.entrypoints.main_base"])
 def test_its_entry_point(module, tmp_path):
-    """`tests/engines` and `tests/test_docs.py` run the command; here every name of the module takes it."""
+    """`tests/engines/real` and `tests/test_docs.py` run the command; here every name of the module takes it."""
     cfg = shown(["-m", module, *SQL, "--cfg", "job"], tmp_path)
     assert cfg["name"] == "text_to_sql"
     assert cfg["generator"]["backend"] == "sglang" and cfg["generator"]["max_turns"] == 5
@@ -112,7 +112,7 @@ def test_its_refusal():
 
 
 def test_its_import():
-    """`tests/generator/test_guide_environments.py` plays its environments."""
+    """`tests/rollout/test_guide_environments.py` plays its environments."""
     from mtrl.environments.base import BaseEnvironment as ours
     from mtrl.environments.base_environment import BaseEnvironment
 

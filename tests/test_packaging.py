@@ -26,9 +26,9 @@ MODULES = {
 }
 """Distribution -> module, where the two differ."""
 INSIDE = {
-    "mtrl/generator/engines/vllm/receiver.py": {"vllm"},
-    "mtrl/generator/engines/vllm/reload.py": {"vllm"},
-    "mtrl/generator/engines/sglang/torch_cpu.py": {"sglang"},
+    "mtrl/engines/vllm/receiver.py": {"vllm"},
+    "mtrl/engines/vllm/reload.py": {"vllm"},
+    "mtrl/engines/sglang/torch_cpu.py": {"sglang"},
     "examples/agents/langchain_agent.py": {"langchain", "langchain_openai"},
     "examples/agents/rft_agent.py": {"sagemaker"},
     "examples/agents/strands_agent.py": {"strands"},
@@ -119,7 +119,7 @@ def test_nothing_optional_is_imported_at_module_level(package):
 def test_the_trainers_side_of_engines_imports_none():
     only_there = [path for path, modules in INSIDE.items() if modules & {"vllm", "sglang"}]
     code = (
-        "import sys, mtrl.trainer.loop, mtrl.trainer.servers, mtrl.evaluate.contenders; "
+        "import sys, mtrl.trainer.loop, mtrl.trainer.setup.servers, mtrl.evaluation.contenders; "
         f"print([name for name in sys.modules if name.replace('.', '/') + '.py' in {only_there}])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -14,10 +14,10 @@ import pytest
 
 import mtrl
 from mtrl.config.messages import one_sentence
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits
 from mtrl.play.__main__ import main as play
+from mtrl.record.stored import Rows, Stored
 from mtrl.rescore.__main__ import main as rescore
-from mtrl.rescore.source import Rows, Stored
 from mtrl.types import Trajectory, read_trajectories
 from tests import forked
 

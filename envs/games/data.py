@@ -14,8 +14,7 @@ from envs.games import mastermind, maze
 from envs.games.environment import make_game
 from envs.games.mastermind import Mastermind
 from envs.games.prompts import prompt
-from mtrl.datasets import cap
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits, cap
 from mtrl.errors import UserError
 from mtrl.types import Row
 

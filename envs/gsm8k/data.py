@@ -9,8 +9,7 @@ from typing import Any
 from envs.gsm8k.problems import Problem, generate
 from envs.gsm8k.prompts import opening
 from envs.gsm8k.reward import parse_answer, parse_number
-from mtrl.datasets import cap, load_splits, to_row
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
 from mtrl.types import Row
 

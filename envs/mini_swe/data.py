@@ -16,8 +16,7 @@ from envs.mini_swe.calls import Call, check_calls
 from envs.mini_swe.functions import EXPRESSIONS, FOLDER, NAMINGS, Function, make, place, results
 from envs.mini_swe.prompts import full_prompt as prompt_of
 from envs.mini_swe.swebench import is_swebench, swebench_row
-from mtrl.datasets import cap, load_splits, to_row
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
 from mtrl.types import Row
 

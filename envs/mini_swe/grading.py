@@ -14,7 +14,7 @@ from typing import Any
 from envs.mini_swe.calls import Call
 from envs.mini_swe.sources import Files
 from mtrl.sandbox.process import ProcessLimits, ProcessSandbox
-from mtrl.strict_json import strict_loads
+from mtrl.utils.strict_json import strict_loads
 
 RUNNER = r"""
 import json, os, sys

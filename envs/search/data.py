@@ -15,8 +15,7 @@ from typing import Any
 from envs.search.prompts import full_prompt
 from envs.search.retrievers import RetrieverSettings
 from envs.search.world import Chain, World, draw, is_held_out
-from mtrl.datasets import cap, load_splits, to_row
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
 from mtrl.types import Row
 

@@ -15,8 +15,7 @@ from envs.sop.output import CLOSE, OPEN
 from envs.sop.prompts import prompt
 from envs.sop.sop_bench import LICENCE, load_sop_bench
 from envs.sop.spec import check_tools
-from mtrl.datasets import cap
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits, cap
 from mtrl.environments.tool_calls import format_call
 from mtrl.errors import UserError
 from mtrl.types import Row

@@ -6,7 +6,7 @@ from typing import Any
 
 from mtrl.environments.tool_calls import CLOSE as CALL_CLOSE
 from mtrl.environments.tool_calls import OPEN as CALL_OPEN
-from mtrl.strict_json import strict_loads
+from mtrl.utils.strict_json import strict_loads
 
 OPEN, CLOSE = "<final_output>", "</final_output>"
 FORBIDDEN = ("<think>", CALL_OPEN, CALL_CLOSE)

@@ -30,8 +30,8 @@ from envs.sop.prompts import procedure_prompt
 from envs.sop.spec import Spec, read_specs
 from mtrl.datasets import read_file
 from mtrl.errors import UserError
-from mtrl.strict_json import strict_loads
 from mtrl.types import Row
+from mtrl.utils.strict_json import strict_loads
 
 log = logging.getLogger(__name__)
 

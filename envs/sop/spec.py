@@ -10,7 +10,7 @@ from typing import Any
 from envs.sop.domain import Domain
 from envs.sop.domains import example_tools, result_schema
 from mtrl.errors import UserError
-from mtrl.strict_json import canonical, strict_loads
+from mtrl.utils.strict_json import canonical, strict_loads
 
 Spec = dict[str, Any]
 """One tool: name, description, request (JSON schema), and response if it is known."""

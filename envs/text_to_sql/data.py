@@ -14,8 +14,7 @@ from typing import Any
 
 from envs.text_to_sql.problem import Problem, draw, fill
 from envs.text_to_sql.prompts import SCHEMA_CHARACTERS, full_prompt
-from mtrl.datasets import cap, load_splits, to_row
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
 from mtrl.sandbox.sql import SqlSandbox
 from mtrl.types import Row

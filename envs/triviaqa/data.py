@@ -13,8 +13,7 @@ from typing import Any
 from envs.triviaqa import encyclopaedia
 from envs.triviaqa.prompts import full_prompt as full_messages
 from envs.triviaqa.tools import load_tools
-from mtrl.datasets import cap, load_splits
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits, cap, load_splits
 from mtrl.environments.tools import Tool
 from mtrl.errors import UserError
 from mtrl.types import Message, Row

@@ -11,8 +11,7 @@ from typing import Any
 
 from envs.triviaqa.user_file import functions_of
 from mtrl.errors import UserError
-from mtrl.rewards.component import ENVIRONMENT
-from mtrl.types import Message
+from mtrl.types import ENVIRONMENT, Message
 
 KEY = "environment.config.reward_file"
 SCHEMES = ("default", "original", "aws")

@@ -15,7 +15,7 @@ from envs.triviaqa.user_file import functions_of
 from mtrl.environments.tools import Tool, ToolError, tool, toolbox
 from mtrl.errors import UserError
 from mtrl.retrieval import RetrieverError
-from mtrl.strict_json import strict_loads
+from mtrl.utils.strict_json import strict_loads
 
 KEY = "environment.config.tools_file"
 DEFAULT_FILE = Path(__file__).with_name("wiki_search.py")

@@ -18,8 +18,8 @@ from envs import mini_swe
 from envs.mini_swe.agent import AgentEnvironment
 from envs.mini_swe.package import mini_swe_agent
 from envs.mini_swe.sandbox_task import SandboxTask
+from mtrl.datasets import Splits
 from mtrl.environments.base import Resources
-from mtrl.environments.family import Splits
 from mtrl.types import Message, Row
 
 # The package retries up to ten times, with pauses of 4 to 60 seconds, but the gateway's refusals are permanent.

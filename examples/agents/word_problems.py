@@ -14,7 +14,8 @@ from envs.gsm8k.data import decoys, load
 from envs.gsm8k.demonstrator import WeakPlayer
 from envs.gsm8k.scorer import measure, score
 from examples.agents import openai_tools
-from mtrl.environments.family import Family, Splits
+from mtrl.datasets import Splits
+from mtrl.environments.family import Family
 from mtrl.environments.tool_calls import format_call
 from mtrl.environments.tools import ToolEnvironment, ToolError, tool
 from mtrl.types import Row

@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 
 from envs.gsm8k.data import load
+from mtrl.command.program import run_program
 from mtrl.config.outputs import check_local
-from mtrl.config.program import run_program
 from mtrl.config.schema import DataConfig
 
 SYNTHETIC = "synthetic"

@@ -17,8 +17,9 @@ from envs.gsm8k.demonstrator import demonstrate as demonstrate_gsm8k
 from envs.gsm8k.environment import Gsm8kEnv
 from envs.gsm8k.problems import ITEMS, NAMES
 from envs.gsm8k.scorer import score
+from mtrl.datasets import Splits
 from mtrl.environments.base import StepResult
-from mtrl.environments.family import Demonstrator, Family, Recital, Splits
+from mtrl.environments.family import Demonstrator, Family, Recital
 from mtrl.types import Row
 
 ANSWER = re.compile(r"#### (\d+)")

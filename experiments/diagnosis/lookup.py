@@ -10,8 +10,9 @@ import random
 import string
 from typing import Any
 
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment, StepResult
-from mtrl.environments.family import Family, Recital, Splits
+from mtrl.environments.family import Family, Recital
 from mtrl.types import Row, Trajectory
 
 PAIRS = 2

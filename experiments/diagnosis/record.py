@@ -29,9 +29,9 @@ from omegaconf import OmegaConf
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record, read_config
 from mtrl.diagnose.walk import walk
-from mtrl.evaluation.agreement import Thresholds, Verdict
-from mtrl.tracking.plots import STYLE
-from mtrl.tracking.run_dir import RunDir
+from mtrl.figures.plots import STYLE
+from mtrl.record.run_dir import RunDir
+from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.types import Trajectory, read_trajectories, write_jsonl
 
 HERE = Path(__file__).parent

@@ -28,7 +28,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from experiments.study import show_table
-from mtrl.tracking.files import replace_text
+from mtrl.utils.files import replace_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

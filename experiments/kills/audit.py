@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
-from mtrl.tracking.run_dir import RunDir
-from mtrl.trainer.checkpoint import Checkpoint, Checkpoints, read_checkpoint
-from mtrl.trainer.checkpoint_tensors import read_tensors, tensor_names
-from mtrl.trainer.rows import RowStream
+from mtrl.record.run_dir import RunDir
+from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints, read_checkpoint
+from mtrl.trainer.checkpoint.tensors import read_tensors, tensor_names
+from mtrl.trainer.data.rows import RowStream
 from mtrl.types import group_from_dict, read_trajectories
 
 Drawn = tuple[str, str]

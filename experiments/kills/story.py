@@ -12,7 +12,7 @@ from pathlib import Path
 from audit import Audit, Plan, audit_finished, audit_killed
 from targets import Target, command_of, engines, family, kill
 
-from mtrl.trainer.checkpoint import Checkpoints
+from mtrl.trainer.checkpoint.checkpoint import Checkpoints
 
 LONGEST = 300.0
 """Seconds that a run may take to go on or to end, on a busy machine."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mtrl.distributed.crew import Crew
 from mtrl.distributed.world import World
-from mtrl.trainer.batching import MicroBatch
+from mtrl.trainer.data.batching import MicroBatch
 
 SHARES = (0, 1, 2, 4, 8)
 """Micro-batches of each rank."""

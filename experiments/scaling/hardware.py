@@ -10,7 +10,7 @@ import numpy as np
 from costs import Costs
 from server import Speed
 
-from mtrl.trainer.batching import PACKED
+from mtrl.trainer.data.batching import PACKED
 
 if TYPE_CHECKING:
     from job import Episode, Plan, Playing
@@ -19,7 +19,7 @@ GIB, MIB, GB = 2**30, 2**20, 1e9
 NODE = 8
 """GPUs of a machine."""
 BUCKET = 2**29
-"""Bytes of one broadcast (`mtrl/generator/engines/server/distributed_sync.py`)."""
+"""Bytes of one broadcast (`mtrl/engines/server/distributed_sync.py`)."""
 CALLS = 7
 """Requests to each server at a sync beside one per bucket: pause, begin, check, finish, forget, version, resume."""
 CELL, SAMPLED = 17.0, 28.0
@@ -73,8 +73,8 @@ class Hardware:
         )
 
     def load(self, plan: Plan, episodes: Sequence[Episode]) -> Load:
-        """A batch packed by mtrl's own first-fit, and dealt as `mtrl/trainer/dealing.py` deals: rounds of neighbours by
-        cost, each as long as its costliest micro-batch."""
+        """A batch packed by mtrl's own first-fit, and dealt as `mtrl/trainer/data/dealing.py` deals: rounds of
+        neighbours by cost, each as long as its costliest micro-batch."""
         costs, work, times = self.costs, plan.workload, plan.times
         ranks = max(1, plan.trainers // times)
         lengths = [episode.context for episode in episodes]

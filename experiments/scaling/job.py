@@ -14,8 +14,8 @@ from leader import DESK, LOOP, Leader
 from server import Asked, Server
 from workload import Turn, Workload
 
-from mtrl.trainer.admission import Outstanding
-from mtrl.trainer.stream import ADMISSIONS
+from mtrl.trainer.data.admission import Outstanding
+from mtrl.trainer.data.stream import ADMISSIONS
 
 
 @dataclass(frozen=True)

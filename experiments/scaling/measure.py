@@ -35,29 +35,29 @@ from mtrl.algorithms.signal import signal_metrics
 from mtrl.config.engine_schema import VllmConfig
 from mtrl.config.schema import AlgorithmConfig
 from mtrl.distributed.broadcast import flatten
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.checksum import checksum
+from mtrl.engines.server.engine import ServerEngine
+from mtrl.engines.server.router import Lane, Router
+from mtrl.engines.vllm.api import VllmApi
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
-from mtrl.garbage import settled
-from mtrl.generator.conversation import Codec, Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.server.backend import Backend
-from mtrl.generator.engines.server.checksum import checksum
-from mtrl.generator.engines.server.engine import ServerEngine
-from mtrl.generator.engines.server.router import Lane, Router
-from mtrl.generator.engines.vllm.api import VllmApi
-from mtrl.generator.episode import EpisodeLoop, Limits
-from mtrl.generator.rollouts import RolloutReport, Rollouts
 from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import train_tokenizer
-from mtrl.tracking.trajectories import write_groups
-from mtrl.trainer.admission import Admission
-from mtrl.trainer.dealing import deal
+from mtrl.record.trajectories import write_groups
+from mtrl.rollout.conversation import Codec, Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.rollouts import RolloutReport, Rollouts
+from mtrl.trainer.data.admission import Admission
+from mtrl.trainer.data.dealing import deal
+from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.flops import ModelFlops
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
-from mtrl.trainer.samples import group_samples
-from mtrl.trainer.update import per_sample
-from mtrl.trainer.update_result import note_advantages, note_logprobs
+from mtrl.trainer.update.update import per_sample
+from mtrl.trainer.update.update_result import note_advantages, note_logprobs
 from mtrl.types import Group, Row
+from mtrl.utils.garbage import settled
 
 FOLDER = Path(__file__).parent
 MIB = 2**20

@@ -6,8 +6,8 @@ import random
 
 from mtrl.algorithms.reductions import token_weights
 from mtrl.config.schema import AlgorithmConfig
-from mtrl.trainer.batching import PACKED, MicroBatch, micro_batches
-from mtrl.trainer.samples import group_samples
+from mtrl.trainer.data.batching import PACKED, MicroBatch, micro_batches
+from mtrl.trainer.data.samples import group_samples
 from mtrl.types import FinishReason, Group, Sample, StopReason, Trajectory, Turn
 
 GROUP = 8

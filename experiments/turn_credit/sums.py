@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import Family, Splits
+from mtrl.environments.family import Family
 from mtrl.types import Row, Trajectory
 
 TURNS = 6

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtrl.errors import UserError, reason
+from mtrl.errors import UserError
+from mtrl.utils.functions import load_function
 
 
 @dataclass(frozen=True)
@@ -95,28 +96,6 @@ def unknown(key: str, value: str, known: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
     hint = f" (did you mean {nearest[0]}?)" if nearest else ""
     return f"{key}={value} is not known{hint}; choose one of {', '.join(known)}, or package.module.function"
-
-
-def load_function(path: str, key: str) -> Callable[..., Any]:
-    """Return the callable at a dotted path; `key` is the config key for error messages.
-
-    Raises:
-        UserError: the path cannot be imported or is not callable, or the module itself raised a `UserError`.
-    """
-    from mtrl.process_guard import import_guarded  # imports asyncio, which --help does not need
-
-    module, _, attribute = path.rpartition(".")
-    try:
-        function = getattr(import_guarded(module), attribute)
-    except UserError:  # its message already names the problem
-        raise
-    except Exception as error:  # the module is the user's: importing it can fail in any way
-        expected = isinstance(error, ImportError | AttributeError | ValueError)
-        said = error if expected else reason(error)
-        raise UserError(f"{key}={path} cannot be imported ({said}); write package.module.function") from error
-    if not callable(function):
-        raise UserError(f"{key}={path} is a {type(function).__name__}; it must be a function")
-    return function
 
 
 ESTIMATORS = Registry("algorithm.advantage_method", "mtrl.algorithms.advantages")

@@ -13,6 +13,20 @@ WITH_TORCH = {
 """Names in the registries of tensor functions, copied here because the registries import torch. A test compares the
 two."""
 
+REGISTERED = {
+    "algorithm.advantage_method": (
+        *("dr_grpo", "gae", "gdpo", "gigpo", "gpg", "group_based", "group_based_per_turn", "grpo", "grpo_passk"),
+        *("maxrl", "monte_carlo", "mt_grpo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+        *("reinforce_pp", "reinforce_pp_baseline", "rloo", "turn_gae", "turn_rloo"),
+    ),
+    "algorithm.loss_reduction": (
+        *("prompt_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "sequence_mean"),
+        *("token_mean", "turn_mean"),
+    ),
+    **WITH_TORCH,
+}
+"""Names in all registries of functions, so that this package needs no registry. A test compares the two."""
+
 ALIASES = {"reinforce_is": "importance_sampling", "regular": "ppo"}
 """Alias -> name in `WITH_TORCH`."""
 

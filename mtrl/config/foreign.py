@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mtrl
-from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.config import keys
-from mtrl.config.choices import CHOICES, WITH_TORCH
+from mtrl.config.choices import CHOICES, REGISTERED
 from mtrl.config.dialect_values import CONVERT, NEEDS, OF_KEY, OFF, VALUES, WHEN_FALSE, OtherwiseError
 from mtrl.config.dialects import FRAMEWORKS
 
-FUNCTIONS = (ESTIMATORS.key, REDUCTIONS.key, *WITH_TORCH)
+FUNCTIONS = tuple(REGISTERED)
 """Keys that also take a function of the user's own, as `package.module.function`."""
 EXPERIMENTS = Path(mtrl.__file__).parent.parent / "conf" / "experiment"
 
@@ -103,9 +102,7 @@ def _words(key: str) -> tuple[str, ...] | None:
     """Return the words that a key takes; None if it is not limited to a set of words."""
     if key == "experiment":
         return tuple(sorted(file.stem for file in EXPERIMENTS.glob("*.yaml")))
-    if registry := next((known for known in (ESTIMATORS, REDUCTIONS) if known.key == key), None):
-        return tuple(registry.names())
-    return CHOICES.get(key) or WITH_TORCH.get(key)
+    return CHOICES.get(key) or REGISTERED.get(key)
 
 
 def allowed(key: str) -> str:

@@ -141,3 +141,14 @@ def text_of(path: Path) -> str:
     if len(content) > LARGEST:
         raise TooLargeError(f"it has more than {LARGEST:,} bytes")
     return content.decode("utf-8")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a config.yaml into plain dicts and lists.
+
+    Raises:
+        UserError: the file cannot be read as a configuration.
+    """
+    tree = OmegaConf.to_container(load_config(path), resolve=True)
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mtrl.command.program import run_program
 from mtrl.config.outputs import check_file
-from mtrl.config.program import run_program
 from mtrl.diagnose.finding import Severity
 from mtrl.diagnose.report import Report, diagnose
-from mtrl.tracking.files import replace_text, to_strict_json
+from mtrl.utils.files import replace_text, to_strict_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from mtrl.command.compose import merge
 from mtrl.config import keys
-from mtrl.config.compose import merge
 from mtrl.config.overrides import CONF, normalise, quoted
 
 OWN = ("run_dir", "resume", "parent")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mtrl.diagnose.finding import Witness
 from mtrl.diagnose.record import Record
-from mtrl.evaluation.agreement import Thresholds, Verdict, succeeded
-from mtrl.rescore.source import Stored, read
-from mtrl.tracking.text import one_line, short
+from mtrl.record.stored import Stored, read
+from mtrl.scoring.agreement import Thresholds, Verdict, succeeded
+from mtrl.utils.text import one_line, short
 
 MOST = 2000
 """Number of trajectories after which no further file is read; the newest files come first."""

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mtrl.command.runs import holds_run
 from mtrl.config import keys
-from mtrl.config.runs import holds_run
 from mtrl.diagnose.record import Record, Series
 from mtrl.diagnose.stats import Change, compare, noise
 from mtrl.errors import UserError

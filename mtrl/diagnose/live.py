@@ -14,9 +14,9 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.proposals import Proposals
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.walk import walk
-from mtrl.tracking.files import replace_text, to_strict_json
-from mtrl.tracking.metrics import MetricsLog
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.metrics import MetricsLog
+from mtrl.record.run_dir import RunDir
+from mtrl.utils.files import replace_text, to_strict_json
 
 LOG = logging.getLogger("mtrl.diagnose")
 FILE = "alarms.jsonl"

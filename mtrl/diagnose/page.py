@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtrl.diagnose.finding import Finding
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.report import Report
-from mtrl.tracking.text import html_text, short
+from mtrl.utils.text import html_text, short
 
 CURVES = 4
 """Maximum number of metrics that are drawn for a finding."""

@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from mtrl.command.checks import check
 from mtrl.config import keys
-from mtrl.config.checks import check
 from mtrl.config.schema import Config
 from mtrl.diagnose.finding import Finding, Proposal
 from mtrl.errors import UserError

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mtrl.config import keys
-from mtrl.config.stored import read_config
+from mtrl.config.plain_yaml import read_config
 from mtrl.errors import UserError
-from mtrl.tracking.metrics import MetricsLog, warn_on_stderr
-from mtrl.tracking.run_dir import RunDir, such_as
-from mtrl.tracking.trajectories import kind_and_step
+from mtrl.record.metrics import MetricsLog, warn_on_stderr
+from mtrl.record.run_dir import RunDir, such_as
+from mtrl.record.trajectories import kind_and_step
 
 T = TypeVar("T")
 

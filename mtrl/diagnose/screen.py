@@ -14,7 +14,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.lineage import Link
 from mtrl.diagnose.report import Report
 from mtrl.diagnose.stats import sparkline
-from mtrl.tracking.text import one_line, short
+from mtrl.utils.text import one_line, short
 
 STYLES = {Severity.ALARM: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 CURVES = 3

@@ -11,7 +11,7 @@ from typing import Any
 from mtrl.distributed.ending import GRACE
 from mtrl.distributed.world import World
 from mtrl.errors import JobLost, UserError
-from mtrl.trainer.interrupt import Relay
+from mtrl.utils.signals import Relay
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from mtrl.distributed import launch
 from mtrl.distributed.ending import Departure, Unwinding, end_process
 from mtrl.distributed.lifeline import BEAT, Lifeline, is_of_network, shortened
 from mtrl.errors import JobLost, UserError
+from mtrl.utils import launch
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 
-from mtrl.config.program import run_program
+from mtrl.command.program import run_program
 from mtrl.doctor import machine
 from mtrl.doctor.advice import Advice, advise
 from mtrl.doctor.checklist import CHECKS, Check, run

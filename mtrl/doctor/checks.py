@@ -15,7 +15,7 @@ from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
-from mtrl.config.engine_checks import engine_python
+from mtrl.config.derived import engine_python
 from mtrl.doctor import machine
 from mtrl.doctor.packages import BASE, HIDDEN, Found, look, wanted
 from mtrl.errors import UserError

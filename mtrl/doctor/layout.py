@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mtrl.config.derived import ranks as launched_ranks
+from mtrl.config.derived import serves
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.config.scale_checks import ranks as launched_ranks
-from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture
 

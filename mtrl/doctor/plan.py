@@ -13,9 +13,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mtrl.config.checks import check
-from mtrl.config.compose import merge
-from mtrl.config.engine_checks import check_sampling
+from mtrl.command.checks import check
+from mtrl.command.compose import merge
+from mtrl.command.engine_checks import check_sampling
 from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture, find

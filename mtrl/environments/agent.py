@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mtrl.datasets import load_rows
+from mtrl.datasets import Splits, load_rows
 from mtrl.environments.base import BaseEnvironment, StepResult
-from mtrl.environments.family import Family, Splits, reward_is_success
+from mtrl.environments.family import Family, reward_is_success
 from mtrl.errors import UserError
 from mtrl.types import Row, Trajectory
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Generator
 from functools import partial
 from typing import Any
 
-from mtrl.process_guard import guarded, said
+from mtrl.utils.process_guard import guarded, said
 
 
 class DetachableTask:

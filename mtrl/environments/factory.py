@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mtrl.config.schema import Config
-from mtrl.datasets import cut_validation
+from mtrl.datasets import Splits, cut_validation
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import Family, Splits, get_family
-from mtrl.errors import UserError, reason
-from mtrl.process_guard import CallTimeoutError, in_time
+from mtrl.environments.family import Family, get_family
+from mtrl.errors import UserError
+from mtrl.utils.process_guard import CallTimeoutError, in_time
+from mtrl.utils.reasons import reason
 
 T = TypeVar("T")
 

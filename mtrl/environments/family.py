@@ -8,26 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mtrl.datasets import Splits
 from mtrl.environments.adapters import adapt, extra_hint
 from mtrl.environments.base import BaseEnvironment
-from mtrl.errors import UserError, reason
+from mtrl.errors import UserError
 from mtrl.types import Row, Trajectory
-
-
-@dataclass
-class Splits:
-    """Rows of a data set. No row of `test` occurs in the other splits or in a demonstration."""
-
-    train: list[Row]
-    test: list[Row]
-    validation: list[Row] = field(default_factory=list)
-    """Rows cut from `train` by `data.validation_rows`, for the evaluations of a run; they occur in no demonstration."""
-
-    @property
-    def held_out(self) -> list[Row]:
-        """Rows that a run evaluates on. The choice of the best checkpoint uses `test` only if there are no validation
-        rows."""
-        return self.validation or self.test
+from mtrl.utils.reasons import reason
 
 
 class Demonstrator(Protocol):
@@ -124,7 +110,7 @@ def get_family(name: str, target: str | None = None) -> Family:
 
 
 def _from_target(target: str) -> Family:
-    from mtrl.process_guard import import_guarded  # imports asyncio, which --help does not need
+    from mtrl.utils.process_guard import import_guarded  # imports asyncio, which --help does not need
 
     module, _, attribute = target.rpartition(".")
     if not module:

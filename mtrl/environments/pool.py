@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from mtrl.environments.detachable_task import DetachableTask
-from mtrl.process_guard import CallTimeoutError, guarded, said
+from mtrl.utils.process_guard import CallTimeoutError, guarded, said
 
 
 class EnvironmentPool:

@@ -15,8 +15,8 @@ from typing import Any
 
 from mtrl.environments.tools import Tool, ToolError
 from mtrl.errors import UserError
-from mtrl.strict_json import canonical, strict_loads
 from mtrl.types import Row
+from mtrl.utils.strict_json import canonical, strict_loads
 
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 

@@ -19,8 +19,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mtrl.strict_json import check_depth, strict_loads
 from mtrl.types import Message
+from mtrl.utils.strict_json import check_depth, strict_loads
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(f"{OPEN}|{CLOSE}")

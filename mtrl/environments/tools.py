@@ -22,8 +22,8 @@ from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.environments.tool_calls import PROBLEMS, message_calls, parse_calls
 from mtrl.errors import UserError
-from mtrl.strict_json import strict_loads
 from mtrl.types import Message
+from mtrl.utils.strict_json import strict_loads
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MARK = "__mtrl_tool__"

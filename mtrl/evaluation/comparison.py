@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from mtrl.config.schema import EvaluationConfig
-from mtrl.evaluation.agreement import succeeded
-from mtrl.evaluation.pass_at_k import pass_at_k
 from mtrl.evaluation.results import failed
-from mtrl.evaluation.statistics import Difference, Paired, compare, holm, mean_difference
+from mtrl.scoring.agreement import succeeded
+from mtrl.scoring.pass_at_k import pass_at_k
+from mtrl.scoring.statistics import Difference, Paired, compare, holm, mean_difference
 from mtrl.types import Group
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mtrl.evaluation.agreement import Thresholds, Verdict
-from mtrl.evaluation.measures import Episode
 from mtrl.evaluation.results import Result
-from mtrl.tracking.text import cut
+from mtrl.scoring.agreement import Thresholds, Verdict
+from mtrl.scoring.measures import Episode
+from mtrl.utils.text import cut
 
 RESPONSE_CHARACTERS = 4000
 

@@ -11,8 +11,8 @@ from mtrl.config.schema import Config
 from mtrl.evaluation.comparison import Comparison
 from mtrl.evaluation.results import Result
 from mtrl.evaluation.rollouts import Source
-from mtrl.evaluation.statistics import mcnemar
-from mtrl.tracking.text import percent
+from mtrl.scoring.statistics import mcnemar
+from mtrl.utils.text import percent
 
 WIDE = 0.10
 """Width of an interval above which its rate should not be quoted without the interval."""

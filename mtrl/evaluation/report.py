@@ -11,7 +11,6 @@ from typing import Any
 from mtrl.config.schema import Config
 from mtrl.environments.family import Family
 from mtrl.errors import UserError
-from mtrl.evaluation.agreement import Thresholds
 from mtrl.evaluation.comparison import Comparison, comparisons
 from mtrl.evaluation.disagreements import Disagreement, disagreements
 from mtrl.evaluation.remarks import (
@@ -26,8 +25,9 @@ from mtrl.evaluation.remarks import (
 )
 from mtrl.evaluation.results import Result, result_of
 from mtrl.evaluation.rollouts import ModelRollouts
-from mtrl.tracking.files import replace_text
-from mtrl.tracking.provenance import git_state, versions
+from mtrl.scoring.agreement import Thresholds
+from mtrl.utils.files import replace_text
+from mtrl.utils.provenance import git_state, versions
 
 KINDS = ("greedy", "sampled")
 

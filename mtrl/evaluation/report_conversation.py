@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
+from mtrl.console.episode_view import message_text
 from mtrl.evaluation.disagreements import Disagreement
-from mtrl.evaluation.measures import at_cap, sampled_tokens
-from mtrl.tracking.episode_view import message_text
-from mtrl.tracking.text import cut, html_text, one_line, short, signed
+from mtrl.scoring.measures import at_cap, sampled_tokens
 from mtrl.types import ROLES, Message, Row, Trajectory, Turn
+from mtrl.utils.text import cut, html_text, one_line, short, signed
 
 MESSAGE_CHARACTERS, MESSAGE_LINES = 1600, 40
 OTHER_CHARACTERS = {"system": 400, "expected": 600}

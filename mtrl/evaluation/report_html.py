@@ -13,8 +13,8 @@ from mtrl.evaluation.report import Report
 from mtrl.evaluation.report_conversation import conversation
 from mtrl.evaluation.report_style import CSS
 from mtrl.evaluation.report_tables import Table
-from mtrl.evaluation.statistics import Rate
-from mtrl.tracking.text import html_text, percent, short
+from mtrl.scoring.statistics import Rate
+from mtrl.utils.text import html_text, percent, short
 
 CONVERSATIONS = 30
 """Maximum number of conversations on the page. report.json has all disagreements, and trajectories/ has their whole

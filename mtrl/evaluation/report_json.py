@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from mtrl.evaluation.report import ModelReport, Report
-from mtrl.tracking.files import to_strict_json
+from mtrl.utils.files import to_strict_json
 
 VERSION = 1
 """Version of the format. It increases when a key changes its meaning or is removed; new keys may be added within a

@@ -8,7 +8,7 @@ from mtrl.evaluation import report_tables as tables
 from mtrl.evaluation.remarks import Level, Remark
 from mtrl.evaluation.report import Report
 from mtrl.evaluation.report_tables import Table
-from mtrl.tracking.text import one_line, short
+from mtrl.utils.text import one_line, short
 
 ROWS_NAMED = 12
 """Maximum number of changed rows that are named; report.json has all."""

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mtrl.evaluation.agreement import succeeded
-from mtrl.evaluation.measures import episode_tokens, known
 from mtrl.evaluation.report import KINDS, Report
 from mtrl.evaluation.report_style import COLOURS
 from mtrl.evaluation.report_tables import each_result, name
 from mtrl.evaluation.results import Result
-from mtrl.evaluation.statistics import Rate
 from mtrl.figures.style import STYLE, to_svg
+from mtrl.scoring.agreement import succeeded
+from mtrl.scoring.measures import episode_tokens, known
+from mtrl.scoring.statistics import Rate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtrl.engines.endpoints.purse import dollars
 from mtrl.evaluation.comparison import Comparison
-from mtrl.evaluation.measures import Spread
 from mtrl.evaluation.remarks import points
 from mtrl.evaluation.report import ModelReport, Report
 from mtrl.evaluation.results import Result
-from mtrl.evaluation.statistics import Rate
-from mtrl.evaluation.tool_use import ToolUse
-from mtrl.generator.engines.purse import dollars
-from mtrl.tracking.text import MISSING, one_line, percent, short, whole
+from mtrl.scoring.measures import Spread
+from mtrl.scoring.statistics import Rate
+from mtrl.scoring.tool_use import ToolUse
+from mtrl.utils.text import MISSING, one_line, percent, short, whole
 
 NAME_CHARACTERS = 60
 

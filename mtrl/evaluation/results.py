@@ -9,8 +9,8 @@ from statistics import fmean
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.environments.family import Family
-from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
-from mtrl.evaluation.measures import (
+from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.scoring.measures import (
     FIELD,
     FORMAT,
     Episode,
@@ -29,9 +29,9 @@ from mtrl.evaluation.measures import (
     sampled_tokens,
     successes,
 )
-from mtrl.evaluation.pass_at_k import pass_at_k_by_prompt
-from mtrl.evaluation.statistics import Rate, mean_rate, ranking, success_rate
-from mtrl.evaluation.tool_use import ToolUse, tool_use
+from mtrl.scoring.pass_at_k import pass_at_k_by_prompt
+from mtrl.scoring.statistics import Rate, mean_rate, ranking, success_rate
+from mtrl.scoring.tool_use import ToolUse, tool_use
 from mtrl.types import FAILED, Group, StopReason, Trajectory
 
 

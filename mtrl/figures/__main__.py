@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from mtrl.command.program import run_program
 from mtrl.config.outputs import check_local
-from mtrl.config.program import run_program
 from mtrl.errors import UserError
 from mtrl.figures import results
 from mtrl.figures.axis import Axis
@@ -29,7 +29,7 @@ from mtrl.figures.index import page
 from mtrl.figures.runs import find_runs, measured, read_run
 from mtrl.figures.study import Study
 from mtrl.figures.style import save
-from mtrl.tracking.files import replace_text
+from mtrl.utils.files import replace_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 
 from mtrl.errors import UserError
-from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
 from mtrl.figures.runs import Run
-from mtrl.tracking.trajectories import whole_lines
+from mtrl.record.trajectories import whole_lines
+from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
 from mtrl.types import Trajectory, Turn, trajectory_from_dict
 
 CAP = 8192

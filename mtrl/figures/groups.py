@@ -11,7 +11,7 @@ from typing import Any
 from mtrl.config.keys import IDLE
 from mtrl.figures.episodes import Episodes, read_episodes
 from mtrl.figures.runs import Run
-from mtrl.tracking.text import one_line
+from mtrl.utils.text import one_line
 
 APART = ("seed", *IDLE)
 """Settings, and sections of settings, that do not distinguish experiments."""

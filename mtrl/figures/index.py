@@ -8,7 +8,7 @@ from html import escape
 from mtrl.figures import results
 from mtrl.figures.groups import Group, differing, identity
 from mtrl.figures.study import Drawing
-from mtrl.tracking.text import one_line
+from mtrl.utils.text import one_line
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }

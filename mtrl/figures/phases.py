@@ -27,7 +27,7 @@ from mtrl.figures.style import (
     stack_shares,
     whole_ticks,
 )
-from mtrl.tracking.timeline import rows
+from mtrl.record.timeline import rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

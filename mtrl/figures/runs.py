@@ -12,11 +12,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from mtrl.config.keys import flat
+from mtrl.config.plain_yaml import read_config
 from mtrl.config.schema import Config
-from mtrl.config.stored import read_config
 from mtrl.errors import UserError
-from mtrl.tracking.metrics import MetricsLog
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.metrics import MetricsLog
+from mtrl.record.run_dir import RunDir
 
 LEVELS = 2
 """Maximum depth below a given folder at which runs are searched: sweep/run, study/arm/seed."""

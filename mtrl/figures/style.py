@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrl.tracking.files import replace_file
+from mtrl.utils.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mtrl.evaluation.agreement import Verdict
 from mtrl.figures.bands import Band, band, seed_band
 from mtrl.figures.curves import along, draw_mean, per_group
 from mtrl.figures.episodes import Episode, thresholds_of
@@ -15,6 +14,7 @@ from mtrl.figures.learning import smoothed
 from mtrl.figures.study import Drawing, Study
 from mtrl.figures.style import BLUE, GREEN, ORANGE, PURPLE, unit_scale
 from mtrl.figures.summaries import cells, shares
+from mtrl.scoring.agreement import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

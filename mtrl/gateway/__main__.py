@@ -40,24 +40,24 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from mtrl.command.checks import check
+from mtrl.command.compose import merge
+from mtrl.command.program import run_program
 from mtrl.config.agent_schema import AgentConfig
-from mtrl.config.checks import check
-from mtrl.config.compose import merge
+from mtrl.config.derived import serves
 from mtrl.config.messages import unknown_choice
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import normalise
-from mtrl.config.program import run_program
-from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
-from mtrl.evaluate.sources import BASE, source_of
-from mtrl.garbage import settled
-from mtrl.serving import bind, is_loopback
-from mtrl.tracking.run_dir import RunDir
+from mtrl.evaluation.sources import BASE, source_of
+from mtrl.record.run_dir import RunDir
+from mtrl.utils.garbage import settled
+from mtrl.utils.serving import bind, is_loopback
 
 if TYPE_CHECKING:
-    from mtrl.evaluate.contenders import Contender
+    from mtrl.evaluation.contenders import Contender
     from mtrl.evaluation.rollouts import Source
 
 KEY_VARIABLE = "MTRL_GATEWAY_KEY"
@@ -164,8 +164,8 @@ def load(config: Config, source: Source, out: RunDir) -> Contender:
     Raises:
         UserError: the model cannot be loaded.
     """
-    from mtrl.evaluate.contenders import local_contender, served_contender
-    from mtrl.trainer.setup import start_of
+    from mtrl.evaluation.contenders import local_contender, served_contender
+    from mtrl.trainer.setup.parts import start_of
 
     task = load_task(config)
     if source.kind == "base":
@@ -187,10 +187,10 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
     from mtrl.gateway.desk import Desk, names_in
     from mtrl.gateway.server import Gateway
     from mtrl.gateway.session import SessionLimits
-    from mtrl.generator.conversation import Codec
     from mtrl.models.plain_tokenizer import plain
     from mtrl.models.renderer import make_renderer
-    from mtrl.trainer.setup import sampling_params
+    from mtrl.rollout.conversation import Codec
+    from mtrl.trainer.setup.parts import sampling_params
 
     tokenizer = plain(contender.tokenizer)
     codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))

@@ -28,7 +28,7 @@ from mtrl.gateway.stream import ChatChunks, CompletionChunks, EventStream
 
 if TYPE_CHECKING:
     from mtrl.gateway.session import Session
-    from mtrl.generator.conversation import Codec
+    from mtrl.rollout.conversation import Codec
 
 log = logging.getLogger(__name__)
 

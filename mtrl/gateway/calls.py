@@ -16,11 +16,11 @@ from hashlib import blake2b
 from itertools import accumulate, chain
 from typing import Any
 
+from mtrl.engines.base import Generation
 from mtrl.environments.tool_calls import parse_calls
-from mtrl.generator.conversation import Codec, classify_break
-from mtrl.generator.engines.base import Generation
-from mtrl.strict_json import canonical, strict_loads
+from mtrl.rollout.conversation import Codec, classify_break
 from mtrl.types import FinishReason, Message, Turn
+from mtrl.utils.strict_json import canonical, strict_loads
 
 _CHAT, _TEXT, _IDS = b"c", b"t", b"i"
 _ID_BYTES = 8

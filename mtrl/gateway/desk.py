@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mtrl.engines.base import EngineLostError, SamplingParams
 from mtrl.errors import UserError
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import Session
-from mtrl.generator.engines.base import EngineLostError, SamplingParams
-from mtrl.generator.rollouts import stream_seed
+from mtrl.rollout.rollouts import stream_seed
 from mtrl.types import StopReason, Trajectory, write_jsonl
 
 SECONDS_TO_PAY = 2.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from mtrl.gateway.errors import RequestError
-from mtrl.strict_json import check_depth, strict_loads
 from mtrl.types import Message
+from mtrl.utils.strict_json import check_depth, strict_loads
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16

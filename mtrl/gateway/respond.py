@@ -13,7 +13,7 @@ from mtrl.types import Message
 
 if TYPE_CHECKING:
     from mtrl.gateway.calls import Call
-    from mtrl.generator.conversation import Codec
+    from mtrl.rollout.conversation import Codec
 
 
 @dataclass(frozen=True)

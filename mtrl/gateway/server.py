@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from mtrl.engines.base import Engine, SamplingParams
 from mtrl.gateway.app import App
 from mtrl.gateway.auth import Register, new_token
 from mtrl.gateway.session import Session, SessionLimits
-from mtrl.generator.conversation import Codec
-from mtrl.generator.engines.base import Engine, SamplingParams
-from mtrl.http_protocol import PatientProtocol
-from mtrl.serving import address_of, bind
+from mtrl.rollout.conversation import Codec
+from mtrl.utils.http_protocol import PatientProtocol
+from mtrl.utils.serving import address_of, bind
 
 MODEL = "mtrl"
 """Name of the gateway's only model; requests may use any name for it."""

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
 from mtrl.gateway.calls import Call, Context, Lineage, arrange
 from mtrl.gateway.errors import RequestError
 from mtrl.gateway.requests import ChatRequest, CompletionRequest, Wishes
-from mtrl.generator.conversation import Codec
-from mtrl.generator.engines.base import Engine, EngineLostError, Generation, SamplingParams
-from mtrl.generator.rollouts import all_or_none
+from mtrl.rollout.conversation import Codec
+from mtrl.rollout.rollouts import all_or_none
 from mtrl.types import LARGEST_REWARD, FinishReason, StopReason, Turn
 
 log = logging.getLogger(__name__)

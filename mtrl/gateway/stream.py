@@ -17,7 +17,7 @@ from mtrl.gateway.respond import Answer, chat_logprobs, completion_choice, usage
 
 if TYPE_CHECKING:
     from mtrl.gateway.calls import Call
-    from mtrl.generator.conversation import Codec
+    from mtrl.rollout.conversation import Codec
 
 log = logging.getLogger(__name__)
 

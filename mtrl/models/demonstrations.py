@@ -13,10 +13,11 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.family import Family
-from mtrl.errors import UserError, reason
-from mtrl.generator.episode import as_messages, as_step_result
-from mtrl.process_guard import guarded
+from mtrl.environments.results import as_messages, as_step_result
+from mtrl.errors import UserError
 from mtrl.types import Message, Row
+from mtrl.utils.process_guard import guarded
+from mtrl.utils.reasons import reason
 
 
 def demonstrations(

@@ -1,6 +1,6 @@
 """The built-in tiny policy: under a million parameters, its own tokenizer and chat template, built on this machine.
 
-Its weights are random at first; `mtrl/trainer/warm_start.py` trains it on demonstrations of a task.
+Its weights are random at first; `mtrl/trainer/setup/warm_start.py` trains it on demonstrations of a task.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from mtrl.config.checks import check
-from mtrl.config.compose import merge
+from mtrl.command.checks import check
+from mtrl.command.compose import merge
+from mtrl.command.program import run_program
 from mtrl.config.messages import unknown_choice
 from mtrl.config.outputs import check_file
 from mtrl.config.overrides import normalise
-from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.agent import ProgramTask
 from mtrl.environments.factory import load_task

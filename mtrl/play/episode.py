@@ -14,13 +14,13 @@ from mtrl.config.schema import Config
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.factory import close_now
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.environments.results import add_payments, as_messages, as_step_result
 from mtrl.environments.tool_calls import message_calls, parse_calls
-from mtrl.errors import account
-from mtrl.generator.episode import add_payments, as_messages, as_step_result
-from mtrl.plain_numbers import finite
-from mtrl.process_guard import failing_alone
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
+from mtrl.utils.plain_numbers import finite
+from mtrl.utils.process_guard import failing_alone
+from mtrl.utils.reasons import account
 
 CHARACTERS_PER_TOKEN = 4
 """Estimated number of characters per token. No tokenizer exists here, so a response gets that number of zeros as ids,

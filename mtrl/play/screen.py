@@ -17,12 +17,12 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.text import Text
 
+from mtrl.console.episode_view import ROLE_STYLES, message_text, reward_style
 from mtrl.environments.base import StepResult
 from mtrl.environments.tool_calls import format_call
 from mtrl.play.keyboard import COMMANDS
-from mtrl.tracking.episode_view import ROLE_STYLES, message_text, reward_style
-from mtrl.tracking.text import clean, cut, one_line, short, signed
 from mtrl.types import Message, StopReason, Trajectory
+from mtrl.utils.text import clean, cut, one_line, short, signed
 
 CHARACTERS, LINES = 20_000, 400
 """Maximum number of characters, and of lines, to show per message. A longer message is cut in the middle, with the size

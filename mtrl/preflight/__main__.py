@@ -17,16 +17,16 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
+from mtrl.command.program import run_program
 from mtrl.config.epochs import with_steps
-from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.preflight import report
 from mtrl.preflight.checklist import CHECKS, run
 from mtrl.preflight.context import Context
 from mtrl.preflight.result import Result, Status, failed, skipped, to_json, worst
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.run_dir import RunDir
 
 
 def main(argv: Sequence[str] | None = None) -> int:

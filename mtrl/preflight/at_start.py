@@ -15,8 +15,8 @@ from mtrl.environments.factory import Task
 from mtrl.errors import UserError
 from mtrl.preflight.checklist import CHEAP, cheap_checks
 from mtrl.preflight.result import Result, Status, to_json, warned, worst
-from mtrl.tracking.files import replace_text
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.run_dir import RunDir
+from mtrl.utils.files import replace_text
 
 LIMIT = 1.9
 """Maximum duration of the checks, in seconds. The checks have a limit of their own, but a check that hangs ignores

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from mtrl.config.schema import Config
+from mtrl.datasets import Splits
 from mtrl.environments.agent import ProgramTask
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import Family, Splits
+from mtrl.environments.family import Family
 from mtrl.preflight.agreement import agreement
 from mtrl.preflight.context import Context
 from mtrl.preflight.data import batch, splits, turns
@@ -19,7 +20,7 @@ from mtrl.preflight.optimum import local_optimum
 from mtrl.preflight.prompt import prompt
 from mtrl.preflight.result import Result, failed, skipped
 from mtrl.preflight.rewards import gold, growth, reward_range, robust, spread
-from mtrl.process_guard import failing_alone
+from mtrl.utils.process_guard import failing_alone
 
 Check = Callable[[Context], Result]
 

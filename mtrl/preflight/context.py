@@ -12,9 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mtrl.config.schema import Config
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.factory import environment_factory
-from mtrl.environments.family import Family, Splits
+from mtrl.environments.family import Family
 from mtrl.errors import UserError
 from mtrl.preflight.lazy import lazy
 from mtrl.preflight.play import Episode, Script, Stage, saying

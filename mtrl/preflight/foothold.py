@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from mtrl.evaluation.measures import is_completed, is_cut
 from mtrl.preflight.agreement import compare
 from mtrl.preflight.context import EPSILON, Context
 from mtrl.preflight.optimum import compare as compare_with_unsolved
 from mtrl.preflight.play import Episode, Script, saying
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.scoring.measures import is_completed, is_cut
 from mtrl.types import Group, StopReason, Trajectory
 
 if TYPE_CHECKING:
-    from mtrl.trainer.setup import Parts
-    from mtrl.trainer.warm_start import OnStep
+    from mtrl.trainer.setup.parts import Parts
+    from mtrl.trainer.setup.warm_start import OnStep
 
 AT_CAP = 0.05
 """Share of episodes with a turn at the token limit; at this share or above, the limit is too low."""
@@ -47,11 +47,11 @@ class Baseline:
 
 def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline:
     """Sample about `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
-    from mtrl.evaluation.heldout import score_groups
-    from mtrl.generator.rollouts import Rollouts
     from mtrl.rewards.compose import RewardComposer
-    from mtrl.trainer.servers import are_given
-    from mtrl.trainer.setup import set_up
+    from mtrl.rollout.rollouts import Rollouts
+    from mtrl.scoring.heldout import score_groups
+    from mtrl.trainer.setup.parts import set_up
+    from mtrl.trainer.setup.servers import are_given
 
     config = context.config
     parts, size = set_up(config, on_warm_start), config.algorithm.group_size

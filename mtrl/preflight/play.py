@@ -13,13 +13,13 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.errors import reason
-from mtrl.generator.episode import as_messages, as_step_result
-from mtrl.plain_numbers import finite
-from mtrl.process_guard import failing_alone
+from mtrl.environments.results import as_messages, as_step_result
 from mtrl.rewards.component import environment_rewards
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
+from mtrl.utils.plain_numbers import finite
+from mtrl.utils.process_guard import failing_alone
+from mtrl.utils.reasons import reason
 
 Moves = Callable[[str | None], str | None]
 """Function from the environment's last text (None before the first action) to the next response; None ends the

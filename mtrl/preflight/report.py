@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtrl.preflight.result import Result, Status, worst
-from mtrl.tracking.text import duration, one_line
+from mtrl.utils.text import duration, one_line
 
 STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
 NAME = 16

@@ -24,15 +24,15 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from mtrl.command.program import run_program
 from mtrl.config.outputs import check_file
-from mtrl.config.program import run_program
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
+from mtrl.record.stored import Stored, files_of, read, run_of
 from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
 from mtrl.rescore.report import Report
 from mtrl.rescore.settings import configuration
-from mtrl.rescore.source import Stored, files_of, read, run_of
-from mtrl.tracking.files import replace_text, to_strict_json
+from mtrl.utils.files import replace_text, to_strict_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.play.episode import Episode, Rules, judge
-from mtrl.rescore.source import Rows, Stored
-from mtrl.rewards.component import ENVIRONMENT
+from mtrl.record.stored import Rows, Stored
 from mtrl.rewards.compose import RewardComposer
-from mtrl.tracking.text import cut
-from mtrl.types import FAILED, Message, StopReason, Trajectory
+from mtrl.types import ENVIRONMENT, FAILED, Message, StopReason, Trajectory
+from mtrl.utils.text import cut
 
 SHOWN = 60
 """Number of characters to show of each of two observations that differ."""

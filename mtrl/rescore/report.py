@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtrl.rescore.replay import LeftOut, Rescored
-from mtrl.tracking.text import MISSING, decimal, one_line, percent, short, signed
+from mtrl.utils.text import MISSING, decimal, one_line, percent, short, signed
 
 LISTED = 3
 """Maximum number of disagreements per kind, and of left-out trajectories per reason, that the table lists; the JSON has

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from mtrl.config.checks import check
-from mtrl.config.compose import merge
+from mtrl.command.checks import check
+from mtrl.command.compose import merge
+from mtrl.command.stored import key_of, of_run
 from mtrl.config.overrides import normalise
-from mtrl.config.stored import key_of, of_run
 from mtrl.errors import UserError
 
 READ = ("reward", "environment", "data", "evaluation.success_threshold", "generator.max_turns", "plugins")

@@ -12,7 +12,7 @@ import httpx
 from mtrl.errors import UserError
 from mtrl.retrieval.retriever import Hit, RetrieverError, clean_queries
 from mtrl.retrieval.wire import parse_answer
-from mtrl.serving import is_loopback
+from mtrl.utils.serving import is_loopback
 
 log = logging.getLogger(__name__)
 

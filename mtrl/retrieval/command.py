@@ -14,7 +14,7 @@ from mtrl.retrieval import load_corpus, make_retriever
 from mtrl.retrieval.client import TOKEN_VARIABLE, token_of
 from mtrl.retrieval.server import create_app
 from mtrl.retrieval.wire import LARGEST_TOPK
-from mtrl.serving import address_of, bind, serve
+from mtrl.utils.serving import address_of, bind, serve
 
 DESCRIPTION = """\
 Serve the passages of a file over HTTP: POST /retrieve {"queries": [...], "topk": 3, "return_scores": true} and

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mtrl.errors import UserError
-from mtrl.hub import is_out_of_reach, model_options
+from mtrl.utils.hub import is_out_of_reach, model_options
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from mtrl.algorithms.registry import load_function
 from mtrl.environments.detachable_task import DetachableTask
 from mtrl.errors import UserError
-from mtrl.plain_numbers import LARGEST_METRIC, named, shown
-from mtrl.process_guard import failing_alone
 from mtrl.rewards.shaping import SHAPINGS
 from mtrl.rewards.user_function import Ask, as_function, check_call
-from mtrl.types import LARGEST_REWARD, Row, Trajectory
-
-ENVIRONMENT = "environment"
-"""Name of the component for the reward that `step` returned. Environments may not use it for another component."""
+from mtrl.types import ENVIRONMENT, LARGEST_REWARD, Row, Trajectory
+from mtrl.utils.functions import load_function
+from mtrl.utils.plain_numbers import LARGEST_METRIC, named, shown
+from mtrl.utils.process_guard import failing_alone
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CHECK = "check_component"

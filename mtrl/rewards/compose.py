@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from mtrl.algorithms.registry import unknown
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
-from mtrl.rewards.component import ENVIRONMENT, Component, at_last, environment_rewards, finite, parse_component
+from mtrl.rewards.component import Component, at_last, environment_rewards, finite, parse_component
 from mtrl.rewards.shaping import SHAPINGS
-from mtrl.types import Group, Row, Trajectory
+from mtrl.types import ENVIRONMENT, Group, Row, Trajectory
 
 LEVELS = ("turn", "trajectory")
 

@@ -40,19 +40,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mtrl.engines.endpoints.chat_client import SUSPECT, ChatClient, GarbledAnswerError, NoAnswerError, StatusError
+from mtrl.engines.endpoints.purse import BudgetSpentError, Purse
 from mtrl.errors import RunEndedError, UserError
-from mtrl.generator.engines.chat_client import (
-    SUSPECT,
-    ChatClient,
-    GarbledAnswerError,
-    NoAnswerError,
-    StatusError,
-)
-from mtrl.generator.engines.purse import BudgetSpentError, Purse
 from mtrl.rewards.component import checked_by
 from mtrl.rewards.judge_settings import Settings
-from mtrl.strict_json import canonical, strict_loads
 from mtrl.types import Message, Row
+from mtrl.utils.strict_json import canonical, strict_loads
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 
 from mtrl.config.endpoint_schema import BudgetConfig, EndpointConfig, PriceConfig
 from mtrl.config.outputs import check_local
+from mtrl.engines.endpoints.chat_client import Address, api_key, check_bounds
+from mtrl.engines.endpoints.purse import Purse, check_spending
 from mtrl.errors import UserError
-from mtrl.generator.engines.chat_client import Address, api_key, check_bounds
-from mtrl.generator.engines.purse import Purse, check_spending
-from mtrl.strict_json import canonical
+from mtrl.utils.strict_json import canonical
 
 
 @dataclass

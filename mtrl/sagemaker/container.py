@@ -103,7 +103,7 @@ def set_torn_aside(checkpoints: Path) -> list[Path]:
 
 def _is_whole(checkpoint: Path) -> bool:
     from mtrl.errors import UserError
-    from mtrl.trainer.checkpoint import read_checkpoint
+    from mtrl.trainer.checkpoint.checkpoint import read_checkpoint
 
     try:
         read_checkpoint(checkpoint)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.errors import UserError, missing_extra
 from mtrl.sagemaker import checks, service, source
 from mtrl.sagemaker.schema import JobConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.sagemaker import checks, hyperparameters, service, stand_in
 from mtrl.sagemaker.dataset import check_size, write_parquet
 from mtrl.sagemaker.schema import ManagedConfig

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl.config.program import run_program
+from mtrl.command.program import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     sweep = read_sweep(Path(args.sweep))
     if args.json:
-        from mtrl.tracking.files import to_strict_json
-        from mtrl.view.sweep import to_plain
+        from mtrl.sweep.plain import to_plain
+        from mtrl.utils.files import to_strict_json
 
         print(to_strict_json(to_plain(sweep), indent=2))
         return 0

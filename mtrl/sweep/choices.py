@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from mtrl.config.compose import merge_with_hydra
+from mtrl.command.compose import merge_with_hydra
 from mtrl.config.overrides import normalise
 from mtrl.errors import missing_extra
 from mtrl.sweep.pruning import check_objective

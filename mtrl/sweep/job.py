@@ -24,11 +24,11 @@ def job(cfg: DictConfig) -> float | None:
     In a sweep, return the objective, or NaN if the job has none: sweepers count NaN as a failure, whereas an exception
     would end the sweep.
     """
-    from mtrl.main import main
+    from mtrl.training import start
 
     if HydraConfig.get().mode != RunMode.MULTIRUN:
         with one_sentence():  # caught here, because Hydra adds a line of its own to errors that reach it
-            return main(cfg)
+            return start(cfg)
     cfg.run_dir = HydraConfig.get().runtime.output_dir
     if not is_worker():
         return run_job(cfg)
@@ -45,8 +45,8 @@ def run_job(cfg: DictConfig) -> float:
     Raises:
         Interrupted: a signal ended the job, and with it the sweep.
     """
-    from mtrl.main import main
     from mtrl.sweep.pruning import pruner_of
+    from mtrl.training import start
 
     hydra, folder = HydraConfig.get(), Path(cfg.run_dir)
     before = read_outcome(folder)
@@ -58,7 +58,7 @@ def run_job(cfg: DictConfig) -> float:
     outcome = Outcome.begin(hydra.job.num, [str(word) for word in overrides], cfg.objective, str(direction), taken)
     try:
         outcome.write(folder)
-        value = main(cfg, pruner_of(cfg))
+        value = start(cfg, pruner_of(cfg))
         outcome.end("finished", value=value)
     except PrunedError as pruned:
         outcome.end("pruned", str(pruned), pruned.score)

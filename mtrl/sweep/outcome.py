@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mtrl.tracking.files import replace_text, to_strict_json
-from mtrl.view.kept import read
+from mtrl.record.reading import read
+from mtrl.utils.files import replace_text, to_strict_json
 
 JOB = "job.json"
 LARGEST = 2**20

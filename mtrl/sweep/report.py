@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from mtrl.errors import UserError
+from mtrl.record.index import Indexer
+from mtrl.record.runs import Run
 from mtrl.sweep.outcome import JOB, Outcome, read_outcome
-from mtrl.view.runs import Run
-from mtrl.view.store import Indexer
 
 SEED = "seed"
 RANKED = ("finished", "pruned")

@@ -11,7 +11,7 @@ from rich.markup import escape as without_markup
 from rich.table import Table
 
 from mtrl.sweep.report import Job, Seeds, Sweep
-from mtrl.tracking.text import clean, short
+from mtrl.utils.text import clean, short
 
 PIPED = 160
 """Width of the output in columns, if it is no terminal."""

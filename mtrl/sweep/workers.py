@@ -14,9 +14,9 @@ from types import FrameType
 
 from hydra.core.hydra_config import HydraConfig
 
+from mtrl.engines.server.supervisor import PR_SET_PDEATHSIG, prctl
 from mtrl.errors import Interrupted, UserError
-from mtrl.generator.engines.server.supervisor import PR_SET_PDEATHSIG, prctl
-from mtrl.trainer.interrupt import Interrupt
+from mtrl.utils.signals import Interrupt
 
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 LOKY = "joblib.externals.loky"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from mtrl.engines.base import Generation, SamplingParams
 from mtrl.errors import RunEndedError
-from mtrl.generator.engines.base import Generation, SamplingParams
-from mtrl.trainer.batching import MicroBatch, micro_batches
+from mtrl.trainer.data.batching import MicroBatch, micro_batches
 from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Sample
 
 if TYPE_CHECKING:
-    from mtrl.generator.engines.server.engine import ServerEngine
+    from mtrl.engines.server.engine import ServerEngine
 
 TOKENS = 8
 """Number of tokens that each server samples for a check."""

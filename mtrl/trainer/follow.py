@@ -15,7 +15,7 @@ def follow() -> None:
     """
     from mtrl.distributed.crew import Crew
     from mtrl.distributed.world import World
-    from mtrl.trainer.models import make_learner
+    from mtrl.trainer.setup.models import make_learner
 
     with closing(World.join(FsdpConfig.timeout)) as world:
         config, path = world.broadcast(None)

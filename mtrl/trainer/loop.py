@@ -16,44 +16,44 @@ from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.batch import Ragged
 from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.signal import signal_metrics
-from mtrl.config.scale_checks import overlaps, serves
+from mtrl.config.derived import overlaps, serves
 from mtrl.config.schema import Config
+from mtrl.console.console import Console
+from mtrl.console.progress import Work
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.live import Watch
 from mtrl.errors import JobLost, RunEndedError
-from mtrl.evaluation.agreement import Thresholds, Verdict
-from mtrl.evaluation.heldout import HeldOut
-from mtrl.generator.rollouts import Rollouts
+from mtrl.record.metrics import MetricsLog
+from mtrl.record.run_dir import RunDir
+from mtrl.record.timeline import Timeline
+from mtrl.record.trace import step_trace
+from mtrl.record.trajectories import write_groups
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.judge import judge_metrics
-from mtrl.tracking.console import Console
-from mtrl.tracking.metrics import MetricsLog
-from mtrl.tracking.progress import Work
-from mtrl.tracking.run_dir import RunDir
-from mtrl.tracking.timeline import Timeline
-from mtrl.tracking.trace import step_trace
-from mtrl.tracking.tracker import Tracker
-from mtrl.tracking.trajectories import write_groups
-from mtrl.trainer.checkpoint import Checkpoint, Checkpoints
-from mtrl.trainer.critic import Credited, Critic, credit_by_critic
-from mtrl.trainer.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
+from mtrl.rollout.rollouts import Rollouts
+from mtrl.scoring.agreement import Thresholds, Verdict
+from mtrl.scoring.heldout import HeldOut
+from mtrl.trackers.tracker import Tracker
+from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
+from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
+from mtrl.trainer.data.kl_penalty import KlPenalty
+from mtrl.trainer.data.rows import RowStream
+from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
-from mtrl.trainer.interrupt import Interrupt
-from mtrl.trainer.kl_penalty import KlPenalty
-from mtrl.trainer.loading import compute_dtype
-from mtrl.trainer.memory import peak_memory
 from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
-from mtrl.trainer.rows import RowStream
-from mtrl.trainer.samples import group_samples
-from mtrl.trainer.servers import are_given, colocated, make_canary
-from mtrl.trainer.setup import Parts
-from mtrl.trainer.stream import Stream
+from mtrl.trainer.setup.loading import compute_dtype
+from mtrl.trainer.setup.memory import peak_memory
+from mtrl.trainer.setup.parts import Parts
+from mtrl.trainer.setup.servers import are_given, colocated, make_canary
 from mtrl.trainer.throughput import Throughput
-from mtrl.trainer.update import Updater
-from mtrl.trainer.update_result import UpdateResult, note_advantages, note_logprobs
+from mtrl.trainer.update.critic import Credited, Critic, credit_by_critic
+from mtrl.trainer.update.update import Updater
+from mtrl.trainer.update.update_result import UpdateResult, note_advantages, note_logprobs
 from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Group
+from mtrl.utils.signals import Interrupt
 
 SAVED_SECONDS = 0.02
 """Interval between two checks whether the last checkpoint is on the disk, in seconds."""

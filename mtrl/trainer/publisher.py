@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mtrl.generator.engines.base import Engine
+from mtrl.engines.base import Engine
 from mtrl.trainer.canary import Canary, WrongWeightsError
-from mtrl.trainer.learners import Learners
+from mtrl.trainer.update.learners import Learners
 from mtrl.trainer.work_thread import WorkThread
 
 if TYPE_CHECKING:
-    from mtrl.generator.engines.server.engine import ServerEngine
+    from mtrl.engines.server.engine import ServerEngine
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from mtrl.evaluation.agreement import Thresholds
-from mtrl.evaluation.measures import (
+from mtrl.rollout.rollouts import RolloutReport
+from mtrl.scoring.agreement import Thresholds
+from mtrl.scoring.measures import (
     agreement_metrics,
     at_cap,
     is_completed,
@@ -16,7 +17,6 @@ from mtrl.evaluation.measures import (
     mean_components,
     nearest_rank,
 )
-from mtrl.generator.rollouts import RolloutReport
 from mtrl.types import BREAKS, Group, StopReason, Trajectory
 
 COUNTED = "gateway/"

@@ -10,6 +10,7 @@ import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,26 +18,25 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.config.derived import serves
 from mtrl.config.epochs import with_steps
-from mtrl.config.scale_checks import serves
 from mtrl.config.schema import Config
-from mtrl.distributed.launch import is_launched, number
-from mtrl.environments.factory import load_task
+from mtrl.console.console import Console
+from mtrl.console.progress import Work
+from mtrl.environments.factory import Task, load_task
 from mtrl.errors import EndedAtOnce, Interrupted, PrunedError, UserError
-from mtrl.garbage import settled
-from mtrl.preflight.at_start import check_at_start
+from mtrl.figures.plots import draw_curves
+from mtrl.record.checksums import changes
+from mtrl.record.facts import run_facts
+from mtrl.record.run_dir import RunDir
+from mtrl.record.run_lock import RunLock
+from mtrl.record.run_log import RunLog
 from mtrl.rewards.judge import keep_books
-from mtrl.tracking.checksums import changes
-from mtrl.tracking.console import Console
-from mtrl.tracking.facts import run_facts
-from mtrl.tracking.followers import start_followers
-from mtrl.tracking.plots import draw_curves
-from mtrl.tracking.progress import Work
-from mtrl.tracking.run_dir import RunDir
-from mtrl.tracking.run_lock import RunLock
-from mtrl.tracking.run_log import RunLog
-from mtrl.tracking.text import from_here
-from mtrl.trainer.checkpoint import Checkpoint, Checkpoints, find_checkpoint, read_checkpoint
+from mtrl.trackers import start_followers
+from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints, find_checkpoint, read_checkpoint
+from mtrl.utils.garbage import settled
+from mtrl.utils.launch import is_launched, number
+from mtrl.utils.text import from_here
 
 if TYPE_CHECKING:
     from mtrl.distributed.world import World
@@ -44,13 +44,26 @@ if TYPE_CHECKING:
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 OnEvaluation = Callable[[int, dict[str, Any]], None]
+Say = Callable[[str], None]
 
 
-def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[str, Any]:
+def _nothing(*_: Any) -> None:
+    """Hook that does nothing."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions that a run calls, given by the layers above the trainer."""
+
+    at_start: Callable[[Config, Task, Path, Say, Say], None] = _nothing
+    """Called before the first step of a new run with configuration, task, folder of the run, and the functions that
+    show a note and a warning. A `UserError` from it ends the run."""
+    on_evaluation: OnEvaluation = _nothing
+    """Called with step and metrics after each evaluation; see `Trainer`."""
+
+
+def train(cfg: DictConfig, hooks: Hooks = Hooks()) -> dict[str, Any]:
     """Train with the configuration `cfg` and return the contents of summary.json.
-
-    Args:
-        on_evaluation: called with step and metrics after each evaluation; see `Trainer`.
 
     Raises:
         UserError: the run cannot continue, or its folder cannot be written; the message gives the reason.
@@ -66,7 +79,7 @@ def train(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> dict[st
             console = Console(mirror=log.line)
             log.show_warnings(console.show_warning)
             try:
-                summary = _train(config, run, console, on_evaluation or (lambda step, row: None))
+                summary = _train(config, run, console, hooks)
             except Exception:
                 logging.getLogger("mtrl").info("the run stopped", exc_info=True)
                 raise
@@ -97,28 +110,28 @@ def _writable(run: RunDir, config: Config) -> Iterator[None]:
         raise
 
 
-def _train(config: Config, run: RunDir, console: Console, on_evaluation: OnEvaluation) -> dict[str, Any]:
+def _train(config: Config, run: RunDir, console: Console, hooks: Hooks) -> dict[str, Any]:
     from mtrl.distributed.world import World
 
     with closing(World.join(config.trainer.fsdp.timeout)) as world:
-        return _lead(config, run, console, world, on_evaluation)
+        return _lead(config, run, console, world, hooks)
 
 
-def _lead(given: Config, run: RunDir, console: Console, world: World, on_evaluation: OnEvaluation) -> dict[str, Any]:
+def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hooks) -> dict[str, Any]:
     """Train as the leader, together with other ranks if there are any. Return the summary.
 
     Raises:
         Interrupted: a signal arrived, and the run was saved.
     """
     from mtrl.trainer.loop import Trainer
-    from mtrl.trainer.setup import preparation, set_up
+    from mtrl.trainer.setup.parts import preparation, set_up
 
     task = load_task(given)
     config = with_steps(given, len(task.splits.train))
     if (epochs := given.trainer.epochs) is not None:
         console.note(f"trainer.epochs={epochs:g}: {config.trainer.max_steps} steps, by {len(task.splits.train)} rows")
     if checkpoint_to_resume(config, run) is None:
-        check_at_start(config, task, run.path, console.note, console.warning)
+        hooks.at_start(config, task, run.path, console.note, console.warning)
     if serves(config):
         console.note(f"the servers of {config.generator.backend} take a minute to start; they write to {run.engine}")
     with console.progress(*preparation(config)) as bar:
@@ -126,7 +139,7 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, on_evaluat
     parts.policy.tokenizer.save_pretrained(run.tokenizer)
     with closing(start_followers(config, run, console.warning)) as followers:
         console.banner({**facts(config, parts), **followers.urls()})
-        trainer = Trainer(config, parts, run, console, followers.poke, on_evaluation)
+        trainer = Trainer(config, parts, run, console, followers.poke, hooks.on_evaluation)
         try:
             summary = _finish(config, run, console, trainer)
         finally:

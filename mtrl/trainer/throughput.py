@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from mtrl.trainer.batching import MicroBatch
+from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Group
 

@@ -18,11 +18,11 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl.config.program import run_program
+from mtrl.command.program import run_program
 from mtrl.errors import UserError
-from mtrl.serving import is_loopback
+from mtrl.record.runs import Library
+from mtrl.utils.serving import is_loopback
 from mtrl.view.api import Api
-from mtrl.view.runs import Library
 
 TOKEN_VARIABLE = "MTRL_VIEW_TOKEN"
 SHORTEST_TOKEN = 16
@@ -91,8 +91,8 @@ def token() -> str:
 
 def serve(api: Api, host: str, port: int | None, opens_browser: bool) -> int:
     """Serve until Ctrl-C. Return the exit status."""
-    from mtrl.serving import address_of, bind
-    from mtrl.serving import serve as run_server
+    from mtrl.utils.serving import address_of, bind
+    from mtrl.utils.serving import serve as run_server
     from mtrl.view.server import Guard, create_app
 
     word = token()

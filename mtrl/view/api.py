@@ -75,19 +75,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mtrl
+from mtrl.record.config import LARGEST
+from mtrl.record.index import Row, StoredFile
+from mtrl.record.reading import read
+from mtrl.record.runs import Library, Run, modified
 from mtrl.sweep.outcome import JOB
+from mtrl.sweep.plain import to_plain
 from mtrl.view import differences
-from mtrl.view.config import LARGEST
 from mtrl.view.detail import RAW_KEPT, Unreadable, message, parse, turns_of
-from mtrl.view.kept import read
 from mtrl.view.query import Query, Refusal
-from mtrl.view.runs import Library, Run, modified
 from mtrl.view.search import Needle, search
 from mtrl.view.select import FILTERS, ORDERS, in_order, matching
 from mtrl.view.series import MOST_POINTS, curves
-from mtrl.view.store import Row, StoredFile
 from mtrl.view.summaries import GROUP_SORTS, facets, file_summary, group_summary, grouped, sort_groups, summary
-from mtrl.view.sweep import sweeps_of, to_plain
+from mtrl.view.sweep import sweeps_of
 
 LARGEST_YAML = 256 * 1024
 """Maximum number of characters of config.yaml that are shown."""

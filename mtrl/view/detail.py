@@ -8,8 +8,8 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
+from mtrl.record.tokens import Tokenizer
 from mtrl.types import Trajectory, Turn, trajectory_from_dict
-from mtrl.view.tokens import Tokenizer
 
 RAW_KEPT = 20_000
 """Maximum number of characters shown of an unreadable line."""

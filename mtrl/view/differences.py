@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mtrl.view.config import Flat
-from mtrl.view.runs import PLACES
+from mtrl.record.config import Flat
+from mtrl.record.runs import PLACES
 
 TOLD = 4
 """Maximum number of differences in the label of a family."""

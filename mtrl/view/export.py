@@ -16,14 +16,14 @@ from urllib.parse import quote
 
 from mtrl.config.outputs import check_file
 from mtrl.errors import UserError
-from mtrl.evaluation.agreement import Verdict
-from mtrl.tracking.files import replace_text
+from mtrl.record.index import Row
+from mtrl.record.runs import Run
+from mtrl.scoring.agreement import Verdict
+from mtrl.utils.files import replace_text
 from mtrl.view.api import Api, indexing
 from mtrl.view.query import Query
-from mtrl.view.runs import Run
 from mtrl.view.select import failed, truncated, verdict
 from mtrl.view.server import STATIC, to_json
-from mtrl.view.store import Row
 from mtrl.view.summaries import grouped, summary
 
 ELEMENT = "mtrl-export"

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from mtrl.record.index import Row, StoredFile
 from mtrl.types import Trajectory
 from mtrl.view.detail import Unreadable, message, parse
 from mtrl.view.query import Refusal
-from mtrl.view.store import Row, StoredFile
 
 SECONDS = 0.5
 """Maximum seconds of search per request."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mtrl.evaluation.agreement import Thresholds, Verdict, claimed, succeeded
-from mtrl.tracking.trajectories import LineSummary
+from mtrl.record.index import Row
+from mtrl.record.trajectories import LineSummary
+from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
 from mtrl.types import FAILED, StopReason
 from mtrl.view.query import Query, flag, number, whole, wrong
-from mtrl.view.store import Row
 
 Test = Callable[[Row], bool]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from mtrl.view.records import Record
+from mtrl.record.records import Record, finite
 
 MOST_POINTS = 2000
 
@@ -45,11 +44,6 @@ def points_of(rows: Iterable[Record], key: str) -> Points:
     values = ((row["step"], row[key]) for row in rows if key in row)
     points = [(step, finite(value)) for step, value in values if value is None or isinstance(value, int | float)]
     return sorted(points, key=itemgetter(0))  # rows of an evaluation are in the order of its models, not by step
-
-
-def finite(value: float | None) -> float | None:
-    """Return the value as a float; None if no curve can show it. Whole numbers in JSON have no limit."""
-    return float(value) if value is not None and abs(value) < sys.float_info.max else None
 
 
 def thin(points: Points, most: int) -> Points:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mtrl.serving import is_loopback
-from mtrl.tracking.files import plain
+from mtrl.utils.files import plain
+from mtrl.utils.serving import is_loopback
 from mtrl.view.api import OF_A_RUN, Api
 from mtrl.view.query import Query, Refusal
 

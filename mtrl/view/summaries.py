@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from mtrl.evaluation.agreement import Thresholds, Verdict
+from mtrl.record.index import Row, StoredFile
+from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.view.select import by_value, claim, failed, success, truncated, verdict
-from mtrl.view.store import Row, StoredFile
 
 MOST_TASKS = 500
 GROUP_SORTS = ("newest", "reward_mean", "reward_std", "successes", "disagreements", "size")

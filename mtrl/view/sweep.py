@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrl.sweep.report import Job, Seeds, Sweep, ranked, read_job
-from mtrl.view.runs import Run
+from mtrl.record.runs import Run
+from mtrl.sweep.report import Job, Sweep, ranked, read_job
 
 Json = dict[str, Any]
 
@@ -19,40 +19,3 @@ def sweeps_of(runs: Sequence[Run]) -> list[Sweep]:
         if (job := read_job(run.path, run)) is not None:
             found.setdefault(run.path.parent, []).append(job)
     return [Sweep(folder, ranked(jobs)) for folder, jobs in found.items()]
-
-
-def to_plain(sweep: Sweep, ids: dict[Path, str] | None = None) -> Json:
-    """Return a sweep as plain values for JSON. `ids` are the ids of the runs in the viewer, by folder."""
-    best = sweep.best
-    return {
-        "name": "/".join(sweep.folder.resolve().parts[-2:]),
-        "objective": sweep.objective,
-        "direction": sweep.direction,
-        "keys": sweep.keys,
-        "jobs": [_job(job, sweep.keys, (ids or {}).get(job.folder)) for job in sweep.jobs],
-        "seeds": [_seeds(family) for family in sweep.over_seeds()],
-        "best": None if best is None else {"number": best.number, "command": best.command},
-    }
-
-
-def _job(job: Job, keys: Sequence[str], run: str | None) -> Json:
-    return {
-        "number": job.number,
-        "run": run,
-        "settings": {key: job.settings.get(key) for key in keys},
-        "value": job.value,
-        "steps": job.steps,
-        "max_steps": job.max_steps,
-        "seconds": job.seconds,
-        "status": job.status,
-        "said": job.outcome.said,
-    }
-
-
-def _seeds(family: Seeds) -> Json:
-    return {
-        "settings": dict(family.settings),
-        "mean": family.mean,
-        "deviation": family.deviation,
-        "count": family.count,
-    }

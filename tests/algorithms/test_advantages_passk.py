@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtrl.algorithms.advantages.pass_at_k import chen, chen_differences, pkpo_s, pkpo_sloo, pkpo_sloo1, rho, top2
 from mtrl.config.schema import AlgorithmConfig, PassKConfig
 from mtrl.errors import UserError
-from mtrl.evaluation.pass_at_k import best_of_k, pass_at_k
+from mtrl.scoring.pass_at_k import best_of_k, pass_at_k
 
 BINARY = np.array([1.0, 0.0, 0.0, 1.0])
 GRADED = np.array([0.1, 0.3, 0.5, 0.7, 0.9])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mtrl.environments.base import BaseEnvironment, StepResult
-from mtrl.process_guard import said
+from mtrl.utils.process_guard import said
 
 
 class Plain(BaseEnvironment):

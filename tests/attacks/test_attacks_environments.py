@@ -12,11 +12,11 @@ import pytest
 from attack_kit import MEGABYTE, ROOT
 from environment_attacks import ATTACKS, ON_A_RUN, Plain
 
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
-from mtrl.generator.conversation import Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.rollout.conversation import Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
 from mtrl.types import FAILED, to_json
 from tests import forked
 

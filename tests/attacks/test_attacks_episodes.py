@@ -15,12 +15,12 @@ from test_attacks_tools import Shop
 
 from envs.gsm8k import FAMILY as GSM8K
 from envs.text_to_sql import FAMILY as TEXT_TO_SQL
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
-from mtrl.generator.conversation import Conversation, SingleMessageConversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
-from mtrl.trainer.samples import trajectory_samples
+from mtrl.rollout.conversation import Conversation, SingleMessageConversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.types import StopReason, to_json
 
 LONGEST = 2_000

@@ -5,7 +5,7 @@ import pytest
 from attack_kit import MEGABYTE, distinct, measured
 
 from envs.gsm8k import FAMILY
-from mtrl.generator.episode import as_messages
+from mtrl.environments.results import as_messages
 from mtrl.types import FinishReason, Trajectory, Turn
 
 TRUTH = {"answer": "72"}

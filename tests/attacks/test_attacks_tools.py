@@ -10,9 +10,9 @@ from attack_kit import MEGABYTE, measured
 
 from mtrl.environments.base import StepResult
 from mtrl.environments.replay import Recordings, ReplayTools
+from mtrl.environments.results import as_messages
 from mtrl.environments.tool_calls import CLOSE, OPEN, message_calls, parse_calls
 from mtrl.environments.tools import ToolEnvironment, tool, toolbox
-from mtrl.generator.episode import as_messages
 
 TURNS = tool_attacks.turns()
 FAMILIES = sorted({attack.family for attack in TURNS})

@@ -8,7 +8,7 @@ import pytest
 from mtrl.algorithms import registry
 from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.batch import CreditBatch
-from mtrl.config.algorithm_checks import BOUNDS, NEEDS_OLD
+from mtrl.command.algorithm_checks import BOUNDS, NEEDS_OLD
 from mtrl.config.choices import CHOICES
 from mtrl.config.keys import find
 from mtrl.config.overrides import CONF

@@ -12,16 +12,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.command.checks import check
+from mtrl.command.compose import compose, merge
+from mtrl.command.runs import settle
 from mtrl.config import foreign
-from mtrl.config.checks import check
 from mtrl.config.choices import CHOICES, WITH_TORCH
-from mtrl.config.compose import compose, merge
 from mtrl.config.dialect_values import OF_KEY, VALUES
 from mtrl.config.dialects import FRAMEWORKS
 from mtrl.config.keys import find, settings
 from mtrl.config.messages import unknown_key
 from mtrl.config.overrides import CONF, normalise
-from mtrl.config.runs import settle
 from mtrl.errors import UserError
 
 SAMPLES = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.config_dir import GLOBAL_GROUPS
 from mtrl.errors import UserError
 from mtrl.main import prepare

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.dialect_values import VALUES
 from mtrl.config.dialects import FRAMEWORKS, RS_BOUNDS, SECTIONS
 from mtrl.config.keys import find

@@ -6,19 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mtrl.config.algorithm_checks import BOUNDS
-from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
-from mtrl.config.hints import READERS
+from mtrl.command.algorithm_checks import BOUNDS
+from mtrl.command.hints import READERS
+from mtrl.config.choices import ALIASES, CHOICES, REGISTERED, WITH_TORCH
 from mtrl.config.keys import all_keys, find, settings
 from mtrl.config.schema import AlgorithmConfig
 
 
 def test_the_names_written_down_are_those_of_the_registries():
-    from mtrl.algorithms.registry import CORRECTIONS, KL_ESTIMATORS, LOSSES
+    from mtrl.algorithms.registry import CORRECTIONS, ESTIMATORS, KL_ESTIMATORS, LOSSES, REDUCTIONS
 
-    registries = {registry.key: registry for registry in (LOSSES, CORRECTIONS, KL_ESTIMATORS)}
-    assert registries.keys() == WITH_TORCH.keys()
-    for key, names in WITH_TORCH.items():
+    tensors = {registry.key: registry for registry in (LOSSES, CORRECTIONS, KL_ESTIMATORS)}
+    assert tensors.keys() == WITH_TORCH.keys()
+    registries = {**tensors, ESTIMATORS.key: ESTIMATORS, REDUCTIONS.key: REDUCTIONS}
+    assert registries.keys() == REGISTERED.keys()
+    for key, names in REGISTERED.items():
         assert sorted(names) == registries[key].names()
     for alias in set(LOSSES.names()) & ALIASES.keys():
         assert LOSSES.find(alias).name == ALIASES[alias]
@@ -52,9 +54,7 @@ def test_the_words_of_passk_and_dppo_are_those_of_the_functions():
 
 
 def test_the_table_of_readers_names_keys_and_choices_that_exist():
-    from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
-
-    known = {**CHOICES, **WITH_TORCH, ESTIMATORS.key: ESTIMATORS.names(), REDUCTIONS.key: REDUCTIONS.names()}
+    known = {**CHOICES, **REGISTERED}
     for paths, readers in READERS:
         assert all(path in all_keys() for path in paths)
         for chooser, choices in readers.items():
@@ -63,7 +63,7 @@ def test_the_table_of_readers_names_keys_and_choices_that_exist():
 
 def test_every_key_of_the_algorithm_is_in_the_tables_or_always_read():
     """A key that is new has to be placed: who reads it?"""
-    from mtrl.config.hints import IDLE
+    from mtrl.command.hints import IDLE
 
     always = (
         *("advantage_method", "credit", "group_size", "norm_by_std", "loss_fn", "loss_reduction", "kl_loss_coef"),

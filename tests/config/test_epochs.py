@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.epochs import length_of, with_steps
 from mtrl.config.schema import Config
 from mtrl.errors import UserError

@@ -22,7 +22,7 @@ PROGRAMS = [
     ("mtrl.rescore.__main__.main", ["RUN", "out={}"]),
     ("mtrl.diagnose.__main__.main", ["RUN", "--html", "{}"]),
     ("mtrl.diagnose.__main__.main", ["RUN", "--json", "{}"]),
-    ("mtrl.evaluate.__main__.main", ["evaluation.output={}"]),
+    ("mtrl.evaluation.command.main", ["evaluation.output={}"]),
     ("examples.turn_level_rewards.gsm8k_multi_turn_dataset.main", ["--output_dir", "{}"]),
 ]
 

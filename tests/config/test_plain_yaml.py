@@ -6,17 +6,17 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import merge
+from mtrl.command.compose import merge
+from mtrl.command.runs import settle
+from mtrl.command.stored import of_run
 from mtrl.config.plain_yaml import load_config
-from mtrl.config.runs import settle
 from mtrl.config.schema import Config
-from mtrl.config.stored import of_run
 from mtrl.diagnose.record import Record
 from mtrl.errors import UserError
 from mtrl.figures.runs import read_settings
-from mtrl.tracking.followers.start import stored_config
-from mtrl.tracking.run_dir import RunDir
-from mtrl.view.config import read_config as viewed
+from mtrl.record.config import read_config as viewed
+from mtrl.record.run_dir import RunDir
+from mtrl.trackers.start import stored_config
 
 
 def bomb():

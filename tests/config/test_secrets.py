@@ -3,9 +3,9 @@
 import pytest
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose, merge
+from mtrl.command.compose import compose, merge
+from mtrl.command.secret_checks import check_secrets
 from mtrl.config.overrides import CONF, normalise
-from mtrl.config.secret_checks import check_secrets
 from mtrl.config.secret_names import holds_secret, is_secret, names_secret, shows_secret, without_password
 from mtrl.errors import UserError
 

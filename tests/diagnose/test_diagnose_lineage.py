@@ -7,8 +7,8 @@ import pytest
 from made_up_runs import configured, learning, rows
 from omegaconf import OmegaConf
 
-from mtrl.config.checks import check
-from mtrl.config.compose import compose
+from mtrl.command.checks import check
+from mtrl.command.compose import compose
 from mtrl.diagnose.lineage import differences, lineage, tried_in_vain
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.report import diagnose

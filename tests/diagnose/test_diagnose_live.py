@@ -11,8 +11,8 @@ from made_up_runs import learning, rows
 from mtrl.config.schema import AlgorithmConfig, Config, DiagnosisConfig, EnvironmentConfig, TrainerConfig
 from mtrl.diagnose.finding import Severity
 from mtrl.diagnose.live import Watch, read_alarms
-from mtrl.tracking.metrics import MetricsLog
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.metrics import MetricsLog
+from mtrl.record.run_dir import RunDir
 
 
 def config(live="warn", steps=100):

@@ -5,7 +5,7 @@ from ill_runs import RUNS
 from made_up_runs import configured
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose, merge
+from mtrl.command.compose import compose, merge
 from mtrl.config.overrides import normalise
 from mtrl.diagnose.command import words_of
 from mtrl.diagnose.finding import Finding, Proposal, Severity

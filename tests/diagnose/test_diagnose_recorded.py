@@ -17,9 +17,9 @@ from mtrl.diagnose.finding import Severity
 from mtrl.diagnose.live import Watch, read_alarms
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.walk import walk
-from mtrl.rescore.source import read
-from mtrl.tracking.metrics import MetricsLog
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.metrics import MetricsLog
+from mtrl.record.run_dir import RunDir
+from mtrl.record.stored import read
 from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent

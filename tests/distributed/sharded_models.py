@@ -10,8 +10,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.algorithms.losses import weighted_sum
 from mtrl.models.value_head import ValueModel
-from mtrl.trainer.batching import micro_batches
-from mtrl.trainer.policy import Policy
+from mtrl.trainer.data.batching import micro_batches
+from mtrl.trainer.update.policy import Policy
 from mtrl.types import Sample
 
 VOCABULARY = 53

@@ -203,7 +203,7 @@ def test_followers_leave_signals_to_the_leader(tmp_path):
     leader, follower = play(
         tmp_path,
         """
-        from mtrl.trainer.interrupt import Interrupt
+        from mtrl.utils.signals import Interrupt
         with Interrupt() as interrupt:
             pid, end = crew.run("pid")[1], time.monotonic() + 30
             os.kill(pid, signal.SIGUSR1)

@@ -9,8 +9,8 @@ import textwrap
 import pytest
 from crews import ROOT
 
-from mtrl.distributed import launch
 from mtrl.errors import UserError
+from mtrl.utils import launch
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_ranks_know_their_part(set_rank):
 def test_the_id_is_that_of_the_launch(set_rank, monkeypatch):
     """Equal for children of one agent; another for another agent, rendezvous or a process id that came again."""
     set_rank("0")
-    code = "from mtrl.distributed.launch import launch_id; print(launch_id())"
+    code = "from mtrl.utils.launch import launch_id; print(launch_id())"
     ids = [subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() for _ in range(2)]
     assert ids[0] == ids[1] != launch.launch_id()
     assert f":{os.getpid()}:" in ids[0]
@@ -58,7 +58,7 @@ def test_the_id_is_that_of_the_launch(set_rank, monkeypatch):
 
 
 def test_the_launch_imports_no_torch():
-    code = "import sys, mtrl.distributed.launch, mtrl.trainer.interrupt, mtrl.errors; print('torch' in sys.modules)"
+    code = "import sys, mtrl.utils.launch, mtrl.utils.signals, mtrl.errors; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() == "False"
 
 
@@ -68,7 +68,7 @@ import json, os, signal, sys, types
 from contextlib import closing
 from pathlib import Path
 from mtrl.distributed import launch
-from mtrl.trainer.interrupt import Interrupt
+from mtrl.utils.signals import Interrupt
 
 class Worker:
     def step(self, attempt):

@@ -19,7 +19,7 @@ from mtrl.doctor.machine import Torch, cuda_fits
 from mtrl.doctor.packages import BASE, look, sort
 from mtrl.errors import UserError
 from mtrl.preflight.result import Result, failed, passed, warned
-from mtrl.trainer.warm_start import cache_folder
+from mtrl.trainer.setup.warm_start import cache_folder
 from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent

@@ -8,16 +8,16 @@ from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mtrl.config.compose import merge
+from mtrl.command.compose import merge
 from mtrl.config.overrides import normalise
 from mtrl.distributed.world import World
 from mtrl.doctor.architecture import find
 from mtrl.doctor.memory import Memory, Moment, Part
 from mtrl.doctor.plan import _changes, make_plan, plan_of, to_json
+from mtrl.engines.local.cache import SlotCache
 from mtrl.errors import UserError
-from mtrl.generator.engines.local.cache import SlotCache
 from mtrl.models.tiny import save
-from mtrl.trainer.models import make_learner
+from mtrl.trainer.setup.models import make_learner
 
 FULL = ["trainer.fsdp.param_dtype=bfloat16", "model.dtype=float32"]
 

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 from renderers.configs import config_from_name
 
-from mtrl.config.compose import compose, merge
-from mtrl.config.hints import hints
+from mtrl.command.compose import compose, merge
+from mtrl.command.hints import hints
 from mtrl.config.overrides import CONF, normalise
 from mtrl.doctor.architecture import find, table
 from mtrl.doctor.layout import GIB

@@ -10,12 +10,13 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from mtrl.config.checks import check
-from mtrl.config.compose import compose, merge
+from mtrl.command.checks import check
+from mtrl.command.compose import compose, merge
 from mtrl.config.overrides import normalise
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.factory import environment_factory, load_task, try_out
-from mtrl.environments.family import Family, Splits
+from mtrl.environments.family import Family
 from mtrl.errors import UserError
 
 ROWS = [{"id": str(n), "prompt": [], "ground_truth": {}} for n in range(4)]

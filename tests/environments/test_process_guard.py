@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from mtrl.algorithms.registry import load_function
-from mtrl.config.plugins import import_plugins
+from mtrl.command.plugins import import_plugins
 from mtrl.environments.family import get_family
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
-from mtrl.process_guard import CallTimeoutError, import_guarded, in_time
+from mtrl.utils.functions import load_function
+from mtrl.utils.process_guard import CallTimeoutError, import_guarded, in_time
 
 
 def called(function):

@@ -19,7 +19,7 @@ from mtrl.environments.tool_calls import (
     parse_calls,
     text_of,
 )
-from mtrl.strict_json import canonical, strict_loads
+from mtrl.utils.strict_json import canonical, strict_loads
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=6),

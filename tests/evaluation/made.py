@@ -3,7 +3,8 @@
 import re
 
 from mtrl.config.schema import Config, EvaluationConfig
-from mtrl.environments.family import Family, Splits
+from mtrl.datasets import Splits
+from mtrl.environments.family import Family
 from mtrl.evaluation.rollouts import ModelRollouts, Source
 from mtrl.types import FinishReason, Group, StopReason
 from tests.envs.episodes import trajectory_of

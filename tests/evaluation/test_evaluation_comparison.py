@@ -4,7 +4,7 @@ import pytest
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.evaluation.comparison import comparisons
-from mtrl.evaluation.statistics import mcnemar, mean_difference
+from mtrl.scoring.statistics import mcnemar, mean_difference
 from mtrl.types import StopReason
 from tests.evaluation.made import groups_of, scored
 

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.config.endpoint_schema import PriceConfig
+from mtrl.engines.endpoints.purse import Spent
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import family_of_class
 from mtrl.errors import UserError
-from mtrl.evaluation.agreement import Verdict
 from mtrl.evaluation.disagreements import Disagreement
-from mtrl.evaluation.measures import Episode
 from mtrl.evaluation.report import build_report, write_report
 from mtrl.evaluation.report_conversation import TURNS, conversation
 from mtrl.evaluation.report_html import CONVERSATIONS, to_html
 from mtrl.evaluation.report_json import to_dict, to_json
 from mtrl.evaluation.report_markdown import escape, markdown_table, to_markdown
 from mtrl.evaluation.report_tables import Table
-from mtrl.generator.engines.purse import Spent
+from mtrl.scoring.agreement import Verdict
+from mtrl.scoring.measures import Episode
 from mtrl.types import StopReason
 from tests.evaluation.made import config_of, family_of, played, rollouts_of, scored
 

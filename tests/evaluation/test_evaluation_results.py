@@ -4,7 +4,7 @@ import pytest
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.evaluation.results import failed, pass_at_k_rates, result_of
-from mtrl.evaluation.statistics import success_rate
+from mtrl.scoring.statistics import success_rate
 from mtrl.types import StopReason
 from tests.evaluation.made import family_of, groups_of, played, scored
 

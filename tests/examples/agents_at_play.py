@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from functools import partial
 from threading import Thread
 
+from mtrl.agents.loop import AgentLoop
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
-from mtrl.generator.agents.loop import AgentLoop
-from mtrl.generator.conversation import Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.rollout.conversation import Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
 
 CALLS = 8
 LIMITS = Limits(max_turns=CALLS, max_context_length=4000, step_timeout=30, episode_timeout=60, retries=0)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from examples.agents import rft_agent
-from mtrl.generator.agents.callable import CallableRunner
-from mtrl.generator.agents.remote import rollout_request
-from mtrl.generator.agents.runner import Assignment
+from mtrl.agents.callable import CallableRunner
+from mtrl.agents.remote import rollout_request
+from mtrl.agents.runner import Assignment
 from mtrl.main import prepare
 from tests.examples.agents_at_play import by_agent
 from tests.gateway.live_gateway import Live

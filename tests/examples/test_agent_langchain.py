@@ -4,9 +4,9 @@ import pytest
 
 from examples.agents import langchain_agent
 from examples.agents.word_problems import FAMILY
+from mtrl.agents.callable import CallableRunner
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
-from mtrl.generator.agents.callable import CallableRunner
 from tests.examples.agents_at_play import by_agent, by_environment, tokens
 
 

@@ -5,8 +5,8 @@ import pytest
 from envs import mini_swe
 from examples.agents import mini_swe_agent
 from examples.agents.mini_swe_agent import FAMILY
+from mtrl.agents.callable import CallableRunner
 from mtrl.config.schema import DataConfig
-from mtrl.generator.agents.callable import CallableRunner
 from mtrl.types import StopReason
 from tests.examples.agents_at_play import by_agent, by_environment, tokens
 

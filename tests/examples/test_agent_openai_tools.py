@@ -8,10 +8,10 @@ import pytest
 
 from examples.agents import openai_tools
 from examples.agents.word_problems import FAMILY
+from mtrl.agents.callable import CallableRunner
+from mtrl.agents.program import ProgramRunner
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
-from mtrl.generator.agents.callable import CallableRunner
-from mtrl.generator.agents.program import ProgramRunner
 from mtrl.types import StopReason
 from tests.examples.agents_at_play import by_agent, by_environment, tokens
 

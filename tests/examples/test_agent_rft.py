@@ -4,8 +4,8 @@ import pytest
 
 from examples.agents import rft_agent
 from examples.agents.word_problems import FAMILY
+from mtrl.agents.remote import RemoteRunner
 from mtrl.config.schema import DataConfig
-from mtrl.generator.agents.remote import RemoteRunner
 from mtrl.types import StopReason
 from tests.examples.agents_at_play import by_agent, by_environment, served, tokens
 

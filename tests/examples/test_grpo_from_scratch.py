@@ -18,9 +18,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from examples import grpo_from_scratch as example
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.config.schema import Config, OptimizerConfig
-from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.policy import Policy
-from mtrl.trainer.samples import group_samples
+from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.policy import Policy
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests.trainer.alone import updater_of
 

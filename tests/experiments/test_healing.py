@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.healing import heal
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 
 CASES = heal.Case.read(heal.HERE / "cases.yaml")
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.evaluation.agreement import Thresholds
 from mtrl.figures.episodes import _episode
 from mtrl.figures.summaries import TURNS, by_turn, cells, quantiles, shares
+from mtrl.scoring.agreement import Thresholds
 from tests.figures.made import trajectory, turn
 
 

@@ -7,10 +7,10 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
+from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
-from mtrl.generator.engines.base import Generation, SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
 from mtrl.types import FinishReason
 
 SECONDS = 20

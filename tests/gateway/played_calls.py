@@ -3,10 +3,10 @@
 import asyncio
 import json
 
+from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.gateway.requests import ChatRequest, CompletionRequest
 from mtrl.gateway.respond import wire_message
 from mtrl.gateway.session import Session, SessionLimits
-from mtrl.generator.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.types import FinishReason, Trajectory
 
 USER = {"role": "user", "content": "question"}

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from live_gateway import HELLO, LIMITS, HeldEngine, Live, request_bytes
 
+from mtrl.engines.base import EngineLostError
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.gateway import auth, stream
 from mtrl.gateway.exchange import Attended
-from mtrl.generator.engines.base import EngineLostError
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.rollouts import all_or_none
+from mtrl.rollout.rollouts import all_or_none
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": HELLO}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from played_calls import USER, WatchedEngine, chat, run, says, session_of, text, trajectory_of, wire
 
 from mtrl.gateway.calls import Prefixes, cut, message_key, told
-from mtrl.generator.conversation import Codec
 from mtrl.models.renderer import make_renderer
-from mtrl.trainer.samples import trajectory_samples
+from mtrl.rollout.conversation import Codec
+from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.types import FinishReason, to_json, trajectory_from_dict
 
 SYSTEM = {"role": "system", "content": "be brief"}

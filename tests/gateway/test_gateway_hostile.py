@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_gateway import HELLO, HeldEngine, Live, read_until, received, request_bytes
 
-from mtrl import http_protocol
 from mtrl.gateway import exchange
+from mtrl.utils import http_protocol
 
 BODY = {"model": "m", "messages": HELLO}
 MANY = 120

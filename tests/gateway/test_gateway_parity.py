@@ -14,24 +14,24 @@ import torch
 
 from envs.gsm8k.data import gold, load
 from envs.gsm8k.environment import Gsm8kEnv
+from mtrl.agents.callable import CallableRunner
+from mtrl.agents.loop import AgentLoop
 from mtrl.algorithms.reductions import token_weights
 from mtrl.config.schema import AlgorithmConfig, Config, DataConfig
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
-from mtrl.generator.agents.callable import CallableRunner
-from mtrl.generator.agents.loop import AgentLoop
-from mtrl.generator.conversation import Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.local.engine import LocalEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
 from mtrl.models.sft import MixedOptimizer, batches, fine_tune, to_example
 from mtrl.models.tiny import make_model
-from mtrl.trainer.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.policy import Policy
-from mtrl.trainer.policy_learner import PolicyLearner
-from mtrl.trainer.samples import group_samples
+from mtrl.rollout.conversation import Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
+from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.policy_learner import PolicyLearner
 from mtrl.types import Group
 
 TURNS, CONTEXT, TEMPERATURE = 3, 200, 0.9

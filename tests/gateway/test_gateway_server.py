@@ -13,19 +13,19 @@ import httpx
 import pytest
 from live_gateway import HELLO, LIMITS, HeldEngine, Live
 
-from mtrl.config.program import run_program
+from mtrl.command.program import run_program
+from mtrl.engines.base import EngineLostError, SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.errors import UserError
 from mtrl.gateway import desk as desk_module
 from mtrl.gateway.__main__ import KEY_VARIABLE, Settings, admin_key, file_of, main, out_of
 from mtrl.gateway.desk import Desk, names_in
 from mtrl.gateway.server import Gateway
-from mtrl.generator.engines.base import EngineLostError, SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.rollouts import stream_seed
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.run_dir import RunDir
+from mtrl.record.runs import find_runs
+from mtrl.rollout.rollouts import stream_seed
 from mtrl.types import StopReason, read_trajectories
 from mtrl.view.__main__ import main as main_of_the_viewer
-from mtrl.view.runs import find_runs
 from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent

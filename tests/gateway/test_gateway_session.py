@@ -8,18 +8,18 @@ from functools import partial
 import pytest
 from played_calls import USER, WatchedEngine, chat, run, says, session_of, text, trajectory_of, wire
 
+from mtrl.engines.base import EngineLostError, SamplingParams
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.gateway.errors import RequestError
 from mtrl.gateway.requests import ChatRequest
 from mtrl.gateway.session import Session, SessionLimits
-from mtrl.generator.conversation import Codec, Conversation
-from mtrl.generator.engines.base import EngineLostError, SamplingParams
-from mtrl.generator.engines.local.engine import LocalEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
 from mtrl.models.plain_tokenizer import PlainTokenizer, plain
 from mtrl.models.renderer import make_renderer
-from mtrl.trainer.samples import trajectory_samples
+from mtrl.rollout.conversation import Codec, Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.types import FinishReason, StopReason, Trajectory
 
 MORE = {"role": "user", "content": "more"}

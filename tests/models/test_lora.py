@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from mtrl.config.model_schema import ModelConfig, TinyConfig
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.local import fused
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.errors import UserError
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.local import fused
-from mtrl.generator.engines.local.engine import LocalEngine
 from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.lora import (
     LoraWeights,
@@ -33,7 +33,7 @@ from mtrl.models.lora import (
     without_adapters,
 )
 from mtrl.models.tiny import make_model
-from mtrl.trainer.policy import Policy
+from mtrl.trainer.update.policy import Policy
 
 SIZES = {
     "vocab_size": 90,

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import OffsetTokenizer, Tokenizer, _get_offset_tokenizer
 
-from mtrl.generator.conversation import Codec
 from mtrl.models.plain_tokenizer import SHORT, PlainTokenizer, plain
 from mtrl.models.renderer import TinyRenderer, make_renderer
+from mtrl.rollout.conversation import Codec
 
 words = st.lists(
     st.one_of(st.text(max_size=2 * SHORT), st.sampled_from(["<|im_end|>", "<|im_start|>", "assistant\n", "\n", "é"])),

@@ -3,8 +3,9 @@
 import time
 from typing import Literal
 
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment, StepResult
-from mtrl.environments.family import Family, Splits
+from mtrl.environments.family import Family
 from mtrl.environments.tools import ToolEnvironment, tool
 
 

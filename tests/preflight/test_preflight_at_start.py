@@ -15,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import mtrl
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.preflight import at_start, checklist

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
-from mtrl.environments.family import Splits, get_family
+from mtrl.command.compose import compose
+from mtrl.datasets import Splits
+from mtrl.environments.family import get_family
 from mtrl.preflight import report
 from mtrl.preflight.__main__ import check, main
 from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run

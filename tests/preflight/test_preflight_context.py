@@ -5,7 +5,7 @@ import threading
 
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.environments.factory import environment_factory
 from mtrl.errors import UserError
 from mtrl.preflight import checklist

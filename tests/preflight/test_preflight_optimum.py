@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.environments.base import StepResult
 from mtrl.environments.factory import environment_factory
 from mtrl.environments.family import get_family

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.factory import load_task
-from mtrl.environments.family import Family, Splits
+from mtrl.environments.family import Family
 from mtrl.errors import UserError
 from mtrl.preflight.checklist import CHECKS, run
 from mtrl.preflight.context import Context

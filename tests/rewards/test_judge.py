@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mtrl.config.schema import RewardConfig
+from mtrl.engines.endpoints import chat_client
 from mtrl.errors import UserError
-from mtrl.generator.engines import chat_client
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.judge import InvalidVerdictError, judge, judge_metrics, keep_books, parse_verdict
 from mtrl.types import FinishReason, Group, Trajectory, Turn

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.schema import RewardConfig
+from mtrl.engines.endpoints.purse import BudgetSpentError
 from mtrl.errors import UserError
-from mtrl.generator.engines.purse import BudgetSpentError
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.judge import judge, judge_metrics, judges_spent, keep_books
-from tests.evaluate.conftest import TASK
-from tests.generator.chat_server import ChatServer, said
+from tests.engines.chat_server import ChatServer, said
+from tests.evaluation.conftest import TASK
 
 ROW = {"id": "7", "prompt": [], "ground_truth": {}}
 
@@ -152,8 +152,8 @@ def test_a_configuration_is_refused_with_a_judge_that_has_no_key(monkeypatch):
 
 def test_a_run_ends_saved_when_the_budget_is_spent_and_goes_on(server, settings, tmp_path):
     """And its metrics have what was spent, also before it was resumed."""
-    from mtrl.tracking.run_dir import RunDir
-    from mtrl.trainer.checkpoint import Checkpoints
+    from mtrl.record.run_dir import RunDir
+    from mtrl.trainer.checkpoint.checkpoint import Checkpoints
     from mtrl.trainer.run import train
 
     run = RunDir(tmp_path / "run")

@@ -3,7 +3,7 @@
 import jsonschema
 import pytest
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 
 
 @pytest.fixture(scope="module", autouse=True)

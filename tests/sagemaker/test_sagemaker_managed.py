@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.sagemaker import hyperparameters

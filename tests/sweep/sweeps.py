@@ -66,7 +66,7 @@ from pathlib import Path
 
 def train(cfg, on_evaluation=None):
     from mtrl.errors import Interrupted
-    from mtrl.trainer.interrupt import Interrupt
+    from mtrl.utils.signals import Interrupt
 
     asked = threading.Event()
     with Interrupt(asked.set) as interrupt:

@@ -14,8 +14,8 @@ from mtrl.errors import Interrupted, UserError
 from mtrl.sweep.outcome import read_outcome
 from mtrl.sweep.study import NAME, STUDY
 from mtrl.sweep.workers import stopping
-from mtrl.tracking.files import replace_text
-from mtrl.trainer.checkpoint import Checkpoints, read_checkpoint
+from mtrl.trainer.checkpoint.checkpoint import Checkpoints, read_checkpoint
+from mtrl.utils.files import replace_text
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """One process with models to train, for tests that need no run around it. Not a test."""
 
-from mtrl.trainer.learner import Learner
-from mtrl.trainer.learners import alone
-from mtrl.trainer.policy_learner import PolicyLearner
-from mtrl.trainer.update import Updater
+from mtrl.trainer.update.learner import Learner
+from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.policy_learner import PolicyLearner
+from mtrl.trainer.update.update import Updater
 
 
 def learners_of(config, policy, reference=None, optimizer=None):

@@ -9,12 +9,12 @@ from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mtrl.config.schema import Config, OptimizerConfig
-from mtrl.trainer.critic import Critic
-from mtrl.trainer.learner import Learner
-from mtrl.trainer.learners import alone
-from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.samples import group_samples
-from mtrl.trainer.value_learner import ValueLearner, value_model
+from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.update.critic import Critic
+from mtrl.trainer.update.learner import Learner
+from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.value_learner import ValueLearner, value_model
 from mtrl.types import Group
 
 METHODS = pytest.mark.parametrize("method", ["gae", "turn_gae"])

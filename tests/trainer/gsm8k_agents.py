@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from envs.gsm8k.environment import Gsm8kEnv
-from mtrl.generator.agents.client import AgentClient
+from mtrl.agents.client import AgentClient
 
 TURNS = 4
 

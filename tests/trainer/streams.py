@@ -8,11 +8,12 @@ from dataclasses import replace
 from helpers import make_group
 
 from mtrl.config.schema import Config, RewardConfig
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import Family, Splits
-from mtrl.generator.rollouts import Rollouts
+from mtrl.environments.family import Family
 from mtrl.rewards.compose import RewardComposer
-from mtrl.trainer.stream import Stream
+from mtrl.rollout.rollouts import Rollouts
+from mtrl.trainer.data.stream import Stream
 from mtrl.types import Group
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.trainer.admission import Admission, ImpatientAdmission, Outstanding
+from mtrl.trainer.data.admission import Admission, ImpatientAdmission, Outstanding
 
 POLICIES = [Admission, ImpatientAdmission]
 

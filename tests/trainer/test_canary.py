@@ -12,11 +12,11 @@ import torch
 from alone import learners_of
 
 from mtrl.config.schema import Config
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.trainer.canary import TOKENS, Canary, WrongWeightsError
-from mtrl.trainer.policy import Policy
 from mtrl.trainer.publisher import Publisher
+from mtrl.trainer.update.policy import Policy
 from mtrl.trainer.work_thread import WorkThread
 
 PROMPT = [5, 6, 7, 8]

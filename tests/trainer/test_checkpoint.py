@@ -8,8 +8,8 @@ import torch
 from shard_ranks import FORK
 
 from mtrl.errors import UserError
-from mtrl.trainer.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
-from mtrl.trainer.checkpoint_tensors import read_tensors, save_tensors
+from mtrl.trainer.checkpoint.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
+from mtrl.trainer.checkpoint.tensors import read_tensors, save_tensors
 
 
 def save(checkpoints, step, score=None, groups=(), size=64):

@@ -6,12 +6,12 @@ import subprocess
 import pytest
 import torch
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.errors import UserError
-from mtrl.tracking.checksums import SUMS, damage
-from mtrl.tracking.run_dir import RunDir
-from mtrl.trainer.checkpoint import Checkpoints, read_checkpoint
-from mtrl.trainer.checkpoint_tensors import read_tensors, save_tensors
+from mtrl.record.checksums import SUMS, damage
+from mtrl.record.run_dir import RunDir
+from mtrl.trainer.checkpoint.checkpoint import Checkpoints, read_checkpoint
+from mtrl.trainer.checkpoint.tensors import read_tensors, save_tensors
 from mtrl.trainer.run import intact_checkpoint
 
 FILES = ("groups.jsonl", "model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json", "tensors.json")

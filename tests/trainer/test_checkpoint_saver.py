@@ -15,10 +15,10 @@ import torch.distributed as dist
 from shard_ranks import FORK, on_ranks
 
 from mtrl.errors import UserError
-from mtrl.trainer import checkpoint_tensors
-from mtrl.trainer.checkpoint import Checkpoints, read_checkpoint
-from mtrl.trainer.checkpoint_saver import BackgroundSaver, Saver
-from mtrl.trainer.checkpoint_tensors import load_tensors
+from mtrl.trainer.checkpoint.checkpoint import Checkpoints, read_checkpoint
+from mtrl.trainer.checkpoint.checkpoint import tensors as checkpoint_tensors
+from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
+from mtrl.trainer.checkpoint.tensors import load_tensors
 
 
 def tensors(value=0.0, size=50):

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from mtrl.errors import UserError
-from mtrl.trainer.checkpoint import Checkpoints, read_checkpoint
-from mtrl.trainer.checkpoint_tensors import load_tensors, read_tensors, save_tensors, tensor_names
+from mtrl.trainer.checkpoint.checkpoint import Checkpoints, read_checkpoint
+from mtrl.trainer.checkpoint.tensors import load_tensors, read_tensors, save_tensors, tensor_names
 
 
 def whole():

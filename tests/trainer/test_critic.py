@@ -21,10 +21,10 @@ from critics import (
 )
 from helpers import make_group
 
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.errors import UserError
-from mtrl.generator.engines.local.engine import LocalEngine
-from mtrl.trainer.critic import credit_by_critic
-from mtrl.trainer.value_learner import value_model
+from mtrl.trainer.update.critic import credit_by_critic
+from mtrl.trainer.update.value_learner import value_model
 from mtrl.types import Group
 
 

@@ -20,8 +20,8 @@ from critics import (
 )
 
 from mtrl.errors import UserError
-from mtrl.trainer.critic import explained_variance
-from mtrl.trainer.value_learner import value_losses
+from mtrl.trainer.update.critic import explained_variance
+from mtrl.trainer.update.value_learner import value_losses
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.trainer.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.dealing import cost, deal
+from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
+from mtrl.trainer.data.dealing import cost, deal
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample
 

@@ -10,10 +10,10 @@ from streams import FAMILY
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.signal import is_informative
 from mtrl.config.schema import Config, RewardConfig
-from mtrl.generator.rollouts import RolloutReport
 from mtrl.rewards.compose import RewardComposer
-from mtrl.trainer.experience import Collector, NoSignalError
-from mtrl.trainer.samples import group_samples
+from mtrl.rollout.rollouts import RolloutReport
+from mtrl.trainer.data.experience import Collector, NoSignalError
+from mtrl.trainer.data.samples import group_samples
 from mtrl.types import FinishReason, Group, StopReason
 
 

@@ -28,10 +28,10 @@ from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import CORRECTIONS, LOSSES, REDUCTIONS, find_correction, find_loss
 from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig, Config, DppoConfig
-from mtrl.trainer.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.policy import Policy
-from mtrl.trainer.samples import group_samples
+from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
+from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.policy import Policy
 from mtrl.types import Group
 
 RANKS = 2

@@ -8,7 +8,7 @@ import torch
 
 from mtrl.errors import UserError
 from mtrl.models import sft
-from mtrl.trainer.warm_start import Imitation, imitate, warm_start
+from mtrl.trainer.setup.warm_start import Imitation, imitate, warm_start
 from tests.trainer.warming import Script, config_of, echo_task, same
 
 

@@ -9,8 +9,8 @@ from helpers import make_group, split_by_turn
 
 from mtrl.algorithms.kl import KlController
 from mtrl.config.schema import Config
-from mtrl.trainer.kl_penalty import KlPenalty
-from mtrl.trainer.policy import Policy
+from mtrl.trainer.data.kl_penalty import KlPenalty
+from mtrl.trainer.update.policy import Policy
 from mtrl.types import Group
 
 

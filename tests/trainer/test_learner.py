@@ -9,16 +9,16 @@ import torch
 from critics import METHODS, config_of, groups_of, samples_of
 
 from mtrl.errors import UserError
-from mtrl.trainer.checkpoint_saver import BackgroundSaver
-from mtrl.trainer.checkpoint_tensors import read_tensors
-from mtrl.trainer.critic import Critic
-from mtrl.trainer.learner import Learner
-from mtrl.trainer.learners import alone
-from mtrl.trainer.optimizer import Optimizer
-from mtrl.trainer.policy import Policy
-from mtrl.trainer.policy_learner import PolicyLearner
-from mtrl.trainer.update import Updater
-from mtrl.trainer.value_learner import ValueLearner, value_model
+from mtrl.trainer.checkpoint.saver import BackgroundSaver
+from mtrl.trainer.checkpoint.tensors import read_tensors
+from mtrl.trainer.update.critic import Critic
+from mtrl.trainer.update.learner import Learner
+from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.policy_learner import PolicyLearner
+from mtrl.trainer.update.update import Updater
+from mtrl.trainer.update.value_learner import ValueLearner, value_model
 
 
 def learner_of(model, config, with_critic=True):

@@ -4,13 +4,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN
 from mtrl.models.onednn import multiplies
 from mtrl.models.tiny import save
-from mtrl.trainer.loading import fit_attention, load_model, load_peer
-from mtrl.trainer.models import reference_model
+from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer
+from mtrl.trainer.setup.models import reference_model
 
 HALF = OWN if multiplies(torch.bfloat16) else "sdpa"
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from mtrl.config.schema import OptimizerConfig
 from mtrl.errors import UserError
-from mtrl.trainer.optimizer import Optimizer, clip_gradients, lr_scale
+from mtrl.trainer.update.optimizer import Optimizer, clip_gradients, lr_scale
 from tests.distributed.ranks import run_ranks
 
 CONFIG = OptimizerConfig(lr=1e-2, max_grad_norm=0.5, schedule="linear", warmup_steps=2, weight_decay=0.1)
@@ -136,7 +136,7 @@ def test_moments_lie_in_the_memory_of_the_cpu_between_steps(monkeypatch):
     """On a GPU that is made up: its tensors have shapes and devices, and no numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    monkeypatch.setattr("mtrl.trainer.optimizer.clip_gradients", lambda groups, limit: 1.0)
+    monkeypatch.setattr("mtrl.trainer.update.optimizer.clip_gradients", lambda groups, limit: 1.0)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = nn.ParameterDict({"weight": nn.Parameter(torch.empty(3, 2, device="cuda"))})
         for offload, between in ((True, "cpu"), (False, "cuda")):

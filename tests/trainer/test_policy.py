@@ -17,7 +17,7 @@ from sharded_models import adamw, make_batches, make_lm, make_model, without_tok
 from mtrl.config.schema import FsdpConfig
 from mtrl.distributed.sharding import shard
 from mtrl.models.lora import without_adapters
-from mtrl.trainer.policy import Policy
+from mtrl.trainer.update.policy import Policy
 
 KINDS = ("plain", "tied", "lora")
 

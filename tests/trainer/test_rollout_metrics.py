@@ -1,7 +1,7 @@
 """What the episodes of a step looked like, in numbers."""
 
-from mtrl.evaluation.agreement import Thresholds
-from mtrl.generator.rollouts import RolloutReport
+from mtrl.rollout.rollouts import RolloutReport
+from mtrl.scoring.agreement import Thresholds
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.types import FinishReason
 from tests.trainer.helpers import make_group

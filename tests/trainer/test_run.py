@@ -121,7 +121,7 @@ def test_killed_at_any_moment_and_resumed_it_is_the_same_run(undisturbed, tmp_pa
 def test_killed_while_a_checkpoint_is_written_it_is_the_same_run(undisturbed, tmp_path, write):
     """The process kills itself in the middle of its `write`-th file; five files make a checkpoint."""
     code = f"""
-    import os, signal, mtrl.trainer.checkpoint as checkpoint
+    import os, signal, mtrl.trainer.checkpoint.checkpoint as checkpoint
     from pathlib import Path
     begun = [0]
     def dying(real):
@@ -133,7 +133,7 @@ def test_killed_while_a_checkpoint_is_written_it_is_the_same_run(undisturbed, tm
             real(*arguments)
         return write
     checkpoint.write_file = dying(checkpoint.write_file)
-    import mtrl.trainer.checkpoint_tensors as tensors
+    import mtrl.trainer.checkpoint.tensors as tensors
     tensors._write_tensors = dying(tensors._write_tensors)
     """
     run_dir = tmp_path / "run"
@@ -198,7 +198,7 @@ def test_a_second_signal_ends_the_run_at_once_and_tells_what_is_not_saved(tmp_pa
 
 SLOW_SAVE = """
 import time
-from mtrl.trainer.checkpoint import Checkpoints
+from mtrl.trainer.checkpoint.checkpoint import Checkpoints
 commit = Checkpoints.commit
 
 def slow(self, partial, *rest):
@@ -253,8 +253,8 @@ def test_a_second_signal_during_the_last_save_does_not_wait_for_it(tmp_path):
 
 
 LOST = """
-from mtrl.generator.engines.base import EngineLostError
-from mtrl.generator.engines.local.engine import LocalEngine
+from mtrl.engines.base import EngineLostError
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.trainer.publisher import Publisher
 publish, generate = Publisher.publish, LocalEngine.generate
 

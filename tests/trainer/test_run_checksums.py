@@ -7,11 +7,11 @@ from contextlib import suppress
 import pytest
 from runs import finish, start
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.diagnose.__main__ import main as diagnose
 from mtrl.errors import UserError
-from mtrl.tracking.checksums import SUMS
-from mtrl.trainer.loading import load_model
+from mtrl.record.checksums import SUMS
+from mtrl.trainer.setup.loading import load_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
 

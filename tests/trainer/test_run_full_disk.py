@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.trainer import run as running
 from tests.trainer.runs import ROOT, SMALL

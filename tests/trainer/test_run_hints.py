@@ -3,7 +3,7 @@
 import pytest
 
 from mtrl.config.schema import Config, EnvironmentConfig, TrainerConfig
-from mtrl.tracking.run_dir import RunDir
+from mtrl.record.run_dir import RunDir
 from mtrl.trainer.run import hints
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from runs import ROOT, SMALL
 
-from mtrl.tracking.trajectories import write_groups
-from mtrl.trainer.checkpoint import Checkpoints
-from mtrl.trainer.checkpoint_tensors import save_tensors
-from mtrl.trainer.experience import Unused
+from mtrl.record.trajectories import write_groups
+from mtrl.trainer.checkpoint.checkpoint import Checkpoints
+from mtrl.trainer.checkpoint.tensors import save_tensors
+from mtrl.trainer.data.experience import Unused
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 
 sys.path.insert(0, str(ROOT / "experiments" / "kills"))

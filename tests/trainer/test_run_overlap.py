@@ -63,7 +63,7 @@ def test_no_token_is_older_than_allowed_and_no_group_is_trained_twice(tmp_path, 
 def test_a_signal_is_not_kept_waiting_by_slow_episodes(tmp_path):
     code = """
     import asyncio
-    from mtrl.generator.rollouts import Rollouts
+    from mtrl.rollout.rollouts import Rollouts
     play = Rollouts.group
     async def slow(self, group_id, *rest):
         if group_id.startswith("step3"):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mtrl.tracking.files import replace_text
+from mtrl.utils.files import replace_text
 from tests.sweep.sweeps import PAYOFF, QUICK, program
 
 

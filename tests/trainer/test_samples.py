@@ -8,7 +8,7 @@ from helpers import make_group, make_turn, split_by_turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.trainer.samples import group_samples, trajectory_samples
+from mtrl.trainer.data.samples import group_samples, trajectory_samples
 from mtrl.types import FinishReason, Trajectory, Turn, to_json, trajectory_from_dict
 
 

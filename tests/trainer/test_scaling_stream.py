@@ -13,7 +13,7 @@ import pytest
 from runs import ROOT
 from streams import Played, make, publish
 
-from mtrl.generator.engines.vllm.api import read_turn
+from mtrl.engines.vllm.api import read_turn
 
 sys.path.insert(0, str(ROOT / "experiments" / "scaling"))
 

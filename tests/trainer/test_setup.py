@@ -3,11 +3,11 @@
 import pytest
 from omegaconf import OmegaConf
 
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
+from mtrl.datasets import Splits
 from mtrl.environments.factory import Task, load_task
-from mtrl.environments.family import Splits
 from mtrl.errors import UserError
-from mtrl.trainer.setup import preparation, set_up
+from mtrl.trainer.setup.parts import preparation, set_up
 
 HF = ["experiment=gsm8k_multi_turn", "model=hf", "model.path=here"]
 

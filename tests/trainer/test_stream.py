@@ -11,8 +11,8 @@ from streams import Gated, Played, Rows, family_of, ids, make, publish, rows_of,
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
 from mtrl.rewards.compose import RewardComposer
-from mtrl.trainer.experience import Collector, NoSignalError, StoppedError
-from mtrl.trainer.stream import Activity
+from mtrl.trainer.data.experience import Collector, NoSignalError, StoppedError
+from mtrl.trainer.data.stream import Activity
 from mtrl.types import StopReason
 
 # -- the bound --------------------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def test_the_generator_was_busy_when_a_group_was_in_flight():
 
 def test_activity_tells_busy_stretches_and_counts_idle_ones(monkeypatch):
     clock = count(10)
-    monkeypatch.setattr("mtrl.trainer.stream.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("mtrl.trainer.data.stream.time.perf_counter", lambda: float(next(clock)))
     spans = []
     activity = Activity(lambda start, end: spans.append((start, end)))
     activity.note(False)  # 10

@@ -9,17 +9,17 @@ import pytest
 from streams import all_closed, family_of, ids, publish, run, soon
 
 from mtrl.config.schema import Config, RewardConfig
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.local.engine import LocalEngine
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
-from mtrl.generator.conversation import Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.local.engine import LocalEngine
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
-from mtrl.generator.rollouts import Rollouts
 from mtrl.rewards.compose import RewardComposer
-from mtrl.trainer.experience import Collector
-from mtrl.trainer.stream import Stream
+from mtrl.rollout.conversation import Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.rollouts import Rollouts
+from mtrl.trainer.data.experience import Collector
+from mtrl.trainer.data.stream import Stream
 from mtrl.types import StopReason
 
 FAMILY = family_of(lambda trajectory, row: float(len(trajectory.turns) > 1))

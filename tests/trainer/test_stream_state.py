@@ -5,7 +5,7 @@ import json
 import pytest
 from streams import Played, Rows, ids, make, rows_of, run, soon, train
 
-from mtrl.trainer.experience import Collector
+from mtrl.trainer.data.experience import Collector
 
 
 async def interrupted(steps=3, **settings):

@@ -5,9 +5,9 @@ import itertools
 import pytest
 from helpers import make_group
 
-from mtrl.trainer.batching import PACKED, PADDED, micro_batches
+from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
+from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.flops import ModelFlops
-from mtrl.trainer.samples import group_samples
 from mtrl.trainer.throughput import Throughput, Work, forwarded, trained, turn_metrics
 
 MODEL = ModelFlops(body=100, body_trained=100, head=10, head_trained=10, width=3, windows=(None,))

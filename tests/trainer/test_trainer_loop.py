@@ -7,7 +7,7 @@ import pytest
 
 from mtrl.config.schema import Config
 from mtrl.errors import JobLost
-from mtrl.tracking.timeline import Timeline
+from mtrl.record.timeline import Timeline
 from mtrl.trainer.loop import Progress, Trainer
 from mtrl.trainer.work_thread import WorkThread
 

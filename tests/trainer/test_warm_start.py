@@ -25,14 +25,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from mtrl.datasets import Splits
 from mtrl.environments.factory import Task, environment_factory
-from mtrl.environments.family import Splits, get_family
+from mtrl.environments.family import get_family
 from mtrl.errors import UserError
 from mtrl.models.renderer import TinyRenderer, make_renderer
-from mtrl.trainer import warm_start as module
-from mtrl.trainer.loading import load_model
-from mtrl.trainer.setup import connect, shared_engine
-from mtrl.trainer.warm_start import Foothold, cache_key, success_of, warm_start
+from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.setup.parts import connect, shared_engine
+from mtrl.trainer.setup.parts import warm_start as module
+from mtrl.trainer.setup.warm_start import Foothold, cache_key, success_of, warm_start
 from tests.echo import Echo, rows
 from tests.trainer.warming import SIZES, Script, config_of, digest, echo_task, same, started
 

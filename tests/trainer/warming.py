@@ -10,9 +10,9 @@ import torch
 from omegaconf import OmegaConf
 
 from mtrl.config.schema import Config
+from mtrl.datasets import Splits
 from mtrl.environments.factory import Task
-from mtrl.environments.family import Splits
-from mtrl.trainer.setup import prepared_start
+from mtrl.trainer.setup.parts import prepared_start
 from tests.echo import Echo, echo_family, rows
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "heads": 2, "vocabulary": 340, "context": 256, "init_std": 0.3}

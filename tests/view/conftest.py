@@ -2,8 +2,8 @@
 
 import pytest
 
+from mtrl.record.runs import Library
 from mtrl.view.api import Api
-from mtrl.view.runs import Library
 from tests.view.made_runs import make_run
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 import mtrl
-from mtrl.tracking.trajectories import write_groups
+from mtrl.record.trajectories import write_groups
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests import forked
 

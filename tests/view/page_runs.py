@@ -2,7 +2,7 @@
 
 import json
 
-from mtrl.tracking.trajectories import write_groups
+from mtrl.record.trajectories import write_groups
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests.view.made_runs import make_trajectory
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.evaluation.agreement import Thresholds
-from mtrl.tracking.trajectories import kind_and_step, write_groups
+from mtrl.record.trajectories import kind_and_step, write_groups
+from mtrl.scoring.agreement import Thresholds
 from mtrl.types import Group, StopReason, read_trajectories, to_json
 from mtrl.view.query import Query, Refusal
 from mtrl.view.select import SORT_NAMES
@@ -22,9 +22,9 @@ BADLY = {"env_error", "timeout", "parse_error", "aborted"}
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """`answers(what, **words)` of a run with 72 trajectories, and what its files hold, read without an index."""
+    from mtrl.record.runs import Library
     from mtrl.view.api import Api
     from mtrl.view.export import wait_for_indexes
-    from mtrl.view.runs import Library
 
     path = make_run(tmp_path_factory.mktemp("runs") / "one", steps=4, config=CONFIG)
     (path / "trajectories" / "broken.jsonl").write_text("no json\n" + to_json(make_trajectory("odd")) + "\n")
@@ -435,7 +435,7 @@ def test_thresholds_without_a_config_are_one(api_of, tmp_path):
 
 
 def test_changes_tell_what_to_ask_for_again(api_of, tmp_path, monkeypatch):
-    from mtrl.view import store
+    from mtrl.record import index as store
     from mtrl.view.export import wait_for_indexes
 
     monkeypatch.setattr(store, "PAUSE", 0.0)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from mtrl.view.config import read_config
-from mtrl.view.runs import Library
+from mtrl.record.config import read_config
+from mtrl.record.runs import Library
 
 WIDE = "[" + ", ".join(["*a"] * 9) + "]"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.tracking.trajectories import write_groups
+from mtrl.record.trajectories import write_groups
 from mtrl.types import Group, StopReason
 from mtrl.view import export as exporting
 from mtrl.view.__main__ import main

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.errors import UserError
-from mtrl.tracking.metrics import unfinished
-from mtrl.tracking.trajectories import index_path, read_index, write_groups
+from mtrl.record import index as store
+from mtrl.record.index import Indexer, StoredFile, TrajectoryFolder, index_file
+from mtrl.record.metrics import unfinished
+from mtrl.record.records import Records, has_step
+from mtrl.record.runs import Library, names_of
+from mtrl.record.trajectories import index_path, read_index, write_groups
 from mtrl.types import Group, to_json
-from mtrl.view import differences, store
-from mtrl.view.records import Records, has_step
-from mtrl.view.runs import Library, names_of
+from mtrl.view import differences
 from mtrl.view.series import thin
-from mtrl.view.store import Indexer, StoredFile, TrajectoryFolder, index_file
 from tests.view.made_runs import make_run, make_trajectory
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.tracking.trajectories import write_groups
+from mtrl.record.trajectories import write_groups
 from mtrl.types import Group, read_trajectories, to_json
 from mtrl.view.query import Query, Refusal
 from mtrl.view.search import SECONDS, Needle, resume, search, texts_of

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from mtrl.tracking.trajectories import write_groups
+from mtrl.record.trajectories import write_groups
 from mtrl.types import Group, to_json
 from mtrl.view.__main__ import main
 from tests import forked

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtrl.record.tokens import Tokenizer, byte_alphabet, characters, find_tokenizer
 from mtrl.view.detail import speakers
-from mtrl.view.tokens import Tokenizer, byte_alphabet, characters, find_tokenizer
 
 SPECIAL = {"id": 256, "content": "<|end|>", "special": True}
 ADDED = {"id": 257, "content": "<calc>", "special": False}

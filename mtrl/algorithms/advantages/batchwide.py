@@ -12,7 +12,7 @@ from mtrl.algorithms.batch import CreditBatch, fill, whiten
 from mtrl.algorithms.peers import Floats, Peers
 from mtrl.algorithms.registry import advantage_estimator
 from mtrl.config.schema import AlgorithmConfig
-from mtrl.rewards.component import ENVIRONMENT
+from mtrl.types import ENVIRONMENT
 
 
 @advantage_estimator("monte_carlo", credits=("turn", "trajectory"))

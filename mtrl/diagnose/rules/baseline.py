@@ -10,8 +10,8 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, known, level, propose, rescoring
-from mtrl.evaluation.statistics import wilson
-from mtrl.tracking.text import percent, short
+from mtrl.scoring.statistics import wilson
+from mtrl.utils.text import percent, short
 
 FEW = 50
 """Number of held-out episodes below which a 95 % interval is wider than ±14 points."""

@@ -23,10 +23,10 @@ from mtrl.diagnose.rules.views import (
     success,
 )
 from mtrl.diagnose.stats import Mean
-from mtrl.evaluation.measures import is_overlong
-from mtrl.rescore.source import read
-from mtrl.tracking.text import percent, short
+from mtrl.record.stored import read
+from mtrl.scoring.measures import is_overlong
 from mtrl.types import StopReason
+from mtrl.utils.text import percent, short
 
 CUT = "rollout/turns/cut_frac"
 OUT_OF_TURNS, USED_UP = "rollout/out_of_turns/mean", "rollout/stop/max_turns"

@@ -20,7 +20,7 @@ from mtrl.diagnose.rules.views import (
     rescoring,
     success,
 )
-from mtrl.tracking.text import percent
+from mtrl.utils.text import percent
 
 COMPLETION, PASS_1 = "val/completion/mean", "val/success/pass_k_1"
 

@@ -10,7 +10,7 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import from_to, known, level, over_the_run, propose, recent, success
-from mtrl.tracking.text import percent, short
+from mtrl.utils.text import percent, short
 
 CONTEXT, LIMIT = "rollout/context/mean", "rollout/stop/context_limit"
 MEMORY, GPU = "perf/memory_bytes", "perf/gpu_memory_bytes"

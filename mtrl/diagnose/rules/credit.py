@@ -7,7 +7,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import level, other_schemes, propose
-from mtrl.tracking.text import percent
+from mtrl.utils.text import percent
 
 EARLY, LONELY = "rollout/reward/early_frac", "analysis/lonely_turns"
 

@@ -6,7 +6,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import known, level, propose
-from mtrl.tracking.text import percent
+from mtrl.utils.text import percent
 
 FAILED, BREAKS = "rollout/failed_episodes", "rollout/breaks"
 

@@ -26,7 +26,7 @@ from mtrl.diagnose.rules.views import (
     room_for_responses,
     span,
 )  # fmt: skip
-from mtrl.tracking.text import percent, short
+from mtrl.utils.text import percent, short
 
 MANY, MOST, NEARLY_ALL = 0.75, 0.8, 0.9
 """Shares of groups without an advantage: for a warning, for an alarm if it lasts for a window, for an immediate

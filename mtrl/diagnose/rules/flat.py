@@ -24,7 +24,7 @@ from mtrl.diagnose.rules.views import (
     span,
 )  # fmt: skip
 from mtrl.diagnose.stats import halves
-from mtrl.tracking.text import percent, short
+from mtrl.utils.text import percent, short
 
 TOLERANCE = 0.05
 """Smallest change that counts, as a share of the reward of a success."""

@@ -8,7 +8,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import REWARD, known, propose, recent
-from mtrl.tracking.text import percent, short
+from mtrl.utils.text import percent, short
 
 NORM, CLIPPED = "train/grad_norm", "train/clip_frac"
 SPIKE = 10.0

@@ -27,7 +27,7 @@ from mtrl.diagnose.rules.views import (
     success,
 )  # fmt: skip
 from mtrl.diagnose.stats import Change, error_of_share
-from mtrl.tracking.text import percent, short
+from mtrl.utils.text import percent, short
 
 LENIENT, CLAIMS = "rollout/lenient_frac", "rollout/claims/mean"
 LEAST = 0.1

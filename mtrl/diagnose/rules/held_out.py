@@ -8,7 +8,7 @@ from mtrl.diagnose.gap import Gap, find_gap
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import HELD_OUT, SUCCESS, evaluations, from_to, known, level, propose
-from mtrl.tracking.text import percent, short
+from mtrl.utils.text import percent, short
 
 WIDE = 0.3
 """Minimum gap for an alarm, as a share of the rollouts."""

@@ -17,7 +17,7 @@ from mtrl.diagnose.rules.views import (
     recent,
 )
 from mtrl.diagnose.stats import running_mean
-from mtrl.tracking.text import short
+from mtrl.utils.text import short
 
 DRIFT, STALE, ENTROPY = "analysis/logprob_drift/mean", "analysis/staleness/mean", "train/entropy"
 MUCH_DRIFT, TOO_MUCH_DRIFT = 0.03, 0.1

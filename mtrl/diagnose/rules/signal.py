@@ -22,7 +22,7 @@ from mtrl.diagnose.rules.views import (
     recent,
 )
 from mtrl.diagnose.stats import compare, noise
-from mtrl.tracking.text import percent, short
+from mtrl.utils.text import percent, short
 
 VALID, PASS_1, ZERO = "rollout/reward/valid_mean", "val/success/pass_k_1", "rollout/reward/zero_frac"
 HIGH = 0.6

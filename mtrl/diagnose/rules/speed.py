@@ -8,7 +8,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import from_to, known, over_the_run
-from mtrl.tracking.text import duration, short
+from mtrl.utils.text import duration, short
 
 STEP, SPEED = "time/step", "perf/tokens_per_second"
 

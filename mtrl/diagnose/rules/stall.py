@@ -25,7 +25,7 @@ from mtrl.diagnose.rules.views import (
     span,
 )  # fmt: skip
 from mtrl.diagnose.stats import Change, halves
-from mtrl.tracking.text import percent, short
+from mtrl.utils.text import percent, short
 
 TOLERANCE = 0.06
 """Smallest rise that counts, as a share of the reward of a success, within a window or more."""

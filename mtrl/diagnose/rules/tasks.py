@@ -10,7 +10,7 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import HELD_OUT, REWARD, between_last, evaluations, from_to, is_solved, known, level
 from mtrl.diagnose.stats import wobble
-from mtrl.tracking.text import short
+from mtrl.utils.text import short
 
 NAMES = ("domain", "domains", "game", "games", "task", "tasks")
 """Keys of `environment.config` that choose the tasks of a family."""

@@ -6,7 +6,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.views import REWARD, between_last, from_to, is_solved, level, lr_share, propose
-from mtrl.tracking.text import short
+from mtrl.utils.text import short
 
 SILENT = 5
 """Number of consecutive steps without any update."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mtrl.diagnose.finding import Proposal
 from mtrl.diagnose.record import Record, Series
 from mtrl.diagnose.stats import Change, Mean, compare, mean, noise
-from mtrl.tracking.text import short
+from mtrl.utils.text import short
 
 REWARD, SUCCESS = "rollout/reward/mean", "rollout/success/mean"
 HELD_OUT, SAMPLED = "val/success/mean", "val/success/sampled"

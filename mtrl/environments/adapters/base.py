@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import Splits
 from mtrl.errors import UserError
 from mtrl.types import Message, Row
 

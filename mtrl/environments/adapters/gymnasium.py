@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from mtrl.algorithms.registry import load_function
+from mtrl.datasets import Splits
 from mtrl.environments.adapters.base import (
     Adapter,
     accepted,
@@ -38,9 +38,9 @@ from mtrl.environments.adapters.base import (
     with_text,
 )
 from mtrl.environments.base import StepResult
-from mtrl.environments.family import Splits
-from mtrl.strict_json import strict_loads
 from mtrl.types import Message, Row
+from mtrl.utils.functions import load_function
+from mtrl.utils.strict_json import strict_loads
 
 ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 

@@ -20,8 +20,8 @@ from typing import Any
 from mtrl.environments.adapters.base import accepted, action_text, metrics_of, row_seed
 from mtrl.environments.adapters.gymnasium import Translator
 from mtrl.environments.base import StepResult
-from mtrl.strict_json import strict_loads
 from mtrl.types import Message, Row
+from mtrl.utils.strict_json import strict_loads
 
 CARRIED = frozenset({"done", "reward", "metadata"})
 """Fields that every observation has in addition to its own; every action has `metadata` too."""

@@ -19,9 +19,9 @@ import signal
 import threading
 from typing import Any, ClassVar
 
+from mtrl.datasets import Splits
 from mtrl.environments.adapters.base import Adapter, metrics_of, plain_message
 from mtrl.environments.base import StepResult
-from mtrl.environments.family import Splits
 from mtrl.errors import UserError, missing_extra
 from mtrl.types import Message, Row, Trajectory
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.family import get_family
 from mtrl.environments.pool import EnvironmentPool
-from mtrl.generator.conversation import Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.rollout.conversation import Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
 
 EXAMPLES = Path(__file__).parent / "examples"
 ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {"answer": "42"}, "answer": "42"}

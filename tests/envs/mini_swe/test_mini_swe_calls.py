@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from envs.mini_swe import FAMILY
 from envs.mini_swe.calls import Call, check_calls
-from mtrl.config.compose import compose
+from mtrl.command.compose import compose
 from mtrl.config.schema import DataConfig
 from mtrl.errors import UserError
 from mtrl.preflight.__main__ import check

@@ -14,13 +14,13 @@ import pytest
 from envs.search import FAMILY
 from envs.search.retrievers import RetrieverSettings
 from mtrl.config.schema import DataConfig
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
-from mtrl.generator.conversation import Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
 from mtrl.retrieval import RetrieverError
+from mtrl.rollout.conversation import Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
 from mtrl.types import StopReason
 
 ROOT = Path(__file__).parents[3]

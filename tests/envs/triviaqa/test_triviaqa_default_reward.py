@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from envs.triviaqa import FAMILY
 from envs.triviaqa.demonstrator import search
 from envs.triviaqa.reward import EpisodeReward, load_rewards
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
-from mtrl.generator.conversation import Conversation
-from mtrl.generator.engines.base import SamplingParams
-from mtrl.generator.engines.scripted import ScriptedEngine
-from mtrl.generator.episode import EpisodeLoop, Limits
+from mtrl.rollout.conversation import Conversation
+from mtrl.rollout.episode import EpisodeLoop, Limits
 from mtrl.types import StopReason
 
 CALL = '<reasoning>why</reasoning><tool>{"name": "wiki_search", "args": {"query": "France"}}</tool>'

@@ -1,6 +1,6 @@
 """Held-out problems that are trained on, under other ids."""
 
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits
 from tests.preflight.broken import sound
 
 

@@ -3,8 +3,9 @@
 import re
 from types import SimpleNamespace
 
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment, StepResult
-from mtrl.environments.family import Family, Splits
+from mtrl.environments.family import Family
 
 PROMPT = (
     "What is the code of {word}? <look>WORD</look> shows the code of a word. End with your answer as "

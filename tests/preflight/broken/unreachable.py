@@ -1,6 +1,6 @@
 """An answer that nobody can give: the ground truth is written in another way than answers are read."""
 
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits
 from tests.preflight.broken import sound
 
 

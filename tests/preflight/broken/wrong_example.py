@@ -1,6 +1,6 @@
 """The example in the prompt has another tag than the one that is read."""
 
-from mtrl.environments.family import Splits
+from mtrl.datasets import Splits
 from tests.preflight.broken import sound
 
 

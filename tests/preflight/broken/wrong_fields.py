@@ -2,8 +2,8 @@
 
 import json
 
+from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import Splits
 from tests.preflight.broken import sound
 
 EXAMPLE = '<final_output>{"ready": "yes", "weather": "fine"}</final_output>'

@@ -1,0 +1,75 @@
+"""Agents that are Python functions: `function(row, client)`, sync or async."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from mtrl.agents.client import AgentClient
+from mtrl.agents.runner import AgentError, Assignment, Outcome, as_outcome
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.types import Row
+
+MOST_LEFT_BEHIND = 256
+"""Maximum number of threads that may hang in calls whose episodes are over."""
+
+
+class CallableRunner:
+    """Runs async functions on the event loop and other functions on daemon threads.
+
+    A thread that hangs is abandoned, and ends with the process at the latest. When too many threads hang, new episodes
+    fail immediately, and the number of failures then ends the run.
+    """
+
+    plays_on = False
+
+    def __init__(self, function: Callable[..., Any], max_concurrent: int):
+        """
+        Args:
+            function: called with a row and an `AgentClient`; see `as_outcome` for what it may return.
+            max_concurrent: maximum number of functions that run at once.
+        """
+        self.function = function
+        self.name = getattr(function, "__qualname__", None) or repr(function)
+        self._pool = EnvironmentPool(max_concurrent)
+        self._lock = threading.Lock()
+        self._on_threads = self._waited_for = 0
+
+    async def run(self, assignment: Assignment) -> Outcome | None:
+        """See `Runner`."""
+        client = AgentClient(assignment.base_url, assignment.api_key, assignment.model)
+        try:
+            value = await self._call(assignment.row, client)
+        finally:
+            await client.close()
+        return as_outcome(value, self.name)
+
+    async def close(self) -> None:
+        self._pool.close()
+
+    async def _call(self, row: Row, client: AgentClient) -> Any:
+        """Call the function without a time limit; the episode loop has one."""
+        if inspect.iscoroutinefunction(self.function):
+            return await self._pool.call(self.function, row, client, timeout=math.inf)
+        if (hanging := self._on_threads - self._waited_for) >= MOST_LEFT_BEHIND:
+            raise AgentError(
+                f"{hanging} calls of {self.name} hang, though their episodes are over; give what they wait for a time "
+                "limit, or play by generator.agent.command, whose processes are ended"
+            )
+        self._waited_for += 1
+        try:
+            return await self._pool.call(self._on_thread, row, client, timeout=math.inf)
+        finally:
+            self._waited_for -= 1
+
+    def _on_thread(self, row: Row, client: AgentClient) -> Any:
+        with self._lock:
+            self._on_threads += 1
+        try:
+            return self.function(row, client)
+        finally:
+            with self._lock:
+                self._on_threads -= 1

@@ -1,0 +1,213 @@
+"""Episodes that programs run: the policy answers their calls over HTTP, and its answers become a trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
+
+from mtrl.agents.runner import AgentError, Assignment, Outcome, Runner
+from mtrl.agents.slots import Slots
+from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
+from mtrl.gateway.errors import RequestError
+from mtrl.gateway.server import MODEL, Gateway
+from mtrl.gateway.session import Session
+from mtrl.rollout.episode import Episodes, Limits, ResponseParseError
+from mtrl.rollout.occupancy import Occupancy
+from mtrl.types import Row, StopReason, Trajectory
+
+LATE_REPORT = 10.0
+"""Seconds in which a program must report its reward after it has reported the end of its episode: the managed service's
+SDK first completes the rollout and then reports the reward."""
+
+
+class UnpaidError(AgentError):
+    """A program ended by itself and reported no reward."""
+
+
+@dataclass
+class AgentLoop(Episodes[Session]):
+    """Loop of the episodes in which a program calls the policy; all episodes of a run share it."""
+
+    gateway: Gateway
+    runner: Runner
+    limits: Limits
+    max_concurrent: int
+    sampling: Occupancy = field(default_factory=Occupancy)
+    """Clock of the seconds in which at least one turn was being sampled."""
+
+    def __post_init__(self) -> None:
+        self.engine: Engine = self.gateway.engine
+        self.gateway.engine = cast(Engine, Watched(self.engine, self.sampling))
+        self._slots: Slots[Session] = Slots(self.max_concurrent)
+        self._starting: asyncio.Task[None] | None = None
+
+    async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
+        """Run one episode, once fewer than `max_concurrent` others are running.
+
+        Raises:
+            EngineLostError: the engine is lost, so no further episode can run.
+            UserError: the gateway cannot listen on its address.
+        """
+        await self._start()
+        return await super().run(row, group_id, index, sampling)
+
+    async def close(self) -> None:
+        """Close the runner and then the gateway."""
+        try:
+            await self.runner.close()
+        finally:
+            await self.gateway.close()
+
+    async def _start(self) -> None:
+        """Start the gateway once. All episodes that wait for it continue at the same moment, in their order."""
+        loop = asyncio.get_running_loop()
+        if self._starting is None or self._starting.get_loop() is not loop:
+            self._starting = loop.create_task(self.gateway.start())
+        await asyncio.shield(self._starting)
+
+    def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Session]:
+        return self._slots.take(partial(self.gateway.open, trajectory_id, sampling), self.gateway.close_session)
+
+    async def _play(self, trajectory: Trajectory, session: Session, row: Row, sampling: SamplingParams) -> None:
+        problem: Exception | None = None
+        try:
+            outcome = await self._outcome(session, self._assignment(session, row, sampling))
+            if outcome is not None:
+                _pay(session, outcome)
+                trajectory.metrics |= outcome.metrics
+            problem = _unsaid(session, outcome)
+        except EngineLostError:
+            raise
+        except Exception as error:
+            problem = error
+        finally:
+            trajectory.turns = session.turns()
+            trajectory.metrics |= {name: float(count) for name, count in session.metrics.items()}
+        if problem is not None and problem.__cause__ is None:
+            problem.__cause__ = session.failure
+        self._judge(trajectory, session, problem)
+
+    def _judge(self, trajectory: Trajectory, session: Session, problem: Exception | None) -> None:
+        """Set the trajectory's stop reason.
+
+        Raises:
+            Exception: the episode failed.
+        """
+        if session.stop == StopReason.PARSE_ERROR:
+            raise ResponseParseError("no message can be made of what was sampled") from session.failure
+        if session.stop == StopReason.ABORTED:
+            trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
+        elif not trajectory.turns:
+            raise _unanswered(session, problem, f"{self.gateway.url}/trajectories/TOKEN/v1")
+        elif session.stop is not None:  # a call was refused, which is the reason whatever the program did afterwards
+            trajectory.stop_reason = session.stop
+        elif problem is not None:
+            raise problem
+        else:
+            trajectory.stop_reason = StopReason.DONE
+
+    async def _outcome(self, session: Session, assignment: Assignment) -> Outcome | None:
+        """Run the program until it ends, and return its outcome.
+
+        Raises:
+            EngineLostError: the engine is lost, so the program would wait in vain.
+        """
+        playing = asyncio.ensure_future(self._until_ended(session, assignment))
+        finished = asyncio.ensure_future(session.finished.wait())
+        try:
+            await asyncio.wait((playing, finished), return_when=asyncio.FIRST_COMPLETED)
+            # A program may report the end of its episode before it cleans up.
+            if not isinstance(session.failure, EngineLostError):
+                await asyncio.wait((playing,))
+        finally:
+            for task in (playing, finished):
+                task.cancel()
+            await asyncio.wait((playing, finished))  # until the program has ended
+        if isinstance(session.failure, EngineLostError):
+            raise session.failure
+        return playing.result()
+
+    async def _until_ended(self, session: Session, assignment: Assignment) -> Outcome | None:
+        outcome = await self.runner.run(assignment)
+        if outcome is None and self.runner.plays_on:
+            await session.finished.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LATE_REPORT):
+                    await session.paid.wait()
+        return outcome
+
+    def _assignment(self, session: Session, row: Row, sampling: SamplingParams) -> Assignment:
+        return Assignment(
+            row=row,
+            base_url=self.gateway.base_url(session),
+            api_key=session.token,
+            model=MODEL,
+            trajectory_id=session.name,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_generate_length,
+            feedback_url=self.gateway.trajectory_url(session),
+        )
+
+
+@dataclass
+class Watched:
+    """Wrapper around the engine of the sessions that measures when turns are being sampled."""
+
+    engine: Engine
+    sampling: Occupancy
+
+    def open(self, trajectory_id: str) -> None:
+        self.engine.open(trajectory_id)
+
+    async def generate(self, trajectory_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
+        with self.sampling:
+            return await self.engine.generate(trajectory_id, prompt, sampling)
+
+    def release(self, trajectory_id: str) -> None:
+        self.engine.release(trajectory_id)
+
+
+def _pay(session: Session, outcome: Outcome) -> None:
+    """Pass the outcome's rewards, if any, to the session.
+
+    Raises:
+        AgentError: the session refuses the rewards, for example because they are not one per call.
+    """
+    if outcome.rewards is None:
+        return
+    try:
+        session.pay(outcome.rewards)
+    except RequestError as error:
+        raise AgentError(f"the program's rewards do not fit: {error.message}") from None
+
+
+def _unsaid(session: Session, outcome: Outcome | None) -> AgentError | None:
+    """Return the error of a program that has ended by itself: a failure that it reported, or a missing reward."""
+    said = outcome.error if outcome is not None and outcome.error else session.error
+    if said or session.status == "failed":
+        return AgentError(said or "the program reported that it failed")
+    if session.rewards is None:
+        return UnpaidError(
+            "the program ended without a reward; let it return one, write it to MTRL_RESULT or report it to "
+            "/update-reward"
+        )
+    return None
+
+
+def _unanswered(session: Session, problem: Exception | None, url: str) -> AgentError:
+    """Return the error of a program none of whose calls was answered."""
+    if session.stop is not None or session.failure is not None:
+        said = "no call of the program was answered"
+    else:
+        said = f"the program never called the model, which it was told to ask at {url}"
+    if problem is not None and not isinstance(problem, UnpaidError):
+        said += f" ({type(problem).__name__}: {next(iter(str(problem).splitlines()), '')})"
+    elif session.stop == StopReason.CONTEXT_LIMIT:
+        said += " (its first prompt does not fit generator.max_context_length)"
+    error = AgentError(said)
+    error.__cause__ = problem or session.failure
+    return error

@@ -1,0 +1,140 @@
+"""Agents that are programs: each episode has one process tree, in an empty folder, and the tree ends with the episode.
+
+The program receives environment variables: `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MTRL_MODEL`, `MTRL_ROW` (file with the
+row as JSON), `MTRL_RESULT` (file to which it may write `{"reward": …}`, or another value that `as_outcome` takes, as
+JSON) and `MTRL_FEEDBACK_URL` (address to which it may report instead). An episode succeeds when its program ends with
+status 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from urllib.parse import urlsplit
+
+from mtrl.agents.output import Output
+from mtrl.agents.runner import AgentError, Assignment, Outcome, as_outcome
+from mtrl.config.derived import program_path
+from mtrl.engines.server.environment import agent_environment, secrets_of
+from mtrl.engines.server.supervised_process import KILLING, SupervisedProcess
+from mtrl.engines.server.words import last_words
+from mtrl.environments.pool import EnvironmentPool
+
+GRACE = 2.0
+"""Seconds that a program has to end by itself after SIGTERM."""
+LARGEST_RESULT = 2**20
+"""Maximum number of bytes that a program may write to `MTRL_RESULT`."""
+LAST_READING = 5.0
+"""Maximum number of seconds for reading the remaining output of a program that has ended."""
+
+
+class ProgramRunner:
+    """Starts a command for every episode, under a supervisor (`mtrl/engines/server/supervisor.py`).
+
+    All processes that the command has started end with the episode, and also when the trainer ends in any way.
+    """
+
+    plays_on = False
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], max_concurrent: int, passed: Sequence[str] = ()):
+        """
+        Args:
+            command: program and arguments. An argument that names an existing file becomes an absolute path, because
+                the program starts in its own folder.
+            env: variables in addition to those of the trainer's environment that the program gets (`PASSED_ON`).
+            passed: names of further variables of the trainer's environment that the program gets.
+        """
+        self.command = [command[0], *(_absolute(word) for word in command[1:])]
+        if os.sep in command[0]:
+            self.command[0] = str(Path(command[0]).absolute())
+        self.name, self.env, self.passed = Path(command[0]).name, dict(env), tuple(passed)
+        self._ending = EnvironmentPool(max_concurrent)
+
+    async def run(self, assignment: Assignment) -> Outcome | None:
+        """See `Runner`."""
+        folder, output, process = Path(mkdtemp(prefix="mtrl-agent-")), None, None
+        try:
+            output = await Output.open()
+            result, environment = folder / "result.json", self._environment(assignment, folder)
+            (folder / "work").mkdir()
+            (folder / "row.json").write_text(json.dumps(assignment.row, ensure_ascii=False), encoding="utf-8")
+            process = SupervisedProcess(self.command, environment, output.writer, self.name, folder / "work")
+            output.close_writer()
+            code = await process.wait()
+            await output.complete(LAST_READING)
+            if code:
+                said = _redacted(
+                    output.text, [*secrets_of(environment), *filter(None, map(os.environ.get, self.passed))]
+                )
+                raise AgentError(f"{self.name} {process.end()}: {last_words(said)}\nIts last words:\n{said}")
+            return as_outcome(_read(result), f"{self.name}, in MTRL_RESULT,")
+        finally:
+            if output is not None:
+                output.close()
+            await self._ending.finish(partial(_clean_up, process, folder), timeout=GRACE + 3 * KILLING)
+
+    async def close(self) -> None:
+        self._ending.close()
+
+    def _environment(self, assignment: Assignment, folder: Path) -> dict[str, str]:
+        host = urlsplit(assignment.base_url).hostname or ""
+        return {
+            **agent_environment(straight=(host,)),
+            "PATH": program_path(),
+            **{name: os.environ[name] for name in self.passed},
+            **self.env,
+            "OPENAI_BASE_URL": assignment.base_url,
+            "OPENAI_API_KEY": assignment.api_key,
+            "MTRL_MODEL": assignment.model,
+            "MTRL_ROW": str(folder / "row.json"),
+            "MTRL_RESULT": str(folder / "result.json"),
+            "MTRL_FEEDBACK_URL": assignment.feedback_url,
+        }
+
+
+def _absolute(word: str) -> str:
+    return str(Path(word).absolute()) if Path(word).is_file() else word
+
+
+def _redacted(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _clean_up(process: SupervisedProcess | None, folder: Path) -> None:
+    """End the processes and then remove their folder. It blocks, so it runs on a thread."""
+    if process is not None:
+        process.end(GRACE)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read(path: Path) -> Any:
+    """Read the JSON value of a file that a program has written; None if the file does not exist.
+
+    Raises:
+        AgentError: the file is not a regular file, is too large, cannot be read, or holds no JSON.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AgentError(f"MTRL_RESULT cannot be read ({error.strerror})") from None
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise AgentError("MTRL_RESULT is no plain file")
+        content = file.read(LARGEST_RESULT + 1)
+    if len(content) > LARGEST_RESULT:
+        raise AgentError(f"MTRL_RESULT has more than {LARGEST_RESULT} bytes")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise AgentError(f"MTRL_RESULT holds no JSON ({str(error)[:200]})") from None

@@ -1,0 +1,258 @@
+"""Checks of the whole configuration, which report errors across keys before the first token is generated.
+
+Nothing here imports torch, so that an error is reported within a second.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from mtrl.algorithms.registry import CORRECTIONS, ESTIMATORS, KL_ESTIMATORS, LOSSES, REDUCTIONS, Registry
+from mtrl.command.agent_checks import check_agent
+from mtrl.command.algorithm_checks import check_algorithm
+from mtrl.command.engine_checks import check_engines
+from mtrl.command.hints import hints
+from mtrl.command.plugins import import_plugins
+from mtrl.command.runs import holds_run
+from mtrl.command.scale_checks import check_scale
+from mtrl.command.secret_checks import check_secrets
+from mtrl.config import keys
+from mtrl.config.bounds import OPTIMIZERS, check_bounds
+from mtrl.config.choices import CHOICES, WITH_TORCH
+from mtrl.config.messages import did_you_mean, unknown_choice
+from mtrl.config.outputs import check_local
+from mtrl.config.overrides import CONF
+from mtrl.engines.endpoints.purse import check_spending
+from mtrl.errors import UserError
+from mtrl.utils.functions import load_function
+
+
+def check(cfg: DictConfig) -> list[str]:
+    """Raise an error for a configuration that cannot run; return warnings about settings that have another effect than
+    they seem to.
+
+    Keys of `environment.config` that belong to another task (see `_replaced`) are removed from `cfg`.
+
+    Raises:
+        UserError: one sentence with the key, the value and the fix.
+        NotImplementedError: SGLang without `use_conversation_multi_turn`.
+    """
+    warnings = [warning for part in _PARTS for warning in part(cfg) or ()]
+    return [*warnings, *hints(cfg)]
+
+
+def _backend(cfg: DictConfig) -> None:
+    if cfg.generator.backend == "sglang" and not cfg.generator.use_conversation_multi_turn:
+        # The Multi-Turn Training Guide documents exactly this message.
+        raise NotImplementedError("`use_conversation_multi_turn=False` is not supported for SGLang backend")
+
+
+def _no_missing(cfg: DictConfig) -> None:
+    for path in sorted(OmegaConf.missing_keys(cfg)):
+        raise UserError(f"{path} has no value, and {cfg.name} needs one; write {path}=...")
+
+
+def _local_folders(cfg: DictConfig) -> None:
+    for path in ("run_dir", "evaluation.output", "preflight.json"):
+        value = OmegaConf.select(cfg, path)
+        check_local(f"{path}={value}", value)
+
+
+def _plugins(cfg: DictConfig) -> None:
+    import_plugins(cfg.plugins)
+
+
+def _choices(cfg: DictConfig) -> None:
+    for path, known in CHOICES.items():
+        value = OmegaConf.select(cfg, path)
+        if value is not None and value not in known:
+            raise unknown_choice(path, value, known)
+    for registry in (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS):
+        _function(registry, OmegaConf.select(cfg, registry.key))
+
+
+def _function(registry: Registry, value: str) -> None:
+    """Check the name of a registered function, or the path of a function. Names in `WITH_TORCH` are accepted without an
+    import of torch."""
+    if value in WITH_TORCH.get(registry.key, ()):
+        return
+    if "." in value:
+        load_function(value, registry.key)
+    elif value not in registry:
+        raise unknown_choice(registry.key, value, registry.names(), ", or package.module.function")
+
+
+def _parent(cfg: DictConfig) -> None:
+    if cfg.parent is not None and not holds_run(Path(cfg.parent)):
+        raise UserError(f"parent={cfg.parent} is no run; name the folder of the run that this one changes")
+
+
+def _model(cfg: DictConfig) -> None:
+    if cfg.model.name == "hf" and not cfg.model.path:
+        raise UserError(
+            "model=hf needs model.path; write model.path=FOLDER or a Hub name such as Qwen/Qwen2.5-0.5B-Instruct"
+        )
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.model.device):
+        raise UserError(f"model.device={cfg.model.device} is not known; choose auto, cpu, cuda or cuda:N")
+
+
+def _data(cfg: DictConfig) -> None:
+    path = cfg.data.path
+    if path and not Path(path).exists() and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?", path):
+        raise UserError(f"data.path={path} does not exist; write an existing folder or file, or a Hub name owner/name")
+
+
+def _batches(cfg: DictConfig) -> None:
+    prompts, parts = cfg.trainer.prompts_per_step, cfg.trainer.mini_batches
+    if prompts % parts:
+        near = min((n for n in range(1, prompts + 1) if prompts % n == 0), key=lambda n: abs(n - parts))
+        raise UserError(
+            f"trainer.mini_batches={parts} does not divide trainer.prompts_per_step={prompts}, and the trajectories of "
+            f"a prompt stay together; set it to {near}"
+        )
+
+
+def _optimizers(cfg: DictConfig) -> None:
+    for optimizer in OPTIMIZERS:
+        betas = OmegaConf.select(cfg, optimizer).betas
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise UserError(
+                f"{optimizer}.betas={keys.typed(list(betas))} must be two numbers from 0 to below 1; write [0.9,0.95]"
+            )
+
+
+def _lengths(cfg: DictConfig) -> None:
+    context = cfg.generator.max_context_length
+    for name in ("sampling_params", "eval_sampling_params"):
+        sampling = cfg.generator[name]
+        if sampling is not None and context is not None and sampling.max_generate_length >= context:
+            raise UserError(
+                f"generator.{name}.max_generate_length={sampling.max_generate_length} leaves no room for a prompt in "
+                f"generator.max_context_length={context}; lower the first or raise the second"
+            )
+    evaluated = cfg.generator.eval_sampling_params
+    if evaluated is not None and evaluated.temperature < 0:
+        raise UserError(
+            f"generator.eval_sampling_params.temperature={evaluated.temperature} must be at least 0 (0 is greedy)"
+        )
+
+
+def _evaluation(cfg: DictConfig) -> None:
+    endpoint: Any = OmegaConf.to_object(cfg.evaluation.endpoint)
+    check_spending("evaluation.endpoint", endpoint.price, endpoint.budget)
+    samples, values = cfg.evaluation.samples_per_row, list(cfg.evaluation.pass_k_values)
+    for k in values:
+        if not 1 <= k <= samples:
+            said = (
+                f"evaluation.pass_k_values={keys.typed(values)} must lie from 1 to evaluation.samples_per_row={samples}"
+            )
+            raise UserError(f"{said}; leave {k} out" + (f", or set evaluation.samples_per_row={k}" if k > 1 else ""))
+
+
+def _trackers(cfg: DictConfig) -> list[str]:
+    from mtrl.trackers import check_trackers
+
+    return check_trackers(cfg)
+
+
+def _replaced(cfg: DictConfig) -> list[str]:
+    """With `environment.target`, remove the keys of the replaced task that the target does not take. Return a warning.
+
+    These keys come from the default experiment, or from the chosen one, which is written for its own task.
+    """
+    from mtrl.environments.family import get_family
+
+    environment = cfg.environment
+    if not environment.target or OmegaConf.is_missing(environment, "name"):
+        return []
+    try:
+        replaced = get_family(environment.name)
+    except (UserError, ImportError):  # a user's own name, or a task whose extra is not installed
+        return []
+    theirs = {key: value for key, value in environment.config.items() if key in replaced.config_keys}
+    if not theirs or _fits(cfg, dict(environment.config)) or _fits(cfg, theirs):
+        return []
+    with open_dict(environment.config):
+        for key in theirs:
+            del environment.config[key]
+    told = ", ".join(f"environment.config.{key}" for key in theirs)
+    return [f"{told} is left out: {environment.target} does not take what environment.name={environment.name} does"]
+
+
+def _fits(cfg: DictConfig, keys_of_config: dict[Any, Any]) -> bool:
+    """Return whether the task takes these keys of `environment.config`, by creating and closing one environment."""
+    from mtrl.environments.factory import check_loader, environment_factory, try_out
+    from mtrl.environments.family import get_family
+
+    config: Any = OmegaConf.to_object(cfg)
+    config.environment.config = keys_of_config
+    family = get_family(config.environment.name, config.environment.target)
+    foreign = getattr(family.environment, "foreign", None)
+    if foreign is not None and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(foreign).parameters.values()):
+        return False  # `gymnasium.make(id, **kwargs)` passes unknown keys on, and fails only in an episode
+    try:
+        check_loader(config, family)
+        try_out(environment_factory(config, family), config, family)
+    except Exception:  # a later check reports it
+        return False
+    return True
+
+
+def _environment(cfg: DictConfig) -> None:
+    from mtrl.environments.family import get_family
+
+    environment = cfg.environment
+    family = get_family(environment.name, environment.target)
+    for name in environment.config:
+        if family.config_keys and name not in family.config_keys:
+            raise _unknown_config_key(str(name), family.name, family.config_keys)
+    schemes = getattr(family.environment, "reward_schemes", None)
+    if schemes is not None and cfg.reward.scheme not in schemes:
+        raise unknown_choice("reward.scheme", cfg.reward.scheme, schemes)
+
+
+def _unknown_config_key(name: str, family: str, known: Sequence[str]) -> UserError:
+    near = keys.nearest(name, known)
+    said = f"environment.config.{name} is not a key of {family}"
+    if near is None and (CONF / "experiment" / f"{family}.yaml").exists():
+        return UserError(f"{said}, which has {', '.join(known)}; to change the whole task write experiment={family}")
+    return UserError(f"{said}; {did_you_mean(near and f'environment.config.{near}', 'it has', known)}")
+
+
+def _reward(cfg: DictConfig) -> None:
+    from mtrl.rewards.compose import RewardComposer
+
+    RewardComposer(cfg.reward)  # raises if a component cannot be resolved
+
+
+_PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
+    _backend,
+    _no_missing,
+    check_secrets,
+    _local_folders,
+    _plugins,
+    _choices,
+    check_bounds,
+    _parent,
+    _model,
+    _data,
+    _batches,
+    _optimizers,
+    _lengths,
+    _evaluation,
+    _trackers,
+    _replaced,
+    _environment,
+    _reward,
+    check_algorithm,
+    check_scale,
+    check_engines,
+    check_agent,
+)
+"""The checks, in order: first the error that the guide documents, then the checks that later ones depend on."""

@@ -1,0 +1,70 @@
+"""Composition of a checked configuration from overrides, for the entry points and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from mtrl.command.checks import check
+from mtrl.command.runs import settle
+from mtrl.config import messages
+from mtrl.config.config_dir import PRIMARY, check_folders, misplaced, names_folders, own_folders, packages
+from mtrl.config.outputs import check_local
+from mtrl.config.overrides import CONF, normalise, quoted
+from mtrl.config.schema import Config
+
+VERSION_BASE = "1.3"
+
+ConfigStore.instance().store(name="schema", node=Config)
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> DictConfig:
+    """Return the configuration that `python -m mtrl.main OVERRIDES` runs, with `run_dir` resolved and all checks made.
+
+    Example::
+
+        cfg = compose(["experiment=text_to_sql", "trainer.max_steps=2"])
+
+    Raises:
+        UserError: the configuration is wrong; the message is one sentence.
+        NotImplementedError: the backend does not support a setting.
+    """
+    cfg = merge(normalise(overrides, config_dir), config_dir)
+    settle(cfg)
+    check(cfg)
+    return cfg
+
+
+def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
+    """Merge groups, experiment and (normalised) overrides into one tree; only keys and types are checked."""
+    cfg = merge_with_hydra(overrides, config_dir)
+    folders: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
+    for kind in ("run", "sweep"):
+        check_local(f"hydra.{kind}.dir={folders[kind]['dir']}", folders[kind]["dir"])
+    with open_dict(cfg):
+        del cfg.hydra
+    try:
+        OmegaConf.to_container(cfg, resolve=True)  # raises if an interpolation cannot be resolved
+    except OmegaConfBaseException as error:
+        raise messages.explain(error) from error
+    return cfg
+
+
+def merge_with_hydra(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
+    """Like `merge`, but with Hydra's own configuration and with unresolved interpolations."""
+    words, folders = [word for word in overrides if not names_folders(word)], own_folders(overrides, config_dir)
+    check_folders(folders)
+    if places := [*(f"file://{folder.resolve()}" for folder in folders), *packages(overrides)]:
+        words.append("hydra.searchpath=[" + ",".join(quoted("", place)[1:] for place in places) + "]")
+    try:
+        with hydra.initialize_config_dir(str(CONF), job_name="mtrl", version_base=VERSION_BASE):
+            return hydra.compose(PRIMARY, overrides=words, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise misplaced(error, folders) or messages.explain(error) from error

@@ -1,0 +1,83 @@
+"""Checks of the engines' settings: `generator.{backend,local,vllm,sglang}`. No check contacts an engine."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig
+
+from mtrl.config import keys
+from mtrl.config.derived import engine_python, overlaps, serves
+from mtrl.config.messages import unknown_choice
+from mtrl.errors import UserError
+
+PAUSE_MODES = {"vllm": ("keep", "wait", "abort"), "sglang": ("retract", "in_place", "abort", "wait")}
+STARTED = ("python", "replicas", "tensor_parallel_size", "devices", "prefix_caching", "args", "env", "colocate")
+"""Keys that only have an effect when mtrl starts a server."""
+
+
+def check_engines(cfg: DictConfig) -> list[str]:
+    """Check the settings of the selected engine. Return warnings.
+
+    Raises:
+        UserError: the settings cannot work.
+    """
+    if not serves(cfg):
+        return []
+    name = cfg.generator.backend
+    section, settings = f"generator.{name}", cfg.generator[name]
+    if settings.pause_mode is not None and settings.pause_mode not in PAUSE_MODES[name]:
+        raise unknown_choice(f"{section}.pause_mode", settings.pause_mode, PAUSE_MODES[name])
+    idle = settings.lora == "adapter" and cfg.model.lora_rank == 0
+    warnings = [f"{section}.lora=adapter has no effect with model.lora_rank=0"] if idle else []
+    if settings.colocate and overlaps(cfg):
+        raise UserError(
+            f"{section}.colocate=true lets the servers sleep while the policy learns, and async_config."
+            f"max_steps_off_policy={cfg.async_config.max_steps_off_policy} lets them sample meanwhile; set one of them "
+            "to false or 0"
+        )
+    if not settings.urls:
+        _devices(section, settings)
+        engine_python(name, settings.python)
+        return warnings
+    for url in settings.urls:
+        _url(section, url)
+    said = [key for key in STARTED if settings[key] != keys.all_keys()[f"{section}.{key}"].default]
+    idle_keys = [f"{section}.{key} has no effect with {section}.urls, whose servers run already" for key in said]
+    return [*warnings, *idle_keys]
+
+
+def check_sampling(cfg: DictConfig) -> None:
+    """Check that training samples from the whole distribution, since the trainer computes log-probs of the whole.
+
+    Raises:
+        UserError: top-p or top-k truncates the distribution.
+    """
+    if not cfg.trainer.max_steps:
+        return
+    sampling = cfg.generator.sampling_params
+    for key, whole in (("top_p", 1.0), ("top_k", -1)):
+        value = sampling[key]
+        if value < 1 if key == "top_p" else value > 0:
+            raise UserError(
+                f"generator.sampling_params.{key}={value} samples from a part of the distribution, and the trainer's "
+                f"log-probs are of the whole: the gradient would be biased; set it to {whole}, and for evaluations "
+                f"alone generator.eval_sampling_params.{key}={value}"
+            )
+
+
+def _devices(section: str, settings: DictConfig) -> None:
+    if settings.devices is None:
+        return
+    needed = settings.replicas * settings.tensor_parallel_size
+    if len(settings.devices) != needed or len(set(settings.devices)) != needed or min(settings.devices) < 0:
+        raise UserError(
+            f"{section}.devices={keys.typed(list(settings.devices))} must name {needed} different GPUs, for "
+            f"{section}.replicas={settings.replicas} x {section}.tensor_parallel_size={settings.tensor_parallel_size}"
+        )
+
+
+def _url(section: str, url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        raise UserError(f"{section}.urls has {url}, which is no address of a server; write http://HOST:PORT")

@@ -1,0 +1,308 @@
+"""Warnings about settings that are allowed but have another effect than they seem to, or none."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+
+from omegaconf import DictConfig, OmegaConf
+
+from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
+from mtrl.command.algorithm_checks import BOUNDS, credit_of
+from mtrl.config import keys
+from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
+from mtrl.config.derived import is_deterministic, is_sharded, overlaps, plays_agent, ranks, serves
+from mtrl.config.model_schema import TinyConfig
+
+Condition = Callable[[DictConfig], bool]
+
+METHOD, CREDIT = "algorithm.advantage_method", "algorithm.credit"
+LOSS, REDUCTION, CORRECTION = "algorithm.loss_fn", "algorithm.loss_reduction", "algorithm.off_policy_correction"
+CLIPPED = ("ppo", "cispo", "gspo", "decoupled_ppo")
+
+READERS: list[tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = [
+    (("algorithm.gamma",), {METHOD: ("gigpo", "turn_gae", "gae"), CREDIT: ("turn", "turn+outcome")}),
+    (("algorithm.turn_advantage_coef",), {METHOD: ("gigpo",), CREDIT: ("turn+outcome",)}),
+    (("algorithm.gae_lambda", "algorithm.whiten_advantages", "algorithm.critic"), {METHOD: ("gae", "turn_gae")}),
+    (("algorithm.passk",), {METHOD: ("grpo_passk",)}),
+    (("algorithm.passk.k",), {"algorithm.passk.estimator": ("pkpo_sloo1", "pkpo_sloo", "chen")}),
+    (("algorithm.clip_low_threshold", "algorithm.clip_high_threshold"), {LOSS: CLIPPED}),
+    (("algorithm.dual_clip",), {LOSS: ("ppo", "gspo", "decoupled_ppo")}),
+    (("algorithm.is_cap",), {LOSS: ("importance_sampling", "dppo", "decoupled_ppo")}),
+    (("algorithm.sapo",), {LOSS: ("sapo",)}),
+    (("algorithm.dppo",), {LOSS: ("dppo",)}),
+    (("algorithm.max_sequence_length",), {REDUCTION: ("seq_mean_token_sum_norm",)}),
+    (
+        ("algorithm.correction_low", "algorithm.correction_high"),
+        {CORRECTION: ("tis", "sequence_tis", "icepop", "mis", "geometric")},
+    ),
+]
+"""Keys, or sections with all their keys, and the choices that read them; one matching choice is enough.
+
+`norm_by_std` is not listed, since methods without a standard deviation always behave as with false.
+"""
+
+
+def _has_kl(c: DictConfig) -> bool:
+    return bool(c.algorithm.kl_loss_coef or c.algorithm.kl_reward_coef)
+
+
+IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
+    (("algorithm.kl_estimator",), lambda c: not c.algorithm.kl_loss_coef, "algorithm.kl_loss_coef=0"),
+    (
+        ("algorithm.kl_reference", "algorithm.kl_target", "algorithm.kl_horizon"),
+        lambda c: not _has_kl(c),
+        "algorithm.kl_loss_coef=0 and algorithm.kl_reward_coef=0",
+    ),
+    (("algorithm.kl_horizon",), lambda c: _has_kl(c) and c.algorithm.kl_target is None, "algorithm.kl_target=null"),
+    (("trainer.optimizer.min_lr_ratio",), lambda c: c.trainer.optimizer.schedule == "constant", "a constant schedule"),
+    (("model.path",), lambda c: c.model.name == "tiny", "model=tiny, which is built here; add model=hf"),
+    (
+        tuple(f"model.tiny.{each.name}" for each in fields(TinyConfig)),
+        lambda c: c.model.name != "tiny",
+        "model=hf, whose sizes are its own",
+    ),
+    (("model.lora_alpha", "model.lora_target_modules"), lambda c: c.model.lora_rank == 0, "model.lora_rank=0"),
+    (
+        ("data.synthetic_train_rows", "data.synthetic_test_rows"),
+        lambda c: c.data.path is not None,
+        "data.path, which replaces the synthetic rows",
+    ),
+    (
+        ("async_config.on_stale", "async_config.in_flight", "async_config.max_concurrent_groups"),
+        lambda c: not overlaps(c),
+        "async_config.max_steps_off_policy=0",
+    ),
+    (
+        ("trainer.fsdp",),
+        lambda c: not is_sharded(c),
+        "one process; start several with torchrun, or set trainer.fsdp.param_dtype or trainer.fsdp.cpu_offload",
+    ),
+    (
+        ("generator.gpu_memory_utilization", "generator.vllm", "generator.sglang"),
+        lambda c: c.generator.backend == "local",
+        "generator.backend=local",
+    ),
+    (("generator.local", "generator.sglang"), lambda c: c.generator.backend == "vllm", "generator.backend=vllm"),
+    (("generator.local", "generator.vllm"), lambda c: c.generator.backend == "sglang", "generator.backend=sglang"),
+    (
+        tuple(
+            f"generator.agent.{key}"
+            for key in ("max_concurrent", "max_calls", "max_calls_at_once", "max_requests_per_second", "host", "port")
+        ),
+        lambda c: not plays_agent(c),
+        "the environment playing; name a program by generator.agent.target, command or url",
+    ),
+    (
+        ("generator.agent.env", "generator.agent.pass_env"),
+        lambda c: c.generator.agent.command is None,
+        "generator.agent.command=null",
+    ),
+    (("generator.agent.api_key_env",), lambda c: c.generator.agent.url is None, "generator.agent.url=null"),
+    (("reward.scheme",), plays_agent, "a program, which reports the reward itself"),
+    (
+        ("environment.step_timeout", "environment.max_workers"),
+        lambda c: plays_agent(c) and c.model.name != "tiny",
+        "a program; environment.episode_timeout and generator.agent.max_concurrent are its limits",
+    ),
+]
+"""Keys, the condition under which changing them has no effect, and the reason for the warning."""
+
+
+def _updates(c: DictConfig) -> int:
+    return int(c.trainer.mini_batches * c.trainer.update_epochs)
+
+
+WIDE, NARROW = 0.02, 0.005
+"""Distances from 1 of a bound on the probability ratio of whole trajectories. A distance above `WIDE` bounds nothing.
+The papers of gspo and geometric use distances below `NARROW`, which most trajectories exceed if another engine or an
+older policy sampled them."""
+
+
+def _width(low: float, high: float) -> float:
+    return round(max(1 - low, high - 1), 9)
+
+
+def _clip_width(c: DictConfig) -> float:
+    return _width(c.algorithm.clip_low_threshold, c.algorithm.clip_high_threshold)
+
+
+TELLING: list[tuple[Condition, str]] = [
+    (
+        lambda c: c.placement.ranks is not None and ranks() != c.placement.machines * c.placement.ranks,
+        "placement.ranks={c.placement.ranks} (x {c.placement.machines} machines) is not what runs; where it is to run, "
+        "start it with torchrun --nnodes {c.placement.machines} --nproc-per-node {c.placement.ranks} -m mtrl.main",
+    ),
+    (
+        lambda c: c.model.name == "hf" and c.trainer.optimizer.lr > 1e-4 and c.model.lora_rank == 0,
+        "trainer.optimizer.lr={c.trainer.optimizer.lr} is high for a pretrained model, which usually takes 1e-6",
+    ),
+    (
+        lambda c: c.model.name == "hf" and c.model.lora_rank > 0 and c.trainer.optimizer.lr < 3e-6,
+        "trainer.optimizer.lr={c.trainer.optimizer.lr} is low for adapters (model.lora_rank={c.model.lora_rank}), "
+        "which take about ten times the rate of full training (LoRA Without Regret, 2025), usually 1e-5",
+    ),
+    (
+        lambda c: c.model.name == "hf" and c.model.lora_rank > 0 and c.trainer.optimizer.lr > 1e-3,
+        "trainer.optimizer.lr={c.trainer.optimizer.lr} is high for adapters (model.lora_rank={c.model.lora_rank}) of a "
+        "pretrained model, which usually take 1e-5",
+    ),
+    (
+        lambda c: c.model.lora_rank > 0 and not 1 / 32 <= c.model.lora_alpha / c.model.lora_rank <= 32,
+        "model.lora_alpha={c.model.lora_alpha} and model.lora_rank={c.model.lora_rank} count what adapters have learnt "
+        "lora_alpha / lora_rank times, and once or twice is usual; set model.lora_alpha to once or twice the rank",
+    ),
+    (
+        lambda c: c.data.max_test_rows is not None and c.evaluation.rows > c.data.max_test_rows,
+        "evaluation.rows={c.evaluation.rows} is cut to data.max_test_rows={c.data.max_test_rows}; raise that as well",
+    ),
+    (
+        lambda c: c.algorithm.kl_loss_coef > 0 and c.algorithm.kl_estimator == "k1",
+        "algorithm.kl_estimator=k1 in the loss has a mean gradient of zero; k2 and k1_unbiased pull to the reference",
+    ),
+    (
+        lambda c: c.algorithm.loss_fn == "gspo" and _clip_width(c) > WIDE,
+        "algorithm.loss_fn=gspo clips nothing at algorithm.clip_low_threshold={c.algorithm.clip_low_threshold} and "
+        "algorithm.clip_high_threshold={c.algorithm.clip_high_threshold}: its ratio is a mean over the tokens of a "
+        "trajectory, and its paper takes 0.9997 and 1.0004",
+    ),
+    (
+        lambda c: (
+            c.algorithm.loss_fn == "gspo"
+            and c.algorithm.loss_anchor == "rollout"
+            and _clip_width(c) < NARROW
+            and (serves(c) or overlaps(c))
+        ),
+        "algorithm.loss_fn=gspo with algorithm.loss_anchor=rollout bounds the ratio to the engine's log-probs, and "
+        "most trajectories leave algorithm.clip_low_threshold={c.algorithm.clip_low_threshold} and "
+        "algorithm.clip_high_threshold={c.algorithm.clip_high_threshold} by the drift of an engine or by stale tokens "
+        "(generator.backend={c.generator.backend}, async_config.max_steps_off_policy="
+        "{c.async_config.max_steps_off_policy}), so 77 to 96 % of the gradient are lost at a policy shift of 0.02; set "
+        "algorithm.loss_anchor=old, or algorithm.clip_low_threshold=0.98 and algorithm.clip_high_threshold=1.02",
+    ),
+    (
+        lambda c: (
+            c.algorithm.loss_fn in ("importance_sampling", "reinforce_is")
+            and math.isinf(c.algorithm.is_cap)
+            and _updates(c) > 1
+        ),
+        "algorithm.is_cap=inf leaves the weights of later updates of a step without a bound (trainer.mini_batches="
+        "{c.trainer.mini_batches}, trainer.update_epochs={c.trainer.update_epochs}); algorithm.is_cap=2 or "
+        "algorithm.loss_fn=ppo has one",
+    ),
+    (
+        lambda c: is_deterministic(c) and (c.generator.agent.command is not None or c.generator.agent.url is not None),
+        "generator.local.deterministic lets every turn wait until each program that runs has asked or ended, so the "
+        "slowest sets the pace; write generator.local.deterministic=false where a resumed run need not be the same",
+    ),
+    (
+        lambda c: (
+            c.async_config.max_steps_off_policy > 2
+            and c.algorithm.loss_fn in ("ppo", "cispo", "gspo")
+            and c.algorithm.loss_anchor == "rollout"
+        ),
+        "async_config.max_steps_off_policy={c.async_config.max_steps_off_policy} was seen to cost "
+        "algorithm.loss_fn={c.algorithm.loss_fn} its gain, whose bounds are then about old tokens (AReaL, "
+        "2505.24298); algorithm=decoupled_ppo kept it",
+    ),
+]
+"""Conditions and their warnings."""
+
+
+def hints(cfg: DictConfig) -> list[str]:
+    """Return the warnings for this configuration, each one sentence."""
+    idle = [
+        f"{_setting(cfg, path)} has no effect with {reason}"
+        for paths, applies, reason in IDLE
+        if applies(cfg)
+        for path in _settings_in(paths)
+        if _is_changed(cfg, path) and not _is_of_all_engines(cfg, path)
+    ]
+    telling = [text.format(c=cfg) for applies, text in TELLING if applies(cfg)]
+    return list(dict.fromkeys([*_unread(cfg), *idle, *telling, *_rejecting(cfg), *_objective(cfg)]))
+
+
+def _is_of_all_engines(cfg: DictConfig, path: str) -> bool:
+    """Return whether an unused engine has the same setting as the engine in use, because a placement sets both."""
+    used = re.sub(r"^generator\.(vllm|sglang)\.", f"generator.{cfg.generator.backend}.", path)
+    return used != path and used in keys.all_keys() and OmegaConf.select(cfg, used) == OmegaConf.select(cfg, path)
+
+
+EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint"))
+"""Keys that only `python -m mtrl.evaluate` reads."""
+
+
+def training_hints(cfg: DictConfig) -> list[str]:
+    """Return warnings about settings that only another program reads."""
+    return [
+        f"{_setting(cfg, path)} has no effect on training; python -m mtrl.evaluate reads it"
+        for path in _settings_in(EVALUATING)
+        if _is_changed(cfg, path)
+    ]
+
+
+def _unread(cfg: DictConfig) -> Iterator[str]:
+    """Yield warnings about settings of a method, loss, … that is not selected."""
+    for paths, readers in READERS:
+        chosen = {chooser: _chosen(cfg, chooser) for chooser in readers}
+        if None in chosen.values() or any(chosen[chooser] in words for chooser, words in readers.items()):
+            continue
+        told = " or ".join(f"{chooser}={'|'.join(words)}" for chooser, words in readers.items())
+        blamed = next(iter(readers))
+        for path in _settings_in(paths):
+            if _is_changed(cfg, path):
+                yield f"{_setting(cfg, path)} has no effect with {_setting(cfg, blamed)}; it is read with {told}"
+
+
+def _chosen(cfg: DictConfig, chooser: str) -> str | None:
+    """Return the selected choice, with aliases resolved; None for a user's function, which may read any key."""
+    word = str(credit_of(cfg) if chooser == CREDIT else OmegaConf.select(cfg, chooser))
+    if chooser in CHOICES:
+        return word
+    if chooser in WITH_TORCH:
+        return ALIASES.get(word, word) if word in WITH_TORCH[chooser] else None
+    entry = (ESTIMATORS if chooser == METHOD else REDUCTIONS).find(word)
+    return entry.name if entry.function.__module__.startswith("mtrl.") else None
+
+
+def _settings_in(paths: tuple[str, ...]) -> list[str]:
+    return [known for path in paths for known in keys.settings() if known == path or known.startswith(f"{path}.")]
+
+
+def _setting(cfg: DictConfig, path: str) -> str:
+    return f"{path}={keys.typed(OmegaConf.select(cfg, path))}"
+
+
+def _is_changed(cfg: DictConfig, path: str) -> bool:
+    return OmegaConf.select(cfg, path) != keys.all_keys()[path].default
+
+
+def _rejecting(cfg: DictConfig) -> Iterator[str]:
+    """Yield a warning about a correction that masks nearly all tokens that an older policy sampled."""
+    algorithm = cfg.algorithm
+    if algorithm.off_policy_correction != "geometric" or not overlaps(cfg):
+        return
+    own = algorithm.correction_low, algorithm.correction_high
+    low, high = (theirs if mine is None else mine for mine, theirs in zip(own, BOUNDS["geometric"], strict=True))
+    if _width(low, high) < NARROW:
+        yield (
+            f"algorithm.off_policy_correction=geometric keeps trajectories whose mean ratio is from {low} to {high}, "
+            f"and with async_config.max_steps_off_policy={cfg.async_config.max_steps_off_policy} hardly any is: at a "
+            "policy shift of 0.02 it kept 0 to 29 % of the tokens; set algorithm.correction_low=0.95 and "
+            "algorithm.correction_high=1.05, or take algorithm.off_policy_correction=mis, or sequence_tis with "
+            "algorithm.loss_anchor=old"
+        )
+
+
+def _objective(cfg: DictConfig) -> list[str]:
+    from mtrl.record.run_dir import SUMMARY_KEYS
+
+    if cfg.objective in SUMMARY_KEYS:
+        return []
+    near = keys.nearest(cfg.objective, SUMMARY_KEYS, cutoff=0.5)
+    return [
+        f"objective={cfg.objective} is not one of the keys that every summary.json holds"
+        + (f"; did you mean {near}?" if near else "")
+    ]

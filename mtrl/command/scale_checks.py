@@ -1,0 +1,45 @@
+"""Checks of settings for scale and overlap: `placement.*`, `async_config.*`, `trainer.fsdp.*` and the ranks."""
+
+from __future__ import annotations
+
+import math
+
+from omegaconf import DictConfig
+
+from mtrl.config.derived import overlaps, ranks, serves
+from mtrl.errors import UserError
+
+
+def check_scale(cfg: DictConfig) -> None:
+    """Check the settings for scale and overlap.
+
+    Raises:
+        UserError: settings contradict each other.
+    """
+    name = cfg.placement.name
+    if name is not None and name not in cfg.model.recipe:
+        raise UserError(
+            f"placement={name} takes its numbers from the model's own table, and model.path={cfg.model.path} has none "
+            "for it; choose one of conf/model that has, such as model=qwen3_8b, or leave placement out"
+        )
+    if not math.isfinite(cfg.placement.gpu_memory):
+        raise UserError(
+            f"placement.gpu_memory={cfg.placement.gpu_memory} is no size; write the GiB of a GPU, such as 79"
+        )
+    if overlaps(cfg) and cfg.generator.local.deterministic and not serves(cfg):
+        raise UserError(
+            "generator.local.deterministic=true lets turns wait for each other, and async_config.max_steps_off_policy="
+            f"{cfg.async_config.max_steps_off_policy} lets nothing wait; set generator.local.deterministic=null, or "
+            "async_config.max_steps_off_policy=0"
+        )
+    replicas = cfg.trainer.fsdp.replicas
+    if ranks() % replicas:
+        raise UserError(
+            f"trainer.fsdp.replicas={replicas} does not divide the number of ranks, {ranks()}; set it to 1, or let "
+            "torchrun start a multiple of it"
+        )
+    if ranks() > 1 and cfg.model.device.startswith("cuda:"):
+        raise UserError(
+            f"model.device={cfg.model.device} puts all {ranks()} ranks on one GPU; write model.device=cuda, and each "
+            "rank has its own"
+        )

@@ -1,0 +1,1 @@
+"""What a run prints: the banner, one line per step, progress bars and shown episodes."""

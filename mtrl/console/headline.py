@@ -1,0 +1,44 @@
+"""The headline of an evaluation: success with its confidence interval first, then the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Group
+from rich.rule import Rule
+from rich.text import Text
+
+from mtrl.utils.text import decimal, percent, short, whole
+
+PASS_K = re.compile(r"val/success/pass_k_(\d+)")
+
+
+def headline(metrics: Mapping[str, Any]) -> Group:
+    """Return a rule with the step, and below it the headline numbers that `metrics` has."""
+    step = metrics.get("step")
+    title = "evaluation" if step is None else f"evaluation at step {whole(step)}"
+    rule = Rule(Text(title, style="bold"), align="left", style="cyan")
+    return Group(Text(), rule, Columns(_numbers(metrics), padding=(0, 3)))
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Iterator[Text]:
+    passes = sorted((int(found[1]), key) for key in metrics if (found := PASS_K.fullmatch(key)))
+    shown = [
+        ("success", "val/success/mean", percent, "bold green"),
+        ("sampled", "val/success/sampled", percent, "green"),
+        *((f"pass@{k}", key, percent, "green") for k, key in passes),
+        ("reward", "val/reward/mean", decimal, "cyan"),
+        ("turns", "val/turns/mean", short, ""),
+    ]
+    for label, key, show, style in shown:
+        if metrics.get(key) is not None:
+            interval = _interval(metrics) if key == "val/success/mean" else ""
+            yield Text.assemble((f"{label} ", "dim"), (show(metrics[key]), style), (interval, "dim"))
+
+
+def _interval(metrics: Mapping[str, Any]) -> str:
+    low, high = metrics.get("val/success/ci_low"), metrics.get("val/success/ci_high")
+    return "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"

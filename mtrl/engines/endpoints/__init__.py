@@ -1,0 +1,1 @@
+"""Models behind a chat API: the client, the budget of requests and the engine."""

@@ -1,0 +1,357 @@
+"""A client of OpenAI's chat API (`/v1/chat/completions`): retries, limits of time and size, the API key, the costs.
+
+The engine (`endpoint.py`) and the judge (`mtrl/rewards/judge.py`) send their requests through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from mtrl.config.endpoint_schema import EndpointConfig
+from mtrl.engines.endpoints.purse import Bill, Purse, Usage, most_of
+from mtrl.errors import UserError
+from mtrl.utils.text import one_line
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRIED = frozenset({408, 409, 425, 429})
+"""HTTP statuses below 500 that ask the client to try again."""
+EXHAUSTED = ("insufficient_quota", "billing")
+"""Words in the body of a 429 that a retry cannot change."""
+FULL = ("context_length_exceeded", "maximum context length", "context length", "context window")
+"""Words in the body of a 400, 413 or 422 about a conversation that is too long."""
+SUSPECT = 3
+"""Number of refused conversations, before the first usable answer, from which on the settings count as the cause."""
+UNSURE = frozenset({408, 504, 524})
+"""HTTP statuses of a proxy that timed out: the model may have answered nevertheless, and the provider may charge for
+the answer."""
+UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
+"""Errors that occur before the server has received the request."""
+FIRST_PAUSE = 0.5
+"""Pause before the first retry, in seconds. Each further pause is twice as long; a random factor between 0.5 and 1.5
+multiplies every pause."""
+LONGEST_PAUSE = 60.0
+"""Maximum pause before a retry, in seconds, where the server names none."""
+LONGEST_WAIT = 300.0
+"""Maximum pause that a server can ask for, in seconds."""
+SHOWN = 300
+"""Maximum number of characters of the server's own words in an error."""
+LARGEST = 2**24
+"""Maximum size of an answer, in bytes; ordinary answers are far smaller."""
+MOST_TOKENS = 2**40
+"""Maximum plausible count of tokens in an answer; a larger one is read as 0."""
+
+
+class GarbledAnswerError(ValueError):
+    """An answer with status 200 that is not what was requested; the client retries."""
+
+
+class NoAnswerError(RuntimeError):
+    """No attempt brought a usable answer."""
+
+    def __init__(self, attempts: int, problem: str, is_garbled: bool):
+        """`is_garbled`: whether the last attempt brought an answer, but an unusable one."""
+        super().__init__(problem)
+        self.attempts, self.problem, self.is_garbled = attempts, problem, is_garbled
+
+
+class StatusError(RuntimeError):
+    """An answer with an error status for which a retry is useless."""
+
+    def __init__(self, status: int, text: str, problem: str, attempts: int):
+        """`text`: the whole answer; `problem`: one printable line with the status and the server's own words."""
+        super().__init__(problem)
+        self.status, self.text, self.problem, self.attempts = status, text, problem, attempts
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the conversation is too long for the model."""
+        return self.status in (400, 413, 422) and any(word in self.text.casefold() for word in FULL)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A model and the URL of its endpoint."""
+
+    model: str
+    url: str
+    """URL of the endpoint, up to and including `/v1`."""
+
+    @property
+    def completions(self) -> str:
+        base = self.url.rstrip("/")
+        return base if base.endswith("/chat/completions") else f"{base}/chat/completions"
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.url}"
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """The value that was read from an answer, and the number of attempts that it took."""
+
+    value: T
+    attempts: int
+
+
+@dataclass
+class _Link:
+    """The connections of one event loop."""
+
+    http: httpx.AsyncClient
+    slots: asyncio.Semaphore
+
+
+@dataclass(eq=False)
+class ChatClient:
+    """Sends requests to one endpoint, at most `max_concurrent` at once per event loop.
+
+    A failed request is retried up to `retries` times. The pause before a retry doubles each time, and is at least the
+    one that the server asks for.
+    """
+
+    address: Address
+    config: EndpointConfig
+    purse: Purse
+    payer: str
+    """Name under which the purse records the requests."""
+    first_pause: float | None = None
+    """Pause before the first retry, in seconds. None: `FIRST_PAUSE`."""
+    closed: UserError | None = None
+    """Error that every new or waiting request raises; None while requests are sent."""
+    requests: int = 0
+    """Number of attempts that were sent."""
+    retries: int = 0
+    """Number of attempts beyond the first of their request."""
+    _links: dict[asyncio.AbstractEventLoop, _Link] = field(default_factory=dict)
+
+    async def ask(self, body: Mapping[str, Any], read: Callable[[bytes], T]) -> Answer[T]:
+        """Send a request and return the value that `read` makes of the answer.
+
+        Args:
+            body: body of the request.
+            read: parses the body of an answer with status 200; raises `GarbledAnswerError` where the client is to
+                retry.
+
+        Raises:
+            NoAnswerError: all attempts failed.
+            StatusError: the status of the answer says that a retry is useless.
+            BudgetSpentError: the rest of the budget is too small for another attempt.
+            UserError: the client is `closed`.
+        """
+        link = self._link()
+        problem, is_garbled = "", False
+        async with link.slots:
+            for attempt in range(self.config.retries + 1):
+                if self.closed is not None:
+                    raise self.closed
+                if attempt:
+                    self.retries += 1
+                pause = min(self._first_pause * 2**attempt * random.uniform(0.5, 1.5), LONGEST_PAUSE)
+                is_garbled = False
+                try:
+                    response = await self._paid(link, body, attempt > 0)
+                    if response.status_code == 200:
+                        return Answer(read(response.content), attempt + 1)
+                    problem = self._told(response)
+                    if not _passes(response):
+                        raise StatusError(response.status_code, response.text, problem, attempt + 1)
+                    pause = max(pause, min(retry_after(response), LONGEST_WAIT))
+                except (httpx.HTTPError, TimeoutError, httpx.InvalidURL, GarbledAnswerError) as error:
+                    is_garbled = isinstance(error, GarbledAnswerError)
+                    problem = self.words(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+                log.info("%s: attempt %d failed: %s", self.address.url, attempt + 1, problem)
+                if attempt < self.config.retries:
+                    await asyncio.sleep(pause)
+        raise NoAnswerError(self.config.retries + 1, problem, is_garbled)
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+        link = self._links.pop(asyncio.get_running_loop(), None)
+        if link is not None:
+            await link.http.aclose()
+
+    def words(self, text: str) -> str:
+        """Return text from the server as one printable line, in which stars replace our API key."""
+        if key := api_key(self.config):
+            text = text.replace(key, "***")
+        return one_line(" ".join(text.split()), SHOWN)
+
+    # -- one request -------------------------------------------------------------------------------------------------
+
+    async def _paid(self, link: _Link, body: Mapping[str, Any], is_repeated: bool) -> httpx.Response:
+        async with self.purse.pay(self.payer, most_of(body) or Usage(), is_repeated) as bill:
+            self.requests += 1
+            try:
+                response = await self._post(link, body)
+            except UNSENT:
+                bill.settle(Usage())
+                raise
+            _settle(bill, response)
+            return response
+
+    async def _post(self, link: _Link, body: Mapping[str, Any]) -> httpx.Response:
+        """Send a request and read its whole answer, with limits of time and size.
+
+        The timeout covers the whole answer, since a server may send it one byte at a time.
+
+        Raises:
+            GarbledAnswerError: the answer is larger than `LARGEST`.
+        """
+        async with asyncio.timeout(self.config.timeout):
+            asked = link.http.stream("POST", self.address.completions, json=body, headers=self._headers())
+            async with asked as response:
+                content = bytearray()
+                async for part in response.aiter_bytes():
+                    content += part
+                    if len(content) > LARGEST:
+                        raise GarbledAnswerError(f"the answer is larger than {LARGEST:,} bytes")
+        kept = {name: response.headers[name] for name in ("content-type", "retry-after") if name in response.headers}
+        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+
+    def _link(self) -> _Link:
+        """Return the connections of the running event loop.
+
+        Connections and semaphores belong to an event loop, and a client may outlive it.
+        """
+        loop = asyncio.get_running_loop()
+        if loop not in self._links:
+            limits = httpx.Limits(max_connections=self.config.max_concurrent)
+            http = httpx.AsyncClient(verify=_ssl_context(), timeout=self.config.timeout, limits=limits)
+            self._links[loop] = _Link(http, asyncio.Semaphore(self.config.max_concurrent))
+        return self._links[loop]
+
+    def _told(self, response: httpx.Response) -> str:
+        """Return one line with the status and the server's own words."""
+        try:
+            body = response.json()
+            error = body.get("error", body)
+            said = error.get("message", error) if isinstance(error, dict) else error
+            said = said if isinstance(said, str) else json.dumps(said)
+        except (ValueError, AttributeError, RecursionError):
+            said = response.text
+        return self.words(f"HTTP {response.status_code} {said}".strip())
+
+    def _headers(self) -> dict[str, str]:
+        key = api_key(self.config)
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    @property
+    def _first_pause(self) -> float:
+        return FIRST_PAUSE if self.first_pause is None else self.first_pause
+
+
+def api_key(config: EndpointConfig) -> str:
+    """Return the API key; empty where none is set."""
+    return os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""
+
+
+def check_key(config: EndpointConfig, setting: str) -> None:
+    """Check that the environment variable holds a valid API key, or none.
+
+    Args:
+        setting: configuration key that names the variable, for the error.
+
+    Raises:
+        UserError: the value of the variable cannot be an API key.
+    """
+    key = api_key(config)
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"{setting}={config.api_key_env}: this variable holds no API key")
+
+
+def check_bounds(body: Mapping[str, Any], purse: Purse, setting: str) -> None:
+    """Refuse a budget where the size of an answer has no limit.
+
+    Args:
+        body: any request, as it would be sent.
+        setting: configuration key that adds keys to requests, for the error.
+
+    Raises:
+        UserError: a budget in USD or tokens is set, and requests do not limit the tokens of an answer.
+    """
+    limit = next((name for name in ("usd", "tokens") if getattr(purse.budget, name) is not None), None)
+    if limit is not None and most_of(body) is None:
+        raise UserError(
+            f"{purse.key}.budget.{limit} cannot be kept to, because requests do not limit the tokens of an answer; "
+            f"write {setting}.max_completion_tokens (or max_tokens)"
+        )
+
+
+def usage_of(answer: Any) -> dict[str, float]:
+    """Return the provider's token counts by name; a count that is missing or not a number is 0."""
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    counts = {"cached_tokens": cached, **{k: usage.get(k) for k in ("prompt_tokens", "completion_tokens")}}
+    return {name: _count(count) for name, count in counts.items()}
+
+
+def retry_after(response: httpx.Response) -> float:
+    """Return the seconds that the server asks the client to wait; 0 where it does not.
+
+    The header holds a number of seconds or a date.
+    """
+    said = response.headers.get("retry-after", "")
+    try:
+        seconds = float(said)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(said).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def is_exhausted(text: str) -> bool:
+    """Whether the body of a 429 says that the account has no credit left."""
+    return any(word in text.casefold() for word in EXHAUSTED)
+
+
+def _passes(response: httpx.Response) -> bool:
+    """Whether the error may pass, so that a retry can succeed."""
+    status = response.status_code
+    return status >= 500 or (status in RETRIED and not is_exhausted(response.text))
+
+
+def _settle(bill: Bill, response: httpx.Response) -> None:
+    """Settle a bill by the token count in the answer, even if the answer is unusable otherwise.
+
+    An error status without a count costs nothing, unless it is in `UNSURE`. Every other answer without a count leaves
+    the bill at its upper bound.
+    """
+    try:
+        counted = usage_of(json.loads(response.content))
+    except (ValueError, RecursionError):
+        counted = {}
+    if any(counted.values()):
+        bill.settle(Usage(**{name: int(count) for name, count in counted.items()}))
+    elif response.status_code != 200 and response.status_code not in UNSURE:
+        bill.settle(Usage())
+
+
+def _count(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= MOST_TOKENS else 0.0
+
+
+@functools.cache
+def _ssl_context() -> Any:
+    """Return one SSL context for all clients, because loading the certificates takes longer than a request."""
+    return httpx.create_ssl_context()

@@ -1,0 +1,339 @@
+"""Costs of requests to endpoints: token counts, an enforced budget, and a file that stores the spending.
+
+The purse records a request with its maximum cost before it is sent, and with the cost that its answer reports
+afterwards. A request that was in flight when its process was killed therefore counts as spent, and a budget holds over
+any number of processes that run one after another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrl.config.endpoint_schema import BudgetConfig, PriceConfig
+from mtrl.errors import RunEndedError, UserError
+from mtrl.utils.files import replace_file
+
+if TYPE_CHECKING:
+    import asyncio
+
+log = logging.getLogger(__name__)
+
+MILLION = 1_000_000
+UNITS = {"usd": "USD", "requests": "requests", "tokens": "tokens"}
+FRAME, PER_MESSAGE = 256, 16
+"""Maximum number of tokens that a chat template adds: around the whole prompt, and per message."""
+
+
+class BudgetSpentError(RunEndedError):
+    """The budget is spent, so that no more requests are sent; answers received so far remain usable."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request, as the provider reports them. Cached tokens are part of the prompt tokens."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def cost(self, price: PriceConfig) -> float | None:
+        """Return the cost in USD; None where the price is not known."""
+        if price.input is None or price.output is None:
+            return None
+        cached = min(self.cached_tokens, self.prompt_tokens)
+        of_cached = price.input if price.cached is None else price.cached
+        paid = (self.prompt_tokens - cached) * price.input + cached * of_cached + self.completion_tokens * price.output
+        return paid / MILLION
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Requests that were sent, and the tokens that they cost."""
+
+    requests: int = 0
+    """Number of attempts, failed ones included."""
+    retries: int = 0
+    """Number of attempts that were retries."""
+    counted: Usage = Usage()
+    """Tokens that the provider reported."""
+    unconfirmed_requests: int = 0
+    """Number of requests without a complete answer or without a token count; the provider may have charged for them."""
+    unconfirmed: Usage = Usage()
+    """Upper bound of the tokens of the unconfirmed requests."""
+
+    @property
+    def tokens(self) -> int:
+        """Upper bound of the prompt and completion tokens of all requests."""
+        each = (self.counted, self.unconfirmed)
+        return sum(usage.prompt_tokens + usage.completion_tokens for usage in each)
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            self.requests + other.requests,
+            self.retries + other.retries,
+            self.counted + other.counted,
+            self.unconfirmed_requests + other.unconfirmed_requests,
+            self.unconfirmed + other.unconfirmed,
+        )
+
+    def metrics(self, price: PriceConfig) -> dict[str, float]:
+        """Return the numbers by name. Where the price is known they include `cost` (USD) and `cost_unconfirmed` (USD,
+        upper bound of the additional cost of unconfirmed requests)."""
+        found = {
+            "prompt_tokens": self.counted.prompt_tokens,
+            "completion_tokens": self.counted.completion_tokens,
+            "cached_tokens": self.counted.cached_tokens,
+            "requests": self.requests,
+            "retries": self.retries,
+            "unconfirmed_requests": self.unconfirmed_requests,
+            "cost": self.counted.cost(price),
+            "cost_unconfirmed": self.unconfirmed.cost(price),
+        }
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Spent:
+        usages = {name: Usage(**data[name]) for name in ("counted", "unconfirmed")}
+        return cls(**{**data, **usages})
+
+
+@dataclass(eq=False)
+class Bill:
+    """The cost of one request. Until it is settled, it counts with its upper bound `most`."""
+
+    payer: str
+    is_repeated: bool
+    most: Usage
+    usage: Usage | None = None
+
+    def settle(self, usage: Usage) -> None:
+        """Set the usage that the provider reported; zero tokens where it did not answer the request."""
+        self.usage = usage
+
+    @property
+    def spent(self) -> Spent:
+        if self.usage is None:
+            return Spent(1, int(self.is_repeated), unconfirmed_requests=1, unconfirmed=self.most)
+        return Spent(1, int(self.is_repeated), self.usage)
+
+
+@dataclass(eq=False)
+class Purse:
+    """A budget and the spending of each payer. Several event loops may share one purse."""
+
+    key: str
+    """Section of the configuration that has `price` and `budget`."""
+    price: PriceConfig
+    budget: BudgetConfig
+    path: Path | None = None
+    """File that stores the spending; None: it is not stored. Only one process at a time may write the file."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Configuration keys of limits, by limit, where the key is not `<key>.budget.<limit>`."""
+    closed: UserError | None = None
+    """Error that every further request raises; None while requests are accepted."""
+    spent: defaultdict[str, Spent] = field(default_factory=lambda: defaultdict(Spent), init=False)
+    """Spending by payer."""
+    _open: list[Bill] = field(default_factory=list, init=False)
+    """Bills of requests in flight."""
+    _waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list, init=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+
+    def __post_init__(self) -> None:
+        """Read the earlier spending from the file.
+
+        Raises:
+            UserError: the file cannot be read as that of a purse.
+        """
+        self.spent.update(_read(self.path))
+
+    @property
+    def total(self) -> Spent:
+        """Spending of all payers, without requests in flight."""
+        return sum(self.spent.values(), Spent())
+
+    def metrics(self) -> dict[str, float]:
+        """Return `Spent.metrics` of everything spent so far."""
+        with self._lock:
+            return self.total.metrics(self.price)
+
+    @asynccontextmanager
+    async def pay(self, payer: str, most: Usage, is_repeated: bool = False) -> AsyncIterator[Bill]:
+        """Reserve `most`, the maximum cost of one request, while the body of the context runs, then book its bill.
+
+        If requests in flight may use up the rest of the budget, the call first waits for them.
+
+        Raises:
+            BudgetSpentError: the rest of the budget is too small; every further request raises this error.
+            UserError: the file cannot be written.
+        """
+        bill = Bill(payer, is_repeated, most)
+        while (settled := self._reserve(bill)) is not None:
+            await settled
+        try:
+            yield bill
+        finally:
+            self._book(bill)
+
+    def _reserve(self, bill: Bill) -> asyncio.Future[None] | None:
+        """Reserve the cost of a bill and return None, or return a future to wait for before the next try."""
+        import asyncio  # imported here, because the configuration checks use only the limits of this module
+
+        with self._lock:
+            if self.closed is None and (limit := self._exceeded(self.total + bill.spent)) is not None:
+                self.closed = self._spent_error(limit)
+            if self.closed is not None:
+                raise self.closed
+            if self._exceeded(sum((other.spent for other in self._open), self.total + bill.spent)) is not None:
+                loop = asyncio.get_running_loop()
+                self._waiting.append((loop, loop.create_future()))
+                return self._waiting[-1][1]
+            self._open.append(bill)
+            self._write()
+            if self.closed is not None:
+                self._open.remove(bill)
+                raise self.closed
+            return None
+
+    def _book(self, bill: Bill) -> None:
+        with self._lock:
+            self._open.remove(bill)
+            self.spent[bill.payer] += bill.spent
+            self._write()
+            waiting, self._waiting = self._waiting, []
+        for loop, future in waiting:
+            with suppress(RuntimeError):  # the loop is closed, so that no task of it waits any more
+                loop.call_soon_threadsafe(_wake, future)
+
+    def _exceeded(self, spent: Spent) -> str | None:
+        """Return the name of the limit that this spending exceeds; None if it exceeds none."""
+        cost = (spent.counted + spent.unconfirmed).cost(self.price)
+        values = {"usd": cost, "requests": spent.requests, "tokens": spent.tokens}
+        for limit, value in values.items():
+            most = getattr(self.budget, limit)
+            if most is not None and value is not None and value > most:
+                return limit
+        return None
+
+    def _spent_error(self, limit: str) -> BudgetSpentError:
+        key = self.names.get(limit, f"{self.key}.budget.{limit}")
+        most = getattr(self.budget, limit)
+        told = described(self.total.metrics(self.price))
+        return BudgetSpentError(f"{key}={most:.12g} does not do for another request, after {told}; raise it to go on")
+
+    def _write(self) -> None:
+        """Replace the file atomically, without fsync: data that was written survives a killed process."""
+        if self.path is None:
+            return
+        waiting = [(bill.payer, asdict(bill.spent)) for bill in self._open]
+        kept = {"spent": {payer: asdict(spent) for payer, spent in self.spent.items()}, "on_its_way": waiting}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self.path, lambda part: part.write_text(json.dumps(kept), encoding="utf-8"))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self.path, error)
+            self.closed = UserError(
+                f"{self.path}, which keeps what {self.key} has spent, cannot be written ({error.strerror}); free some "
+                "space, or name another folder"
+            )
+
+
+def check_spending(key: str, price: PriceConfig, budget: BudgetConfig, names: Mapping[str, str] | None = None) -> None:
+    """Refuse invalid prices and budgets.
+
+    Raises:
+        UserError: a price is negative, a limit is not positive, a value is not a number, the prices are incomplete, or
+            the budget is in USD without a price.
+    """
+    for name, value in asdict(price).items():
+        if value is not None and not (_is_number(value) and value >= 0):
+            raise UserError(f"{key}.price.{name}={value} must be USD per million tokens, at least 0, or null")
+    for limit, value in asdict(budget).items():
+        where = (names or {}).get(limit, f"{key}.budget.{limit}")
+        if value is not None and not (_is_number(value) and value > 0):
+            raise UserError(f"{where}={value} must be more than 0, or null for no limit")
+    if (price.input is None) != (price.output is None) or (price.cached is not None and price.input is None):
+        missing = "input" if price.input is None else "output"
+        raise UserError(f"{key}.price.{missing} is not given, and the others are; a cost needs input and output")
+    if budget.usd is not None and price.input is None:
+        raise UserError(
+            f"{key}.budget.usd={budget.usd} needs {key}.price.input and {key}.price.output, in USD per million tokens"
+        )
+
+
+def most_of(body: Mapping[str, Any]) -> Usage | None:
+    """Return an upper bound of the tokens of a request; None where the request has no limit of completion tokens.
+
+    The bound of the prompt is its size in bytes, since no token is shorter than a byte.
+    """
+    limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
+    limit = next((value for value in limits if _is_number(value) and value > 0), None)
+    messages = body.get("messages") or []
+    said = json.dumps([messages, body.get("tools")], ensure_ascii=False).encode(errors="replace")
+    prompt = len(said) + FRAME + PER_MESSAGE * len(messages)
+    answers = body.get("n") if _is_number(body.get("n")) else 1
+    return None if limit is None else Usage(prompt, 0, math.ceil(limit * max(1, answers)))  # type: ignore[type-var]
+
+
+def described(spent: Mapping[str, float]) -> str:
+    """Format `Spent.metrics` as one line: `10,000 prompt tokens (300 cached), 5,000 completion tokens, 1,203 requests
+    (3 repeated), 0.0412 USD`."""
+    text = (
+        f"{spent['prompt_tokens']:,.0f} prompt tokens ({spent['cached_tokens']:,.0f} cached), "
+        f"{spent['completion_tokens']:,.0f} completion tokens, {spent['requests']:,.0f} requests "
+        f"({spent['retries']:,.0f} repeated)"
+    )
+    if "cost" in spent:
+        text += f", {dollars(spent['cost'])}"
+    if unconfirmed := spent["unconfirmed_requests"]:
+        more = f", at most {dollars(spent['cost_unconfirmed'])} more" if "cost_unconfirmed" in spent else ""
+        text += f", and {unconfirmed:,.0f} of the requests without a count of tokens{more}"
+    return text
+
+
+def dollars(cost: float) -> str:
+    """Format a cost in USD: with cents from 1 USD on (and for 0), else with three significant digits."""
+    return f"{cost:,.2f} USD" if cost >= 1 or cost == 0 else f"{cost:.3g} USD"
+
+
+def _read(path: Path | None) -> dict[str, Spent]:
+    """Read the spending by payer from a file. Requests that were in flight count with their upper bound."""
+    if path is None:
+        return {}
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        found: defaultdict[str, Spent] = defaultdict(Spent)
+        for payer, spent in [*kept["spent"].items(), *kept["on_its_way"]]:
+            found[str(payer)] += Spent.from_dict(spent)
+        return found
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}, which keeps what was spent, cannot be read ({type(error).__name__}); mend it, or remove it to "
+            "count from nothing"
+        ) from error
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

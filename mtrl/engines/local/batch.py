@@ -1,0 +1,90 @@
+"""The rows that decode together, one token at a time. Their state is in arrays, rebuilt whenever the rows change."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mtrl.engines.local.sampling import SamplingRows, Uniforms, sample
+from mtrl.engines.local.session import Session
+from mtrl.engines.local.stops import StopStrings, span
+from mtrl.types import FinishReason
+
+
+class DecodeBatch:
+    """Row i is `sessions[i]` in slot i (or, before its first token, in the slots being prefilled)."""
+
+    def __init__(self, sessions: list[Session], stops: StopStrings, device: torch.device, max_context_length: int):
+        params = [s.request.sampling for s in sessions]
+        self.sessions, self.stops, self.device = sessions, stops, device
+        self.ended: dict[int, FinishReason] = {}
+        """Finish reason of each turn that ended, by row."""
+        self.lengths = torch.tensor([len(s.ids) for s in sessions], device=device)
+        """Number of tokens in the cache, per row [n]."""
+        self.ones = torch.ones_like(self.lengths)
+        self.width = int(self.lengths.max()) + 1
+        """Number of tokens that the longest row holds after the next one is fed."""
+        self.last = torch.tensor(
+            [s.request.token_ids[-1] if s.request.token_ids else 0 for s in sessions], device=device
+        )
+        totals = np.array([len(s.request.prompt_ids) + len(s.request.token_ids) for s in sessions])
+        sampled = np.array([len(s.request.token_ids) for s in sessions])
+        room = np.array([p.max_generate_length for p in params]) - sampled
+        self._room = np.minimum(room, max_context_length - totals)
+        self._rows = SamplingRows.of(params, device)
+        self._uniforms = Uniforms(np.array([p.seed for p in params], dtype=np.uint64), totals, device)
+        self._stop_ids = _padded([p.stop_token_ids for p in params])
+        self._stop_texts = {i: p.stop for i, p in enumerate(params) if p.stop}
+        self._ids: list[np.ndarray] = []
+        self._logprobs: list[np.ndarray] = []
+
+    def take(self, logits: Tensor) -> None:
+        """Sample one token per row from logits [n, V], and record the turns that end with it in `ended`."""
+        self.last, logprobs = sample(logits, self._rows, self._uniforms.next())
+        ids = self.last.cpu().numpy()
+        self._ids.append(ids)
+        self._logprobs.append(logprobs.cpu().numpy())
+        self._room -= 1
+        stopped = (ids[:, None] == self._stop_ids).any(-1)
+        for row in np.flatnonzero(stopped | (self._room <= 0)):
+            self.ended[int(row)] = FinishReason.STOP if stopped[row] else FinishReason.LENGTH
+        for row, texts in self._stop_texts.items():
+            if self._says(row, texts):
+                self.ended[row] = FinishReason.STOP
+
+    def advance(self) -> None:
+        """Count the tokens that were just fed: the length of every row grows by one."""
+        self.lengths += 1
+        self.width += 1
+
+    def flush(self, version: int) -> None:
+        """Append the sampled tokens to their requests, as tokens of policy `version`."""
+        if not self._ids:
+            return
+        ids, logprobs = np.stack(self._ids, 1).tolist(), np.stack(self._logprobs, 1).tolist()
+        self._ids, self._logprobs = [], []
+        for session, row_ids, row_logprobs in zip(self.sessions, ids, logprobs, strict=True):
+            request = session.request
+            if request is None:
+                continue  # released while it decoded
+            request.token_ids += row_ids
+            request.logprobs += row_logprobs
+            request.add_span(version, len(row_ids))
+            session.ids = request.prompt_ids + request.token_ids[:-1]
+
+    def _says(self, row: int, texts: tuple[str, ...]) -> bool:
+        """Whether the newest tokens of a row complete one of the stop strings."""
+        request = self.sessions[row].request
+        if request is None or not self.stops.may_complete(int(self._ids[-1][row]), texts):
+            return False
+        length = span(texts)
+        tail = [*request.token_ids[-length:], *(int(ids[row]) for ids in self._ids[-length:])][-length:]
+        return self.stops.complete(tail, texts)
+
+
+def _padded(lists: list[tuple[int, ...]]) -> np.ndarray:
+    out = np.full((len(lists), max(1, *map(len, lists)) if lists else 1), -1)
+    for row, values in zip(out, lists, strict=True):
+        row[: len(values)] = values
+    return out

@@ -1,0 +1,405 @@
+"""The embedded engine: continuous batching in this process. The cache of a trajectory persists across its turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.local import fused
+from mtrl.engines.local.batch import DecodeBatch
+from mtrl.engines.local.half import HalfRunner
+from mtrl.engines.local.runner import HfRunner, Runner
+from mtrl.engines.local.session import Request, Session
+from mtrl.engines.local.stops import StopStrings
+from mtrl.engines.local.weights import copy_weights
+from mtrl.types import FinishReason
+
+PREFILL_TOKENS = 16384
+"""Maximum number of new tokens, padding included, in one prefill pass."""
+PASS = {"cpu": 64}
+"""Cost of an additional prefill pass by device type, as the number of tokens that the device computes in the same time;
+`PREFILL_TOKENS` on other devices. A pass holds at most this many tokens of padding."""
+
+
+class LocalEngine:
+    """See `mtrl.engines.base.Engine`. The engine uses the model's own weights: training changes them in
+    place, and `load_weights` tells the engine that they have changed. A replica, which is not trained, receives its
+    weights through `load_weights`.
+
+    Scheduling. The decoding rows are the first slots of the cache. When the turn of a trajectory ends, its environment
+    runs while the other rows continue to decode. When a quarter of the rows have ended (or no row decodes), the engine
+    *gathers*: it prefills all waiting turns together. With `deterministic`, a gather first waits until every trajectory
+    that is not decoding has requested its next turn or was released. The composition of a batch then depends on tokens
+    alone, never on time, and a resumed run repeats the numbers of the first one bit for bit. Without `deterministic`, a
+    gather takes the turns that are waiting.
+
+    New weights. A deterministic engine accepts new weights only between turns. Otherwise `in_flight` determines how
+    they affect turns that are being sampled. Under "continue", sampling stops between two tokens, the sampled tokens
+    keep their policy version, the turn's whole context is prefilled again, and sampling continues. Under "drain",
+    running turns end first, while new turns wait. No token attends to keys and values of older weights.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        max_num_seqs: int = 128,
+        max_context_length: int = 4096,
+        fused_decode: bool = True,
+        deterministic: bool = True,
+        in_flight: str = "continue",
+        apply_weights: Callable[[Any, Mapping[str, Tensor]], None] = copy_weights,
+    ):
+        """
+        Args:
+            model: a causal language model of Hugging Face.
+            tokenizer: decodes tokens for the search for stop strings.
+            max_num_seqs: maximum number of trajectories that hold a slot of the cache at once.
+            max_context_length: maximum number of tokens of a whole conversation.
+            fused_decode: use the fused decode step where the architecture has one.
+            deterministic, in_flight: see above.
+            apply_weights: function that writes the weights passed to `load_weights` into the model, in place. It must
+                copy the tensors, because they may be overwritten later.
+
+        Raises:
+            UserError: the engine cannot run this model.
+        """
+        self.runner = make_runner(model, fused_decode)
+        self.model, self.stops = model, StopStrings(tokenizer)
+        self.max_num_seqs, self.max_context_length = max_num_seqs, max_context_length
+        self.deterministic = deterministic
+        self.apply_weights = apply_weights
+        assert in_flight in ("continue", "drain"), f"in_flight={in_flight}"
+        self.in_flight = in_flight
+        self.version = 0
+        self.stats = EngineStats()
+        self._sessions: dict[str, Session] = {}
+        self._opened = 0
+        self._rows: list[Session] = []
+        """Trajectories that hold a slot, in the order of the slots; the decoding ones come first."""
+        self._batch: DecodeBatch | None = None
+        self._shrink = False
+        """Whether a decoding trajectory was released, so that its row decodes in vain."""
+        self._gathered = 0
+        """Number of decoding rows after the last gather."""
+        self._draining = 0
+        """Number of calls of `load_weights` that wait for the end of running turns; no turn is admitted meanwhile."""
+        self._wake, self._idle = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, trajectory_id: str) -> None:
+        self._sessions[trajectory_id] = Session(trajectory_id, self._opened)
+        self._opened += 1
+
+    async def generate(self, trajectory_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
+        if len(prompt) >= self.max_context_length:
+            return Generation([], [], FinishReason.LENGTH, [])
+        if trajectory_id not in self._sessions:
+            self.open(trajectory_id)
+        session = self._sessions[trajectory_id]
+        assert session.request is None, f"{trajectory_id} asks for a turn before its last one ended"
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        session.request = Request(prompt, sampling, future)
+        self._ensure_running()
+        self._wake.set()
+        return await future
+
+    def release(self, trajectory_id: str) -> None:
+        session = self._sessions.pop(trajectory_id, None)
+        if session is None:
+            return
+        session.released = True
+        if self._batch is not None and session in self._batch.sessions:
+            self._batch.flush(self.version)
+            self._shrink = True
+        session.finish(FinishReason.ABORT)
+        self._wake.set()
+
+    async def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
+        """Sample under these weights as policy `version` from now on. None: the shared module has them already.
+
+        Raises:
+            ValueError: the weights do not fit the model; the old ones and their version stay in use.
+        """
+        assert not (self.deterministic and self._batch), "weights change only between turns"
+        if self.in_flight == "drain":
+            await self._drain()
+        self._interrupt()
+        if weights is not None and weights is not self.model:
+            self.apply_weights(self.model, weights)
+        self.runner.refresh()
+        self.version = version
+
+    async def _drain(self) -> None:
+        """Wait until the turns that are being sampled end; admit no other turns meanwhile."""
+        self._draining += 1
+        try:
+            while self._batch is not None:
+                self._ensure_running()
+                self._idle.clear()
+                await self._idle.wait()
+        finally:
+            self._draining -= 1
+            self._wake.set()
+
+    async def close(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        for trajectory_id in list(self._sessions):
+            self.release(trajectory_id)
+        self._forget()
+
+    def _ensure_running(self) -> None:
+        if self._task is None or self._task.done():
+            self._wake, self._idle = asyncio.Event(), asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                with torch.inference_mode():
+                    busy = self._advance()
+                if self._batch is None:
+                    self._idle.set()
+                if not busy:
+                    self._wake.clear()
+                    await self._wake.wait()
+                await asyncio.sleep(0)
+        except Exception as error:  # every waiting caller must get the error, or it would wait forever
+            self._forget()
+            for session in self._sessions.values():
+                request, session.request = session.request, None
+                if request and not request.future.done():
+                    request.future.set_exception(error)
+
+    def _advance(self) -> bool:
+        """Do the next piece of work; return False if there is none before the next request or release."""
+        if self._shrink:
+            self._regroup()
+        if self._may_gather():
+            self._gather()
+        elif self._batch is not None and not self._due():
+            self._decode()
+        else:
+            return False
+        return True
+
+    def _forget(self) -> None:
+        """Discard the cache and the decoding rows."""
+        for session in self._rows:
+            session.slot, session.ids = None, []
+        self._rows, self._batch, self._shrink = [], None, False
+        self._idle.set()
+
+    def _interrupt(self) -> None:
+        """Discard the cache; unfinished turns keep their sampled tokens and wait to be prefilled again."""
+        self._decoding()
+        self._batch, self._shrink = None, False
+        for session in self._rows:
+            session.forget()
+        self._wake.set()
+
+    def _due(self) -> bool:
+        """Whether decoding should pause for a gather: the engine is deterministic, and a quarter of the rows that
+        decoded after the last gather have ended."""
+        decoding = len(self._batch.sessions) if self._batch else 0
+        return self.deterministic and self._gathered - decoding >= max(1, self._gathered // 4)
+
+    def _may_gather(self) -> bool:
+        if self._draining:
+            return False
+        decoding = set(self._batch.sessions) if self._batch else set()
+        if self.deterministic:
+            others = [s for s in self._sessions.values() if s not in decoding]
+            answered = all(s.request is not None for s in others)
+            return answered and (self._due() or bool(others and not decoding))
+        admissible = len(self._admissible(decoding))
+        return admissible > 0 and admissible >= len(decoding) // 3
+
+    def _admissible(self, decoding: Collection[Session]) -> list[Session]:
+        """Trajectories with a waiting turn that hold a slot or can get one. Those with a slot come first."""
+        waiting = [s for s in self._sessions.values() if s.request is not None and s not in decoding]
+        held = [s for s in waiting if s.slot is not None]
+        free = self.max_num_seqs - sum(not s.released for s in self._rows)
+        fresh = sorted((s for s in waiting if s.slot is None), key=lambda s: s.order)
+        return held + fresh[:free]
+
+    def _gather(self) -> None:
+        """Prefill the waiting turns and add them to the decoding rows."""
+        decoding = self._decoding()
+        admitted = self._admissible(set(decoding))
+        if admitted:
+            decoding = self._admit(decoding, admitted)
+        self._gathered = len(decoding)
+        self._batch = self._new_batch(decoding) if decoding else None
+
+    def _admit(self, decoding: list[Session], admitted: list[Session]) -> list[Session]:
+        """Prefill `admitted`, sample their first tokens, and return all trajectories that decode from now on."""
+        for session in admitted:
+            request = session.request
+            session.ids = session.ids[: session.common_prefix(request.context)]
+            request.note_cached(len(session.ids))
+            self.stats.prompt_tokens += len(request.context)
+        fed, copies = _share_prompts(admitted)
+        first_rows = [*fed, *(copy for copy, _ in copies)]
+        decoding = self._arrange(decoding, first_rows)
+        logits = self._prefill(fed, copies)
+        first = self._new_batch(first_rows)
+        first.take(logits)
+        self._settle(first)
+        return self._arrange([s for s in [*decoding, *first.sessions] if s.request is not None])
+
+    def _prefill(self, fed: list[Session], copies: list[tuple[Session, Session]]) -> Tensor:
+        """Prefill `fed`, copy cache rows for `copies`, and return the logits [len(fed) + len(copies), V] after each
+        context."""
+        longest = max(len(s.request.context) for s in fed)
+        held = max(len(s.ids) for s in self._rows)
+        self.runner.cache.fit(len(self._rows), max(held, longest) + 1)
+        further = PASS.get(self.model.device.type, PREFILL_TOKENS)
+        parts = [self._feed(chunk) for chunk in _chunks(fed, further)]
+        for session in fed:
+            self.stats.cached_tokens += len(session.ids)
+            session.ids = list(session.request.context)
+        logits = torch.cat(parts)
+        if copies:
+            sources = [source.slot for _, source in copies]
+            self.runner.cache.move(sources, [copy.slot for copy, _ in copies], longest)
+            for copy, source in copies:
+                copy.ids = list(source.ids)
+                copy.request.note_cached(len(copy.ids) - 1)
+                self.stats.cached_tokens += len(copy.ids) - 1
+            logits = torch.cat((logits, logits[[slot - fed[0].slot for slot in sources]]))
+        return logits
+
+    def _feed(self, chunk: list[Session]) -> Tensor:
+        news = [s.request.context[len(s.ids) :] for s in chunk]
+        length = max(map(len, news))
+        device = self.model.device
+        ids = torch.tensor([new + [0] * (length - len(new)) for new in news], device=device)
+        starts = torch.tensor([len(s.ids) for s in chunk], device=device)
+        lengths = torch.tensor([len(new) for new in news], device=device)
+        width = int(starts.max()) + length
+        # Padding may reach past the longest prompt; it is masked, and later tokens overwrite it.
+        self.runner.cache.reserve(len(self._rows), width)
+        return self.runner.forward(ids, starts, lengths, chunk[0].slot, width)
+
+    def _decode(self) -> None:
+        """Sample one token for every decoding row."""
+        batch = self._batch
+        self.runner.cache.reserve(len(self._rows), batch.width)
+        logits = self.runner.forward(batch.last[:, None], batch.lengths, batch.ones, 0, batch.width)
+        batch.advance()
+        batch.take(logits)
+        if batch.ended:
+            self._settle(batch)
+            self._regroup()
+
+    def _regroup(self) -> None:
+        """Rebuild the batch from the rows whose turn is unfinished."""
+        decoding = self._arrange(self._decoding())
+        self._batch = self._new_batch(decoding) if decoding else None
+        self._shrink = False
+
+    def _decoding(self) -> list[Session]:
+        """Write the sampled tokens to their requests, and return the rows whose turn is unfinished."""
+        if self._batch is None:
+            return []
+        self._batch.flush(self.version)
+        return [s for s in self._batch.sessions if s.request is not None]
+
+    def _settle(self, batch: DecodeBatch) -> None:
+        """Deliver the turns that ended to their callers."""
+        batch.flush(self.version)
+        for row, reason in batch.ended.items():
+            session = batch.sessions[row]
+            if session.request is not None:
+                self.stats.sampled_tokens += len(session.request.token_ids)
+                session.finish(reason)
+
+    def _new_batch(self, sessions: list[Session]) -> DecodeBatch:
+        return DecodeBatch(sessions, self.stops, self.model.device, self.max_context_length)
+
+    def _arrange(self, decoding: list[Session], fed: Sequence[Session] = ()) -> list[Session]:
+        """Assign the slots: first `decoding`, in an order that moves few rows; then `fed`, in the given order; then the
+        other trajectories that hold a slot. Released trajectories lose their slots.
+
+        Returns:
+            `decoding` in the order of the slots. The order depends on these rows alone, not on when others were
+            released.
+        """
+        chosen = {*decoding, *fed}
+        rest = [s for s in self._rows if s not in chosen and not s.released]
+        decoding = _seated(decoding, 0)
+        order = [*decoding, *fed, *_seated(rest, len(chosen))]
+        self.runner.cache.reserve(len(order), 1)
+        moves = [(s.slot, slot) for slot, s in enumerate(order) if s.slot is not None and s.slot != slot and s.ids]
+        if moves:
+            self.runner.cache.move(*map(list, zip(*moves, strict=True)), length=max(len(s.ids) for s in order))
+        for session in self._rows:
+            session.slot = None
+        for slot, session in enumerate(order):
+            session.slot = slot
+        self._rows = order
+        return decoding
+
+
+def make_runner(model: Any, fused_decode: bool) -> Runner:
+    """Return the fastest forward pass that supports this model.
+
+    Raises:
+        UserError: no forward pass supports this model.
+    """
+    if not fused_decode or not fused.supports(model):
+        return HfRunner(model)
+    halved = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
+    return HalfRunner(model) if halved else fused.FusedRunner(model)
+
+
+def _seated(sessions: list[Session], first: int) -> list[Session]:
+    """Order sessions for the slots from `first` on, so that as few sessions as possible change their slot."""
+    slots = range(first, first + len(sessions))
+    sitting = {s.slot: s for s in sessions if s.slot in slots}
+    others = (s for s in sessions if s.slot not in slots)
+    return [sitting.get(slot) or next(others) for slot in slots]
+
+
+def _share_prompts(admitted: list[Session]) -> tuple[list[Session], list[tuple[Session, Session]]]:
+    """Split `admitted` into sessions to feed and `(copy, source)` pairs, so that equal new prompts, such as those of a
+    group, are fed once.
+
+    The sessions to feed are sorted by their number of new tokens, so that a pass needs little padding.
+    """
+    sources: dict[tuple[int, ...], Session] = {}
+    fed: list[Session] = []
+    copies: list[tuple[Session, Session]] = []
+    for session in sorted(admitted, key=lambda s: s.order):
+        source = sources.setdefault(tuple(session.request.context), session) if not session.ids else session
+        if source is session:
+            fed.append(session)
+        else:
+            copies.append((session, source))
+    fed.sort(key=lambda s: (len(s.request.context) - len(s.ids), s.order))
+    return fed, copies
+
+
+def _chunks(sessions: list[Session], max_padding: int) -> Iterator[list[Session]]:
+    """Split sessions into consecutive runs whose new tokens fit one prefill pass with at most `max_padding` tokens of
+    padding."""
+    chunk: list[Session] = []
+    tokens = 0
+    for session in sessions:
+        length = len(session.request.context) - len(session.ids)
+        cells = (len(chunk) + 1) * length
+        if chunk and (cells > PREFILL_TOKENS or cells - tokens - length > max_padding):
+            yield chunk
+            chunk, tokens = [], 0
+        chunk.append(session)
+        tokens += length
+    yield chunk

@@ -1,0 +1,130 @@
+"""Weight sync from the trainer to servers: the protocol, and the choice between its implementations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from mtrl.config.engine_schema import ServerConfig
+from mtrl.engines.server.api import ServerApi, ServerError, ServerGoneError
+from mtrl.utils.text import one_line
+
+T = TypeVar("T")
+
+GRACE = 2.0
+"""Seconds added to a client timeout, so that the server's own timeout, whose error says more, comes first."""
+
+
+class SyncError(ServerError):
+    """Some servers did not receive the weights; all other servers did."""
+
+    def __init__(self, failed: Mapping[str, str]):
+        """`failed`: the reason, in the server's own words, by the URL of the server."""
+        self.failed = dict(failed)
+        told = "; ".join(f"{url}: {words}" for url, words in self.failed.items())
+        super().__init__(f"new weights did not reach {len(self.failed)} servers ({told})")
+
+
+class WeightSync(Protocol):
+    """Protocol for sending weights to servers that are paused or sample no turns."""
+
+    async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
+        """Make all these servers load `weights` (by the names of a Hugging Face checkpoint, tied ones once) as policy
+        `version`, with all steps from `begin_update` to `end_update`. Each step has a timeout, and after a failure no
+        process waits.
+
+        Raises:
+            SyncError: some servers did not receive the weights; `failed` of the error names them. All others did.
+        """
+
+    async def close(self) -> None:
+        """Leave process groups, and remove the files that were written."""
+
+
+def make_sync(settings: ServerConfig, *, model: str, dtype: str, lora_scaling: float | None) -> WeightSync:
+    """Make the weight sync that `settings` selects.
+
+    Args:
+        model: folder or Hub name of the model that the servers start with.
+        dtype: torch's name of the dtype of the servers' weights; the weights are sent in it.
+        lora_scaling: factor of the product of the adapters if adapters are trained; `send` then receives adapters, by
+            the names of `adapter_state`. None: whole weights are trained.
+
+    Raises:
+        UserError: the selected sync cannot reach these servers.
+    """
+    from mtrl.engines.server.disk_sync import DiskSync
+    from mtrl.engines.server.distributed_sync import DistributedSync
+    from mtrl.engines.server.lora_sync import AdapterSync, Merged
+    from mtrl.engines.server.outgoing import Whole
+    from mtrl.engines.server.tensor_sync import TensorSync
+
+    if lora_scaling is not None and settings.lora == "adapter":
+        return AdapterSync(settings, model, lora_scaling)
+    outgoing = Whole(model, dtype) if lora_scaling is None else Merged(model, dtype, lora_scaling)
+    match settings.weight_sync:
+        case "disk":
+            return DiskSync(settings, model, outgoing)
+        case "distributed":
+            return DistributedSync(settings, outgoing)
+        case "tensor":
+            return TensorSync(settings, outgoing)
+    raise ValueError(f"weight_sync={settings.weight_sync} is none of disk, distributed and tensor")
+
+
+def engine_key(settings: ServerConfig) -> str:
+    """Return the key of these settings in a configuration, such as `generator.vllm`."""
+    return f"generator.{type(settings).__name__.removesuffix('Config').lower()}"
+
+
+class ServerGroup:
+    """Servers that take the steps of an update in parallel. A server that fails a step is left out of later steps."""
+
+    def __init__(self, servers: Sequence[ServerApi]):
+        self.remaining = list(servers)
+        self.failed: dict[str, str] = {}
+
+    async def each(self, step: Callable[[ServerApi], Awaitable[object]], seconds: float) -> None:
+        """Take a step on all remaining servers in parallel, with a timeout of `seconds`."""
+        ends = await asyncio.gather(*(_end_of(step(server), seconds) for server in self.remaining))
+        words = {server.url: said for server, said in zip(self.remaining, ends, strict=True) if said is not None}
+        self.drop(words)
+
+    def drop(self, failed: Mapping[str, str]) -> None:
+        """Leave these servers out of later steps; `failed` has the reasons by URL."""
+        self.failed |= failed
+        self.remaining = [server for server in self.remaining if server.url not in failed]
+
+    def check(self) -> None:
+        """Raise an error if servers have failed.
+
+        Raises:
+            SyncError: some servers have failed.
+        """
+        if self.failed:
+            raise SyncError(self.failed)
+
+
+async def limited(call: Awaitable[T], seconds: float) -> T:
+    """Await a call with a timeout of `seconds + GRACE`.
+
+    Raises:
+        ServerGoneError: the call timed out.
+    """
+    try:
+        async with asyncio.timeout(seconds + GRACE):
+            return await call
+    except TimeoutError:
+        raise ServerGoneError(f"no answer within {seconds:g} s") from None
+
+
+async def _end_of(step: Awaitable[object], seconds: float) -> str | None:
+    """Await a step; return why it failed, or None if it succeeded."""
+    try:
+        await limited(step, seconds)
+    except ServerError as error:
+        return one_line(error, 500)
+    return None

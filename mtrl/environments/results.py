@@ -1,0 +1,86 @@
+"""Checks and conversions of what an environment returns, for every loop that runs episodes."""
+
+from __future__ import annotations
+
+import json
+import numbers
+from dataclasses import replace
+from typing import Any
+
+from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.observation_size import bounded
+from mtrl.types import ROLES, Message, Turn
+from mtrl.utils.plain_numbers import LARGEST_METRIC, finite, named
+
+
+def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
+    """Check the value that `step` returned; numbers become plain floats.
+
+    Raises:
+        TypeError: the value is neither `(reward, observation, done)` nor a `StepResult`, or a number in it is not
+            finite.
+    """
+    name = f"{type(environment).__name__}.step"
+    if isinstance(value, tuple) and len(value) == 3:
+        value = StepResult(*value)
+    if not isinstance(value, StepResult):
+        raise TypeError(f"{name} returned {value!r:.200}; it must return (reward, observation, done) or a StepResult")
+    return replace(
+        value,
+        reward=finite(value.reward, f"{name} returned the reward"),
+        done=_truth(value.done, f"{name} returned done"),
+        truncated=_truth(value.truncated, f"{name} returned truncated"),
+        components=named(value.components or {}, f"{name} returned components"),
+        metrics=named(value.metrics or {}, f"{name} returned metrics", LARGEST_METRIC),
+    )
+
+
+def add_payments(turn: Turn, payments: Any, environment: BaseEnvironment) -> None:
+    """Add the reward components that `truncate` returned to a turn's components and reward.
+
+    Raises:
+        TypeError: `payments` is no mapping from names to finite numbers.
+    """
+    name = f"{type(environment).__name__}.truncate"
+    if not isinstance(payments, dict):
+        raise TypeError(f"{name} returned {payments!r:.200}; it must return a mapping from names to numbers")
+    for key, value in payments.items():
+        payment = finite(value, f"{name} returned the payment {key!r} =")
+        turn.components[key] = turn.components.get(key, 0.0) + payment
+        turn.reward += payment
+
+
+def _truth(value: Any, what: str) -> bool:
+    truth = value.item() if hasattr(value, "item") else value  # numpy's and torch's booleans
+    if not isinstance(truth, (bool, numbers.Integral)):
+        raise TypeError(f"{what}={value!r}; it must be True or False")
+    return bool(truth)
+
+
+def as_messages(observation: Any) -> list[Message]:
+    """Convert an observation to a list of messages.
+
+    Text becomes one user message, a single message becomes a list of one, and None becomes an empty list. The messages
+    are copies in plain JSON; long texts are cut (see `bounded`).
+
+    Raises:
+        TypeError: the observation has none of these forms, is too large, or has a role that does not exist.
+    """
+    if observation is None:
+        return []
+    if isinstance(observation, str):
+        observation = {"role": "user", "content": observation}
+    messages = [observation] if isinstance(observation, dict) else observation
+    if not isinstance(messages, list | tuple):
+        raise TypeError(
+            f"the observation is {observation!r:.200}; it must be text, a message, a list of messages or None"
+        )
+    for message in messages:
+        if not isinstance(message, dict) or "role" not in message or "content" not in message:
+            raise TypeError(f"an observation holds {message!r:.200}; messages are dicts with role and content")
+        if message["role"] not in ROLES:
+            raise TypeError(
+                f"an observation has the role {message['role']!r:.100}; it must be one of {', '.join(ROLES)}"
+            )
+    # Lone surrogates become question marks: neither a file nor a tokenizer accepts them.
+    return json.loads(json.dumps(bounded(list(messages)), ensure_ascii=False).encode(errors="replace"))

@@ -1,1 +1,0 @@
-"""Evaluation of any model on a fixed held-out split, as in a run: `python -m mtrl.evaluate`."""

@@ -1,0 +1,172 @@
+"""Run of one evaluation, from its models to the files of its report."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from mtrl.config.derived import serves
+from mtrl.config.schema import Config
+from mtrl.console.console import Console
+from mtrl.engines.endpoints.engine import KEY
+from mtrl.engines.endpoints.purse import Purse
+from mtrl.environments.factory import Task
+from mtrl.evaluation.contenders import Contender, endpoint_contender, local_contender, served_contender
+from mtrl.evaluation.play import Match, all_at_once, kinds_of
+from mtrl.evaluation.report import build_report, write_report
+from mtrl.evaluation.rollouts import ModelRollouts, Source
+from mtrl.evaluation.store import Store
+from mtrl.evaluation.table import tables_of, usage_lines
+from mtrl.record.run_dir import RunDir
+from mtrl.rewards.judge import judge_metrics, judges_spent, keep_books
+from mtrl.scoring.measures import val_metrics
+from mtrl.trackers import start_followers
+from mtrl.types import Row
+from mtrl.utils.files import replace_text, to_strict_json
+from mtrl.utils.text import from_here
+
+
+@dataclass
+class Evaluation:
+    """Inputs and outputs of one evaluation."""
+
+    config: Config
+    task: Task
+    rows: list[Row]
+    sources: list[Source]
+    folder: Path
+    console: Console
+    purse: Purse = field(init=False)
+    """Budget and accounts of the endpoints."""
+
+    def __post_init__(self) -> None:
+        """Read the amounts spent so far.
+
+        Raises:
+            UserError: The amounts spent before cannot be read.
+        """
+        endpoint, books = self.config.evaluation.endpoint, RunDir(self.folder).spending
+        self.purse = Purse(KEY, endpoint.price, endpoint.budget, books / "evaluation.endpoint.json")
+
+    def run(self) -> None:
+        """Run all episodes, and write all files.
+
+        Raises:
+            TooManyFailedError, UserError: See `Match.play`.
+            BudgetSpentError: A budget is spent. There is no report, but the finished episodes are in the store.
+        """
+        run = RunDir(self.folder)
+        with (
+            run.under_way(),
+            keep_books(run.spending),
+            closing(start_followers(self.config, run, self.console.warning)) as followers,
+        ):
+            self.console.banner(self._facts(), "mtrl evaluation")
+            paths = self._evaluate()
+        for where in [*paths, *followers.urls().values()]:
+            self.console.note(str(from_here(where) if isinstance(where, Path) else where))
+
+    def _evaluate(self) -> list[Path]:
+        """Run, write and show the evaluation. Return the paths of the report and the trajectories."""
+        found = asyncio.run(self._play())
+        models = [found[source.label] for source in self.sources]
+        self._write_metrics(models)
+        report = build_report(models, self.config, self.task.family, judges_spent())
+        paths = write_report(report, self.folder)
+        for table in tables_of(report):
+            self.console.show(table)
+            self.console.show(Text())
+        for line in usage_lines(report):
+            self.console.note(line)
+        self._tell_failures(models)
+        return [*paths, RunDir(self.folder).trajectories]
+
+    async def _play(self) -> dict[str, ModelRollouts]:
+        """Run all endpoints concurrently, then the local models one after another, because each uses the whole machine.
+        Return the rollouts by label."""
+        run = RunDir(self.folder)
+        match = Match(
+            self.config,
+            self.task.family,
+            kinds_of(self.config.evaluation, self.rows),
+            Store(run.trajectories),
+            self.purse,
+            self.console,
+        )
+        total = sum(kind.episodes for kind in match.kinds) * len(self.sources)
+        remote = [source for source in self.sources if source.kind == "endpoint"]
+        with self.console.progress("evaluation", total) as whole:
+            played = await all_at_once(match.play(source, partial(self._remote, source), whole) for source in remote)
+            if self.purse.closed is not None:
+                raise self.purse.closed
+            for source in self.sources:
+                if source not in remote:
+                    played.append(await match.play(source, partial(self._local, source), whole))
+        return {model.label: model for model in played}
+
+    def _remote(self, source: Source) -> Contender:
+        return endpoint_contender(source, self.config, self.task, self.purse)
+
+    def _local(self, source: Source) -> Contender:
+        run, known = RunDir(self.folder), (source, self.config, self.task, self.rows)
+        contender = served_contender(*known, run.engine) if serves(self.config) else local_contender(*known)
+        tokenizer = run.tokenizer
+        if not tokenizer.exists():
+            contender.tokenizer.save_pretrained(tokenizer)
+        return contender
+
+    def _write_metrics(self, models: list[ModelRollouts]) -> None:
+        """Write metrics.jsonl with one row per step, as in a run. The first model has the metric names of a run's
+        evaluations; names of other models have their label as a prefix: `base/val/success/mean`. Data rows with a
+        failed episode are left out. Usage and cost of endpoints and judges are `endpoint/…` and `reward/<judge>/…`."""
+        rows: dict[int, dict[str, Any]] = {}
+        for model in models:
+            failed = {t.group_id for t in model.failures()}
+            whole = {kind: [g for g in groups if g.group_id not in failed] for kind, groups in model.groups.items()}
+            if whole["greedy"]:
+                prefix = "" if model is models[0] else f"{model.label}/"
+                metrics = val_metrics(whole, self.config.evaluation, self.task.family)
+                metrics["eval/reward"] = metrics["val/reward/mean"]  # the name that SageMaker's evaluator reports
+                metrics |= {f"endpoint/{name}": value for name, value in model.usage.items()}
+                metrics |= judge_metrics() if model is models[0] else {}
+                row = rows.setdefault(model.source.step, {"step": model.source.step})
+                row |= {prefix + name: value for name, value in metrics.items()}
+        text = "".join(to_strict_json(rows[step]) + "\n" for step in sorted(rows))
+        replace_text(RunDir(self.folder).metrics, text)
+
+    def _tell_failures(self, models: list[ModelRollouts]) -> None:
+        for model in models:
+            if failed := model.failures():
+                episodes = "1 failed episode is" if len(failed) == 1 else f"{len(failed)} failed episodes are"
+                cause = (failed[0].error or failed[0].stop_reason).partition("\n")[0]
+                self.console.warning(
+                    f"{model.label}: {episodes} left out of the rates; the same command "
+                    f"with evaluation.output={from_here(self.folder)} plays them again (the first cause: {cause})"
+                )
+
+    def _facts(self) -> dict[str, str]:
+        """Return the facts of the banner."""
+        config, evaluation = self.config, self.config.evaluation
+        sampled = f", {evaluation.samples_per_row} x {min(evaluation.sampled_rows, len(self.rows))} rows sampled"
+        facts = {
+            "task": f"{config.environment.target or config.environment.name}, {config.data.path or 'synthetic rows'}, "
+            f"at most {config.generator.max_turns} turns",
+            "rows": f"{min(evaluation.rows, len(self.rows))} of {evaluation.split}, greedy"
+            + (sampled if evaluation.sampled_rows else ""),
+        }
+        for number, source in enumerate(self.sources):
+            facts["model" if number == 0 else f"against {number}"] = described(source)
+        return {**facts, "output": str(from_here(self.folder))}
+
+
+def described(source: Source) -> str:
+    """Describe the source of the weights in one line."""
+    where = f"{source.model}@{source.url}" if source.kind == "endpoint" else source.path
+    step = f", step {source.step}" if source.step else ""
+    return f"{source.label}: {source.kind}{step}, {where}"

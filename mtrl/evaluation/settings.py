@@ -1,0 +1,253 @@
+"""The configuration of an evaluation: from a run or composed, checked, with warnings about settings without effect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from mtrl.command.checks import check
+from mtrl.command.compose import merge
+from mtrl.command.stored import THEIRS, key_of, of_run
+from mtrl.config.derived import plays_agent, serves
+from mtrl.config.overrides import normalise
+from mtrl.config.schema import Config
+from mtrl.datasets import Splits
+from mtrl.errors import UserError
+from mtrl.evaluation.rollouts import Source
+from mtrl.evaluation.sources import BASE, run_of
+from mtrl.record.run_dir import such_as
+from mtrl.types import Row
+
+READ = (
+    "data",
+    "environment",
+    "evaluation",
+    "generator",
+    "model",
+    "plugins",
+    "reward",
+    "seed",
+    "name",
+    "trainer.threads",
+    "tracker.report_to",
+    "tracker.project",
+    "tracker.trajectories",
+    "tracker.mlflow",
+    "tracker.wandb",
+)
+"""Keys and sections that an evaluation reads."""
+OF_A_RUN = ("evaluation.every_steps", "evaluation.before_train", "evaluation.keep_disagreements")
+"""Keys within these sections that only a training run reads."""
+OF_WEIGHTS = (
+    "model",
+    "trainer.threads",
+    "generator.max_num_seqs",
+    "generator.local",
+    "generator.vllm",
+    "generator.sglang",
+    "generator.gpu_memory_utilization",
+)
+"""Keys and sections that only a local model reads."""
+CHOSEN_HERE = (
+    "evaluation.model", "evaluation.compare", "evaluation.output", "evaluation.split", "evaluation.endpoint",
+)  # fmt: skip
+"""Keys and sections that are not taken from the configuration of a run."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The parsed words of the command line."""
+
+    run: Path | None
+    """Folder of the run whose configuration is used; None without a run."""
+    model: str | None
+    """Path on the command line: the run, or a path within it."""
+    overrides: list[str]
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Words:
+        """Sort the words into a run and overrides.
+
+        Raises:
+            UserError: More than one word is not a setting, or that word is not a run.
+        """
+        paths = [word for word in words if ("=" not in word and not word.startswith("~")) or Path(word).exists()]
+        overrides = [word for word in words if word not in paths]
+        if len(paths) > 1:
+            raise UserError(
+                f"{paths[1]} is one run too many; name others by evaluation.compare=[{','.join(paths[1:])}]"
+            )
+        if not paths:
+            return cls(None, None, overrides)
+        run = run_of(Path(paths[0]).expanduser())
+        if run is None:
+            if example := such_as(Path(paths[0])):
+                raise UserError(f"{paths[0]} is no run, but holds some; give the folder of one{example}")
+            raise UserError(
+                f"{paths[0]} is no run, for it has no config.yaml; to evaluate another model name the task and it, for "
+                f"example experiment=gsm8k evaluation.model={paths[0]}"
+            )
+        if any(key_of(override) == "experiment" for override in overrides):
+            raise UserError(
+                f"{paths[0]} brings its own configuration, and an experiment is another; to evaluate it by that one "
+                f"write evaluation.model={paths[0]}"
+            )
+        return cls(run, paths[0], overrides)
+
+
+def configuration(words: Words, config_dir: str | None = None) -> tuple[DictConfig, list[str]]:
+    """Return the checked configuration, with `evaluation.model` filled in, and warnings.
+
+    Raises:
+        UserError: The configuration is invalid.
+    """
+    if words.run is None:
+        cfg = merge(normalise(words.overrides, config_dir), config_dir)
+    else:
+        cfg = of_run(words.run, words.overrides, (*THEIRS, *CHOSEN_HERE))
+    if cfg.evaluation.model is None:
+        cfg.evaluation.model = words.model or BASE
+    return cfg, [*check(cfg), *idle(words.overrides)]
+
+
+def check_servers(config: Config, sources: Sequence[Source]) -> None:
+    """Refuse running servers as the backend of local models.
+
+    Raises:
+        UserError: The configured servers already have weights, which are not those of the models.
+    """
+    name = config.generator.backend
+    if not serves(config) or not getattr(config.generator, name).urls:
+        return
+    if any(source.kind != "endpoint" for source in sources):
+        raise UserError(
+            f"generator.{name}.urls names servers that have weights already, and an evaluation starts its own with "
+            f"those of its models; write generator.{name}.urls=[], or evaluate what they have by "
+            "evaluation.model=MODEL@http://HOST:PORT/v1"
+        )
+
+
+def check_players(config: Config, sources: Sequence[Source]) -> None:
+    """Refuse an endpoint as the model of an agent program.
+
+    Raises:
+        UserError: An endpoint would answer the program of `generator.agent`, but its tokens are not known.
+    """
+    if plays_agent(config) and (remote := [source for source in sources if source.kind == "endpoint"]):
+        raise UserError(
+            f"{remote[0].text} is an endpoint, and the program of generator.agent asks a model whose weights are here; "
+            "set generator.agent.target, command and url to null, so that the environment is played"
+        )
+
+
+def idle(overrides: Sequence[str]) -> list[str]:
+    """Return warnings about overrides that only training reads."""
+    groups = ("experiment", "debug", "hydra")
+    read = [*READ, *groups]
+    told = [
+        override
+        for override in overrides
+        if not any(_within(key_of(override), key) for key in read)
+        or any(_within(key_of(override), key) for key in OF_A_RUN)
+    ]
+    return [f"{', '.join(told)} changes nothing here: an evaluation does not train"] if told else []
+
+
+def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
+    """Return the first rows of `evaluation.split`, as many as the evaluation needs, and warnings.
+
+    Raises:
+        UserError: The split has no rows.
+    """
+    evaluation = config.evaluation
+    rows: list[Row] = getattr(splits, evaluation.split)
+    if not rows:
+        fix = "set data.validation_rows" if evaluation.split == "validation" else "check data.path and its splits"
+        raise UserError(f"evaluation.split={evaluation.split} has no rows; {fix}, or take another split")
+    warnings = []
+    if evaluation.split == "train":
+        warnings.append(
+            "evaluation.split=train: these are rows to train on, so success on them says nothing about new ones"
+        )
+    wanted = max(evaluation.rows, evaluation.sampled_rows)
+    is_told = evaluation.split == "test" and len(rows) == config.data.max_test_rows  # the checks warned already
+    if len(rows) < wanted and not is_told:
+        limit = " (data.validation_rows)" if evaluation.split == "validation" else ""
+        warnings.append(
+            f"{wanted} rows were asked for, and {evaluation.split} has {len(rows)}{limit}: all of them are played"
+        )
+    return rows[:wanted], warnings
+
+
+def without_effect(config: Config, sources: Sequence[Source], overrides: Sequence[str]) -> list[str]:
+    """Return warnings about settings that have no effect with these models."""
+    evaluation, keys = config.evaluation, [key_of(override) for override in overrides]
+    warnings = []
+    if not evaluation.sampled_rows and (evaluation.samples_per_row > 1 or list(evaluation.pass_k_values) != [1]):
+        warnings.append(
+            "evaluation.samples_per_row and pass_k_values change nothing with evaluation.sampled_rows=0; set it to the "
+            "number of rows to sample"
+        )
+    sampling = config.generator.eval_sampling_params
+    if evaluation.sampled_rows and sampling is not None and sampling.temperature == 0:
+        warnings.append(
+            "generator.eval_sampling_params.temperature=0: the sampled episodes of a row are all its greedy one; set "
+            "it above 0, or evaluation.sampled_rows=0"
+        )
+    remote = [source for source in sources if source.kind == "endpoint"]
+    if not remote and (told := [key for key in keys if _within(key, "evaluation.endpoint")]):
+        warnings.append(f"{', '.join(told)} changes nothing, for no model is an endpoint")
+    if len(remote) == len(sources):
+        told = [key for key in keys if any(_within(key, weights) for weights in OF_WEIGHTS)]
+        warnings += [f"{', '.join(told)} changes nothing, for every model is an endpoint"] if told else []
+    if remote and not config.generator.use_conversation_multi_turn:
+        warnings.append(
+            "generator.use_conversation_multi_turn=False changes nothing for endpoints: to them every turn is a message"
+        )
+    if len(remote) > 1 and config.evaluation.endpoint.price.input is not None:
+        warnings.append(
+            f"evaluation.endpoint.price is taken for all {len(remote)} endpoints; where theirs differ, evaluate them "
+            "one by one"
+        )
+    return [*warnings, *in_the_open(config, remote), *trained_elsewhere(config, sources)]
+
+
+def in_the_open(config: Config, remote: Sequence[Source]) -> list[str]:
+    """Return warnings about API keys that are sent unencrypted."""
+    import httpx
+
+    variable = config.evaluation.endpoint.api_key_env
+    addresses = [httpx.URL(str(source.url)) for source in remote]
+    local = ("localhost", "127.0.0.1", "::1")
+    open_to_all = [str(url.host) for url in addresses if url.scheme == "http" and url.host not in local]
+    if not open_to_all or not os.environ.get(variable):
+        return []
+    return [f"the key in {variable} goes unencrypted to {', '.join(open_to_all)}; use https, or unset it"]
+
+
+def trained_elsewhere(config: Config, sources: Sequence[Source]) -> list[str]:
+    """Return warnings about models from runs of another task."""
+    from omegaconf import OmegaConf
+
+    from mtrl.config.plain_yaml import load_config
+    from mtrl.record.run_dir import RunDir
+
+    warnings = []
+    here = config.environment.target or config.environment.name
+    for source in sources:
+        if source.run is not None:
+            cfg = load_config(RunDir(source.run).config)
+            there = OmegaConf.select(cfg, "environment.target") or OmegaConf.select(cfg, "environment.name")
+            if there != here:
+                warnings.append(
+                    f"{source.text} was trained on {there}, and this is {here}; is experiment=... as meant?"
+                )
+    return warnings
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")

@@ -1,0 +1,153 @@
+"""Incremental reader of a JSONL file that a run may be writing: later reads parse only the new lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from mtrl.record.metrics import unfinished
+from mtrl.record.reading import Foreign, state_of
+
+Record = dict[str, Any]
+
+LARGEST = 512 * 2**20
+"""Maximum size of a file that is read, in bytes."""
+LARGEST_NUMBER = 2**53
+"""Upper bound of the magnitude of a step or a time, for the axes of plots."""
+TAIL = 4096
+"""Number of bytes before the read position that are compared; if they changed, the file was rewritten."""
+PROBLEMS_KEPT = 5
+
+
+class Records:
+    """The objects of a JSONL file, in order.
+
+    A half-written last line counts once it has its line end. Until then it is left out and reported in `problems`, as
+    are lines that are not objects. A resumed run cuts its files, and then the whole file is read again.
+    """
+
+    def __init__(self, path: Path, accept: Callable[[Record], bool] = lambda record: True):
+        self.path = path
+        self.accept = accept
+        """Returns whether an object is a record of this file."""
+        self.rows: list[Record] = []
+        self.state = ""
+        """Text that changes when the file changes."""
+        self._bad: list[int] = []
+        self._foreign: list[str] = []
+        self._unfinished = False
+        """Whether the last line lacks its line end."""
+        self._offset = self._lines = self._tail = 0
+        self._lock = threading.Lock()
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences about unreadable lines, a last line without a line end, and a file that is left out."""
+        last = [unfinished(self.path.name, self._lines + 1)] if self._unfinished else []
+        if not self._bad:
+            return [*self._foreign, *last]
+        shown = ", ".join(map(str, self._bad[:PROBLEMS_KEPT])) + (" …" if len(self._bad) > PROBLEMS_KEPT else "")
+        return [f"{self.path.name}: {len(self._bad)} lines cannot be read ({shown})", *last]
+
+    def refresh(self) -> list[Record]:
+        """Read the new lines, and return all rows. A missing file has no rows."""
+        with self._lock:
+            try:
+                found = state_of(self.path, self.path.parent, LARGEST)
+                state = f"{found.st_size}-{found.st_mtime_ns}"
+                if state != self.state:
+                    self._read()
+                    self.state, self._foreign = state, []
+            except OSError as error:
+                self._forget()
+                self._foreign = [str(error)] if isinstance(error, Foreign) else []
+            return self.rows
+
+    def _read(self) -> None:
+        with self.path.open("rb") as file:
+            file.seek(max(0, self._offset - TAIL))
+            if zlib.crc32(file.read(min(self._offset, TAIL))) != self._tail:
+                self._forget()
+            file.seek(self._offset)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._unfinished = end < len(data)
+        rows = list(self.rows)  # a copy, because other threads may be reading the old list
+        for line in data[:end].splitlines():
+            self._lines += 1
+            if line.strip():
+                self._add(rows, line)
+        self.rows = rows
+        self._offset += end
+        with self.path.open("rb") as file:
+            file.seek(max(0, self._offset - TAIL))
+            self._tail = zlib.crc32(file.read(min(self._offset, TAIL)))
+
+    def _add(self, rows: list[Record], line: bytes) -> None:
+        try:
+            record = json.loads(line)
+            usable = isinstance(record, dict) and self.accept(record)
+        except (ValueError, TypeError, RecursionError):
+            usable = False
+        if usable:
+            rows.append(record)
+        else:
+            self._bad.append(self._lines)
+
+    def _forget(self) -> None:
+        self.rows, self._bad, self.state = [], [], ""
+        self._offset = self._lines = self._tail = 0
+        self._unfinished = False
+
+
+def has_step(record: Record) -> bool:
+    """Whether the record is a row of metrics."""
+    step = record.get("step")
+    return isinstance(step, int) and not isinstance(step, bool) and abs(step) < LARGEST_NUMBER
+
+
+def is_span(record: Record) -> bool:
+    """Whether the record is a span of the timeline."""
+    return has_step(record) and all(_is_number(record.get(key)) for key in ("start", "end"))
+
+
+def is_finding(record: Record) -> bool:
+    """Whether the record is a finding of the diagnosis, as far as the page shows it; keys may be missing."""
+    texts = all(isinstance(record.get(key, ""), str) for key in ("rule", "severity", "title", "advice", "expect"))
+    steps = record.get("steps", [])
+    parts = {"proposals": (("why",), ("words", "current")), "witnesses": (("where", "said"), ())}
+    return (
+        texts
+        and all(_are_texts(record.get(key, [])) for key in ("evidence", "metrics"))
+        and isinstance(steps, list)
+        and all(map(_is_number, steps))
+        and all(_are_parts(record.get(key, []), *keys) for key, keys in parts.items())
+    )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether the value is a number that can be drawn; NaN is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _are_parts(parts: Any, texts: Iterable[str], lists: Iterable[str]) -> bool:
+    return isinstance(parts, list) and all(
+        isinstance(part, dict)
+        and all(isinstance(part.get(key, ""), str) for key in texts)
+        and all(_are_texts(part.get(key, [])) for key in lists)
+        for part in parts
+    )
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value as a float; None if no curve can show it. Whole numbers in JSON have no limit."""
+    return float(value) if value is not None and abs(value) < sys.float_info.max else None

@@ -1,0 +1,240 @@
+"""Episodes, and the loop in which the policy and an environment alternate until the episode ends."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from mtrl.engines.base import Engine, EngineLostError, SamplingParams
+from mtrl.environments.base import BaseEnvironment, TakesMessages
+from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.environments.results import add_payments, as_messages, as_step_result
+from mtrl.rollout.conversation import Dialogue
+from mtrl.rollout.occupancy import Occupancy
+from mtrl.types import FAILED, FinishReason, Row, StopReason, Trajectory, Turn
+from mtrl.utils.process_guard import failing_alone
+from mtrl.utils.reasons import account
+
+log = logging.getLogger(__name__)
+
+Seat = TypeVar("Seat")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one episode: turns, context tokens, seconds and retries."""
+
+    max_turns: int
+    max_context_length: int
+    step_timeout: float
+    episode_timeout: float
+    retries: int
+
+
+class Episodes(ABC, Generic[Seat]):
+    """Base class of the loops that run episodes. It applies time limits, retries failed attempts and records errors."""
+
+    engine: Engine
+    limits: Limits
+    sampling: Occupancy
+    """Clock of the seconds in which at least one turn was being sampled."""
+
+    async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
+        """Run one episode; errors and time-outs are retried in a fresh state, and never raised.
+
+        Raises:
+            EngineLostError: the engine is lost, so no further episode can run.
+        """
+        for attempt in range(self.limits.retries + 1):
+            seed = sampling.seed ^ (attempt << 32)
+            trajectory = await self._attempt(row, group_id, index, replace(sampling, seed=seed))
+            if trajectory.stop_reason not in FAILED:
+                break
+            log.info("episode %s/%d, attempt %d failed: %s", group_id, index, attempt + 1, trajectory.error)
+        trajectory.metrics["attempts"] = attempt + 1
+        return trajectory
+
+    async def _attempt(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
+        trajectory = Trajectory(task_id=str(row["id"]), group_id=group_id, index=index)
+        async with self._seat(f"{group_id}/{index}", sampling) as seat:
+            deadline = asyncio.timeout(self.limits.episode_timeout)
+            try:
+                async with deadline:
+                    # The episode gets a copy, so that its changes to the row do not reach other episodes.
+                    await self._play(trajectory, seat, copy.deepcopy(row), sampling)
+            except EngineLostError:
+                raise
+            except Exception as error:
+                late = EpisodeTimeoutError(self.limits.episode_timeout, error) if deadline.expired() else None
+                _fail(trajectory, late or error)
+        return trajectory
+
+    @abstractmethod
+    def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Seat]:
+        """Return a context manager that reserves an attempt's place at the engine. The wait to enter it does not count
+        towards the episode's time limit."""
+
+    @abstractmethod
+    async def _play(self, trajectory: Trajectory, seat: Seat, row: Row, sampling: SamplingParams) -> None:
+        """Run the episode and fill the trajectory; an exception other than `EngineLostError` fails the attempt."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the resources that the episodes share, except the engine."""
+
+
+@dataclass
+class EpisodeLoop(Episodes[str]):
+    """Loop of the episodes in which an environment answers the policy; all episodes of a run share it."""
+
+    engine: Engine
+    make_environment: Callable[[], BaseEnvironment]
+    make_conversation: Callable[..., Dialogue]
+    """Factory that takes the opening messages, and the tools if there are any."""
+    pool: EnvironmentPool
+    limits: Limits
+    sampling: Occupancy = field(default_factory=Occupancy)
+    """Clock of the seconds in which at least one turn was being sampled."""
+
+    async def close(self) -> None:
+        """Let the idle threads end."""
+        self.pool.close()
+
+    @asynccontextmanager
+    async def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AsyncIterator[str]:
+        self.engine.open(trajectory_id)
+        try:
+            yield trajectory_id
+        finally:
+            self.engine.release(trajectory_id)
+
+    async def _play(self, trajectory: Trajectory, trajectory_id: str, row: Row, sampling: SamplingParams) -> None:
+        environment = await self._call(self.make_environment, discard=_close_late)
+        try:
+            opening = await self._call(environment.reset, row)
+            tools = list(environment.tools) if isinstance(environment, TakesMessages) else []
+            prompt = row["prompt"] if opening is None else as_messages(opening)
+            conversation = self.make_conversation(prompt, tools) if tools else self.make_conversation(prompt)
+            trajectory.turns = conversation.turns
+            trajectory.stop_reason = StopReason.MAX_TURNS
+            for turn_index in range(self.limits.max_turns):
+                # Every turn has its own random stream, so that a repeated context does not repeat the same tokens.
+                turn_sampling = replace(sampling, seed=(sampling.seed + turn_index) % 2**64)
+                if await self._turn(
+                    trajectory, trajectory_id, conversation, environment, row, turn_sampling, turn_index
+                ):
+                    break
+        finally:
+            await self.pool.finish(environment.close, timeout=self.limits.step_timeout)
+
+    async def _turn(
+        self,
+        trajectory: Trajectory,
+        trajectory_id: str,
+        conversation: Dialogue,
+        environment: BaseEnvironment,
+        row: Row,
+        sampling: SamplingParams,
+        turn_index: int,
+    ) -> bool:
+        """Run one turn; return True if the episode is over (`stop_reason` holds the reason)."""
+        if conversation.prompt_tokens >= self.limits.max_context_length:
+            if turn_index == 0:
+                raise PromptTooLongError(conversation.prompt_tokens, self.limits.max_context_length)
+            trajectory.stop_reason = StopReason.CONTEXT_LIMIT
+            await self._truncate(trajectory, environment, row["ground_truth"])
+            return True
+        start = time.perf_counter()
+        with self.sampling:
+            generation = await self.engine.generate(trajectory_id, conversation.prompt, sampling)
+        if generation.finish == FinishReason.ABORT:
+            trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
+            return True
+        turn = _parsed(conversation, generation)
+        sampled = time.perf_counter()
+        returned = await self._step(environment, turn, row["ground_truth"])
+        with failing_alone():
+            outcome = as_step_result(returned, environment)
+            observation = as_messages(outcome.observation)
+        turn.seconds_generate, turn.seconds_environment = sampled - start, time.perf_counter() - sampled
+        turn.reward, turn.components = outcome.reward, outcome.components
+        turn.metrics.update(outcome.metrics)
+        last = turn_index + 1 == self.limits.max_turns
+        if outcome.done:
+            trajectory.stop_reason = StopReason.MAX_TURNS if outcome.truncated else StopReason.DONE
+        elif generation.finish == FinishReason.LENGTH and last:
+            trajectory.stop_reason = StopReason.TURN_TOKEN_LIMIT
+        if outcome.done or last:
+            trajectory.final_observation = observation
+            if not outcome.done:
+                await self._truncate(trajectory, environment, row["ground_truth"])
+            return True
+        conversation.add_observation(observation)
+        return False
+
+    async def _step(self, environment: BaseEnvironment, turn: Turn, ground_truth: dict[str, Any]) -> Any:
+        if isinstance(environment, TakesMessages):
+            return await self._call(environment.respond, copy.deepcopy(turn.message), turn.text, ground_truth)
+        return await self._call(environment.step, turn.text, ground_truth)
+
+    async def _truncate(
+        self, trajectory: Trajectory, environment: BaseEnvironment, ground_truth: dict[str, Any]
+    ) -> None:
+        add_payments(trajectory.turns[-1], await self._call(environment.truncate, ground_truth), environment)
+
+    async def _call(self, function: Callable[..., Any], *args: Any, discard: Callable[[Any], Any] | None = None) -> Any:
+        return await self.pool.call(function, *args, timeout=self.limits.step_timeout, discard=discard)
+
+
+def _close_late(environment: BaseEnvironment) -> None:
+    """Close an environment that was made after its time limit."""
+    closing = environment.close()
+    if inspect.isawaitable(closing):
+        asyncio.run(closing)
+
+
+class EpisodeTimeoutError(TimeoutError):
+    """The whole episode took too long."""
+
+    def __init__(self, seconds: float, where: Exception):
+        super().__init__(f"the episode took longer than environment.episode_timeout={seconds} s")
+        self.__cause__ = where
+
+
+class PromptTooLongError(ValueError):
+    """The first prompt leaves no room for a single token."""
+
+    def __init__(self, tokens: int, limit: int):
+        super().__init__(
+            f"the prompt has {tokens} tokens but generator.max_context_length is {limit}; raise it or leave the row out"
+        )
+
+
+class ResponseParseError(ValueError):
+    """The renderer could not parse the sampled ids into a message."""
+
+
+def _parsed(conversation: Dialogue, generation: Any) -> Any:
+    try:
+        return conversation.add_action(generation)
+    except Exception as error:
+        raise ResponseParseError(f"the renderer could not parse {generation.token_ids[:20]}…") from error
+
+
+def _fail(trajectory: Trajectory, error: Exception) -> None:
+    """Set the stop reason of a failed trajectory and its error: the cause in one line, then the traceback."""
+    trajectory.trainable = False
+    trajectory.stop_reason = StopReason.ENV_ERROR
+    if isinstance(error, EpisodeTimeoutError | CallTimeoutError):
+        trajectory.stop_reason = StopReason.TIMEOUT
+    elif isinstance(error, ResponseParseError):
+        trajectory.stop_reason = StopReason.PARSE_ERROR
+    trajectory.error = account(error)

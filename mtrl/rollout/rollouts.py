@@ -1,0 +1,136 @@
+"""Concurrent episodes: the groups of one step, with failed groups replaced as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from mtrl.engines.base import SamplingParams
+from mtrl.errors import RunEndedError
+from mtrl.rollout.episode import Episodes
+from mtrl.types import FAILED, Group, Row, Trajectory
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BARREN_ROUNDS = 10
+"""Number of consecutive rounds of replacements without one complete group after which the run ends, however many
+failures are allowed."""
+
+
+@dataclass
+class RolloutReport:
+    """The groups of one step, with the failures and the number of episodes that it took to collect them."""
+
+    groups: list[Group]
+    failures: list[Trajectory] = field(default_factory=list)
+    """Episodes that failed in every attempt. Their groups are not in `groups` if they were replaced."""
+    episodes: int = 0
+
+
+@dataclass
+class Rollouts:
+    """Runs the episodes of rows, and collects the failures separately."""
+
+    loop: Episodes[Any]
+    seed: int
+    max_failed_share: float
+    on_episode: Callable[[Trajectory], None] = lambda trajectory: None
+
+    async def collect(
+        self,
+        key: str,
+        rows: Sequence[Row],
+        group_size: int,
+        sampling: SamplingParams,
+        replacement: Callable[[], Row] | None = None,
+    ) -> RolloutReport:
+        """Collect one group per row; `key` names the step and seeds its random streams.
+
+        A group in which an episode failed is run anew on a row from `replacement`: to leave out only the failed
+        episode would bias the group towards behaviour that does not fail. Without `replacement` (evaluation) the group
+        stays.
+
+        Raises:
+            RunEndedError: more than `max_failed_share` of the episodes failed, or replacements keep failing.
+        """
+        report = RolloutReport(groups=[])
+        pending = [(f"{key}/{i}", row) for i, row in enumerate(rows)]
+        barren = 0
+        while pending:
+            groups = await all_or_none(self.group(group_id, row, group_size, sampling) for group_id, row in pending)
+            report.episodes += sum(len(group.trajectories) for group in groups)
+            failed = [t for group in groups for t in group.trajectories if t.stop_reason in FAILED]
+            broken = {t.group_id for t in failed} if replacement else set()
+            report.failures += failed
+            report.groups += [group for group in groups if group.group_id not in broken]
+            barren = barren + 1 if len(broken) == len(groups) else 0
+            if failed:
+                log.warning("%s", summary(report.failures, report.episodes, failed[0]))
+                self.check(report.failures, report.episodes, failed[0], barren)
+            pending = (
+                [(f"{group_id}+", replacement()) for group_id, _ in pending if group_id in broken]
+                if replacement
+                else []
+            )
+        return report
+
+    async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> Group:
+        """Run the episodes of one row concurrently. Each has its own random stream, seeded by its group's name and its
+        index."""
+        return Group(group_id, row, await all_or_none(self._episode(group_id, row, i, sampling) for i in range(size)))
+
+    async def _episode(self, group_id: str, row: Row, index: int, sampling: SamplingParams) -> Trajectory:
+        seed = stream_seed(self.seed, group_id, index)
+        trajectory = await self.loop.run(row, group_id, index, replace(sampling, seed=seed))
+        self.on_episode(trajectory)
+        return trajectory
+
+    def check(self, failures: Sequence[Trajectory], episodes: int, newest: Trajectory, barren: int) -> None:
+        """End the run if too many of these episodes failed; `newest` is the latest failure.
+
+        Raises:
+            RunEndedError: more than `max_failed_share` of the episodes failed, or every group failed in at least
+                `BARREN_ROUNDS` consecutive rounds (`barren` is the number of such rounds).
+        """
+        counted = f"{len(failures)} of {episodes} episodes failed"
+        if len(failures) / episodes > self.max_failed_share:
+            what = f"{counted}, more than environment.max_failed_share={self.max_failed_share} allows"
+        elif barren >= BARREN_ROUNDS:
+            what = f"{counted}, and none of the last {barren} rounds of replacements had a group without a failure"
+        else:
+            return
+        raise RunEndedError(f"{what}; the last failure was: {cause(newest)} (its traceback is in run.log)")
+
+
+def summary(failures: Sequence[Trajectory], episodes: int, newest: Trajectory) -> str:
+    """Return one line that reports the failed episodes."""
+    return f"{len(failures)} of {episodes} episodes failed: {cause(newest)}"
+
+
+def cause(failure: Trajectory) -> str:
+    """Return the first line of a failed trajectory's error, or its stop reason if it has no error."""
+    return (failure.error or failure.stop_reason).partition("\n")[0]
+
+
+async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results, in order. If one coroutine raises, or the caller is cancelled, the others are cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        if running := [task for task in tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        tasks.clear()  # an error references this frame, whose tasks would reference the error
+
+
+def stream_seed(seed: int, group_id: str, index: int) -> int:
+    """Return a 64-bit seed for one trajectory's random stream."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{group_id}/{index}".encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,123 @@
+"""Held-out evaluation during a run. It uses the episode loop of training, the family's scorer, fixed rows and its own
+sampling parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+from mtrl.config.schema import EvaluationConfig
+from mtrl.engines.base import SamplingParams
+from mtrl.environments.family import Family
+from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.errors import RunEndedError, UserError
+from mtrl.rollout.rollouts import Rollouts
+from mtrl.scoring.measures import val_metrics
+from mtrl.types import Group, Row, Trajectory
+from mtrl.utils.plain_numbers import finite
+from mtrl.utils.reasons import reason
+
+
+async def score_groups(family: Family, groups: Sequence[Group], seconds: float) -> None:
+    """Set the score of every trajectory, and whether it holds an answer if the family can tell.
+
+    A trajectory without a turn scores 0 and holds no answer. A scorer that waits for processes is called on one thread
+    per core, any other scorer on a single thread.
+
+    Args:
+        seconds: time limit of scoring one trajectory, in seconds (`environment.episode_timeout`).
+
+    Raises:
+        RunEndedError: the scorer fails, hangs, or returns no finite number.
+    """
+    pool = _threads((os.cpu_count() or 1) if family.waits_for_processes else 1)
+    await asyncio.gather(*(_score(pool, family, t, group.row, seconds) for group in groups for t in group.trajectories))
+
+
+async def _score(pool: EnvironmentPool, family: Family, trajectory: Trajectory, row: Row, seconds: float) -> None:
+    score, answered = 0.0, False
+    if trajectory.turns:
+        who = f"the scorer of {family.name}, on row {trajectory.task_id},"
+        try:
+            score, answered = await pool.call(partial(_judged, family, trajectory, row), timeout=seconds)
+        except CallTimeoutError:
+            raise RunEndedError(
+                f"{who} took longer than environment.episode_timeout={seconds:g} s; mend `score`, or raise it"
+            ) from None
+        except UserError:
+            raise
+        except Exception as error:  # the scorer is the user's
+            raise RunEndedError(f"{who} failed: {reason(error)}; mend `score` or `answered`") from error
+    trajectory.score = score
+    if family.answered is not None:
+        trajectory.answered = answered
+
+
+def _judged(family: Family, trajectory: Trajectory, row: Row) -> tuple[float, bool]:
+    score = finite(family.score(trajectory, row), "it returned")
+    return score, family.answered is not None and bool(family.answered(trajectory, row))
+
+
+@cache
+def _threads(count: int) -> EnvironmentPool:
+    """Return the shared thread pool. With more threads than cores, the processes of a scorer could exceed their time
+    limits."""
+    return EnvironmentPool(count)
+
+
+@dataclass
+class EvaluationReport:
+    """Metrics and trajectories of one evaluation."""
+
+    metrics: dict[str, float]
+    groups: dict[str, list[Group]]
+    """Groups by kind: greedy, sampled."""
+
+    def ends(self) -> tuple[Trajectory, Trajectory]:
+        """Return a greedy trajectory of the highest reward and one of the lowest reward."""
+        greedy = [t for group in self.groups["greedy"] for t in group.trajectories]
+        return max(greedy, key=lambda t: t.reward), min(greedy, key=lambda t: t.reward)
+
+
+@dataclass
+class HeldOut:
+    """Evaluates the engine's current weights on the first `rows` held-out rows."""
+
+    config: EvaluationConfig
+    family: Family
+    rows: list[Row]
+    rollouts: Rollouts
+    judge: Callable[[Sequence[Group]], Awaitable[None]]
+    """Rewards and scores groups, in place."""
+    sampling: SamplingParams
+    """Sampling parameters of evaluations; greedy episodes set temperature 0."""
+
+    async def run(self, step: int) -> EvaluationReport:
+        """Run greedy episodes, then sampled ones if `sampled_rows` is not 0.
+
+        `val/success/*`, `val/reward/mean` and `val/turns/mean` come from the greedy episodes; `val/success/sampled` and
+        `val/*/pass_k_*` come from the sampled ones (pass@1 from the greedy ones if there are none).
+        """
+        config = self.config
+        groups = {
+            "greedy": await self._play(
+                f"eval{step}/greedy", self.rows[: config.rows], 1, replace(self.sampling, temperature=0.0)
+            )
+        }
+        if config.sampled_rows:
+            groups["sampled"] = await self._play(
+                f"eval{step}/sampled", self.rows[: config.sampled_rows], config.samples_per_row, self.sampling
+            )
+        return EvaluationReport(self.metrics(groups), groups)
+
+    def metrics(self, groups: dict[str, list[Group]]) -> dict[str, float]:
+        """Return the metrics `val/…` of scored groups by kind; `sampled` may be missing."""
+        return val_metrics(groups, self.config, self.family)
+
+    async def _play(self, key: str, rows: list[Row], samples: int, sampling: SamplingParams) -> list[Group]:
+        report = await self.rollouts.collect(key, rows, samples, sampling)
+        await self.judge(report.groups)
+        return report.groups

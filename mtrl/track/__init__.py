@@ -1,1 +1,0 @@
-"""python -m mtrl.track: send the records of a run to its trackers."""

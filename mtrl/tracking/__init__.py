@@ -1,1 +1,0 @@
-"""Records and displays of a run: run directory, metrics, console and curves."""

@@ -1,6 +1,0 @@
-"""Trackers as followers: the folder of a run is the source, and followers copy its new content to trackers."""
-
-from mtrl.tracking.followers.followers import Followers
-from mtrl.tracking.followers.start import check_trackers, mlflow_url, start_followers
-
-__all__ = ["Followers", "check_trackers", "mlflow_url", "start_followers"]

@@ -1,0 +1,1 @@
+"""Checkpoints: reading, writing and the index of the newest and best ones."""

@@ -1,0 +1,1 @@
+"""From trajectories to mini-batches: admission, the stream of groups, samples and batches."""

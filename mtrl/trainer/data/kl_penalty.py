@@ -1,0 +1,54 @@
+"""The KL to the reference as a part of the reward: a penalty on each turn for its distance from the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mtrl.algorithms.kl import KlController
+from mtrl.trainer.data.batching import micro_batches
+from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.update.learners import Learners
+from mtrl.types import Group, Sample
+
+
+class KlPenalty:
+    """Subtracts coefficient x k1, summed over the tokens of a turn, from the turn's reward.
+
+    k1 = rollout - reference log-prob of the sampled tokens. In the reward it is unbiased (its expected value is the KL,
+    and the gradient comes through the score function), while as a loss its expected gradient is 0.
+    """
+
+    def __init__(self, learners: Learners, controller: KlController, max_tokens: int):
+        self.learners, self.controller, self.max_tokens = learners, controller, max_tokens
+
+    def apply(self, groups: Sequence[Group]) -> float:
+        """Lower the rewards in place and store -k1 as the component `kl`. Return the mean k1 per token, in nats.
+
+        The penalty applies to all trajectories, including those that will not be trained on, since these count in the
+        baseline of their group.
+        """
+        trajectories = {(g.group_id, t.index): t for g in groups for t in g.trajectories}
+        samples = [s for t in trajectories.values() for s in trajectory_samples(t, [0.0] * len(t.turns))]
+        total, tokens = 0.0, 0
+        for sample, kl in zip(samples, self._k1(samples), strict=True):
+            turns = np.array(sample.turns)[np.array(sample.loss_mask)]
+            per_turn = np.bincount(turns, kl)
+            for turn in np.unique(turns):
+                played = trajectories[sample.group_id, sample.trajectory].turns[turn]
+                played.components["kl"] = -float(per_turn[turn])
+                played.reward += self.controller.coefficient * played.components["kl"]
+            total, tokens = total + float(kl.sum()), tokens + len(kl)
+        return total / max(tokens, 1)
+
+    def _k1(self, samples: list[Sample]) -> list[np.ndarray]:
+        """Return, for each sample, the rollout minus the reference log-prob of each sampled token."""
+        weights = [np.zeros(len(sample.token_ids)) for sample in samples]
+        batches = micro_batches(samples, weights, self.max_tokens, ranks=self.learners.ranks)
+        found: dict[int, np.ndarray] = {}
+        for batch, reference in zip(batches, self.learners.reference_logprobs(batches), strict=True):
+            difference = (batch.rollout_logprobs - reference).double().numpy()
+            counts = np.cumsum([samples[row].action_tokens for row in batch.rows])[:-1]
+            found.update(zip(batch.rows, np.split(difference, counts), strict=True))
+        return [found[row] for row in range(len(samples))]

@@ -1,0 +1,176 @@
+"""Loading of causal LMs from a folder or from the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from mtrl.config.schema import Config
+from mtrl.errors import UserError
+from mtrl.models.attention import products_are_faster, use_own_attention
+from mtrl.models.packing import prepare_packing
+from mtrl.record.checksums import changes
+from mtrl.record.run_dir import RunDir
+from mtrl.utils.hub import is_out_of_reach, model_options
+
+UNREADABLE = (OSError, ValueError, ImportError, SafetensorError)
+"""Exceptions of Transformers for a folder or Hub name without a model, or with one that this machine cannot run."""
+
+
+def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
+    """Load the module and the tokenizer of a folder or Hub name. The module is in evaluation mode, without dropout,
+    since the log-probs of sampling and training must agree.
+
+    Args:
+        key: setting that names the model, for error messages.
+        device: device in the form of `model.device`; None: `model.device`.
+
+    Raises:
+        UserError: the model cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    check_export(path, key)
+    place = pick_device(device or config.model.device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **_given(config, path))
+    except UNREADABLE as error:
+        raise _cannot_load(key, path, error) from error
+    return _load_module(config, path, key, getattr(torch, config.model.dtype)).to(place), tokenizer
+
+
+def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
+    """Load a module that reads the policy's tokens, with the policy's dtype, device and attention: a reference, or a
+    critic's body.
+
+    Args:
+        key: setting that names the model, for error messages.
+
+    Raises:
+        UserError: the model cannot be loaded, or its vocabulary has another size than the policy's.
+    """
+    check_export(path, key)
+    model = _load_module(config, path, key, policy.dtype, ", or null for the policy's own weights")
+    own, wanted = (m.config.get_text_config().vocab_size for m in (model, policy))
+    if own != wanted:
+        raise UserError(
+            f"{key}={path} has a vocabulary of {own} and the policy one of {wanted}, so they would not read the same "
+            "tokens; give a model with the policy's tokenizer, or null for the policy's own weights"
+        )
+    fit_attention(model, config)
+    return model.to(policy.device)
+
+
+def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any, Any]:
+    """Load the configuration and the tokenizer of a folder or Hub name, for a model whose weights another program
+    loads.
+
+    Args:
+        key: setting that names the model, for error messages.
+
+    Raises:
+        UserError: they cannot be loaded.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    given = _given(config, path)
+    check_export(path, key)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **given)
+        return AutoConfig.from_pretrained(path, **given), tokenizer
+    except UNREADABLE as error:
+        raise _cannot_load(key, path, error) from error
+
+
+def check_export(path: str, key: str) -> None:
+    """Check that the files of a run's export are unchanged, since a changed weight would otherwise not be noticed.
+
+    Args:
+        key: setting that names the export, for error messages.
+
+    Raises:
+        UserError: a file is missing or changed.
+    """
+    folder = Path(path)
+    if folder.name == RunDir(folder.parent).export.name and (changed := changes(folder.parent, f"{folder.name}/")):
+        raise UserError(
+            f"{key}={path} has changed since the end of its run ({changed}); give an intact copy or a checkpoint of "
+            f"the run, or remove {RunDir(folder.parent).checksums} to trust the files as they are"
+        )
+
+
+def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "") -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    attention = config.model.attn_implementation
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=config.model.trust_remote_code,
+            **model_options(path),
+        )
+    except UNREADABLE as error:
+        if "attn_implementation" in str(error):  # the message names Transformers' argument, not the key of mtrl
+            raise UserError(
+                f"{key}={path} has no attention by model.attn_implementation={attention}; set "
+                "model.attn_implementation=eager"
+            ) from error
+        if isinstance(error, ImportError) and attention.startswith("flash"):
+            raise UserError(
+                f"model.attn_implementation={attention} cannot be used on this machine ({_first_line(error)}); install "
+                "its package, or set model.attn_implementation=sdpa"
+            ) from error
+        raise _cannot_load(key, path, error, otherwise) from error
+    return model.eval()
+
+
+def _given(config: Config, path: str) -> dict[str, bool]:
+    """Arguments of `from_pretrained` of a tokenizer or a configuration."""
+    return {"trust_remote_code": config.model.trust_remote_code, "local_files_only": is_out_of_reach(path)}
+
+
+def _cannot_load(key: str, path: str, error: Exception, otherwise: str = "") -> UserError:
+    missing = path.count("/") > 1 and not Path(path).exists()  # a name of the Hub has one slash at most
+    if missing:
+        why = "there is no such folder"
+    elif is_out_of_reach(path):
+        why = "the Hub does not answer, and this machine has no copy"
+    else:
+        why = _first_line(error)
+    return UserError(f"{key}={path} cannot be loaded ({why}); give a folder or a Hub name of a causal LM{otherwise}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def fit_attention(model: Any, config: Config) -> None:
+    """Prepare the model's attention for packed samples, or select the faster implementation for its device.
+
+    Raises:
+        UserError: `trainer.packing` is set, and the model cannot keep packed samples apart.
+    """
+    if config.trainer.packing:
+        prepare_packing(model)
+    elif products_are_faster(compute_dtype(config), pick_device(config.model.device)):
+        use_own_attention(model)
+
+
+def compute_dtype(config: Config) -> torch.dtype:
+    """Return the dtype of forward and backward passes."""
+    return getattr(torch, config.trainer.fsdp.param_dtype or config.model.dtype)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"model.device={name} needs a GPU, and this machine shows none; use model.device=cpu")
+    return torch.device(name)

@@ -1,0 +1,118 @@
+"""Creation of the models that are trained, with adapters, sharding and optimisers, from a configuration."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrl.config.schema import Config
+from mtrl.distributed.sharding import compile_layers, needs_sharding, shard
+from mtrl.distributed.world import World
+from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.lora import add_adapters, without_adapters
+from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
+from mtrl.trainer.data.batching import MicroBatch
+from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer, pick_device
+from mtrl.trainer.update.learner import Learner
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.policy_learner import PolicyLearner
+from mtrl.trainer.update.value_learner import ValueLearner, value_model
+
+SMALL_MODEL = 5_000_000
+"""Number of parameters up to which one CPU thread is faster than several, because of the barriers between threads."""
+
+
+def make_learner(config: Config, world: World, path: str) -> Learner:
+    """Create the models that are trained, from the folder or Hub name `path`, and their optimisers. Return this rank's
+    share of them.
+
+    Raises:
+        UserError: a model of the configuration cannot be loaded, or settings do not fit together.
+    """
+    trainer, algorithm = config.trainer, config.algorithm
+    set_threads(config, world)
+    # A model that will be sharded is moved to the GPU layer by layer, since the whole model may not fit.
+    sharded = needs_sharding(trainer.fsdp, world)
+    model, tokenizer = load_model(config, path, device="cpu" if sharded else config.model.device)
+    if trainer.optimizer.offload and pick_device(config.model.device).type == "cpu":
+        warnings.warn("trainer.optimizer.offload=true has no effect on a CPU, where moments are anyway", stacklevel=1)
+    if trainer.threads is None and sum(p.numel() for p in model.parameters()) <= SMALL_MODEL:
+        torch.set_num_threads(1)
+    if trainer.gradient_checkpointing:
+        checkpoint_gradients(model)
+    fit_attention(model, config)
+    values, reference = value_model(config, model), reference_model(config, model)
+    if config.model.lora_rank:
+        model = add_adapters(model, config.model, config.seed)
+    model, reference, values = (prepared(module, config, world) for module in (model, reference, values))
+    as_policy = partial(
+        Policy,
+        tokenizer=tokenizer,
+        temperature=config.generator.sampling_params.temperature,
+        max_logits=trainer.max_logits_per_chunk,
+    )
+    policy = as_policy(model, entropy_gradient=algorithm.entropy_coef != 0)
+    frozen = None
+    if needs_reference(config):
+        frozen = WithoutAdapters(policy) if reference is None else as_policy(reference)
+    learner = PolicyLearner(config, policy, frozen, Optimizer(model, trainer.optimizer, trainer.max_steps))
+    saver = (BackgroundSaver if trainer.checkpoint.background else Saver)(world.background_group)
+    return Learner(learner, None if values is None else ValueLearner(config, values), saver)
+
+
+class WithoutAdapters:
+    """The reference for training of adapters: the policy with its adapters disabled."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+
+    def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Return log-probs like `Policy.all_logprobs`, without the adapters."""
+        with without_adapters(self.policy.model):
+            return self.policy.all_logprobs(batches)
+
+
+def set_threads(config: Config, world: World) -> None:
+    """Set the number of CPU threads: as configured, else 1 for the tiny policy, whose warm start must not depend on the
+    machine, else this rank's share of the cores."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
+    default = 1 if config.model.name == "tiny" else max(1, (os.cpu_count() or 1) // ranks_here)
+    torch.set_num_threads(config.trainer.threads or default)
+
+
+def prepared(module: Any, config: Config, world: World) -> Any:
+    """Return the module prepared for training: compiled if configured, and sharded if the configuration or the number
+    of ranks requires it; None for None."""
+    if module is None:
+        return None
+    if config.trainer.compile:
+        compile_layers(module)
+    if not needs_sharding(config.trainer.fsdp, world):
+        return module
+    return shard(module, config.trainer.fsdp, world, pick_device(config.model.device))
+
+
+def needs_reference(config: Config) -> bool:
+    """Return whether the KL to a reference is used, in the loss or in the reward."""
+    return bool(config.algorithm.kl_loss_coef or config.algorithm.kl_reward_coef)
+
+
+def reference_model(config: Config, model: Any) -> Any:
+    """Return a frozen reference for the KL; None if the KL is not used, or if the reference is the policy without its
+    adapters.
+
+    Raises:
+        UserError: `algorithm.kl_reference` cannot be used.
+    """
+    path = config.algorithm.kl_reference
+    if not needs_reference(config) or (config.model.lora_rank and not path):
+        return None
+    reference = load_peer(config, path, "algorithm.kl_reference", model) if path else copy.deepcopy(model)
+    return reference.eval().requires_grad_(False)

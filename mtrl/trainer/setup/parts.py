@@ -1,0 +1,257 @@
+"""Creation of the parts of a run from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mtrl.config.derived import plays_agent
+from mtrl.config.schema import Config, SamplingConfig
+from mtrl.datasets import Splits
+from mtrl.distributed.crew import Crew
+from mtrl.distributed.world import World
+from mtrl.engines.base import Engine, SamplingParams
+from mtrl.environments.factory import Task, load_task
+from mtrl.environments.family import Family
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.errors import UserError
+from mtrl.models.plain_tokenizer import plain
+from mtrl.models.renderer import make_renderer
+from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
+from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
+from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
+from mtrl.trainer.setup.models import make_learner, set_threads
+from mtrl.trainer.setup.warm_start import Foothold, OnStep, success_of, warm_start
+from mtrl.trainer.update.learner import Learner
+from mtrl.trainer.update.learners import Learners
+from mtrl.trainer.update.policy import Policy
+from mtrl.types import Row
+
+
+@dataclass
+class Player:
+    """A model with the engine and the loop that run its episodes."""
+
+    codec: Codec
+    engine: Engine
+    loop: Episodes[Any]
+    sampling: SamplingParams
+    eval_sampling: SamplingParams
+
+
+@dataclass
+class Parts(Player):
+    """The parts of a run."""
+
+    family: Family
+    splits: Splits
+    learner: Learner
+    """This process's share of the models that are trained."""
+    crew: Crew
+    """The learners of all ranks."""
+    sends_weights: bool
+    """Whether the engine has its own copy of the weights, so that new weights must be sent to it."""
+    foothold: Foothold | None = None
+    """Result of the warm start; None if the policy had none."""
+
+    @property
+    def policy(self) -> Policy:
+        return self.learner.policy.policy
+
+    @property
+    def learners(self) -> Learners:
+        return Learners(self.crew, self.learner.flops)
+
+
+def set_up(
+    config: Config,
+    on_warm_start: OnStep = lambda step, success: None,
+    task: Task | None = None,
+    world: World | None = None,
+) -> Parts:
+    """Load the model, and the task unless it is given, and connect engine and environments. Only the leader calls this.
+
+    Raises:
+        UserError: a model or a data set of the configuration cannot be loaded, or settings do not fit together.
+    """
+    world = world or World()
+    task = task or load_task(config)
+    if not task.splits.train and (config.trainer.max_steps or config.model.name == "tiny"):
+        raise UserError(
+            "there are no training rows: check data.path and data.train_split, or evaluate only, with "
+            "trainer.max_steps=0 and model=hf"
+        )
+    set_threads(config, world)
+    path, foothold = prepared_start(config, task, on_warm_start)
+    world.broadcast((config, path))
+    learner = make_learner(config, world, path)
+    policy = learner.policy.policy
+    rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
+    engine = partial(training_engine, config, world, path, policy)
+    player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine)
+    return Parts(
+        **vars(player),
+        family=task.family,
+        splits=task.splits,
+        learner=learner,
+        crew=Crew(world, learner),
+        sends_weights=has_copy(config, world),
+        foothold=foothold,
+    )
+
+
+def connect(
+    config: Config,
+    task: Task,
+    model_config: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    make_engine: Callable[[int], Engine],
+) -> Player:
+    """Return the engine and the loop that run a model's episodes on these rows of a task.
+
+    Args:
+        model_config: Hugging Face configuration of the model.
+        make_engine: function from the maximum length of a conversation, in tokens, to the engine.
+
+    Raises:
+        UserError: a prompt does not fit, or the engine cannot run the model.
+    """
+    tokenizer = plain(tokenizer)
+    codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
+    limit = context_limit(config, model_config)
+    check_prompts(codec, rows, limit)
+    make_loop = partial(agent_loop if plays_agent(config) else environment_loop, config, task, codec)
+    loop = make_loop(limits(config, limit), lambda: make_engine(limit))
+    sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
+    return Player(codec, loop.engine, loop, sampling, eval_sampling_params(config, codec.stop_token_ids))
+
+
+def environment_loop(
+    config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
+) -> EpisodeLoop:
+    """Return the loop of episodes with the task's environment."""
+    layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
+    pool = EnvironmentPool(config.environment.max_workers)
+    return EpisodeLoop(make_engine(), task.make_environment, partial(layout, codec), pool, limits)
+
+
+def agent_loop(
+    config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
+) -> Episodes[Any]:
+    """Return the loop of episodes that the program of `generator.agent` runs.
+
+    Raises:
+        UserError: the program does not exist.
+    """
+    from mtrl.agents.loop import AgentLoop
+    from mtrl.agents.start import make_runner
+    from mtrl.gateway.server import Gateway
+    from mtrl.gateway.session import SessionLimits
+
+    agent = config.generator.agent
+    runner = make_runner(agent)  # before the engine, which takes a minute to start
+    calls = SessionLimits(
+        agent.max_calls or limits.max_turns,
+        agent.max_calls_at_once,
+        limits.max_context_length,
+        agent.max_requests_per_second,
+    )
+    gateway = Gateway(make_engine(), codec, calls, agent.host, agent.port)
+    return AgentLoop(gateway, runner, limits, agent.max_concurrent)
+
+
+def limits(config: Config, context: int) -> Limits:
+    """Return the limits of an episode, with a conversation of at most `context` tokens."""
+    return Limits(
+        max_turns=config.generator.max_turns,
+        max_context_length=context,
+        step_timeout=config.environment.step_timeout,
+        episode_timeout=config.environment.episode_timeout,
+        retries=config.environment.retries,
+    )
+
+
+def start_of(config: Config, task: Task, on_warm_start: OnStep = lambda step, success: None) -> str:
+    """Return the folder or Hub name of the policy before training. A warm start, if enabled, is made now unless it is
+    in the cache."""
+    return prepared_start(config, task, on_warm_start)[0]
+
+
+def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[str, Foothold | None]:
+    """Return the folder or Hub name of the policy before training, and the result of its warm start, None without
+    one."""
+    if config.model.name != "tiny" and not config.model.warm_start.enabled:
+        return config.model.path or "", None
+
+    def connected(model: Any, tokenizer: Any) -> Player:
+        return connect(config, task, model.config, tokenizer, [], partial(shared_engine, config, model, tokenizer))
+
+    return warm_start(config, task, partial(success_of, config, task, connected), on_warm_start)
+
+
+def preparation(config: Config) -> tuple[str, int | None]:
+    """Return the title of the progress bar until the policy is loaded, and the smallest number of steps, or None if the
+    steps are unknown."""
+    if config.model.name != "tiny" and not config.model.warm_start.enabled:
+        return "loading the model", None
+    settings = config.model.warm_start
+    return "warm start", min(max(settings.min_steps, settings.check_every), settings.max_steps)
+
+
+def sampling_params(config: SamplingConfig, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+    return SamplingParams(
+        max_generate_length=config.max_generate_length,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        stop=tuple(config.stop),
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def eval_sampling_params(config: Config, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+    """Return the sampling parameters of evaluations; if none are configured, those of training."""
+    generator = config.generator
+    return sampling_params(generator.eval_sampling_params or generator.sampling_params, stop_token_ids)
+
+
+def context_limit(config: Config, model_config: Any) -> int:
+    """Return the maximum length of a whole conversation, in tokens: the model's limit, or a smaller configured one.
+
+    Raises:
+        UserError: the configured limit is larger than the model's.
+    """
+    holds = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 4096
+    wanted = config.generator.max_context_length
+    if wanted is not None and wanted > holds:
+        raise UserError(
+            f"generator.max_context_length={wanted} is more than the {holds} tokens that the model holds; lower it"
+        )
+    return wanted or holds
+
+
+def check_prompts(codec: Codec, rows: Sequence[Row], limit: int) -> None:
+    """Check the lengths of all prompts before anything runs.
+
+    Raises:
+        UserError: a prompt leaves no room for a response; the message names the first such row.
+    """
+    for row in rows:
+        tokens = prompt_tokens(codec, row, limit)
+        if tokens >= limit:
+            raise UserError(
+                f"row {row['id']} has a prompt of {tokens} tokens, which does not fit "
+                f"generator.max_context_length={limit}; raise it or leave the row out"
+            )
+
+
+def prompt_tokens(codec: Codec, row: Row, limit: int) -> int:
+    """Return the number of tokens of a row's prompt, or an upper bound from its bytes if that already shows that the
+    prompt fits."""
+    characters = sum(len(str(message.get("content") or "").encode()) for message in row["prompt"])
+    if characters + 64 * (len(row["prompt"]) + 1) < limit:
+        return characters  # a text has at most as many tokens as bytes; 64 covers the template's tokens per message
+    return len(codec.renderer.render_ids(row["prompt"], add_generation_prompt=True))

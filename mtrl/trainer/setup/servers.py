@@ -1,0 +1,113 @@
+"""Creation of an engine that runs as servers, from a configuration."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mtrl.config.derived import engine_python, serves
+from mtrl.config.engine_schema import ServerConfig
+from mtrl.config.schema import Config
+from mtrl.distributed.world import World
+from mtrl.engines.base import Engine
+from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.engine import ServerEngine
+from mtrl.engines.server.launch import Launch
+from mtrl.engines.server.sync import make_sync
+from mtrl.engines.sglang.api import SglangApi
+from mtrl.engines.sglang.command import sglang_command
+from mtrl.engines.vllm.api import VllmApi
+from mtrl.engines.vllm.command import vllm_command
+from mtrl.trainer.canary import TOKENS, Canary
+from mtrl.trainer.setup.loading import compute_dtype, pick_device
+from mtrl.trainer.setup.placement import server_devices, training_gpus
+from mtrl.trainer.work_thread import WorkThread
+
+if TYPE_CHECKING:
+    from mtrl.trainer.setup.parts import Parts
+
+WORDS = {"vllm": (VllmApi, vllm_command), "sglang": (SglangApi, sglang_command)}
+"""API client and start command of each engine."""
+HALF = 0.3
+"""Default tolerance of the canary in half precision, in nats: the largest difference between the log-probs of a token
+that two correct implementations show."""
+FULL = 1e-3
+"""Default tolerance of the canary in float32, in nats."""
+
+
+def server_settings(config: Config) -> ServerConfig:
+    """Return the settings of the selected engine."""
+    return getattr(config.generator, config.generator.backend)
+
+
+def server_engine(config: Config, world: World, path: str, model_config: Any, context: int, logs: Path) -> ServerEngine:
+    """Start the servers, or connect to servers that run already.
+
+    Args:
+        path: folder or Hub name of the model that they start with.
+        model_config: Hugging Face configuration of the model.
+        context: maximum length of a whole conversation, in tokens.
+        logs: folder for the output of the servers.
+
+    Raises:
+        UserError: the servers do not start.
+    """
+    generator, settings, name = config.generator, server_settings(config), config.generator.backend
+    api, command = WORDS[name]
+    dtype = str(compute_dtype(config)).removeprefix("torch.")
+    launch = Launch(
+        settings,
+        model=path,
+        context=context,
+        max_num_seqs=generator.max_num_seqs,
+        gpu_memory_utilization=generator.gpu_memory_utilization,
+        dtype=dtype,
+        python="" if settings.urls else engine_python(name, settings.python),
+        is_cpu=not torch.cuda.is_available(),
+        max_lora_rank=config.model.lora_rank if settings.lora == "adapter" else 0,
+    )
+    devices = server_devices(name, settings, training_gpus(world.size, pick_device(config.model.device)))
+    scaling = config.model.lora_alpha / config.model.lora_rank if config.model.lora_rank else None
+    return ServerEngine(
+        Backend(name, settings, partial(api, settings=settings), partial(command, launch)),
+        make_sync(settings, model=path, dtype=dtype, lora_scaling=scaling),
+        vocabulary=model_config.get_text_config().vocab_size,
+        context=context,
+        max_num_seqs=generator.max_num_seqs,
+        in_flight=config.async_config.in_flight,
+        log_folder=logs,
+        devices=devices,
+    )
+
+
+def are_given(config: Config) -> bool:
+    """Return whether mtrl uses servers that it did not start, so that their weights are unknown."""
+    return serves(config) and bool(server_settings(config).urls)
+
+
+def colocated(config: Config, engine: Engine) -> ServerEngine | None:
+    """Return the engine if its servers share GPUs with the trainer, else None."""
+    if not serves(config) or not server_settings(config).colocate:
+        return None
+    assert isinstance(engine, ServerEngine)
+    return engine
+
+
+def make_canary(config: Config, parts: Parts, work_thread: WorkThread) -> Canary | None:
+    """Return the check that compares servers with the trainer; None for the local engine, without training rows, or
+    with a tolerance of 0."""
+    if not serves(config) or not parts.splits.train:
+        return None
+    assert isinstance(parts.engine, ServerEngine)
+    tolerance = server_settings(config).canary_tolerance
+    if tolerance is None:
+        tolerance = FULL if compute_dtype(config) == torch.float32 else HALF
+    if tolerance == 0:
+        return None
+    prompt = parts.codec.renderer.render_ids(parts.splits.train[0]["prompt"], add_generation_prompt=True)
+    prompt = prompt[: parts.loop.limits.max_context_length - TOKENS]
+    logprobs = parts.learners.logprobs
+    return Canary(parts.engine, logprobs, work_thread, prompt, parts.sampling, tolerance, config.generator.backend)

@@ -1,0 +1,296 @@
+"""The warm start: imitation of the environment's demonstrator until sampled episodes succeed often enough for RL.
+
+RL amplifies behaviour that already occurs, so a policy that never succeeds learns nothing, and a policy that always
+succeeds has nothing to learn. The number of updates between these two points depends on the seed, the task and the
+model, so it is not fixed: every `model.warm_start.check_every` updates the success rate is measured, on training rows,
+sampled as in training and judged by the scorer. Imitation ends when it is inside `model.warm_start.success_band`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import inspect
+import json
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from mtrl.config.schema import Config
+from mtrl.environments.factory import Task
+from mtrl.environments.family import reward_is_success
+from mtrl.errors import UserError
+from mtrl.models import sft, tiny
+from mtrl.models.demonstrations import demonstrate, demonstrations
+from mtrl.models.renderer import TinyRenderer, make_renderer
+from mtrl.record.checksums import SUMS, changes, write_checksums
+from mtrl.rewards.compose import RewardComposer
+from mtrl.rollout.rollouts import Rollouts
+from mtrl.scoring.heldout import score_groups
+from mtrl.trainer.setup.loading import load_model
+from mtrl.types import Group, Message
+from mtrl.utils.files import replace_text
+
+KEY_CONVERSATIONS = 256
+"""Number of demonstrations in the cache key; their text changes with the environment's text."""
+RECORD = "warm_start.json"
+
+log = logging.getLogger(__name__)
+
+OnStep = Callable[[int, float | None], None]
+"""Function that is called after each update with the number of updates so far and the last measured success rate."""
+Measure = Callable[[Any, Any], float]
+"""Function from a model and its tokenizer to the share of sampled episodes on training rows that succeed."""
+
+
+@dataclass(frozen=True)
+class Foothold:
+    """Result of a warm start."""
+
+    success: float
+    """Share of sampled episodes on training rows that succeed."""
+    episodes: int
+    """Number of sampled episodes."""
+    steps: int
+    """Number of updates of imitation."""
+    band: tuple[float, float]
+    """Lower and upper limit of the required success rate."""
+    path: str | None = None
+    """Folder or Hub name of the model if it needed no imitation; None if the weights are in the folder of this
+    record."""
+
+    def __str__(self) -> str:
+        low, high = self.band
+        return (
+            f"{self.success:.1%} of {self.episodes} sampled episodes succeed after {self.steps} updates of imitation "
+            f"(wanted: {low:.0%} to {high:.0%})"
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Foothold | None:
+        """Read the record of a finished warm start in this folder; None without a record, or if a file is damaged,
+        which is logged."""
+        if not (folder / SUMS).exists():
+            return None
+        if wrong := changes(folder):
+            log.warning("%s is damaged (%s): the warm start is made anew", folder, wrong)
+            return None
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return cls(**found | {"band": tuple(found["band"])})
+
+
+def warm_start(
+    config: Config,
+    task: Task,
+    measure: Measure,
+    on_step: OnStep = lambda step, success: None,
+) -> tuple[str, Foothold]:
+    """Return the folder or Hub name of the policy after the warm start, which is made now unless it is in the cache,
+    and the result of the warm start.
+
+    Raises:
+        UserError: the task has no demonstrator, a demonstration fails, or the success rate does not reach the band.
+    """
+    if task.family.demonstrate is None:
+        raise UserError(
+            f"model.warm_start needs a demonstrator, and {task.family.name} has none: give it a `demonstrate`, or set "
+            "model=hf model.path=FOLDER model.warm_start.enabled=false"
+        )
+    folder = cache_folder() / "warm_start" / f"{task.family.name}-{cache_key(config, task)}"
+    found = Foothold.read(folder)
+    if found is None:
+        found = make(config, task, folder, measure, on_step)
+    return found.path or str(folder), found
+
+
+def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: OnStep) -> Foothold:
+    """Make the warm start, and write model, tokenizer and record to `folder`. Return the record."""
+    settings = config.model.warm_start
+    rng = random.Random(config.seed)
+    conversations = list(played(config, task, rng))
+    if config.model.name == "tiny":
+        sizes = config.model.tiny
+        tokenizer = tiny.train_tokenizer(conversations, sizes.vocabulary, task.family.tokens)
+        model, success = tiny.make_model(sizes, tokenizer, config.seed), None  # random weights, so not measured
+    else:
+        model, tokenizer = load_model(config, str(config.model.path))
+        success = measure(model, tokenizer)
+    band = (settings.success_band[0], settings.success_band[1])
+    if success is not None and success >= band[0]:
+        foothold = Foothold(success, settings.episodes, 0, band, path=str(config.model.path))
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        renderer = make_renderer(tokenizer, config.model.renderer)
+        examples = [sft.to_example(renderer, messages) for messages in conversations]
+        imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
+        success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
+        foothold = Foothold(success, settings.episodes, imitation.steps, band)
+        if (made := Foothold.read(folder)) is not None:  # another process was faster, and its files may be in use
+            return made
+        tiny.save(imitation.policy, tokenizer, folder)
+    replace_text(folder / RECORD, json.dumps(asdict(foothold)) + "\n")
+    write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
+    return foothold
+
+
+class Imitation:
+    """A model that is fine-tuned on demonstrations, with the moving average of its weights, which is the policy."""
+
+    def __init__(self, config: Config, model: Any, next_batch: Callable[[], list[sft.Example]]):
+        settings = config.model.warm_start
+        self.model, self.next_batch = model, next_batch
+        self.optimizer = sft.MixedOptimizer(model, settings.muon_lr, settings.lr)
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))
+        self.warmup = settings.warmup_steps
+        self.max_tokens = config.trainer.max_tokens_per_microbatch
+        self.steps = 0
+
+    @property
+    def policy(self) -> Any:
+        return self.average.module.eval()
+
+    def update(self) -> None:
+        """Make one update of fine-tuning."""
+        scale = min(1.0, (self.steps + 1) / max(self.warmup, 1))
+        sft.update(self.model, self.next_batch(), self.optimizer, scale, self.max_tokens)
+        self.average.update_parameters(self.model)
+        self.steps += 1
+
+    def state(self) -> tuple[Any, ...]:
+        """Return a copy of everything that an update changes."""
+        return copy.deepcopy(
+            (self.model.state_dict(), self.average.state_dict(), self.optimizer.state_dict(), self.steps)
+        )
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        """Restore the state that `state` returned."""
+        model, average, optimizer, self.steps = state
+        self.model.load_state_dict(model)
+        self.average.load_state_dict(average)
+        self.optimizer.load_state_dict(optimizer)
+
+
+def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float], on_step: OnStep) -> float:
+    """Update until the policy's success rate is inside the band. If it has jumped over the band, return to the state of
+    the last measurement and halve the number of updates between measurements.
+
+    Returns:
+        The success rate: inside the band, or above it if a single update jumps over the band.
+
+    Raises:
+        UserError: the success rate was not in the band after `max_steps` updates.
+    """
+    settings = config.model.warm_start
+    low, high = settings.success_band
+    stride, done, shown = max(settings.min_steps, settings.check_every), 0, None
+    while done < settings.max_steps:
+        before = imitation.state()
+        stride = min(stride, settings.max_steps - done)
+        for _ in range(stride):
+            imitation.update()
+            done += 1
+            on_step(done, shown)
+        success = shown = measure(imitation.policy)
+        if low <= success <= high or (success > high and stride == 1):
+            return success
+        if success < low:
+            stride = min(stride, settings.check_every)
+        elif done < settings.max_steps:
+            imitation.restore(before)
+            stride = max(1, stride // 2)
+    place, fix = ("below", "a longer one") if success < low else ("above", "smaller strides, check_every,")
+    raise UserError(
+        f"the warm start ended after model.warm_start.max_steps={settings.max_steps} updates with {success:.1%} of "
+        f"{settings.episodes} sampled episodes right, {place} model.warm_start.success_band={[low, high]}; take "
+        f"{fix} or a demonstrator that succeeds more often (python -m mtrl.preflight says how often it does)"
+    )
+
+
+def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], model: Any, tokenizer: Any) -> float:
+    """Return the success rate of `model.warm_start.episodes` episodes, sampled as in training, on rows spread over the
+    training split.
+
+    Args:
+        connect: function from a model and its tokenizer to the `Player` that runs its episodes.
+    """
+    rows, count = task.splits.train, config.model.warm_start.episodes
+    chosen = [rows[index * len(rows) // count] for index in range(count)]
+    player = connect(copy.deepcopy(model), tokenizer)  # engines change a model's storage
+    # Rewards are computed only if success is defined by them, since a component may be a judge that costs money.
+    composer = RewardComposer(config.reward) if task.family.score is reward_is_success else None
+
+    async def play() -> list[Group]:
+        report = await Rollouts(player.loop, config.seed, max_failed_share=1.0).collect(
+            "warm_start", chosen, 1, player.sampling
+        )
+        for group in report.groups:
+            if composer is not None:
+                await composer.apply_async(group)
+        await score_groups(task.family, report.groups, config.environment.episode_timeout)
+        await player.loop.close()
+        await player.engine.close()
+        return report.groups
+
+    scores = [t.score or 0.0 for group in asyncio.run(play()) for t in group.trajectories]
+    return sum(score >= config.evaluation.success_threshold for score in scores) / count
+
+
+def played(config: Config, task: Task, rng: random.Random) -> Iterator[list[Message]]:
+    """Yield the demonstrations, cycling over the training rows."""
+    count, timeout = config.model.warm_start.demonstrations, config.environment.step_timeout
+    return demonstrations(task.family, task.make_environment, task.splits.train, rng, count, timeout)
+
+
+def cache_key(config: Config, task: Task) -> str:
+    """Return a hash of everything that determines the result: the model, the seed, the rows, the sampling, the code
+    that runs, and the first demonstrations."""
+    generator, count = config.generator, config.model.warm_start.demonstrations
+    code = [task.family.demonstrate, task.family.score, demonstrate, TinyRenderer, sft.update, tiny.save, make]
+    rows = hashlib.sha256(json.dumps(task.splits.train[:count], sort_keys=True, default=str).encode()).hexdigest()
+    parts = [
+        asdict(config.model),
+        model_files(config.model.path),
+        config.seed,
+        task.family.name,
+        dict(config.environment.config),
+        asdict(config.reward),
+        config.evaluation.success_threshold,
+        [generator.max_turns, generator.max_context_length, generator.use_conversation_multi_turn],
+        [asdict(generator.sampling_params), asdict(generator.agent)],
+        [_source(function) for function in code],
+        rows,
+        len(task.splits.train),
+        list(islice(played(config, task, random.Random(config.seed)), KEY_CONVERSATIONS)),
+        torch.__version__,
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def model_files(path: str | None) -> list[list[Any]]:
+    """Return names, sizes and modification times of the files of a model folder; empty for a Hub name."""
+    folder = Path(path or "")
+    if path is None or not folder.is_dir():
+        return []
+    files = sorted(each for each in folder.iterdir() if each.is_file())
+    return [[each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in files]
+
+
+def _source(function: Any) -> str:
+    """Return the source of the module that defines the function; empty if there is no file, as in a notebook."""
+    try:
+        return inspect.getsource(inspect.getmodule(function))
+    except (OSError, TypeError):
+        return ""
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))

@@ -1,0 +1,1 @@
+"""One update of the policy and the critic."""

@@ -1,0 +1,204 @@
+"""The critic: its values of sampled tokens, the advantages computed from them, and its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrl.algorithms.advantages import estimate
+from mtrl.algorithms.advantages.gae import lambda_returns, token_batch, turn_batch
+from mtrl.algorithms.batch import CreditBatch, Ragged, fill
+from mtrl.algorithms.peers import ROUNDING, Floats
+from mtrl.algorithms.registry import find_estimator
+from mtrl.config.schema import AlgorithmConfig, Config
+from mtrl.errors import UserError
+from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches
+from mtrl.trainer.data.mini_batches import mini_batches
+from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.update.learners import Learners
+from mtrl.trainer.update.policy_learner import NonFiniteError
+from mtrl.trainer.update.value_learner import Lesson
+from mtrl.types import Group, Sample, write_jsonl
+
+
+class Critic:
+    """Computes the values of samples by the value model, and trains it.
+
+    The value of a token is read at the position that predicts the token, so it depends on everything before the token
+    and not on the token itself. `turn_gae` reads and trains only the values of the turns' first tokens, `gae` all.
+    """
+
+    def __init__(self, config: Config, learners: Learners, dump: Path):
+        """Create the critic.
+
+        Args:
+            dump: file for a batch whose loss is not finite.
+        """
+        self.config, self.learners, self.dump = config, learners, dump
+        self._per_token = find_estimator(config.algorithm.advantage_method).per_token
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        """Return, for each sample, one value per sampled token, float64.
+
+        Raises:
+            UserError: a value is not finite.
+        """
+        batches = self._batches(samples, [np.zeros(len(sample.token_ids)) for sample in samples])
+        found: dict[int, Floats] = {}
+        for batch, values in zip(batches, self.learners.values(batches), strict=True):
+            if not values.isfinite().all():
+                raise UserError(
+                    "the critic gives values that are not finite; lower algorithm.critic.optimizer.lr or raise "
+                    "model.dtype to float32"
+                )
+            parts = values.double().split([samples[row].action_tokens for row in batch.rows])
+            found.update(zip(batch.rows, (part.numpy() for part in parts), strict=True))
+        return [found[row] for row in range(len(samples))]
+
+    def update(
+        self, samples: Sequence[Sample], old_values: Sequence[Floats], targets: Sequence[Floats], step: int
+    ) -> dict[str, float]:
+        """Train on the targets in the optimiser steps of training step `step` (0-based). Return metrics `critic/…`.
+
+        Args:
+            samples: samples to train on; the mini-batches are the same as the policy's.
+            old_values, targets: per sample, one number per sampled token. With `turn_gae` only those of the turns'
+                first tokens are read.
+
+        Raises:
+            UserError: a loss or a gradient is not finite. The batch is written to the dump file, and the optimiser step
+                did not change the weights.
+        """
+        place = {id(sample): index for index, sample in enumerate(samples)}
+        parts: list[list[Lesson]] = []
+        for part in mini_batches(samples, self.config.trainer, self.config.seed, step):
+            chosen = [place[id(sample)] for sample in part]
+            lessons = self._lessons(part, [old_values[i] for i in chosen], [targets[i] for i in chosen])
+            if lessons:
+                parts.append(lessons)
+        if not parts:
+            return {}
+        report = self.learners.update_critic(parts, step)
+        if report.stopped:
+            raise self._stopped(report.stopped, step, samples)
+        units = [self._units(sample)[np.array(sample.loss_mask)] for sample in samples]
+        old, wanted = (
+            np.concatenate([v[u] for v, u in zip(values, units, strict=True)]) for values in (old_values, targets)
+        )
+        return report.metrics() | {"critic/value_mean": float(old.mean())} | explained_variance(old, wanted)
+
+    def _lessons(
+        self, samples: Sequence[Sample], old_values: Sequence[Floats], targets: Sequence[Floats]
+    ) -> list[Lesson]:
+        """Return the lessons of one optimiser step on these samples; empty if none of their tokens is trained."""
+        units = [self._units(sample) for sample in samples]
+        total = sum(int(unit.sum()) for unit in units)
+        if not total:
+            return []
+        batches = self._batches(samples, [unit / total for unit in units])
+        return [(batch, batch.gather(old_values), batch.gather(targets)) for batch in batches]
+
+    def _units(self, sample: Sample) -> NDArray[np.bool_]:
+        """Return a mask [L] of the tokens whose values are trained."""
+        turns = np.array(sample.turns)
+        sampled = np.array(sample.loss_mask)
+        return sampled if self._per_token else sampled & (turns != np.r_[-1, turns[:-1]])
+
+    def _batches(self, samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> list[MicroBatch]:
+        trainer = self.config.trainer
+        layout = PACKED if trainer.packing else PADDED
+        return micro_batches(
+            samples, weights, trainer.max_tokens_per_microbatch, layout=layout, ranks=self.learners.ranks
+        )
+
+    def _stopped(self, error: NonFiniteError, step: int, samples: Sequence[Sample]) -> UserError:
+        write_jsonl(self.dump, samples, mode="w")
+        return UserError(
+            f"the critic's {error.what} is {error.value} at step {step + 1}; the batch is in {self.dump} and the "
+            "weights are as before: look at its rewards, then lower algorithm.critic.optimizer.lr or raise model.dtype "
+            "to float32"
+        )
+
+
+def explained_variance(values: Floats, targets: Floats) -> dict[str, float]:
+    """Return the metric `critic/explained_variance`, 1 - Var(R - V) / Var(R): 1 is perfect, 0 is as good as a constant,
+    and below 0 is worse than a constant. The result is empty if all targets are equal, up to the rounding of their
+    sums."""
+    if np.ptp(targets) <= ROUNDING * max(abs(targets).max(), abs(values).max()):
+        return {}
+    return {"critic/explained_variance": 1.0 - float((targets - values).var() / targets.var())}
+
+
+@dataclass
+class Credited:
+    """The samples of a step's groups with their advantages, and with the targets of a critic."""
+
+    samples: list[Sample]
+    """Samples of all trainable trajectories, with their advantages."""
+    advantages: list[Ragged]
+    """Advantages of all trajectories, per group: one number per turn, the mean over its tokens."""
+    old_values: list[Floats] = field(default_factory=list)
+    """Per sample, the critic's value before each sampled token; with `turn_gae` the value of the token's turn."""
+    targets: list[Floats] = field(default_factory=list)
+    """Per sample, the targets of these values, which are lambda-returns."""
+
+
+def credit_by_critic(
+    groups: Sequence[Group],
+    config: AlgorithmConfig,
+    critic: Critic,
+    component_weights: Mapping[str, float] | None = None,
+) -> Credited:
+    """Compute advantages by an estimator that needs a critic.
+
+    All trajectories count in the whitening, including those that will not be trained on.
+
+    Args:
+        component_weights: weights of `reward.components`, by name.
+
+    Raises:
+        UserError: a value is not finite.
+        UserError, ValueError: as for `estimate`.
+    """
+    turns = CreditBatch.of(groups, component_weights)
+    parts = [trajectory_samples(t, [0.0] * len(t.turns)) for t in turns.trajectories]
+    samples = list(chain.from_iterable(parts))
+    values = np.concatenate([*critic.values(samples), np.zeros(0)])
+    batch = (token_batch if find_estimator(config.advantage_method).per_token else turn_batch)(turns, values)
+    columns = batch.tokens[batch.mask]
+
+    def per_token(per_column: Floats) -> Floats:
+        return np.repeat(per_column[batch.mask], columns)
+
+    advantages = per_token(estimate(batch, config))
+    for sample, own in zip(samples, _split(advantages, samples), strict=True):
+        sample.advantages = fill(np.array(sample.loss_mask), own).tolist()
+    trainable = [t.trainable for t, own in zip(turns.trajectories, parts, strict=True) for _ in own]
+
+    def trained(per_sample: list) -> list:
+        return [value for value, kept in zip(per_sample, trainable, strict=True) if kept]
+
+    assert batch.values is not None
+    return Credited(
+        samples=trained(samples),
+        advantages=turns.ragged(_turn_means(turns, advantages)),
+        old_values=trained(_split(per_token(batch.values), samples)),
+        targets=trained(_split(per_token(lambda_returns(batch, config)), samples)),
+    )
+
+
+def _split(per_token: Floats, samples: Sequence[Sample]) -> list[Floats]:
+    """Split the numbers of all sampled tokens by sample."""
+    return np.split(per_token, np.cumsum([sample.action_tokens for sample in samples], dtype=np.int64))[:-1]
+
+
+def _turn_means(turns: CreditBatch, per_token: Floats) -> Floats:
+    """Return the mean over each turn's tokens, [M, T]; 0 for a turn without tokens."""
+    counts = turns.tokens[turns.mask]
+    sums = np.bincount(np.repeat(np.arange(len(counts)), counts), per_token, minlength=len(counts))
+    return fill(turns.mask, sums / np.maximum(counts, 1))

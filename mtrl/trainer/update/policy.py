@@ -1,0 +1,141 @@
+"""The model that is trained, and its log-probs of sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mtrl.distributed.sharding import (
+    compute_device,
+    full_state,
+    is_sharded,
+    load_state,
+    named_tensors,
+    plain_class,
+    reshard,
+)
+from mtrl.models.logprobs import token_logprobs
+from mtrl.trainer.data.batching import MicroBatch
+
+
+class Policy:
+    """The trainer's causal LM: plain, sharded over ranks, or with adapters that are trained instead of the weights.
+
+    If it is sharded, all ranks must call `logprobs`, `all_logprobs`, `weights` and `export` at the same time.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        max_logits: int = 2**27,
+    ):
+        self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
+        self.entropy_gradient = entropy_gradient
+        """Whether entropies have a gradient; else they are only metrics and need no graph."""
+        self.max_logits = max_logits
+        """Maximum number of logits (tokens x vocabulary) in memory at once."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device for the inputs, which differs from the device of offloaded weights."""
+        return compute_device(self.model)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters over all ranks."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def adapted(self) -> bool:
+        """Whether adapters are trained instead of the weights."""
+        return hasattr(self.model, "get_base_model")
+
+    def logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return the log-prob [N] of each sampled token at the sampling temperature, and the entropy [N] of its
+        distribution.
+
+        Padding is on the right and attention is causal, so no real token attends to it and no mask is needed; samples
+        in one row are kept apart by their positions. Logits are computed only at the sampled positions, and converted
+        to float32 or better after the head.
+        """
+        return token_logprobs(
+            self.model,
+            batch.action_mask,
+            batch.targets,
+            temperature=self.temperature,
+            entropy_gradient=self.entropy_gradient,
+            max_logits=self.max_logits,
+            **batch.inputs,
+            use_cache=False,
+        )
+
+    @torch.no_grad()
+    def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Return the log-probs [N] of each micro-batch without gradients, for an old policy or a reference."""
+        found = [self.logprobs(batch)[0] for batch in batches]
+        reshard(self.model)
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the weights for a checkpoint, tied weights once: DTensors if sharded, and only the adapters of a model
+        with adapters.
+
+        Plain tensors are copies with their own storage, since the local engine lets weights share storage.
+        """
+        tensors = named_tensors(self.model, trainable_only=self.adapted)
+        return {name: value if isinstance(value, DTensor) else value.clone() for name, value in tensors.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy weights in place, so that an engine that shares them uses them too. `state` is from `state()`, or holds
+        whole tensors on every rank.
+
+        Raises:
+            ValueError: names or shapes differ from the model's; no weight was changed.
+        """
+        load_state(self.model, state, trainable_only=self.adapted)
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """Return the weights for an engine with its own copy: whole copies of the tensors of `state`, in CPU memory, on
+        rank 0; None on other ranks."""
+        return full_state(self.model, trainable_only=self.adapted)
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder, on rank 0. Adapters are merged into the weights, and also written separately to
+        `adapter/`."""
+        from mtrl.models.tiny import save
+
+        if not is_sharded(self.model) and not self.adapted:
+            save(self.model, self.tokenizer, folder)
+            return
+        state = full_state(self.model)
+        if state is None:
+            return
+        save(self._plain(state), self.tokenizer, folder)
+        if self.adapted:
+            from mtrl.models.lora import save_adapter
+
+            adapters = {name: state[name] for name in named_tensors(self.model, trainable_only=True)}
+            save_adapter(self.model, folder / "adapter", adapters)
+
+    def _plain(self, state: Mapping[str, Tensor]) -> Any:
+        """Return the model with these whole weights, without sharding and adapters, for saving only: it cannot run."""
+        model = self.model
+        if self.adapted:
+            from mtrl.models.lora import merged_state_of, scaling_of
+
+            adapters = {name: state[name] for name in named_tensors(model, trainable_only=True)}
+            state, model = merged_state_of(state, adapters, scaling_of(model)), model.get_base_model()
+        with torch.device("meta"):
+            plain = plain_class(model)(model.config)
+        plain.load_state_dict(state, strict=False, assign=True)
+        plain.tie_weights()
+        plain.generation_config = model.generation_config
+        return plain

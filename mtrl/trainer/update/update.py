@@ -1,0 +1,107 @@
+"""The update of the policy's weights from one step's samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from mtrl.algorithms.kl import KlController
+from mtrl.algorithms.reductions import token_weights
+from mtrl.algorithms.registry import find_correction, find_loss
+from mtrl.config.schema import Config
+from mtrl.errors import UserError
+from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches
+from mtrl.trainer.data.mini_batches import mini_batches
+from mtrl.trainer.throughput import Work, forwarded, trained
+from mtrl.trainer.update.learners import Learners
+from mtrl.trainer.update.policy_learner import UpdateReport
+from mtrl.types import Sample, write_jsonl
+
+
+@dataclass
+class Update:
+    """Result of the optimiser steps of one training step."""
+
+    report: UpdateReport = field(default_factory=UpdateReport)
+    first_logprobs: list[tuple[Sample, Tensor]] = field(default_factory=list)
+    """Samples of the first optimiser step, with the trainer's log-probs [action tokens] before this step."""
+    works: list[Work] = field(default_factory=list)
+    """Computation of each rank."""
+
+
+class Updater:
+    """Plans the optimiser steps of a training step; denominators are those of the whole optimiser step."""
+
+    def __init__(self, config: Config, learners: Learners, dump: Path, kl: KlController | None = None):
+        """Create the updater.
+
+        Args:
+            dump: file for a batch whose loss or gradient is not finite.
+        """
+        self.config, self.algorithm = config, config.algorithm
+        self.learners, self.dump = learners, dump
+        parts = find_loss(config.algorithm.loss_fn), find_correction(config.algorithm.off_policy_correction)
+        self._whole_trajectories = any(part.per_trajectory for part in parts)
+        self.kl = kl or KlController(config.algorithm.kl_loss_coef)
+        """Weight of the KL term; it changes during a run if `kl_target` is set."""
+
+    def run(self, samples: list[Sample], step: int) -> Update:
+        """Train on all samples of training step `step` (0-based).
+
+        Raises:
+            UserError: a loss or a gradient is not finite. The batch is written to the dump file, and the optimiser step
+                did not change the weights.
+        """
+        parts = [self._batches(part) for part in mini_batches(samples, self.config.trainer, self.config.seed, step)]
+        dealt = self.learners.update([part for part in parts if part], step, self.kl.coefficient)
+        report = dealt.report
+        if stopped := report.stopped:
+            write_jsonl(self.dump, samples, mode="w")
+            raise UserError(
+                f"the {stopped.what} is {stopped.value} at step {step + 1}; the batch is in {self.dump} and the "
+                "weights are as before: look at its log-probs and advantages, then lower trainer.optimizer.lr or raise "
+                "model.dtype to float32"
+            )
+        first_logprobs = [pair for batch, logprobs in dealt.first_logprobs for pair in per_sample(batch, logprobs)]
+        return Update(report, first_logprobs, [self._work(batches) for batches in dealt.by_rank])
+
+    def _work(self, batches: list[MicroBatch]) -> Work:
+        """Return the work of one rank: the passes of the optimiser steps, and the additional passes without
+        gradients."""
+        model, algorithm = self.learners.model, self.algorithm
+        extra = (algorithm.loss_anchor == "old") + bool(algorithm.kl_loss_coef)
+        done = [trained(model, batch) for batch in batches]
+        done += [forwarded(model, batch) for batch in batches] * extra
+        return sum(done, Work())
+
+    def _batches(self, samples: list[Sample]) -> list[MicroBatch]:
+        """Return the micro-batches of samples with a gradient; samples that are left out still count in the
+        denominators."""
+        algorithm = self.algorithm
+        weights = token_weights(samples, algorithm.loss_reduction, algorithm)
+        pairs = list(zip(samples, weights, strict=True))
+        if algorithm.drop_zero_advantage and not algorithm.kl_loss_coef and not algorithm.entropy_coef:
+            # Whole trajectories are dropped or kept, since losses per trajectory need all samples of a trajectory.
+            taught = {key(sample) for sample in samples if any(sample.advantages)}
+            pairs = [(sample, weight) for sample, weight in pairs if key(sample) in taught]
+        return micro_batches(
+            [sample for sample, _ in pairs],
+            [weight for _, weight in pairs],
+            self.config.trainer.max_tokens_per_microbatch,
+            layout=PACKED if self.config.trainer.packing else PADDED,
+            whole_trajectories=self._whole_trajectories,
+            ranks=self.learners.ranks,
+        )
+
+
+def per_sample(batch: MicroBatch, logprobs: Tensor) -> list[tuple[Sample, Tensor]]:
+    """Split the log-probs [N] of a micro-batch by sample."""
+    parts = logprobs.split([sample.action_tokens for sample in batch.samples])
+    return list(zip(batch.samples, parts, strict=True))
+
+
+def key(sample: Sample) -> tuple[str, int]:
+    """Return the key of a sample's trajectory: group id and index."""
+    return sample.group_id, sample.trajectory

@@ -1,0 +1,144 @@
+"""The optimiser steps of the value model on each rank."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrl.algorithms.losses import weighted_sum
+from mtrl.algorithms.registry import find_estimator
+from mtrl.config.schema import Config
+from mtrl.distributed.sharding import compute_device, reshard
+from mtrl.distributed.sums import all_sum
+from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.value_head import ValueModel
+from mtrl.trainer.data.batching import MicroBatch
+from mtrl.trainer.setup.loading import load_peer
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.policy_learner import NonFiniteError
+
+Lesson = tuple[MicroBatch, Tensor, Tensor]
+"""A micro-batch, the values [N] before the step's first update, and the target values [N]."""
+
+
+def value_model(config: Config, policy: Any) -> ValueModel | None:
+    """Return the value model of a run, or None if `algorithm.advantage_method` needs none.
+
+    Args:
+        policy: module whose weights are copied, unless `algorithm.critic.path` names a folder.
+
+    Raises:
+        UserError: the folder cannot be used, or the architecture has no body to put a value head on.
+    """
+    if not find_estimator(config.algorithm.advantage_method).needs_critic:
+        return None
+    path = config.algorithm.critic.path
+    return ValueModel(copy.deepcopy(policy) if path is None else _body(config, path, policy))
+
+
+def _body(config: Config, path: str, policy: Any) -> Any:
+    """Load the causal LM in a folder, with the settings of the policy's module."""
+    model = load_peer(config, path, "algorithm.critic.path", policy)
+    if config.trainer.gradient_checkpointing:
+        checkpoint_gradients(model)
+    return model
+
+
+class ValueLearner:
+    """A value model and its optimiser on one rank, which trains on the micro-batches that it receives."""
+
+    def __init__(self, config: Config, model: ValueModel):
+        self.model, self.settings = model, config.algorithm.critic
+        self.optimizer = Optimizer(model, self.settings.optimizer, config.trainer.max_steps)
+
+    @property
+    def device(self) -> torch.device:
+        """Device for the inputs."""
+        return compute_device(self.model)
+
+    @torch.no_grad()
+    def values(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Return the value before each sampled token, [N] for each micro-batch, on the CPU."""
+        found = [self._forward(batch.to(self.device)).cpu() for batch in batches]
+        reshard(self.model)
+        return found
+
+    def update(self, parts: list[list[Lesson]], step: int) -> CriticReport:
+        """Make the optimiser steps of training step `step` (0-based), one for each of `parts`."""
+        report = CriticReport()
+        try:
+            for part in parts:
+                self._optimiser_step(part, step, report)
+        except NonFiniteError as error:
+            report.stopped = error
+        return report
+
+    def _forward(self, batch: MicroBatch) -> Tensor:
+        return self.model(batch.action_mask, **batch.inputs)
+
+    def _optimiser_step(self, part: list[Lesson], step: int, report: CriticReport) -> None:
+        total = 0.0
+        for on_cpu, old, wanted in part:
+            batch = on_cpu.to(self.device)
+            values = self._forward(batch)
+            losses, clipped = value_losses(values, old.to(values), wanted.to(values), self.settings.value_clip)
+            loss = weighted_sum(losses, batch.weights)
+            total += loss.item()
+            loss.backward()
+            report.clipped += weighted_sum(clipped, batch.weights).item()
+        if not math.isfinite(everywhere := all_sum(total, self.device)):
+            raise NonFiniteError("loss", everywhere)
+        norm, report.lr = self.optimizer.step(step)
+        if not math.isfinite(norm):
+            raise NonFiniteError("gradient norm", norm)
+        report.updates += 1
+        report.loss += total
+        report.grad_norm += norm
+
+
+@dataclass
+class CriticReport:
+    """Sums over the optimiser steps of one training step, on one rank or over all ranks (`joined`)."""
+
+    updates: int = 0
+    loss: float = 0.0
+    clipped: float = 0.0
+    """Sum of the shares of trained values whose loss was clipped."""
+    grad_norm: float = 0.0
+    lr: float = 0.0
+    stopped: NonFiniteError | None = None
+    """Error that ended the training step before its last optimiser step, the same on every rank; None without one."""
+
+    @classmethod
+    def joined(cls, reports: Iterable[CriticReport]) -> CriticReport:
+        """Sum the reports over ranks; gradient norm and learning rate are equal on all ranks."""
+        first, *others = reports
+        whole = replace(first)
+        for other in others:
+            whole.loss += other.loss
+            whole.clipped += other.clipped
+        return whole
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means over the updates, of which there must be at least one."""
+        means = {"loss": self.loss, "clip_frac": self.clipped, "grad_norm": self.grad_norm}
+        return {f"critic/{name}": total / self.updates for name, total in means.items()} | {"critic/lr": self.lr}
+
+
+def value_losses(values: Tensor, old: Tensor, targets: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """Return ½ max((v - R)², (v' - R)²), v' = v clipped to old ± `clip`, [N]; and a tensor [N] that is 1 where the clip
+    made the loss larger.
+
+    A value that has moved more than `clip` towards its target gets no gradient, like a ratio in PPO's loss (OpenAI
+    baselines; Engstrom et al., 2005.12729). With `clip` None the loss is ½ (v - R)².
+    """
+    free = (values - targets).square()
+    near = values if clip is None else values.clamp(old - clip, old + clip)
+    bounded = (near - targets).square()
+    return 0.5 * torch.maximum(free, bounded), (bounded > free).to(free.dtype)

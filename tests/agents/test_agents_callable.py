@@ -1,0 +1,107 @@
+"""Functions that misbehave: what is left of them, and that everything else goes on."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from agent_programs import assignment
+
+from mtrl.agents import callable as module
+from mtrl.agents.callable import CallableRunner
+from mtrl.agents.runner import AgentError, Outcome
+
+ROW = {"prompt": []}
+
+
+async def play(runner, row=ROW, seconds=30.0):
+    async with asyncio.timeout(seconds):
+        return await runner.run(assignment(row))
+
+
+def test_so_many_may_hang_and_no_more(monkeypatch):
+    monkeypatch.setattr(module, "MOST_LEFT_BEHIND", 2)
+    gate, inside, ended = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def hangs(row, client):
+        if row.get("hang"):
+            inside.release()
+            gate.wait(60)
+            ended.release()
+        return 1.0
+
+    async def cut_short(runner):
+        playing = asyncio.ensure_future(runner.run(assignment({**ROW, "hang": True})))
+        await asyncio.to_thread(inside.acquire)
+        playing.cancel()
+        await asyncio.wait((playing,))
+
+    async def story():
+        runner = CallableRunner(hangs, 1)
+        for _ in range(2):
+            assert await play(runner) == Outcome(1.0)
+            await cut_short(runner)
+        with pytest.raises(AgentError, match=r"^2 calls of .*hangs hang, though their episodes are over; give what"):
+            await play(runner)
+        gate.set()
+        for _ in range(2):
+            await asyncio.to_thread(ended.acquire)
+        while runner._on_threads:
+            await asyncio.sleep(0.01)
+        assert await play(runner) == Outcome(1.0)
+        await runner.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def exits(row, client):
+    sys.exit(3)
+
+
+async def exits_later(row, client):
+    await asyncio.sleep(0)
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("agent", [exits, exits_later], ids=["sync", "async"])
+def test_one_that_exits_fails_alone(agent):
+    with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
+        asyncio.run(play(CallableRunner(agent, 1)))
+
+
+TRAINER = """
+import asyncio, time
+from agent_programs import assignment
+from mtrl.agents.callable import CallableRunner
+
+def hangs(row, client):
+    time.sleep(600)
+
+async def stubborn(row, client):
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except BaseException:
+            pass
+
+async def play(runner):
+    try:
+        async with asyncio.timeout(0.1):
+            await runner.run(assignment({"prompt": []}))
+    except TimeoutError:
+        print("late")
+    await runner.close()
+
+for agent in (hangs, stubborn):
+    asyncio.run(play(CallableRunner(agent, 1)))
+"""
+
+
+def test_a_run_ends_whatever_hangs_in_it():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", TRAINER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["late", "late"]), done.stderr

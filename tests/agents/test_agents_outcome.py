@@ -1,0 +1,50 @@
+"""What programs may return."""
+
+import numpy as np
+import pytest
+
+from mtrl.agents.runner import Outcome, as_outcome
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (1, Outcome(1.0)),
+        (True, Outcome(1.0)),
+        (0.25, Outcome(0.25)),
+        (np.float32(0.5), Outcome(0.5)),
+        ([0, 1.5], Outcome([0.0, 1.5])),
+        (np.array([0.5, 1.0]), Outcome([0.5, 1.0])),
+        ({"reward": 2}, Outcome(2.0)),
+        ({"rewards": [1, 2]}, Outcome([1.0, 2.0])),
+        ({"reward": 1, "metrics": {"tests": np.int64(3)}}, Outcome(1.0, {"tests": 3.0})),
+        ({"metrics": {"a": 1}}, Outcome(None, {"a": 1.0})),
+        ({"status": "error", "error": "no disk"}, Outcome(None, {}, "no disk")),
+        ({"status": "failed"}, Outcome(None, {}, "the program says that it failed")),
+        ({"status": "accepted"}, Outcome()),
+        (Outcome(3.0), Outcome(3.0)),
+    ],
+)
+def test_what_is_understood(value, expected):
+    assert as_outcome(value, "play") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("1.0", "play returned '1.0'; it must return None, a number, a list of numbers or a dict"),
+        (object, "it must return None"),
+        (float("nan"), "play returned the reward nan; it must be a finite number"),
+        ([1.0, float("inf")], "it must be a finite number"),
+        (-1e300, "play returned the reward -1e+300; it must be a finite number below 1e+12"),
+        ([1.0, None], "it must be a finite number"),
+        ({"reward": "much"}, "it must return None"),
+        ({"reward": 1, "metrics": [1]}, "play returned the metrics [1]; they must be numbers by name"),
+        ({"reward": 1, "metrics": {"a": "b"}}, "play returned metrics['a'] = 'b'; it must be a finite number"),
+    ],
+)
+def test_what_is_not(value, told):
+    with pytest.raises(TypeError) as error:
+        as_outcome(value, "play")
+    assert told in str(error.value)

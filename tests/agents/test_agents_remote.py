@@ -1,0 +1,323 @@
+"""Agents behind HTTP: the managed service's protocol, over a real gateway."""
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+
+import httpx
+import pytest
+
+from mtrl.agents import loop as loop_module
+from mtrl.agents.loop import AgentLoop
+from mtrl.agents.remote import RemoteRunner
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.scripted import ScriptedEngine
+from mtrl.errors import UserError
+from mtrl.gateway.server import Gateway
+from mtrl.gateway.session import SessionLimits
+from mtrl.rollout.episode import Limits
+from mtrl.types import StopReason
+
+ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {"answer": "b"}}
+
+
+class Service:
+    """An agent that somebody else has started. `rollout(told, service)` is its answer: status and content."""
+
+    def __init__(self, rollout, health=200):
+        self.rollout, self.health = rollout, health
+        self.told, self.headers, self.threads = [], [], []
+
+    def in_background(self, work):
+        self.threads.append(threading.Thread(target=work, daemon=True))
+        self.threads[-1].start()
+
+
+@contextmanager
+def serving(service):
+    """Its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self.say(service.health, {"status": "healthy"})
+
+        def do_POST(self):
+            told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            service.told.append(told)
+            service.headers.append(dict(self.headers))
+            self.say(*service.rollout(told, service))
+
+        def say(self, status, content):
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def raw(answer):
+    """The URL of a service that is well, and that says these bytes to a rollout and hangs up; None: says nothing."""
+    over = threading.Event()
+
+    class Handler(StreamRequestHandler):
+        def handle(self):
+            if self.rfile.readline().startswith(b"GET"):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
+            elif answer is None:
+                over.wait(60)
+            else:
+                self.wfile.write(answer)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            over.set()
+            server.shutdown()
+
+
+def post(url, content, **headers):
+    return httpx.post(url, json=content, headers=headers, trust_env=False, timeout=20)
+
+
+def ask(told, calls=2):
+    """As agents of the service ask: the endpoint and the trajectory of the metadata, and a bearer that is not ours."""
+    metadata, messages = told["metadata"], list(told["instance"]["prompt"])
+    headers = {
+        "Authorization": "Bearer sagemaker-api-key-abc",
+        "X-Amzn-SageMaker-Job-Arn": metadata["job_arn"],
+        "X-Amzn-SageMaker-Trajectory-Id": metadata["trajectory_id"],
+    }
+    for _ in range(calls):
+        answer = post(f"{metadata['endpoint']}/v1/chat/completions", {"messages": messages}, **headers)
+        answer.raise_for_status()
+        messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "no"}]
+
+
+def report(told, path, **content):
+    metadata = told["metadata"]
+    body = {"JobArn": metadata["job_arn"], "TrajectoryId": metadata["trajectory_id"], **content}
+    return post(f"{metadata['endpoint']}/{path}", body, Authorization="Bearer sagemaker-api-key-abc")
+
+
+@pytest.fixture
+def play(tiny_tokenizer, tiny_codec):
+    """`play(rollout, …)`: the episode, and the service that played it."""
+
+    def run(rollout, serve=serving, **limits):
+        service = Service(rollout)
+        engine = ScriptedEngine(lambda name, turn: "abcdef"[turn], tiny_tokenizer)
+        standard = {"max_turns": 6, "max_context_length": 200, "step_timeout": 5, "episode_timeout": 20, "retries": 0}
+        standard |= limits
+        sampling = SamplingParams(max_generate_length=40, temperature=0.7, stop_token_ids=tiny_codec.stop_token_ids)
+
+        async def one():
+            with serve(service) as url:
+                gateway = Gateway(engine, tiny_codec, SessionLimits(6, 4, 200))
+                loop = AgentLoop(gateway, RemoteRunner(url, "MTRL_AGENT_KEY"), Limits(**standard), 2)
+                try:
+                    return await loop.run(ROW, "step0/0", 1, sampling)
+                finally:
+                    await loop.close()
+
+        trajectory = asyncio.run(asyncio.wait_for(one(), 120))
+        for thread in service.threads:
+            thread.join(60)
+        return trajectory, service
+
+    return run
+
+
+def test_an_agent_that_plays_while_it_is_asked(play, monkeypatch):
+    monkeypatch.setenv("MTRL_AGENT_KEY", "the-agents-own")
+
+    def rollout(told, service):
+        ask(told)
+        return 200, {"reward": [0.5, 1.0], "metrics": {"steps": 2}}
+
+    trajectory, service = play(rollout)
+    assert trajectory.stop_reason == StopReason.DONE and trajectory.rewards == [0.5, 1.0]
+    assert trajectory.metrics["steps"] == 2.0 and [turn.text for turn in trajectory.turns] == ["a", "b"]
+    assert service.headers[0]["Authorization"] == "Bearer the-agents-own"
+    (told,) = service.told
+    assert told["instance"] == ROW and told["prompt"] == "Q" and told["model_name"] == "mtrl"
+    assert told["inference_params"] == {"temperature": 0.7, "max_tokens": 40, "top_p": 1.0}
+    assert told["inferenceParams"] == {"temperature": 0.7, "maxTokens": 40, "topP": 1.0}
+    metadata = told["metadata"]
+    assert metadata["trajectory_id"] == metadata["trajectoryId"] == metadata["rolloutId"]
+    assert told["model_endpoint"] == f"{metadata['endpoint']}/v1"
+
+
+def test_an_agent_that_answers_at_once_and_reports_later(play):
+    """It completes first and pays then, as the SDK does."""
+
+    def rollout(told, service):
+        def work():
+            ask(told)
+            service.answers = [report(told, "complete-rollout", Status="ready").status_code]
+            service.answers.append(report(told, "update-reward", Rewards=[0.75]).status_code)
+
+        service.in_background(work)
+        return 200, {"status": "accepted"}
+
+    trajectory, service = play(rollout)
+    assert trajectory.stop_reason == StopReason.DONE and trajectory.rewards == [0.0, 0.75]
+    assert service.answers == [200, 200]
+
+
+def test_reports_while_it_is_asked(play):
+    def rollout(told, service):
+        ask(told)
+        report(told, "complete-rollout", Status="ready").raise_for_status()
+        report(told, "update-reward", Rewards=[0.1, 0.2]).raise_for_status()
+        return 200, {"status": "accepted"}
+
+    assert play(rollout)[0].rewards == [0.1, 0.2]
+
+
+def test_an_agent_that_reports_its_failure(play):
+    def rollout(told, service):
+        def work():
+            ask(told, 1)
+            service.answers = [report(told, "complete-rollout", Status="failed").status_code]
+            service.answers.append(report(told, "update-reward", Rewards=[0.0]).status_code)
+
+        service.in_background(work)
+        return 200, {"status": "accepted"}
+
+    trajectory, service = play(rollout)
+    assert trajectory.stop_reason == StopReason.ENV_ERROR
+    assert trajectory.error.startswith("AgentError: the program reported that it failed")
+    assert service.answers[0] == 200
+
+
+def test_an_agent_that_says_nothing_of_its_reward(play, monkeypatch):
+    monkeypatch.setattr(loop_module, "LATE_REPORT", 0.2)
+
+    def rollout(told, service):
+        ask(told, 1)
+        report(told, "complete-rollout", Status="ready").raise_for_status()
+        return 200, {"status": "accepted"}
+
+    trajectory, _ = play(rollout)
+    assert trajectory.stop_reason == StopReason.ENV_ERROR and "ended without a reward" in trajectory.error
+
+
+def test_an_agent_that_never_reports_runs_out_of_time(play):
+    trajectory, _ = play(lambda told, service: (ask(told, 1), (200, {"status": "accepted"}))[1], episode_timeout=1)
+    assert trajectory.stop_reason == StopReason.TIMEOUT and len(trajectory.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((500, {"error": "no GPU"}), "HTTP 500 no GPU"),
+        ((422, {"detail": "no row"}), "HTTP 422 no row"),
+        ((200, {"reward": "much"}), "returned 'much'"),
+        ((200, {"status": "error", "error": "no disk"}), "no disk"),
+    ],
+)
+def test_an_agent_that_breaks(play, answer, told):
+    def rollout(request, service):
+        ask(request, 1)
+        return answer
+
+    trajectory, service = play(rollout, retries=1)
+    assert trajectory.stop_reason == StopReason.ENV_ERROR and told in trajectory.error.partition("\n")[0]
+    assert len(service.told) == 2 and trajectory.metrics["attempts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"", "disconnected without sending a response"),
+        (b"\0\xff what?\r\n\r\n", "RemoteProtocolError"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", "RemoteProtocolError"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{", "is broken JSON"),
+    ],
+    ids=["hangs up", "garbage", "breaks off", "broken JSON"],
+)
+def test_an_agent_that_does_not_speak(play, answer, told):
+    trajectory, _ = play(None, serve=lambda service: raw(answer))
+    first_line = trajectory.error.partition("\n")[0]
+    assert trajectory.stop_reason == StopReason.ENV_ERROR and told in first_line and "POST http://127" in first_line
+
+
+def test_an_agent_that_never_answers_runs_out_of_time(play):
+    trajectory, _ = play(None, serve=lambda service: raw(None), episode_timeout=1)
+    assert trajectory.stop_reason == StopReason.TIMEOUT and not trajectory.turns
+
+
+def test_an_agent_whose_episode_is_over_is_told_so(play):
+    def rollout(told, service):
+        ask(told, 1)
+        service.over = threading.Event()
+
+        def work():
+            service.over.wait(60)
+            late = {"messages": ROW["prompt"]}
+            service.answers = [
+                post(f"{told['metadata']['endpoint']}/v1/chat/completions", late),
+                report(told, "update-reward", Rewards=[1.0]),
+            ]
+            service.heard.set()
+
+        service.heard = threading.Event()
+        service.in_background(work)
+        return 200, {"status": "accepted"}
+
+    real = AgentLoop.close
+
+    async def close(self):  # the gateway still answers other episodes
+        service.over.set()
+        await asyncio.to_thread(service.heard.wait, 60)
+        await real(self)
+
+    service = None
+
+    def remember(told, it):
+        nonlocal service
+        service = it
+        return rollout(told, it)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AgentLoop, "close", close)
+        trajectory, service = play(remember, episode_timeout=1)
+    assert trajectory.stop_reason == StopReason.TIMEOUT
+    call, pay = service.answers
+    assert call.status_code == 410 and "is not in valid status" in call.text
+    assert pay.status_code in (200, 404) and trajectory.reward == 0.0
+
+
+@pytest.mark.parametrize("health", [404, 503])
+def test_an_agent_that_is_not_well_is_refused_at_the_start(health):
+    with serving(Service(None, health)) as url, pytest.raises(UserError) as error:
+        RemoteRunner(url, "MTRL_AGENT_KEY")
+    assert f"generator.agent.url={url}: the agent does not answer GET /health (HTTP {health})" in str(error.value)
+
+
+def test_an_agent_that_is_not_there_is_refused_at_the_start():
+    with pytest.raises(UserError, match=r"does not answer GET /health \(.*refused.*\); start it first"):
+        RemoteRunner("http://127.0.0.1:9/", "MTRL_AGENT_KEY")

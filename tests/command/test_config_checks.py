@@ -1,0 +1,202 @@
+"""Cross-field checks: refused before any work, or warned about."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mtrl.command.checks import check
+from mtrl.command.compose import compose, merge
+from mtrl.command.hints import training_hints
+from mtrl.config.overrides import normalise
+from mtrl.errors import UserError
+
+
+def warnings(*overrides: str) -> list[str]:
+    return check(compose(overrides))
+
+
+def test_the_experiments_as_they_are_warn_of_nothing():
+    assert warnings() == []
+    assert warnings("experiment=text_to_sql", "debug=fast") == []
+
+
+def test_sglang_without_conversations_says_what_the_guide_promises():
+    with pytest.raises(NotImplementedError) as caught:
+        compose(["generator.backend=sglang", "generator.use_conversation_multi_turn=false"])
+    assert str(caught.value) == "`use_conversation_multi_turn=False` is not supported for SGLang backend"
+    assert type(caught.value) is NotImplementedError
+
+
+REFUSED = [
+    *(
+        (
+            [f"{key}=s3://bucket/folder"],
+            f"{key}={seen} is an address, and results are written to folders of this machine; name a "
+            "folder, and copy it when the command has ended",
+        )
+        for key, seen in (("run_dir", "s3:/bucket/folder"), ("evaluation.output", "s3://bucket/folder"))
+    ),
+    (
+        ["generator.backend=vlm"],
+        "generator.backend=vlm is not known; did you mean vllm? Choose one of local, vllm, sglang",
+    ),
+    (
+        ["async_config.max_steps_off_policy=1", "generator.local.deterministic=true"],
+        "generator.local.deterministic=true lets turns wait for each other, and async_config.max_steps_off_policy=1 "
+        "lets nothing wait; set generator.local.deterministic=null, or async_config.max_steps_off_policy=0",
+    ),
+    (
+        ["trainer.fsdp.replicas=2"],
+        "trainer.fsdp.replicas=2 does not divide the number of ranks, 1; set it to 1, or let torchrun start a multiple "
+        "of it",
+    ),
+    (["async_config.on_stale=drop"], "async_config.on_stale=drop is not known; choose one of wait, requeue"),
+    (
+        ["trainer.mini_batches=3"],
+        "trainer.mini_batches=3 does not divide trainer.prompts_per_step=16, and the trajectories of a prompt stay "
+        "together; set it to 2",
+    ),
+    (
+        ["generator.max_context_length=64"],
+        "generator.sampling_params.max_generate_length=64 leaves no room for a prompt in "
+        "generator.max_context_length=64; lower the first or raise the second",
+    ),
+    (
+        ["generator.sampling_params.temperature=0"],
+        "generator.sampling_params.temperature=0.0 must be above 0 "
+        "(greedy trajectories of one prompt are all the same and teach nothing)",
+    ),
+    (
+        ["model=hf"],
+        "model=hf needs model.path; write model.path=FOLDER or a Hub name such as Qwen/Qwen2.5-0.5B-Instruct",
+    ),
+    (
+        ["evaluation.pass_k_values=[1,4]"],
+        "evaluation.pass_k_values=[1,4] must lie from 1 to evaluation.samples_per_row=1; leave 4 out, "
+        "or set evaluation.samples_per_row=4",
+    ),
+    (
+        ["data.path=/nowhere/rows"],
+        "data.path=/nowhere/rows does not exist; write an existing folder or file, or a Hub name owner/name",
+    ),
+    (
+        ["environment.config.calculatr=true"],
+        "environment.config.calculatr is not a key of gsm8k; did you mean environment.config.calculator? "
+        "It has calculator, operations",
+    ),
+    (["reward.scheme=skyrl"], "reward.scheme=skyrl is not known; choose one of default, guide"),
+    (
+        ["trainer.optimizer.schedule=cosin"],
+        "trainer.optimizer.schedule=cosin is not known; did you mean cosine? Choose one of constant, linear, cosine",
+    ),
+    (
+        ["trainer.optimizer.betas=[0.9]"],
+        "trainer.optimizer.betas=[0.9] must be two numbers from 0 to below 1; write [0.9,0.95]",
+    ),
+    (["trainer.prompts_per_step=0"], "trainer.prompts_per_step=0 must be at least 1"),
+    (["diagnosis.window=4"], "diagnosis.window=4 must be at least 5"),
+    (["diagnosis.live=maybe"], "diagnosis.live=maybe is not known; choose one of warn, stop, none"),
+    (
+        ["evaluation.split=tset"],
+        "evaluation.split=tset is not known; did you mean test? Choose one of test, validation, train",
+    ),
+    (["evaluation.confidence=95"], "evaluation.confidence=95.0 must be between 0 and 1 (0.95 is the usual level)"),
+    (
+        ["evaluation.rows=0", "evaluation.sampled_rows=0"],
+        "evaluation.rows=0 must be at least 1 (every evaluation plays them, greedily)",
+    ),
+    (["evaluation.endpoint.timeout=0"], "evaluation.endpoint.timeout=0.0 must be above 0"),
+    (
+        ["~environment", "experiment=null"],
+        "environment.name has no value, and gsm8k needs one; write environment.name=...",
+    ),
+    (
+        ["environment.target=nowhere.Env"],
+        "environment.target=nowhere.Env cannot be imported (No module named 'nowhere'); write package.module.Name, "
+        "of the folder where you start or installed",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), REFUSED, ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_refused(overrides, said):
+    with pytest.raises(UserError) as caught:
+        compose(overrides)
+    assert str(caught.value) == said
+
+
+def test_another_task_on_top_of_the_default_experiment_is_told_its_own():
+    with pytest.raises(UserError, match="to change the whole task write experiment=text_to_sql"):
+        compose(["environment=text_to_sql"])
+
+
+@pytest.mark.parametrize("alias", ["grpo", "group_based"])
+def test_the_services_name_of_grpo_is_accepted(alias):
+    assert compose([f"algorithm.advantage_method={alias}"]).algorithm.advantage_method == alias
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("monte_carlo", "group_based", "group_based_per_turn", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
+        *("opo", "grpo_passk", "gpg"),
+    ],
+)
+def test_every_method_of_the_managed_service_composes_by_its_name(name):
+    assert warnings(f"algorithm.advantage_method={name}") == []
+
+
+def test_a_hub_name_needs_no_folder_and_a_folder_is_looked_for(tmp_path):
+    assert compose(["data.path=owner/name"]).data.path == "owner/name"
+    assert compose([f"data.path={tmp_path}"]).data.path == str(tmp_path)
+
+
+WARNED = [
+    (["model.path=/x"], "model.path=/x has no effect with model=tiny, which is built here; add model=hf"),
+    (
+        ["model=hf", "model.path=owner/name", "trainer.optimizer.lr=0.001"],
+        "trainer.optimizer.lr=0.001 is high for a pretrained model, which usually takes 1e-6",
+    ),
+    (
+        ["evaluation.rows=1000"],
+        "evaluation.rows=1000 is cut to data.max_test_rows=256; raise that as well",
+    ),
+    (
+        ["tracker.project=x"],
+        "tracker.project=x has no effect with tracker.report_to=[]",
+    ),
+    (["tracker.wandb.entity=x"], "tracker.wandb.entity=x has no effect with tracker.report_to=[]"),
+    (
+        ["objective=sucess_after"],
+        "objective=sucess_after is not one of the keys that every summary.json holds; did you mean success_after?",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), WARNED, ids=lambda value: value[-1] if isinstance(value, list) else "")
+def test_warned(overrides, said):
+    assert warnings(*overrides) == [said]
+
+
+def test_training_is_told_what_only_the_evaluator_reads():
+    cfg = merge(normalise(["evaluation.compare=[base]", "evaluation.endpoint.retries=1"]))
+    assert check(cfg) == []
+    assert training_hints(cfg) == [
+        "evaluation.compare=['base'] has no effect on training; python -m mtrl.evaluate reads it",
+        "evaluation.endpoint.retries=1 has no effect on training; python -m mtrl.evaluate reads it",
+    ]
+
+
+def test_checking_needs_no_torch():
+    code = (
+        "import sys, mtrl.main\nfrom mtrl.command.compose import compose\ncompose(['experiment=text_to_sql'])\n"
+        "print([name for name in ('torch', 'transformers', 'pandas', 'datasets') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_composing_alone_does_not_check():
+    """`merge` is what `--cfg job` shows: a configuration that cannot run yet can still be looked at."""
+    assert merge(normalise(["algorithm.group_size=1"])).algorithm.group_size == 1

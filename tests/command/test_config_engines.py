@@ -1,0 +1,95 @@
+"""Settings of engines: what cannot work is refused by key, value and fix, and what has no effect is told."""
+
+import sys
+
+import pytest
+
+from mtrl.command.checks import check
+from mtrl.command.compose import CONF, compose
+from mtrl.command.engine_checks import check_sampling
+from mtrl.config.derived import engine_python
+from mtrl.errors import UserError
+
+HERE = [f"generator.{engine}.python={sys.executable}" for engine in ("vllm", "sglang")]
+SERVED = ["generator.vllm.urls=[http://127.0.0.1:8000]"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_both_engines_compose_by_group_and_by_key(engine):
+    for word in (f"generator={engine}", f"generator.backend={engine}"):
+        cfg = compose(["experiment=text_to_sql", word, f"generator.{engine}.python={sys.executable}"])
+        assert cfg.generator.backend == engine
+        assert check(cfg) == []
+
+
+REFUSED = [
+    (["generator.vllm.weight_sync=nccl"], "generator.vllm.weight_sync=nccl is not known; choose one of disk"),
+    (["generator.vllm.pause_mode=retract"], "generator.vllm.pause_mode=retract is not known; choose one of keep, wait"),
+    (["generator.vllm.lora=both"], "generator.vllm.lora=both is not known"),
+    (["generator.vllm.replicas=0"], "generator.vllm.replicas=0 must be at least 1"),
+    (["generator.vllm.sync_timeout=0"], "generator.vllm.sync_timeout=0.0 must be above 0"),
+    (["generator.vllm.python=/nowhere/python"], "generator.vllm.python=/nowhere/python is no interpreter; name bin/"),
+    (
+        ["generator.vllm.devices=[0,1]", "generator.vllm.tensor_parallel_size=4"],
+        "generator.vllm.devices=[0,1] must name 4 different GPUs, for generator.vllm.replicas=1 x",
+    ),
+    (["generator.vllm.devices=[-1]"], "generator.vllm.devices=[-1] must name 1 different GPUs"),
+    (
+        ["generator.vllm.lora=adapter", "generator.vllm.colocate=true", "async_config.max_steps_off_policy=1"],
+        "generator.vllm.colocate=true lets the servers sleep while the policy learns",
+    ),
+    (
+        ["generator.vllm.colocate=true", "async_config.max_steps_off_policy=1"],
+        "generator.vllm.colocate=true lets the servers sleep while the policy learns, and async_config.max_steps_off",
+    ),
+    (["generator.vllm.urls=[localhost:8000]"], "generator.vllm.urls has localhost:8000, which is no address"),
+    (["generator.vllm.urls=[http://host:1/v1]"], "generator.vllm.urls has http://host:1/v1, which is no address"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), REFUSED, ids=[words[0].replace("/", "_") for words, _ in REFUSED])
+def test_settings_that_cannot_work_are_refused(overrides, said):
+    with pytest.raises(UserError, match="^" + said.translate({ord(c): f"\\{c}" for c in "[]().+"})):
+        check(compose(["generator=vllm", *HERE, *overrides]))
+
+
+def test_a_setting_that_no_path_leads_to_is_told():
+    told = check(compose(["generator=vllm", *SERVED, "generator.vllm.replicas=2", "generator.local.fused=false"]))
+    assert sorted(told) == [
+        "generator.local.fused=False has no effect with generator.backend=vllm",
+        "generator.vllm.replicas has no effect with generator.vllm.urls, whose servers run already",
+    ] or sorted(told) == [
+        "generator.local.fused=false has no effect with generator.backend=vllm",
+        "generator.vllm.replicas has no effect with generator.vllm.urls, whose servers run already",
+    ]
+    assert check(compose(["generator.sglang.replicas=2"])) == [
+        "generator.sglang.replicas=2 has no effect with generator.backend=local"
+    ]
+    assert check(compose(["generator=vllm", *HERE[:1], "generator.vllm.lora=adapter"])) == [
+        "generator.vllm.lora=adapter has no effect with model.lora_rank=0"
+    ]
+
+
+def test_the_interpreter_of_an_engine_is_found_or_its_installer_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("MTRL_SGLANG_PYTHON", raising=False)
+    monkeypatch.chdir(tmp_path)
+    if not (CONF.parent / ".venv-sglang").exists():
+        with pytest.raises(UserError, match=r"make it with python scripts/install_engine.py sglang, or name its"):
+            engine_python("sglang", None)
+    made = tmp_path / ".venv-sglang" / "bin" / "python"
+    made.parent.mkdir(parents=True)
+    made.symlink_to(sys.executable)
+    assert engine_python("sglang", None) == str(made)
+    monkeypatch.setenv("MTRL_SGLANG_PYTHON", sys.executable)
+    assert engine_python("sglang", None) == sys.executable
+    assert engine_python("sglang", str(made)) == str(made)
+
+
+@pytest.mark.parametrize(("key", "value", "whole"), [("top_p", "0.9", "1.0"), ("top_k", "5", "-1")])
+def test_a_cut_distribution_is_refused_in_training_alone(key, value, whole):
+    cut = f"generator.sampling_params.{key}={value}"
+    with pytest.raises(UserError, match=f"the gradient would be biased; set it to {whole}, and for evaluations alone"):
+        check_sampling(compose([cut]))
+    check_sampling(compose([cut, "trainer.max_steps=0"]))
+    check_sampling(compose([f"generator.eval_sampling_params.{key}={value}"]))
+    check_sampling(compose([]))

@@ -1,0 +1,135 @@
+"""The real engines, each server started once for the tests of a module (`serving`).
+
+Their interpreters are found as the trainer finds them: `MTRL_VLLM_PYTHON`, `MTRL_SGLANG_PYTHON`, or what
+`scripts/install_engine.py` made. Where an engine is not installed its tests are skipped with the command that installs
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from engine_model import CONTEXT, make_model
+
+from mtrl.config.engine_schema import SglangConfig, VllmConfig
+from mtrl.engines.server.api import ServerApi
+from mtrl.engines.server.backend import Backend, Place
+from mtrl.engines.server.launch import Launch
+from mtrl.engines.server.process import ServerProcess, free_port
+from mtrl.engines.sglang.api import SglangApi
+from mtrl.engines.sglang.command import sglang_command
+from mtrl.engines.vllm.api import VllmApi
+from mtrl.engines.vllm.command import vllm_command
+from tests.engines.real.installed import engine_python
+
+WORDS = {
+    "vllm": (VllmApi, vllm_command, VllmConfig),
+    "sglang": (SglangApi, sglang_command, SglangConfig),
+}
+
+STARTING = 240.0
+"""Seconds until a server has to be ready: on a busy machine most of it is the import of the engine."""
+LOOK = 0.25
+"""Seconds between two questions whether it is."""
+
+
+def pytest_collection_modifyitems(items):
+    """Those that name no group of their own run in one process of a parallel run: there are never many servers."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("engines"))
+
+
+def make_backend(name: str, model: Path, context=CONTEXT, max_num_seqs=16, max_lora_rank=0, **settings) -> Backend:
+    """Of a real engine, with these keys of `generator.<engine>`."""
+    api, command, config = WORDS[name]
+    chosen = config(**settings)
+    launch = Launch(
+        chosen, str(model), context, max_num_seqs, 0.5, "float32", engine_python(name), True, max_lora_rank
+    )  # fmt: skip
+    return Backend(name, chosen, partial(api, settings=chosen), partial(command, launch))
+
+
+@dataclass
+class Served:
+    """A real server that is ready."""
+
+    backend: Backend
+    place: Place
+    process: ServerProcess
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.place.port}"
+
+    @asynccontextmanager
+    async def api(self, token: str | None = None):
+        """`async with server.api() as api`: for one event loop; by another token where one is given."""
+        api: ServerApi = self.backend.make_api(self.url, self.place.token if token is None else token)
+        try:
+            yield api
+        finally:
+            await api.close()
+
+    def ask(self, act, seconds: float = 120.0):
+        """`ask(lambda api: api.version())`: the result of one coroutine, in a loop of its own, within a time limit."""
+
+        async def once():
+            async with asyncio.timeout(seconds), self.api() as api:
+                return await act(api)
+
+        return asyncio.run(once())
+
+
+@contextmanager
+def served(backend: Backend, log: Path):
+    """Start a server and wait until it can sample; it is gone afterwards, with all that it has started."""
+    place = Place(free_port(), secrets.token_hex(16))
+    server = Served(backend, place, ServerProcess(backend.make_command(place), log, backend.name))
+    try:
+        asyncio.run(_until_ready(server))
+        yield server
+    finally:
+        server.process.end(1.0)
+
+
+async def _until_ready(server: Served) -> None:
+    ended = asyncio.create_task(server.process.wait())
+    async with asyncio.timeout(STARTING), server.api() as api:
+        while not await api.is_ready():
+            await asyncio.wait([ended], timeout=LOOK)
+            if ended.done():
+                pytest.fail(f"{server.backend.name} ended with {ended.result()}: {server.process.last_words()}")
+    ended.cancel()
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory):
+    """`serving(name, model, **settings)`: a `Served` of the real engine, which all tests of the module may share."""
+    with ExitStack() as exits:
+
+        def start(name: str, model: Path, **settings) -> Served:
+            engine_python(name)
+            log = tmp_path_factory.mktemp(f"{name}-server") / "log"
+            return exits.enter_context(served(make_backend(name, model, **settings), log))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory, tiny_tokenizer) -> Path:
+    """Folder of a tiny Qwen3 whose head is its embedding."""
+    return make_model(tmp_path_factory.mktemp("model") / "tied", tiny_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def untied_model(tmp_path_factory, tiny_tokenizer) -> Path:
+    """Folder of a tiny Qwen3 with a head of its own."""
+    return make_model(tmp_path_factory.mktemp("model") / "untied", tiny_tokenizer, is_tied=False)

@@ -1,0 +1,92 @@
+"""Runs inside SGLang's environment: builds SGLang's own types of what the trainer's side would send.
+
+In: JSON of `{"bodies": [[path, body], …], "arguments": [[…], …], "served": […]}` on stdin. Out: one line of JSON on
+stdout, with what was wrong. Then it is a server with the arguments of `served`, to save another import of SGLang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+
+from mtrl.engines.sglang import serve
+
+
+def main() -> None:
+    import torch
+    from pydantic import TypeAdapter
+    from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.managers import io_struct
+    from sglang.srt.platforms import current_platform
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from mtrl.engines.sglang.platform import activate
+
+    asked = json.load(sys.stdin)
+    wrong: list[str] = []
+    routes = {getattr(route, "path", None): route for route in app.routes}
+    for path, body in asked["bodies"]:
+        try:
+            if body is None:  # nothing to be wrong; the tests with a server ask these
+                continue
+            if path not in routes:
+                raise LookupError("no such route")
+            kind = getattr(io_struct, TYPES[path])
+            TypeAdapter(kind).validate_python(body)  # what FastAPI does with it
+            built = kind(**body)  # which knows every field, or says so
+            if path == "/generate":
+                params = SamplingParams(**built.sampling_params)
+                params.verify(1000)
+                built.normalize_batch_and_arguments()
+        except Exception as error:
+            wrong.append(f"{path}: {type(error).__name__}: {error}")
+    found = torch.cuda.is_available
+    torch.cuda.is_available = lambda: True
+    inert = activate()
+    torch.cuda.is_available = found
+    answer = {
+        "wrong": wrong,
+        "platform": f"{type(current_platform).__module__}.{type(current_platform).__name__}",
+        "with_cuda": inert,
+        "arguments": [parsed(words) for words in asked["arguments"]],
+    }
+    print(json.dumps(answer), flush=True)
+    serve.main(asked["served"])
+
+
+def parsed(words: list[str]) -> str:
+    """Empty, or what SGLang says of its arguments."""
+    from sglang.srt.server_args import prepare_server_args
+
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
+            prepare_server_args(words)
+    except SystemExit:
+        return told.getvalue()
+    return ""
+
+
+TYPES = {
+    "/generate": "GenerateReqInput",
+    "/abort_request": "AbortReq",
+    "/pause_generation": "PauseGenerationReqInput",
+    "/continue_generation": "ContinueGenerationReqInput",
+    "/update_weights_from_disk": "UpdateWeightFromDiskReqInput",
+    "/init_weights_update_group": "InitWeightsUpdateGroupReqInput",
+    "/destroy_weights_update_group": "DestroyWeightsUpdateGroupReqInput",
+    "/update_weights_from_distributed": "UpdateWeightsFromDistributedReqInput",
+    "/update_weights_from_tensor": "UpdateWeightsFromTensorReqInput",
+    "/begin_weight_update": "BeginWeightUpdateReqInput",
+    "/end_weight_update": "EndWeightUpdateReqInput",
+    "/update_weight_version": "UpdateWeightVersionReqInput",
+    "/load_lora_adapter": "LoadLoRAAdapterReqInput",
+    "/unload_lora_adapter": "UnloadLoRAAdapterReqInput",
+    "/release_memory_occupation": "ReleaseMemoryOccupationReqInput",
+    "/resume_memory_occupation": "ResumeMemoryOccupationReqInput",
+}
+
+if __name__ == "__main__":
+    main()

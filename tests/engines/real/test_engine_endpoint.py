@@ -1,0 +1,137 @@
+"""A real server behind its chat API: as a baseline of `python -m mtrl.evaluate`, and as a judge."""
+
+import asyncio
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl.command.compose import compose
+from mtrl.config.endpoint_schema import EndpointConfig
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.endpoints.chat_client import Address
+from mtrl.engines.endpoints.engine import EndpointEngine, EndpointRefusedError
+from mtrl.engines.endpoints.wire import ChatPrompt
+from mtrl.environments.factory import load_task
+from mtrl.rewards.judge import judge, judge_metrics, keep_books
+from mtrl.types import FinishReason, read_trajectories
+from tests.evaluation.conftest import TASK
+
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
+
+PROMPT = [{"role": "user", "content": "What is 2 + 3?"}]
+KEY = "MTRL_TEST_ENGINE_KEY"
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """Folder of the policy that `evaluation.model=base` is."""
+    from mtrl.trainer.setup.parts import start_of
+
+    config = OmegaConf.to_object(compose(TASK))
+    return start_of(config, load_task(config), lambda step, loss: None)
+
+
+@pytest.fixture(scope="module")
+def server(serving, policy):
+    """vLLM, told how to find the calls of tools."""
+    return serving("vllm", policy, context=1024, args={"enable_auto_tool_choice": True, "tool_call_parser": "hermes"})
+
+
+@pytest.fixture(autouse=True)
+def _known(server, monkeypatch):
+    monkeypatch.setenv(KEY, server.place.token)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def ask(server, policy):
+    """`ask(messages, tools, model=…, **sampling)`: one turn, and the engine that was asked."""
+
+    def once(messages=PROMPT, tools=(), model=policy, **sampling):
+        engine = EndpointEngine(Address(str(model), f"{server.url}/v1"), EndpointConfig(KEY, timeout=60.0))
+
+        async def run():
+            try:
+                given = SamplingParams(**{"max_generate_length": 12, "temperature": 0.0, **sampling})
+                return await engine.generate("t", ChatPrompt(list(messages), list(tools)), given)
+            finally:
+                await engine.close()
+
+        return asyncio.run(asyncio.wait_for(run(), 120)), engine
+
+    return once
+
+
+def test_a_baseline_says_what_the_same_weights_say_here(server, policy, tmp_path, capsys):
+    from mtrl.evaluation.command import main
+
+    out = tmp_path / "out"
+    words = [
+        *TASK, f"evaluation.model={policy}@{server.url}/v1", "evaluation.compare=[base]", f"evaluation.output={out}",
+        f"evaluation.endpoint.api_key_env={KEY}", "evaluation.rows=8", "evaluation.sampled_rows=4",
+        "evaluation.endpoint.price.input=1", "evaluation.endpoint.price.output=2",
+    ]  # fmt: skip
+    assert main([*words, "evaluation.endpoint.budget.requests=5"]) == 1
+    assert "evaluation.endpoint.budget.requests=5 does not do for another request" in capsys.readouterr().out
+    assert main([*words, "evaluation.endpoint.budget.usd=1"]) == 0
+    report = json.loads((out / "report.json").read_text())
+    there, here = (model["label"] for model in report["models"])
+    said = [list(read_trajectories(out / "trajectories" / f"{label}_greedy.jsonl")) for label in (there, here)]
+    assert len(said[0]) == 8
+    for one, other in zip(*said, strict=True):
+        assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]
+        assert (one.score, one.rewards, one.stop_reason) == (other.score, other.rewards, other.stop_reason)
+    usage = report["models"][0]["usage"]
+    sampled = list(read_trajectories(out / "trajectories" / f"{there}_sampled.jsonl"))
+    turns = [turn for trajectory in [*said[0], *sampled] for turn in trajectory.turns]
+    assert usage["requests"] >= len(turns) and usage["unconfirmed_requests"] == 0
+    assert usage["prompt_tokens"] >= sum(turn.metrics["prompt_tokens"] for turn in turns) > 0
+    assert usage["cached_tokens"] > 0, "later turns find the conversation there"
+    assert usage["cost"] == pytest.approx((usage["prompt_tokens"] + 2 * usage["completion_tokens"]) / 1e6)
+    assert server.place.token not in capsys.readouterr().out
+
+
+def test_a_stop_string_is_kept(ask):
+    answer, _ = ask(stop=("#",))
+    assert answer.content.endswith("#") and answer.content.count("#") == 1
+    assert answer.finish == FinishReason.STOP
+
+
+def test_a_cut_turn_a_full_context_and_what_they_cost(ask):
+    answer, engine = ask(max_generate_length=2)
+    assert answer.finish == FinishReason.LENGTH and answer.usage["completion_tokens"] == 2
+    answer, engine = ask([{"role": "user", "content": "x " * 3000}])
+    assert answer.is_full and engine.refused is None
+
+
+def test_tools_are_understood(ask):
+    tool = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
+    answer, _ = ask(tools=[{"type": "function", "function": tool}])
+    assert answer.usage["completion_tokens"] > 0
+
+
+def test_what_is_wrong_is_told(ask, monkeypatch):
+    with pytest.raises(EndpointRefusedError, match="nope.* does not exist.*check the name of the model"):
+        ask(model="nope")
+    monkeypatch.setenv(KEY, "another")
+    with pytest.raises(EndpointRefusedError, match=f"evaluation.endpoint.api_key_env={KEY}.*check the key in it"):
+        ask()
+
+
+def test_a_judge(server, policy, tmp_path):
+    """The tiny policy cannot judge: it never repeats the nonce, so it scores nothing, and every attempt is paid for."""
+    given = {
+        "url": f"{server.url}/v1", "model": str(policy), "rubric": "Be kind.", "api_key_env": KEY, "attempts": 2,
+        "backoff": 0.01, "options": {"max_tokens": 8, "temperature": 0}, "price": {"input": 1, "output": 1},
+        "budget": {"usd": 1},
+    }  # fmt: skip
+    with keep_books(tmp_path):
+        conversation = [*PROMPT, {"role": "assistant", "content": "5"}]
+        score, metrics = asyncio.run(asyncio.wait_for(judge(conversation, {"id": "0"}, **given), 120))
+        spent = judge_metrics()
+        endless = [*PROMPT, {"role": "assistant", "content": "5 " * 2000}]
+        assert asyncio.run(judge(endless, {"id": "0"}, **given)) == (0.0, {"judge/calls": 1.0, "judge/invalid": 1.0})
+    assert (score, metrics) == (0.0, {"judge/calls": 2.0, "judge/invalid": 1.0})
+    assert spent["reward/judge/requests"] == 2 and spent["reward/judge/cost"] > 0
+    assert (tmp_path / "judge.json").exists()

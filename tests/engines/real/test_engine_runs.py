@@ -1,0 +1,123 @@
+"""Whole runs whose turns are sampled by the real engines: they train, overlap, and bear the loss of a server."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from mtrl.command.compose import compose
+from mtrl.environments.factory import load_task
+from mtrl.trainer.setup.parts import parts as setup
+from mtrl.types import read_trajectories
+from tests.engines.real.installed import engine_python
+from tests.trainer.runs import SMALL, finish, rows_of, start
+
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
+
+KEY = "MTRL_TEST_RUNS_KEY"
+QUICK = [
+    "evaluation.before_train=false", "evaluation.every_steps=0", "evaluation.rows=4", "evaluation.sampled_rows=0",
+    "algorithm.group_size=4",
+]  # fmt: skip
+STEPS = 6
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def engine(request):
+    engine_python(request.param)
+    return request.param
+
+
+def tree_of(pid):
+    """Processes that this one has started, and those that they have."""
+    found = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+    return [*found, *(pid for child in found for pid in tree_of(child))]
+
+
+def servers_of(pid, engine):
+    """Process ids of the servers of a run."""
+    entry = f"mtrl.engines.{engine}.serve"
+    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0") for child in tree_of(pid)}
+    return [child for child, words in commands.items() if entry in words and "supervisor" not in " ".join(words)]
+
+
+def wait_for_step(run_dir, process, step):
+    end = time.monotonic() + 280
+    while time.monotonic() < end and process.poll() is None:
+        metrics = run_dir / "metrics.jsonl"
+        if metrics.exists() and any(json.loads(line)["step"] >= step for line in metrics.read_text().splitlines()):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} did not come: {process.poll()}")
+
+
+def test_a_run_overlaps_loses_a_server_and_trains_every_step(engine, tmp_path):
+    """Two servers and one step off policy; one server is killed while both sample."""
+    run_dir = tmp_path / "run"
+    words = [f"generator={engine}", f"generator.{engine}.replicas=2", "async_config.max_steps_off_policy=1"]
+    process = start(run_dir, *words, *QUICK, f"trainer.max_steps={STEPS}", "trainer.save_trajectories_every=1")
+    try:
+        wait_for_step(run_dir, process, 1)
+        servers = servers_of(process.pid, engine)
+        assert len(servers) == 2
+        os.kill(servers[0], signal.SIGKILL)
+        output = finish(process)
+    finally:
+        process.kill()
+    rows = rows_of(run_dir)
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1)), output
+    assert max(row["analysis/staleness/max"] for row in rows if "analysis/staleness/max" in row) <= 1
+    checked = [row["engine/canary/max"] for row in rows if "engine/canary/max" in row]
+    assert len(checked) == STEPS and max(checked) < 1e-4
+    assert rows[-1]["engine/restarts"] >= 1
+    assert "it is started again" in output
+    kept = [json.loads(line) for path in (run_dir / "trajectories").glob("train_*.jsonl") for line in path.open()]
+    names = [(t["group_id"], t["index"]) for t in kept]
+    assert len(names) == len(set(names)) == STEPS * 4 * 4
+
+
+@pytest.fixture(scope="module")
+def adapted(engine, serving, tmp_path_factory):
+    """A run of adapters whose servers run already, and which went on from its checkpoint; and what it said then."""
+    run_dir = tmp_path_factory.mktemp("adapted") / "run"
+    config = OmegaConf.to_object(compose([*SMALL, f"run_dir={run_dir}"]))
+    policy = setup.start_of(config, load_task(config), lambda step, loss: None)
+    server = serving(engine, Path(policy), context=512)
+    # With vLLM all turns are in one message.
+    words = [f"generator={engine}", f"generator.{engine}.urls=[{server.url}]", f"generator.{engine}.api_key_env={KEY}"]
+    words += ["model.lora_rank=8", "model.lora_alpha=16", *QUICK]
+    words += ["generator.use_conversation_multi_turn=false"] if engine == "vllm" else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KEY, server.place.token)
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        finish(start(run_dir, *words, "trainer.max_steps=2"))
+        output = finish(start(run_dir, *words, "trainer.max_steps=3", "resume=latest"))
+    server.process.end(1.0)
+    assert server.place.token not in output
+    return run_dir, output
+
+
+def test_adapters_and_one_message_and_resume_at_servers_that_run(adapted):
+    run_dir, output = adapted
+    assert "resumed from" in output
+    rows = [row for row in rows_of(run_dir) if "train/loss" in row]
+    assert [row["policy/version"] for row in rows] == [1, 2, 3]
+    assert all(row["engine/canary/max"] < 1e-4 and row["analysis/logprob_drift/max"] < 1e-3 for row in rows)
+
+
+def test_a_checkpoint_is_evaluated_by_servers(engine, adapted, tmp_path, capsys):
+    """Its adapters are merged for them; greedily they say what the embedded engine says."""
+    from mtrl.evaluation.command import main
+
+    (run_dir, _), said = adapted, {}
+    for backend in (engine, "local"):
+        out = tmp_path / backend
+        words = [f"generator.backend={backend}", f"generator.{engine}.urls=[]", f"evaluation.output={out}"]
+        assert main([f"{run_dir}/checkpoints/latest", *words]) == 0, capsys.readouterr()
+        (file,) = (out / "trajectories").glob("*_greedy.jsonl")
+        said[backend] = [[turn.text for turn in trajectory.turns] for trajectory in read_trajectories(file)]
+    assert len(said[engine]) == 4 and said[engine] == said["local"]

@@ -1,0 +1,104 @@
+"""Weights out of shared memory, to servers that are processes."""
+
+import asyncio
+import base64
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from weight_server import Cast, WeightServer
+
+from mtrl.config.engine_schema import VllmConfig
+from mtrl.engines.server.checksum import checksum
+from mtrl.engines.server.sync import SyncError
+from mtrl.engines.server.tensor_sync import TensorSync
+from mtrl.errors import UserError
+
+WEIGHTS = {"a": torch.randn(100, 100), "b": torch.randn(7), "n": torch.arange(5), "empty": torch.ones(0)}
+
+
+def make_sync(**settings):
+    return TensorSync(VllmConfig(**settings), Cast("float32"), bucket=2**15)
+
+
+def shared_files():
+    return {path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")}
+
+
+def test_all_servers_read_the_same_memory_and_it_is_freed():
+    async def scenario():
+        before, strategy = shared_files(), torch.multiprocessing.get_sharing_strategy()
+        async with WeightServer("127.0.0.1:1") as a, WeightServer("localhost:2") as b:
+            sync = make_sync()
+            for version in (1, 2):
+                await sync.send([a, b], WEIGHTS, version)
+                assert await a.state() == await b.state() == (version, checksum(WEIGHTS))
+            await sync.close()
+            assert shared_files() == before
+        assert torch.multiprocessing.get_sharing_strategy() == strategy
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("ill", "words"), [("kill", "gone"), ("stop", "no answer"), ("refuse", "I refuse")])
+def test_memory_is_freed_where_a_server_has_not_read_it(ill, words):
+    async def scenario():
+        before = shared_files()
+        async with (
+            WeightServer("127.0.0.1:1", seconds=3.0) as well,
+            WeightServer("127.0.0.1:2", ill, "receive_tensors", seconds=3.0) as sick,
+        ):
+            with pytest.raises(SyncError, match=words) as caught:
+                await make_sync(sync_timeout=3.0).send([sick, well], WEIGHTS, 3)
+            assert list(caught.value.failed) == [sick.url]
+            assert await well.state() == (3, checksum(WEIGHTS))
+            assert shared_files() == before
+
+    asyncio.run(scenario())
+
+
+TRAINER = """
+import sys, torch
+from mtrl.engines.server.tensor_sync import SharedTensors
+shared = SharedTensors({"a": torch.arange(9.0)}, None)
+print(shared.payload(1), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_reads_the_output_of_a_trainer_does_not_wait_for_its_servers():
+    """torch_shm_manager outlives the trainer while a server has its memory mapped: here this process has."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as trainer:
+        try:
+            ((_, tensor),) = pickle.loads(base64.b64decode(trainer.stdout.readline()))
+            trainer.communicate(timeout=60)  # to the end of its output, which nobody else has open
+        finally:
+            trainer.kill()
+            trainer.stdout.close()
+    assert trainer.returncode == 0
+    assert torch.equal(tensor, torch.arange(9.0))
+
+
+def test_servers_on_other_machines_are_refused():
+    with pytest.raises(UserError, match=r"generator\.vllm\.weight_sync=tensor .*10\.0\.0\.7.*distributed"):
+        make_sync(urls=["http://127.0.0.1:8000", "http://10.0.0.7:8000"])
+
+
+def test_too_little_shared_memory_is_told(monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100, 99, 1))
+
+    async def scenario():
+        async with WeightServer() as server:
+            with pytest.raises(UserError, match="--shm-size"):
+                await make_sync().send([server], WEIGHTS, 1)
+
+    asyncio.run(scenario())

@@ -1,0 +1,237 @@
+"""A server that takes weights and nothing else, in a process of its own, to be told what to do line by line.
+
+`WeightServer` is the trainer's side: as much of a `ServerApi` as a `WeightSync` needs. An ill one dies (`kill`), stops
+(`stop`) or refuses (`refuse`) when it is asked for a step. All are forks of one process that has imported torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import base64
+import io
+import json
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mtrl.engines.server.api import Rendezvous, ServerGoneError, ServerRefusedError, TensorLayout
+
+
+class WeightServer:
+    def __init__(self, name: str = "127.0.0.1:1", ill: str = "", at: str = "", seconds: float = 20.0):
+        self.url = f"http://{name}"
+        self.ill, self.at, self.seconds = ill, at, seconds
+        self.calls: list[str] = []
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> WeightServer:
+        self._reader, self._writer = await asyncio.open_unix_connection(_mother(), limit=2**26)
+        self._pid = await self.ask("ready")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        self._writer.close()
+
+    async def ask(self, step: str, **values: Any) -> Any:
+        self.calls.append(step)
+        number, ill = len(self.calls), self.ill if step == self.at else ""
+        async with self._lock:
+            try:
+                asked = {"step": step, "ill": ill, "number": number, **values}
+                self._writer.write(json.dumps(asked).encode() + b"\n")
+                async with asyncio.timeout(self.seconds):
+                    said: dict[str, Any] = {}
+                    while said.get("number") != number:  # answers that nobody waited for come before
+                        if not (answer := await self._reader.readline()):
+                            raise ConnectionError
+                        said = json.loads(answer)
+            except TimeoutError:
+                raise ServerGoneError(f"{self.url}: no answer") from None
+            except ConnectionError:
+                raise ServerGoneError(f"{self.url}: it is gone") from None
+        if "error" in said:
+            raise ServerRefusedError(f"{self.url}: {said['error']}")
+        return said["value"]
+
+    async def state(self) -> tuple[int, str]:
+        """Version, and checksum of all weights."""
+        version, word = await self.ask("state")
+        return version, word
+
+    async def is_alive(self) -> bool:
+        if self._lock.locked():
+            return False
+        try:
+            async with asyncio.timeout(2):
+                await self.ask("ready")
+        except (ServerGoneError, TimeoutError):
+            return False
+        return True
+
+    async def begin_update(self) -> None:
+        await self.ask("begin_update")
+
+    async def receive_folder(self, folder: str, version: int, checksum: str | None = None) -> None:
+        await self.ask("receive_folder", folder=folder, checksum=checksum)
+
+    async def join(self, rendezvous: Rendezvous) -> None:
+        await self.ask("join", seconds=self.seconds, **asdict(rendezvous))
+
+    async def receive_broadcast(
+        self, layouts: Sequence[TensorLayout], group: str, version: int, checksum: str | None = None
+    ) -> None:
+        tensors = [asdict(layout) for layout in layouts]
+        await self.ask("receive_broadcast", tensors=tensors, group=group, seconds=self.seconds, checksum=checksum)
+
+    async def leave(self, group: str) -> None:
+        await self.ask("leave", group=group)
+
+    async def receive_tensors(self, payload: str, version: int, checksum: str | None = None) -> None:
+        await self.ask("receive_tensors", payload=payload, checksum=checksum)
+
+    async def end_update(self, version: int) -> None:
+        await self.ask("end_update", version=version)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        await self.ask("load_adapter", name=name, folder=folder)
+
+
+class Cast:
+    """An `Outgoing` that takes any weights."""
+
+    def __init__(self, dtype: str):
+        self.dtype = dtype
+
+    def __call__(self, trained: Any) -> Any:
+        import torch
+
+        from mtrl.engines.server.outgoing import in_precision
+
+        return {name: in_precision(value, getattr(torch, self.dtype)) for name, value in trained.items()}
+
+
+class Weights:
+    """The process."""
+
+    def __init__(self) -> None:
+        self.version, self.tensors, self.groups = 0, {}, {}
+
+    def take(self, tensors: Any, expected: str | None) -> None:
+        from mtrl.engines.server.checksum import checksum
+
+        if checksum(tensors) != expected:
+            raise ValueError("another checksum")
+        self.tensors |= {name: value.clone() for name, value in tensors.items()}
+
+    def do(self, step: str, asked: dict[str, Any]) -> Any:
+        from mtrl.distributed import broadcast
+        from mtrl.engines.server.checksum import checksum
+
+        match step:
+            case "begin_update":
+                self.tensors = {}
+            case "receive_folder":
+                from safetensors.torch import load_file
+
+                files = sorted(Path(asked["folder"]).glob("*.safetensors"))
+                self.take({name: value for file in files for name, value in load_file(file).items()}, asked["checksum"])
+            case "join":
+                place = [
+                    asked[key] for key in ("backend", "host", "port", "world_size", "rank_offset", "name", "seconds")
+                ]
+                self.groups[asked["name"]] = broadcast.join_group(*place)
+            case "receive_broadcast":
+                layouts = asked["tensors"]
+                group, names = self.groups[asked["group"]], [layout["name"] for layout in layouts]
+                dtypes, shapes = [layout["dtype"] for layout in layouts], [layout["shape"] for layout in layouts]
+                came = broadcast.receive(group, dtypes, shapes, "cpu", asked["seconds"])
+                self.take(dict(zip(names, came, strict=True)), asked["checksum"])
+            case "leave":
+                if group := self.groups.pop(asked["group"], None):
+                    broadcast.leave(group)
+            case "receive_tensors":
+                self.take(dict(pickle.load(io.BytesIO(base64.b64decode(asked["payload"])))), asked["checksum"])
+            case "load_adapter":
+                return sorted(path.name for path in Path(asked["folder"]).iterdir())
+            case "end_update":
+                self.version = asked["version"]
+            case "ready":
+                return os.getpid()
+            case "state":
+                return self.version, checksum(self.tensors)
+        return None
+
+
+def serve(connection: socket.socket) -> None:
+    """Until the trainer is gone."""
+    weights, stream = Weights(), connection.makefile("rw")
+    for line in stream:
+        asked = json.loads(line)
+        match asked["ill"]:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+        try:
+            if asked["ill"] == "refuse":
+                raise ValueError("I refuse")
+            answer = {"value": weights.do(asked["step"], asked)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        stream.write(json.dumps({"number": asked["number"], **answer}) + "\n")
+        stream.flush()
+
+
+def main(path: str) -> None:
+    """Fork a server for every connection, until nobody holds our input any more."""
+    import mtrl.distributed.broadcast
+    import mtrl.engines.server.checksum  # noqa: F401 - what every fork needs
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        print("ready", flush=True)
+        while True:
+            ready, _, _ = select.select([listener, sys.stdin], [], [])
+            if sys.stdin in ready:
+                return
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                serve(connection)
+                os._exit(0)
+            connection.close()
+
+
+@lru_cache(maxsize=1)
+def _mother() -> str:
+    """Where the process that forks listens; it goes when this one does."""
+    path = str(Path(tempfile.mkdtemp()) / "socket")
+    process = subprocess.Popen(
+        [sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(shutil.rmtree, Path(path).parent, ignore_errors=True)
+    atexit.register(process.communicate)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return path
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

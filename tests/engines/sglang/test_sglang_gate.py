@@ -1,0 +1,73 @@
+"""Turns that are held back."""
+
+import asyncio
+
+from mtrl.engines.sglang.gate import Gate
+
+
+def test_who_comes_while_it_is_shut_waits_until_it_opens():
+    async def main():
+        gate, order = Gate(), []
+
+        async def turn(name):
+            await gate.enter()
+            order.append(name)
+
+        await turn("before")
+        gate.shut()
+        waiting = [asyncio.create_task(turn(name)) for name in "ab"]
+        await asyncio.sleep(0.01)
+        assert order == ["before"] and gate.inside == 1 and not gate.is_open
+        gate.open()
+        await asyncio.gather(*waiting)
+        assert sorted(order[1:]) == ["a", "b"] and gate.inside == 3
+
+    asyncio.run(main())
+
+
+def test_emptied_returns_when_the_last_has_left():
+    async def main():
+        gate = Gate()
+        await gate.emptied()
+        await gate.enter()
+        await gate.enter()
+        empty = asyncio.create_task(gate.emptied())
+        gate.leave()
+        await asyncio.sleep(0.01)
+        assert not empty.done()
+        gate.leave()
+        await asyncio.wait_for(empty, 1)
+
+    asyncio.run(main())
+
+
+def test_one_gate_serves_one_event_loop_after_the_other():
+    gate = Gate()
+
+    async def pause():
+        gate.shut()
+        waiting = asyncio.create_task(gate.enter())
+        await asyncio.sleep(0.01)
+        gate.open()
+        await waiting
+        empty = asyncio.create_task(gate.emptied())
+        await asyncio.sleep(0)
+        gate.leave()
+        await asyncio.wait_for(empty, 1)
+
+    asyncio.run(pause())
+    asyncio.run(pause())
+
+
+def test_who_gives_up_waiting_is_not_inside():
+    async def main():
+        gate = Gate()
+        gate.shut()
+        waiting = asyncio.create_task(gate.enter())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        gate.open()
+        assert gate.inside == 0
+
+    asyncio.run(main())

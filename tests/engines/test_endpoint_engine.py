@@ -1,0 +1,305 @@
+"""A model behind an endpoint: what is sent, what is made of the answer, and every way in which a server can fail."""
+
+import asyncio
+import gzip
+import json
+from dataclasses import replace
+from email.utils import formatdate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrl.config.schema import EndpointConfig
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.endpoints import chat_client
+from mtrl.engines.endpoints import engine as endpoint
+from mtrl.engines.endpoints.engine import Address, EndpointEngine, EndpointError, EndpointRefusedError
+from mtrl.engines.endpoints.wire import ChatPrompt
+from mtrl.errors import UserError
+from mtrl.types import FinishReason
+from tests.engines.chat_server import ChatServer, Reply, always, refusal, said
+
+PROMPT = ChatPrompt([{"role": "user", "content": "Q"}])
+KEY = "sk-very-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    """Pauses that a test can wait for, and no key of the machine."""
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def ask(url, prompt=PROMPT, sampling=None, times=1, engine=None, **config):
+    """What the engine makes of `times` requests at once; errors are returned."""
+    engine = engine or EndpointEngine(Address("m", url), EndpointConfig(**{"timeout": 5.0, "retries": 2, **config}))
+    sampling = sampling or SamplingParams(max_generate_length=7, temperature=0.0)
+
+    async def run():
+        asked = (engine.generate(str(i), prompt, sampling) for i in range(times))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        await engine.close()
+        return answers
+
+    answers = asyncio.run(asyncio.wait_for(run(), 60))
+    return (answers[0] if times == 1 else answers), engine
+
+
+def refused(url, error=EndpointError, **config):
+    answer, engine = ask(url, **config)
+    assert isinstance(answer, error), answer
+    return str(answer), engine
+
+
+# -- what is sent, and what comes back --------------------------------------------------------------------------------
+
+
+def test_a_greedy_turn():
+    with ChatServer(always(said("hello"))) as server:
+        answer, engine = ask(server.url)
+    assert server.requests == [
+        {"model": "m", "messages": [{"role": "user", "content": "Q"}], "max_tokens": 7, "temperature": 0.0}
+    ]
+    assert "authorization" not in server.headers[0]
+    assert (answer.content, answer.finish, answer.token_ids, answer.logprobs) == ("hello", FinishReason.STOP, [], [])
+    assert answer.usage == {"prompt_tokens": 11, "completion_tokens": 5, "cached_tokens": 3, "retries": 0}
+    assert (engine.stats.prompt_tokens, engine.stats.sampled_tokens, engine.stats.cached_tokens) == (11, 5, 3)
+
+
+def test_a_sampled_turn_with_everything():
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    sampling = SamplingParams(9, 0.7, 0.9, 20, stop=("</a>",), stop_token_ids=(1, 2), seed=2**63 + 5)
+    with ChatServer(always(said("hello"))) as server:
+        extra = {"max_tokens": None, "max_completion_tokens": 99, "reasoning": {"effort": "low"}}
+        ask(server.url, ChatPrompt(PROMPT.messages, tools), sampling, extra_body=extra)
+    sent = server.requests[0]
+    assert sent["tools"] == tools and sent["stop"] == ["</a>"]
+    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["seed"]) == (0.7, 0.9, 20, 5)
+    assert "max_tokens" not in sent and sent["max_completion_tokens"] == 99 and sent["reasoning"] == {"effort": "low"}
+
+
+def test_the_key_is_sent_and_never_told(monkeypatch, caplog):
+    monkeypatch.setenv("MY_KEY", KEY)
+    caplog.set_level("DEBUG")
+    with ChatServer(always(refusal(500, f"your key {KEY} is bad \x1b[2J"))) as server:
+        told, _ = refused(server.url, api_key_env="MY_KEY")
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+    assert KEY not in told + caplog.text and "your key *** is bad" in told
+    assert "\x1b" not in told
+
+
+def test_a_variable_that_holds_no_key(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "geheim\u00fc")
+    with pytest.raises(UserError, match="api_key_env=MY_KEY: this variable holds no API key") as error:
+        EndpointEngine(Address("m", "http://127.0.0.1/v1"), EndpointConfig(api_key_env="MY_KEY"))
+    assert "geheim" not in str(error.value)
+
+
+def test_a_cut_turn_and_native_calls():
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    with ChatServer(always(said(None, calls=[call], finish="tool_calls", reasoning_content="hm"))) as server:
+        answer, _ = ask(server.url)
+    assert answer.content == "" and answer.reasoning == "hm"
+    assert [(c.name, c.arguments, c.id, c.status) for c in answer.calls] == [("look", {"at": 1}, "c1", "ok")]
+    with ChatServer(always(said("half", finish="length"))) as server:
+        assert ask(server.url)[0].finish == FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<sql>select 1", "<sql>select 1</sql>"),
+        ("<sql>a</sql> then <sql>b", "<sql>a</sql> then <sql>b</sql>"),
+        ("<sql>a</sql>", "<sql>a</sql>"),
+        ("no tag", "no tag"),
+    ],
+)
+def test_the_stop_string_that_an_api_takes_away_is_put_back(text, expected):
+    with ChatServer(always(said(text))) as server:
+        answer, _ = ask(server.url, sampling=SamplingParams(7, 0.0, stop=("</answer>", "</sql>")))
+    assert answer.content == expected
+
+
+def test_half_a_surrogate_pair_does_not_reach_a_file():
+    body = json.dumps(said("x").body).replace('"x"', '"a\\ud800b"').encode()
+    with ChatServer(always(Reply(200, body))) as server:
+        assert ask(server.url)[0].content == "a?b"
+    call = {"id": "c\ud800", "type": "function", "function": {"name": "look\ud800", "arguments": "{}"}}
+    with ChatServer(always(said(None, calls=[call], reasoning="h\ud800m"))) as server:
+        answer, _ = ask(server.url)
+    assert [(c.id, c.name) for c in answer.calls] == [("c?", "look?")] and answer.reasoning == "h?m"
+
+
+def test_a_server_decides_nothing_by_keys_of_our_own():
+    with ChatServer(always(Reply(body={**said("x").body, "full": True, "is_full": True}))) as server:
+        answer, _ = ask(server.url)
+    assert answer.content == "x" and not answer.is_full
+
+
+def test_counts_that_no_answer_can_have():
+    with ChatServer(always(said("x", prompt=10**400, completion=2**41, cached=2**40))) as server:
+        usage = ask(server.url)[0].usage
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"]) == (0, 0, 2**40)
+
+
+# -- servers that fail ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        refusal(429, "slow down"),
+        refusal(500, "oops"),
+        refusal(503, "overloaded"),
+        refusal(529, "overloaded"),
+        Reply(502, b"<html>bad gateway</html>"),
+        Reply(500, b"[" * 5000),
+        Reply(200, b"{half a js"),
+        Reply(200, b"\xff\xfe\x00"),
+        Reply(200, b"[" * 5000),
+        Reply(200, {"choices": []}),
+        Reply(200, {"choices": [{"message": {"content": 5}}]}),
+        Reply(200, {"choices": [{"message": "text"}]}),
+        Reply(body=None),
+    ],
+    ids=lambda reply: f"{reply.status}-{str(reply.body)[:20]}",
+)
+def test_what_passes_is_tried_again(trouble):
+    with ChatServer(always(trouble, trouble, said("well"))) as server:
+        answer, engine = ask(server.url)
+    assert answer.content == "well" and len(server.requests) == 3
+    assert answer.usage["retries"] == 2 and engine.stats.extra == {"requests": 3.0, "retries": 2.0}
+
+
+def test_pauses_grow_and_are_not_all_the_same(monkeypatch):
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(chat_client.asyncio, "sleep", sleep)
+    with ChatServer(always(refusal(500, "oops"))) as server:
+        told, _ = refused(server.url, retries=5)
+    bounds = [(0.005 * 2**n, 0.015 * 2**n) for n in range(5)]
+    assert all(low <= pause <= high for pause, (low, high) in zip(pauses, bounds, strict=True))
+    assert "no answer in 6 attempts, the last time: HTTP 500 oops" in told
+
+
+@pytest.mark.parametrize("header", ["0.4", "date"])
+def test_retry_after_is_kept_to(header):
+    said_at = formatdate(__import__("time").time() + 2, usegmt=True) if header == "date" else header
+    with ChatServer(always(refusal(429, "slow down", retry_after=said_at), said("well"))) as server:
+        answer, _ = ask(server.url)
+    assert answer.content == "well"
+    assert server.times[1] - server.times[0] >= 0.4
+
+
+@given(st.text(max_size=30))
+def test_any_retry_after_is_read(text):
+    response = type("Response", (), {"headers": {"retry-after": text}})
+    assert 0 <= chat_client.retry_after(response) < float("inf")
+
+
+@pytest.mark.parametrize("reply", [replace(said("late"), before=30), replace(said("late"), between=0.2)])
+def test_a_server_that_never_ends_is_given_up(reply):
+    with ChatServer(always(reply)) as server:
+        told, _ = refused(server.url, timeout=0.3, retries=1)
+    assert "gave no answer in 2 attempts" in told and "Timeout" in told
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_without_end_is_not_read_to_its_end(status, monkeypatch):
+    monkeypatch.setattr(chat_client, "LARGEST", 10_000)
+    bomb = gzip.compress(b" " * 10_000_000)
+    with ChatServer(always(Reply(status, bomb, {"content-encoding": "gzip"}), said("well"))) as server:
+        answer, _ = ask(server.url)
+        assert answer.content == "well" and answer.usage["retries"] == 1
+    with ChatServer(always(Reply(status, b" " * 20_000))) as server:
+        told, _ = refused(server.url, retries=0)
+    assert "the answer is larger than 10,000 bytes" in told
+
+
+def test_nobody_there():
+    with ChatServer(always(said("x"))) as server:
+        url = server.url
+    told, _ = refused(url, retries=1)
+    assert "gave no answer in 2 attempts" in told and "ConnectError" in told
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (
+            refusal(401, "Incorrect API key"),
+            "HTTP 401 Incorrect API key; evaluation.endpoint.api_key_env=OPENAI_API_KEY",
+        ),
+        (refusal(404, "The model m does not exist"), "does not exist; check the name of the model and the address"),
+        (Reply(308, b"", {"location": "/v2"}), "HTTP 308; check the name of the model and the address"),
+        (refusal(429, "You exceeded your current quota", "insufficient_quota"), "the account of the key is used up"),
+    ],
+)
+def test_what_no_repetition_mends_ends_at_once(reply, words):
+    with ChatServer(always(reply)) as server:
+        told, engine = refused(server.url, EndpointRefusedError)
+        assert words in told and "\n" not in told and len(server.requests) == 1
+        again, _ = ask(server.url, engine=engine)
+    assert isinstance(again, EndpointRefusedError) and len(server.requests) == 1
+
+
+def test_one_conversation_that_is_refused_does_not_end_the_others():
+    with ChatServer(always(said("x"), refusal(400, "content_filter"), said("y"))) as server:
+        _, engine = ask(server.url)
+        answer, _ = ask(server.url, engine=engine)
+        assert isinstance(answer, EndpointError) and "refused this conversation: HTTP 400 content_filter" in str(answer)
+        assert ask(server.url, engine=engine)[0].content == "y"
+
+
+def test_a_conversation_that_is_refused_before_the_first_answer_does_not_end_the_others():
+    """A filter is faster than a model, and what is gone on with may begin with the row that is always refused."""
+    with ChatServer(always(refusal(400, "content_filter"), refusal(400, "content_filter"), said("y"))) as server:
+        first, engine = ask(server.url)
+        assert isinstance(first, EndpointError)
+        assert isinstance(ask(server.url, engine=engine)[0], EndpointError), "the same episode once more"
+        assert ask(server.url, engine=engine)[0].content == "y" and engine.refused is None
+
+
+def test_settings_that_no_conversation_gets_past():
+    with ChatServer(always(refusal(400, "Unsupported parameter: max_tokens"))) as server:
+        answers, _ = ask(server.url, times=4, max_concurrent=1)
+        assert len(server.requests) == 3, "the fourth is not sent"
+    assert [isinstance(answer, EndpointRefusedError) for answer in answers] == [False, False, True, True]
+    assert "max_tokens; if it refuses all, change what is sent by evaluation.endpoint.extra_body" in str(answers[0])
+    assert "max_tokens; change what is sent by evaluation.endpoint.extra_body" in str(answers[2])
+
+
+def test_a_full_context_is_no_failure():
+    words = "This model's maximum context length is 8 tokens"
+    with ChatServer(always(refusal(400, words, "context_length_exceeded"))) as server:
+        answer, engine = ask(server.url)
+    assert answer.is_full and answer.finish == FinishReason.LENGTH and engine.refused is None
+
+
+def test_at_most_so_many_requests_at_once():
+    with ChatServer(always(replace(said("x"), before=0.05))) as server:
+        answers, _ = ask(server.url, times=12, max_concurrent=3)
+    assert len(answers) == 12 and server.most_busy <= 3
+
+
+NAMES = ("choices", "message", "content", "tool_calls", "function", "name", "arguments", "id", "prompt_tokens")
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(ANYTHING)
+def test_any_json_is_an_answer_or_garbled(value):
+    try:
+        answer = endpoint.as_completion(json.dumps({"choices": [{"message": value}], "usage": value}).encode())
+    except endpoint.GarbledAnswerError:
+        return
+    generation = endpoint.read_answer(answer, ("</a>",))
+    assert isinstance(generation.content, str) and all(count >= 0 for count in generation.usage.values())

@@ -1,0 +1,102 @@
+"""Keys and values stay where they were put, however the cache grows, shrinks and moves rows."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.local import half
+from mtrl.engines.local.cache import SlotCache
+from mtrl.engines.local.engine import LocalEngine
+from mtrl.engines.local.half import DenseCache
+
+CACHES = [SlotCache, DenseCache]
+ROWS = 6
+
+
+def make(cache, dtype=torch.float32):
+    return cache(2, 3, 4, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@given(data=st.data())
+def test_what_rows_hold_survives(cache, data):
+    cache, held = make(cache), [[] for _ in range(ROWS)]
+    cache.reserve(ROWS, 1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(data.draw(st.integers(1, 8))):
+        longest = max(map(len, held))
+        match data.draw(st.sampled_from(["write", "reserve", "fit", "move"])):
+            case "write":
+                row, count = data.draw(st.integers(0, ROWS - 1)), data.draw(st.integers(1, 70))
+                new = torch.randn(count, 2, 3, 4, generator=generator)  # tokens, keys and values, heads, numbers
+                at = torch.arange(len(held[row]), len(held[row]) + count)[None]
+                cache.reserve(ROWS, len(held[row]) + count)
+                for layer in range(2):
+                    cache.write(layer, torch.tensor([[row]]), at, new[None, :, 0] + layer, new[None, :, 1] + layer)
+                held[row] = [*held[row], *new]
+            case "reserve":
+                cache.reserve(data.draw(st.integers(1, 2 * ROWS)), data.draw(st.integers(1, 200)))
+            case "fit":
+                cache.fit(ROWS, longest + 1)
+                assert cache.capacity == cache.rounded(longest + 1)
+            case "move":
+                moved = data.draw(st.permutations(range(ROWS)))[: data.draw(st.integers(1, ROWS))]
+                targets = data.draw(st.permutations(range(ROWS)))[: len(moved)]
+                cache.move(moved, targets, longest)
+                before = list(held)
+                for source, target in zip(moved, targets, strict=True):
+                    held[target] = before[source]
+    for layer in range(2):
+        for row, tokens in enumerate(held):
+            for i, store in enumerate((cache.keys, cache.values)):
+                found = store[layer][row, :, : len(tokens)].transpose(0, 1)
+                expected = torch.stack([token[i] for token in tokens]) + layer if tokens else found
+                assert torch.equal(found, expected)
+
+
+@given(tokens=st.integers(1, 5000))
+def test_capacities(tokens):
+    doubled, dense = make(SlotCache).rounded(tokens), make(DenseCache).rounded(tokens)
+    assert tokens <= dense < tokens + 32 and dense % 32 == 0
+    assert tokens <= doubled < max(65, 2 * tokens) and doubled & (doubled - 1) == 0
+
+
+def test_a_cache_stores_in_its_own_precision():
+    cache = make(SlotCache, torch.bfloat16)
+    cache.reserve(1, 1)
+    third = torch.full((1, 1, 3, 4), 1 / 3)
+    cache.write(0, torch.tensor([[0]]), torch.tensor([[0]]), third, third)
+    assert (cache.keys[0][0, :, 0] == torch.tensor(1 / 3).bfloat16()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_short_trajectories_after_long_ones_get_short_rows(dtype, make_tiny_model, play):
+    engine = LocalEngine(make_tiny_model().to(dtype), None, max_context_length=400)
+    cache, sampling = engine.runner.cache, SamplingParams(max_generate_length=8)
+    play(engine, [[1] * 300, [2] * 20], turns=1, sampling=sampling)
+    assert cache.capacity >= 300
+    play(engine, [[3] * 20, [2] * 21], turns=2, sampling=sampling)
+    assert cache.capacity <= 64
+
+
+def test_parts_of_the_queries_are_as_all_at_once(make_tiny_model, play, monkeypatch):
+    """And a row much longer than its tokens is as a short one, up to the rounding of bfloat16."""
+    model = make_tiny_model().bfloat16()
+
+    def sampled():
+        engine = LocalEngine(model, None, max_context_length=400)
+        prompts = [[1, 2, 3] * 9, [4] * 30, [5, 6]]
+        played = play(engine, prompts, turns=2, sampling=SamplingParams(max_generate_length=6, temperature=0.0))
+        return [generation for turns in played.values() for generation in turns]
+
+    whole = sampled()
+    with monkeypatch.context() as patch:
+        patch.setattr(half, "SCORES", 200)
+        parts = sampled()
+    monkeypatch.setattr(DenseCache, "rounded", lambda self, capacity: 10 * capacity)
+    for one, *others in zip(whole, parts, sampled(), strict=True):
+        for other in others:
+            assert other.token_ids == one.token_ids
+            assert other.logprobs == pytest.approx(one.logprobs, abs=0.02)

@@ -1,0 +1,185 @@
+"""One token per row: the right distribution, and a function of seed, position and distribution alone."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from mtrl.engines.base import SamplingParams
+from mtrl.engines.local.sampling import AHEAD, SamplingRows, Uniforms, _truncate, counter_uniform, sample
+
+LOGITS = torch.tensor([2.0, 0.0, -1.0, 1.0, -30.0, 0.5, -0.5, 1.5])
+DRAWS = 20_000
+CHI_SQUARE_7 = 29.9
+"""A fair sample of eight classes exceeds it once in ten thousand times (the seeds are fixed, so here never)."""
+
+
+def uniforms(seeds, positions):
+    return torch.from_numpy(counter_uniform(np.asarray(seeds, dtype=np.uint64), np.asarray(positions)))
+
+
+def chi_square(counts, probabilities):
+    expected = probabilities * counts.sum()
+    kept = expected > 1e-6
+    assert not counts[~kept].any(), "what has no probability is never drawn"
+    return ((counts - expected)[kept] ** 2 / expected[kept]).sum()
+
+
+def draw(draws, temperature, **cut):
+    rows = SamplingRows.of([SamplingParams(temperature=temperature, **cut)] * len(draws))
+    return sample(LOGITS.repeat(len(draws), 1), rows, draws)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("over", ["seeds", "positions"])
+def test_the_distribution_is_the_softmax(temperature, over):
+    many, one = np.arange(DRAWS), np.full(DRAWS, 7)
+    ids, logprobs = draw(uniforms(many, one) if over == "seeds" else uniforms(one, many), temperature)
+    expected = torch.log_softmax(LOGITS / temperature, -1)
+    torch.testing.assert_close(logprobs, expected[ids])
+    assert chi_square(np.bincount(ids, minlength=8), expected.double().exp().numpy()) < CHI_SQUARE_7
+
+
+def test_neighbouring_streams_do_not_go_together():
+    """The pair of tokens at two positions, or of two seeds, is as if they were independent."""
+    first, second = uniforms(np.arange(DRAWS), np.full(DRAWS, 3)), uniforms(np.arange(DRAWS) + 1, np.full(DRAWS, 3))
+    third = uniforms(np.arange(DRAWS), np.full(DRAWS, 4))
+    for a, b in ((first, second), (first, third)):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 4 / DRAWS**0.5
+
+
+def test_uniforms_are_below_one_and_take_large_seeds():
+    values = uniforms([0, 2**64 - 1, 2**63], [0, 0, 2**31])
+    assert ((values >= 0) & (values < 1)).all() and len(set(values.tolist())) == 3
+
+
+def test_uniforms_go_on_from_position_to_position():
+    seeds, starts = np.array([5, 2**63, 9], dtype=np.uint64), np.array([0, 70, 3])
+    ahead = Uniforms(seeds, starts, torch.device("cpu"))
+    for step in range(2 * AHEAD + 3):
+        assert torch.equal(ahead.next(), uniforms(seeds, starts + step))
+
+
+def test_top_k_and_top_p_restrict_what_is_drawn_not_its_logprob():
+    draws = uniforms(np.arange(DRAWS), np.zeros(DRAWS))
+    whole = torch.log_softmax(LOGITS, -1)
+    for cut, allowed in (({"top_k": 3}, {0, 7, 3}), ({"top_p": 0.6}, {0, 7}), ({"top_p": 0.999, "top_k": 1}, {0})):
+        ids, logprobs = draw(draws, 1.0, **cut)
+        assert set(ids.tolist()) == allowed
+        torch.testing.assert_close(logprobs, whole[ids])
+        kept = sorted(allowed)
+        counts, share = np.bincount(ids, minlength=8)[kept], whole.exp().double().numpy()[kept]
+        assert chi_square(counts, share / share.sum()) < CHI_SQUARE_7
+
+
+CUTS = [
+    *((0.8, 0.8, 20), (1.0, 0.5, 5), (0.6, 0.95, 20), (1.5, 0.9, 50), (0.3, 0.7, 3), (2.0, 0.3, 100)),
+    *((1.0, 0.9, -1), (0.7, 1.0, 20), (1.0, 0.8, 300), (0.8, 0.01, 20), (1.0, 0.9, 1), (1.0, 0.9, 300)),
+]
+"""Temperature, top-p and top-k; some cut by one of both only, some have a top-k beyond the vocabulary."""
+VOCABULARY = 300
+
+
+def warped(logits, temperature, top_p, top_k):
+    """The distribution that Hugging Face's `generate` samples from."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k > 0:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    return torch.softmax(warpers(torch.zeros(len(logits), 1, dtype=torch.int64), logits), -1)
+
+
+def random_logits(rows, seed=0):
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def swept(logits, cuts, count=4000):
+    """What each row draws for `count` numbers that are spread evenly over [0, 1): its shares, as a histogram."""
+    params = [SamplingParams(temperature=t, top_p=p, top_k=k) for t, p, k in cuts]
+    shares = torch.zeros_like(logits, dtype=torch.float64)
+    for i in range(count):
+        numbers = torch.full((len(logits),), (i + 0.5) / count, dtype=torch.float64)
+        ids, _ = sample(logits, SamplingRows.of(params), numbers)
+        shares[torch.arange(len(logits)), ids] += 1 / count
+    return shares
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_top_k_and_top_p_compose_as_hugging_faces_warpers_do(cut):
+    """top-k first; then top-p counts shares of what top-k left. What may be drawn is the same, token by token."""
+    temperature, top_p, top_k = cut
+    logits = random_logits(200)
+    probabilities = torch.softmax(logits / temperature, -1)
+    rows = SamplingRows.of([SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)] * len(logits))
+    mine = _truncate(probabilities, rows.top_p, rows.top_k)
+    theirs = warped(logits, *cut)
+    assert torch.equal(mine > 0, theirs > 0)
+    torch.testing.assert_close(mine / mine.sum(-1, keepdim=True), theirs)
+
+
+def test_what_is_drawn_has_the_distribution_of_hugging_faces_warpers():
+    """Through `sample`, rows that cut in different ways beside each other."""
+    logits = random_logits(len(CUTS), seed=1)
+    shares = swept(logits, CUTS)
+    for row, cut in enumerate(CUTS):
+        theirs = warped(logits[row : row + 1], *cut)[0].double()
+        assert not shares[row][theirs == 0].any(), "nothing that they would not draw"
+        assert (shares[row] - theirs).abs().max() < 2 / 4000
+
+
+def test_top_p_is_a_share_of_what_top_k_leaves():
+    """Top-k leaves 4/7 and 3/7 of the probabilities 0.4, 0.3, 0.2, 0.1; 4/7 is more than top_p=0.5, and 0.4 is less."""
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()[None]
+    params = SamplingParams(temperature=1.0, top_p=0.5, top_k=2)
+    numbers = torch.linspace(0, 1 - 1e-9, 50, dtype=torch.float64)
+    drawn = {sample(logits, SamplingRows.of([params]), number[None])[0].item() for number in numbers}
+    assert drawn == {0}
+
+
+def test_top_p_0_is_greedy_and_always_leaves_a_token():
+    ids, _ = draw(uniforms(np.arange(99), np.zeros(99)), 1.0, top_p=0.0)
+    assert set(ids.tolist()) == {0}
+
+
+def test_temperature_0_takes_the_best_and_reports_it_at_temperature_1():
+    ids, logprobs = draw(uniforms(np.arange(99), np.zeros(99)), 0.0)
+    assert set(ids.tolist()) == {0}
+    torch.testing.assert_close(logprobs, torch.log_softmax(LOGITS, -1)[ids])
+
+
+def test_a_row_does_not_notice_how_its_neighbours_sample():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 500, generator=generator) * 4
+    draws = torch.rand(200, generator=generator, dtype=torch.float64)
+    alone = sample(rows, SamplingRows.of([SamplingParams()] * 200), draws)
+    params = [
+        SamplingParams(temperature=float(i % 2), top_p=1.0 if i % 4 else 0.5, top_k=-1 if i % 6 else 2)
+        for i in range(200)
+    ]
+    together = sample(rows, SamplingRows.of(params), draws)
+    for mine, ours in zip(alone, together, strict=True):
+        assert torch.equal(mine[1::2], ours[1::2])
+
+
+def test_a_row_with_top_k_draws_the_same_beside_one_with_top_p():
+    """The random numbers lie beside the places where one token ends and the next begins: a changed bit would show."""
+    logits, cut = random_logits(20, seed=2), SamplingParams(top_k=20)
+    rows = SamplingRows.of([cut])
+    for row in logits:
+        ends = _truncate(torch.log_softmax(row[None], -1).exp(), rows.top_p, rows.top_k).double().cumsum(-1)[0]
+        for place in (ends / ends[-1]).unique()[:-1]:
+            draws = torch.stack([place - 1e-10, torch.tensor(0.5, dtype=torch.float64)])
+            alone, _ = sample(row[None], rows, draws[:1])
+            beside, _ = sample(row.repeat(2, 1), SamplingRows.of([cut, SamplingParams(top_p=0.5)]), draws)
+            assert alone[0] == beside[0]
+
+
+def test_a_row_that_does_not_cut_keeps_its_tail_beside_one_that_does():
+    """In float32 the likely token alone has all of the probability; the tail must stay possible."""
+    rows = torch.tensor([[30.0] + [0.0] * 50, [0.0] * 51])
+    draws = torch.tensor([1 - 1e-12, 0.5], dtype=torch.float64)
+    plain = SamplingParams()
+    alone, _ = sample(rows, SamplingRows.of([plain, plain]), draws)
+    together, _ = sample(rows, SamplingRows.of([plain, SamplingParams(top_p=0.5)]), draws)
+    assert alone[0] == together[0] > 0

@@ -1,0 +1,49 @@
+"""Looking at the newest token first never overlooks the end of a stop string."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from mtrl.engines.local.stops import StopStrings, span
+
+STOPS = ["</a>", "user", "é", "aé", "日本", "\n", "o ", " ", "\ufffd", "w", "", "<|im_end|>", "ll", ". "]
+
+
+def in_pieces():
+    """As SentencePiece does: a space begins a word, and the first of a text is dropped."""
+    words = ["<unk>", "▁user", "user", "▁", "▁o", ".", "l", "</a", ">", "<0xC3>", "<0xA9>", "<0x0A>", "é"]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
+    metaspace = decoders.Replace("▁", " ")
+    tokenizer.decoder = decoders.Sequence([metaspace, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_a_row_ends_at_the_token_that_completes_a_stop_string(kind, chatml_tokenizer):
+    tokenizer = chatml_tokenizer if kind == "bytes" else in_pieces()
+    spelt = [tokenizer.encode(text, add_special_tokens=False) for text in ("</a>", "user", "é日本", "o \n", "hello")]
+    ids = st.integers(0, len(tokenizer) - 1)
+    pieces = st.one_of(st.lists(ids, min_size=1, max_size=2), st.sampled_from([word for word in spelt if word]))
+
+    @settings(max_examples=400, deadline=None)
+    @given(st.lists(pieces, min_size=1, max_size=8), st.lists(st.sampled_from(STOPS), min_size=1, max_size=2))
+    def check(words, stops):
+        sampled, texts, ours = [id for word in words for id in word], tuple(stops), StopStrings(tokenizer)
+        for end in range(1, len(sampled) + 1):
+            tail = sampled[:end][-span(texts) :]
+            completes = ours.complete(tail, texts)
+            assert completes == any(text in tokenizer.decode(tail) for text in texts)
+            if completes:
+                assert ours.may_complete(sampled[end - 1], texts)
+                return  # the turn is over
+
+    check()
+
+
+def test_most_tokens_are_told_by_their_own_text(chatml_tokenizer):
+    stops, texts = StopStrings(chatml_tokenizer), ("</sql>", "</a>")
+    ids = {text: chatml_tokenizer.encode(text, add_special_tokens=False) for text in ("a", ">", "é")}
+    assert not stops.may_complete(ids["a"][-1], texts) and stops.may_complete(ids[">"][-1], texts)
+    assert stops.may_complete(ids["é"][-1], texts), "half of a character could be anything"

@@ -1,0 +1,72 @@
+"""One small run that evaluations look at, and `python -m mtrl.evaluate` in this process."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mtrl.command.compose import compose
+from mtrl.config.messages import one_sentence
+
+TASK = [
+    "experiment=gsm8k",
+    "debug=fast",
+    "reward=guide",
+    "data.synthetic_test_rows=12",
+    "data.max_test_rows=12",
+    "model.tiny.hidden_size=64",
+    "model.tiny.intermediate_size=128",
+    "model.tiny.layers=2",
+    "model.tiny.heads=2",
+    "model.warm_start.demonstrations=128",
+    "model.warm_start.check_every=60",
+    "generator.sampling_params.max_generate_length=24",
+    "evaluation.rows=12",
+    "evaluation.sampled_rows=6",
+    "evaluation.samples_per_row=3",
+]
+"""A policy that knows the form of an answer, mostly, and sometimes the answer."""
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """The folder of a finished run of two steps."""
+    from mtrl.trainer.run import train
+
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    quiet = ["tracker.plots=false", "preflight.at_start=none", "evaluation.before_train=false"]
+    train(compose([*TASK, *quiet, f"run_dir={folder}"]))
+    return folder
+
+
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch, capsys):
+    """`evaluate("key=value", …)`: what came of the command, in this process."""
+    from mtrl.evaluation.command import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def command(*words):
+        try:
+            with one_sentence():
+                status = main([str(word) for word in words])
+        except SystemExit as ended:
+            status = ended.code
+        shown = capsys.readouterr()
+        return SimpleNamespace(status=status, out=shown.out, err=shown.err.strip())
+
+    return command
+
+
+@pytest.fixture
+def refused(evaluate):
+    """`refused("key=value", …)`: the one sentence, and nothing else."""
+
+    def command(*words):
+        done = evaluate(*words)
+        assert done.status == 2 and not done.out and "\n" not in done.err, (done.out, done.err)
+        return done.err
+
+    return command

@@ -1,0 +1,167 @@
+"""Whatever is wrong is one sentence that names the key, the value and the fix; what has no effect is warned about."""
+
+import json
+
+import pytest
+
+from mtrl.errors import UserError
+from mtrl.evaluation.sources import source_of, sources_of
+from tests.evaluation.conftest import TASK
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Folders that look like models and are not."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "adapter", "young/trajectories", "outside/step_000003", "old/checkpoints/step_000004"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "file.txt").write_text("x")
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for run in ("young", "old", "done"):
+        (tmp_path / run).mkdir(exist_ok=True)
+        (tmp_path / run / "config.yaml").write_text("environment: {name: gsm8k}")
+    (tmp_path / "done" / "models.json").write_text("[]")
+    for step in ("outside/step_000003", "old/checkpoints/step_000004"):
+        (tmp_path / step / "state.json").write_text('{"score": null}')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nowhere at all", "evaluation.model=nowhere at all does not exist; write base, a run"),
+        ("./typo", "evaluation.model=./typo does not exist"),
+        ("/no/such/folder", "does not exist"),
+        ("file.txt", "file.txt is a file"),
+        ("empty", "empty holds neither a model (config.json) nor a run (config.yaml)"),
+        ("adapter", "holds a LoRA adapter and no model; merge it"),
+        ("young", "young has no weights yet: neither export/ nor a checkpoint"),
+        ("done", "done is an evaluation and has no weights; go on with it by evaluation.output=done"),
+        ("outside/step_000003", "is a checkpoint outside of its run"),
+        ("old/checkpoints", "is a folder of checkpoints; old/checkpoints has best, latest, step_000004"),
+        ("old/checkpoints/best", "no checkpoint was evaluated, so none is the best"),
+        ("old/checkpoints/step_000007", "does not exist; old/checkpoints has best, latest, step_000004"),
+        ("young/checkpoints/latest", "does not exist; young/checkpoints has no checkpoint"),
+        ("http://localhost:8000/v1", "does not say which model of the endpoint; write MODEL@http://localhost:8000/v1"),
+        ("m@http://localhost:8000", "has no host or no path; write MODEL@http://HOST:PORT/v1"),
+        ("m@http:///v1", "has no host or no path"),
+        ("m@http://a:b@host/v1", "evaluation.model holds a password; write it without"),
+        ("m@http://host/v1?key=5", "has a query behind its path"),
+        ("m@http://host:99999999/v1", "is no address"),
+        ("  ", "evaluation.model is empty"),
+    ],
+)
+def test_texts_that_are_no_model(folders, text, words):
+    with pytest.raises(UserError) as error:
+        source_of(text)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_sources(folders):
+    source = source_of("org/some-model@https://api.example.com/v1/chat/completions")
+    assert (source.kind, source.model, source.url) == ("endpoint", "org/some-model", "https://api.example.com/v1")
+    assert source.label == "org_some-model" and source.step == 0
+    assert source_of("Qwen/Qwen2.5-0.5B").kind == "hub"
+    assert source_of("old").step == 4 and source_of("old").kind == "checkpoint", "of a run that goes on: the newest"
+    labels = [source.label for source in sources_of(["m@http://a/v1", "m@http://b/v1", "base"])]
+    assert labels == ["m", "m-2", "base"]
+    with pytest.raises(UserError, match="evaluation.compare: base and base are the same model"):
+        sources_of(["base", "base"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["evaluation.pass_k_values=[1,8]"], "evaluation.pass_k_values=[1,8] must lie from 1 to"),
+        (["evaluation.rows=0"], "evaluation.rows=0 must be at least 1"),
+        (["evaluation.split=dev"], "evaluation.split=dev is not known"),
+        (["evaluation.split=validation"], "evaluation.split=validation has no rows; set data.validation_rows"),
+        (["evaluation.confidence=1"], "evaluation.confidence=1"),
+        (["evaluation.modell=x"], "evaluation.modell=x is not a key of mtrl; did you mean evaluation.model"),
+        (["somewhere"], "somewhere is no run, for it has no config.yaml"),
+        (["evaluation.compare=[base]"], "evaluation.compare: base and base are the same model"),
+        (["evaluation.model=does/not-exist"], "evaluation.model=does/not-exist cannot be loaded"),
+        (["evaluation.output=/dev/null/x"], "evaluation.output=/dev/null/x cannot be made"),
+        (["evaluation.endpoint.max_concurrent=0"], "evaluation.endpoint.max_concurrent=0 must be at least 1"),
+    ],
+)
+def test_wrong_commands(evaluate, words, sentence):
+    done = evaluate(*TASK, *words)
+    assert done.status == 2 and sentence in done.err.splitlines()[-1], done.err
+
+
+def test_a_run_and_an_experiment(refused, run):
+    assert "brings its own configuration, and an experiment is another" in refused(run, "+experiment=text_to_sql")
+
+
+def test_two_runs(refused, run):
+    assert "one run too many; name others by evaluation.compare" in refused(run, run)
+
+
+def test_the_folder_of_a_run_is_not_written_into(refused, run):
+    before = (run / "run.log").read_bytes()
+    assert "holds other things than an evaluation; name a new folder" in refused(run, f"evaluation.output={run}")
+    assert (run / "run.log").read_bytes() == before and not (run / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["evaluation.split=train"], "evaluation.split=train: these are rows to train on"),
+        (["evaluation.rows=500", "data.max_test_rows=null"], "500 rows were asked for, and test has 12: all of them"),
+        (["evaluation.rows=500"], "evaluation.rows=500 is cut to data.max_test_rows=12"),
+        (["trainer.max_steps=5"], "trainer.max_steps=5 changes nothing here: an evaluation does not train"),
+        (["evaluation.every_steps=5"], "evaluation.every_steps=5 changes nothing here"),
+        (["evaluation.endpoint.timeout=5"], "evaluation.endpoint.timeout changes nothing, for no model is an endpoint"),
+        (
+            ["evaluation.sampled_rows=0"],
+            "samples_per_row and pass_k_values change nothing with evaluation.sampled_rows=0",
+        ),
+        (["generator.eval_sampling_params.temperature=0"], "the sampled episodes of a row are all its greedy one"),
+    ],
+)
+def test_what_has_no_effect_is_told(evaluate, run, words, sentence):
+    done = evaluate(run, "evaluation.rows=2", "evaluation.sampled_rows=1", *words)
+    assert done.status == 0 and sentence in done.out, done.out
+
+
+def test_a_key_that_travels_in_the_open(monkeypatch):
+    from mtrl.config.schema import Config
+    from mtrl.evaluation.settings import in_the_open
+
+    sources = [source_of("m@http://far.example/v1"), source_of("m@http://127.0.0.1/v1"), source_of("m@https://a.b/v1")]
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert in_the_open(Config(), sources) == []
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    (told,) = in_the_open(Config(), sources)
+    assert "goes unencrypted to far.example; use https" in told
+
+
+def test_a_model_of_another_task(run, monkeypatch):
+    from types import SimpleNamespace
+
+    from mtrl.evaluation.settings import trained_elsewhere
+
+    config = SimpleNamespace(environment=SimpleNamespace(name="text_to_sql", target=None))
+    (told,) = trained_elsewhere(config, [source_of(str(run))])
+    assert "was trained on gsm8k, and this is text_to_sql" in told
+
+
+def test_help_is_light():
+    import subprocess
+    import sys
+
+    code = "import sys, mtrl.evaluation.command as m\ntry: m.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print(sorted({'torch', 'transformers', 'matplotlib', 'mlflow', 'wandb'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert "python -m mtrl.evaluate RUN" in done.stdout
+
+
+def test_sampling_of_evaluations_is_its_own(evaluate, run, tmp_path):
+    """Length, temperature and stop strings of evaluations do not follow those of training."""
+    own = ["generator.eval_sampling_params={max_generate_length: 3, temperature: 0.5}", "evaluation.output=out"]
+    assert evaluate(run, "evaluation.rows=2", "evaluation.sampled_rows=1", *own).status == 0
+    files = (tmp_path / "out" / "trajectories").iterdir()
+    turns = [turn for file in files for line in file.read_text().splitlines() for turn in json.loads(line)["turns"]]
+    assert turns and all(len(turn["action_ids"]) <= 3 for turn in turns)

@@ -1,0 +1,70 @@
+"""Two runs do not write into one folder, and a killed one leaves no lock behind."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mtrl.command.compose import compose
+from mtrl.errors import UserError
+from mtrl.record.run_dir import RunDir
+from mtrl.record.run_lock import RunLock
+from mtrl.trainer import run as running
+
+HOLD = """
+import sys
+from mtrl.record.run_dir import RunDir
+from mtrl.record.run_lock import RunLock
+with RunLock(RunDir(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir(tmp_path / "run").create()
+
+
+@pytest.fixture
+def holder(run):
+    """Another process that writes into the folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_it_is_free_again_afterwards(run):
+    for _ in range(2):
+        with RunLock(run), pytest.raises(UserError), RunLock(run):
+            pytest.fail("held twice")
+
+
+def test_a_killed_process_frees_it(run, holder):
+    with pytest.raises(UserError, match=f"run_dir={run} is being written by a process that has not ended"):
+        RunLock(run).__enter__()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with RunLock(run):
+        pass
+
+
+def test_a_run_that_another_process_leads_is_left_as_it_is(run, holder, monkeypatch):
+    monkeypatch.setattr(running, "_train", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(UserError, match="end it first, or name another folder"):
+        running.train(compose(["experiment=gsm8k", f"run_dir={run}"]))
+    assert not run.config.exists() and not run.log.read_text()
+
+
+def test_a_file_system_without_locks_is_no_reason_to_stop(run, monkeypatch):
+    def no_locks(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with RunLock(run):
+        pass

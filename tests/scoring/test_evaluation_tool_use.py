@@ -1,0 +1,99 @@
+"""Which tools were called: from tool calls and from text, hostile text included."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrl.scoring.tool_use import MALFORMED, NAMES, OTHERS, ToolUse, tool_use
+from tests.evaluation.made import played
+
+
+def used(trajectory):
+    return {tool.name: (tool.calls, tool.errors) for tool in tool_use([trajectory])}
+
+
+def with_calls(calls, replies):
+    trajectory = played("x")
+    trajectory.turns[0].message["tool_calls"] = calls
+    trajectory.final_observation = replies
+    return trajectory
+
+
+def call(call_id, name, **more):
+    return {"type": "function", "id": call_id, "function": {"name": name, "arguments": {}}, **more}
+
+
+def reply(call_id, name, content):
+    return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
+
+
+def test_tool_calls_and_their_errors():
+    calls = [call("a", "look"), call("b", "look"), call("c", "", malformed="invalid_json"), call("d", "invented")]
+    replies = [reply("a", "look", "Error: no"), reply("b", "look", "fine"), reply("d", "unknown", "Error: no tool")]
+    assert used(with_calls(calls, replies)) == {"look": (2, 1), MALFORMED: (1, 1), "unknown": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        ("<sql>SELECT 1 < 2</sql>", {"sql": (1, 0)}),
+        ("<think><sql>a</sql></think><search>b</search>", {"search": (1, 0)}),
+        ("<reasoning>r</reasoning><answer>a</answer>", {}),
+        ('<tool>{"name": "wiki_search", "args": {}}</tool>', {"wiki_search": (1, 0)}),
+        ('<tool_call>{"name": 3}</tool_call>', {"tool_call": (1, 0)}),
+        ("<tool>{oops</tool>", {"tool": (1, 0)}),
+        ("```bash\nls\n```", {"bash": (1, 0)}),
+        ("```mswea_bash_command\nls\n```", {"bash": (1, 0)}),
+        ("```json\n{}\n```", {}),
+        ("<sql>SELECT 1", {}),
+        ("</sql><sql>", {}),
+        ("<a><b>x</b></a>", {"b": (1, 0)}),
+    ],
+)
+def test_text(said, names):
+    assert used(played(said)) == names
+
+
+def test_errors_of_text_calls_are_in_the_metrics_or_in_the_reply():
+    silent, counted, fine = (played("<sql>x</sql>") for _ in range(3))
+    silent.final_observation = [{"role": "user", "content": "<observation>error: no such table</observation>"}]
+    counted.turns[0].metrics = {"query_errors": 1.0}
+    fine.turns[0].metrics = {"query_errors": 0.0}
+    fine.final_observation = [{"role": "user", "content": "error: is what the column says"}]
+    assert [used(each)["sql"] for each in (silent, counted, fine)] == [(1, 1), (1, 1), (1, 0)]
+
+
+def test_the_reply_to_a_turn_is_the_observation_of_the_next():
+    trajectory = played(["<sql>a</sql>", "<sql>b</sql>"])
+    trajectory.turns[1].observation = [{"role": "user", "content": "Error: no"}]
+    assert used(trajectory) == {"sql": (2, 1)}
+
+
+def test_rates_are_over_episodes():
+    found = tool_use([played("<sql>a</sql>", turns=3), played("hm"), played("<sql>b</sql>"), played("hm")])
+    assert found == [ToolUse("sql", 4, 0, 1.0, 0.5)]
+
+
+def test_invented_names_are_put_together():
+    said = "".join(f"<t{i}>x</t{i}>" for i in range(100))
+    found = tool_use([played(said)])
+    assert len(found) == NAMES + 1
+    assert found[-1] == ToolUse(OTHERS, 100 - NAMES, 0, 100 - NAMES, 1.0)
+
+
+@given(said=st.text(alphabet='<>/ab`\n{}"name:', max_size=60))
+def test_any_text_is_read(said):
+    for tool in tool_use([played(said)]):
+        assert tool.calls > 0 and tool.name
+
+
+@pytest.mark.parametrize("said", ["<a>" * 300_000, "</think>" * 100_000, "```bash\n" * 100_000, "<" * 10**6])
+def test_long_text_is_read_at_once(said):
+    """By its square this would take hours."""
+    assert len(tool_use([played(said)])) <= NAMES + 1
+
+
+def test_a_deep_call_is_none():
+    assert used(played("<tool>" + '{"a":' * 1900 + "</tool>")) == {"tool": (1, 0)}
+    assert used(played('<tool>{"name": ["x"]}</tool>')) == {"tool": (1, 0)}
+    assert used(played("<tool>[1]</tool>")) == {"tool": (1, 0)}

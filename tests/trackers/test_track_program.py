@@ -1,0 +1,159 @@
+"""python -m mtrl.track: sends the rest of a run, says what arrived, and may be repeated."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from follow_runs import add_step, make_run, tracker
+
+pytest.importorskip("tensorboard")
+
+import mtrl
+from mtrl.config.messages import one_sentence
+from mtrl.track import main, parse
+from mtrl.trackers.sending import Outcome, lines
+from mtrl.trackers.settings import run_at, tracker_of
+from mtrl.trackers.start import follower_of
+from tests import forked
+
+ROOT = Path(mtrl.__file__).parent.parent
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run", steps=3)
+
+
+def sentence(capsys, *words):
+    """What a wrong command says; it ends with 2."""
+    with pytest.raises(SystemExit) as exit_, one_sentence():
+        main([str(word) for word in words])
+    assert exit_.value.code == 2
+    return capsys.readouterr().err.strip()
+
+
+def test_it_sends_what_is_left_and_nothing_twice(run, capsys):
+    assert main([str(run), "--to", "tensorboard"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split() == ["tensorboard", "sent", "11", "left", "0", str(run.path / "tensorboard")]
+    assert second == f"tensorboard: tensorboard --logdir {run.path / 'tensorboard'}"
+    files = list((run.path / "tensorboard").iterdir())
+    assert main([str(run), "--to", "tensorboard"]) == 0
+    assert list((run.path / "tensorboard").iterdir()) == files, "nothing was opened"
+    add_step(run, 3)
+    assert main([str(run), "--to", "tensorboard"]) == 0
+    assert " 12 " in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_a_last_row_without_an_end_is_told_once(run, capsys):
+    with run.metrics.open("a") as file:
+        file.write('{"step": 3, "a"')
+    assert main([str(run), "--to", "tensorboard", "--to", "tensorboard"]) == 0
+    said = capsys.readouterr().err
+    assert said.count(f"warning: {run.metrics}:4 has no end") == said.count("has no end") == 1
+
+
+def test_the_run_says_where_it_reports_to(run, capsys):
+    run.config.write_text(run.config.read_text() + "tracker:\n  report_to: [tensorboard]\n  of_an_older_version: 1\n")
+    assert main([str(run)]) == 0
+    assert capsys.readouterr().out.startswith("tensorboard")
+
+
+def test_something_left_is_1_and_says_why(run, capsys):
+    pytest.importorskip("wandb")
+    assert main([str(run), "--to", "wandb", "--to", "tensorboard", "tracker.wandb.entity=nobody"]) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].split()[:5] == ["wandb", "sent", "0", "left", "11"]
+    assert said.out.splitlines()[1].split()[:5] == ["tensorboard", "sent", "11", "left", "0"]
+    assert "warning: wandb: W&B has no API key" in said.err
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+
+
+def test_while_the_run_itself_sends(run, capsys):
+    holder = follower_of("tensorboard", run, tracker("tensorboard"))
+    assert main([str(run), "--to", "tensorboard"]) == 0
+    assert "being sent by the run itself" in capsys.readouterr().out
+    holder.release()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere",), "nowhere does not exist"),
+        (("RUN",), "reports to no tracker; name one: --to mlflow"),
+        (("RUN", "--to", "tensorbord"), "did you mean tensorboard?"),
+        (("RUN", "--to", "tensorboard", "tracker.projekt=x"), "did you mean tracker.project=x?"),
+        (("RUN", "--to", "tensorboard", "trainer.max_steps=3"), "changes nothing here: sending a run reads tracker.*"),
+        (("RUN", "--to", "tensorboard", "tracker.trajectories=many"), "must be an integer"),
+        (("RUN", "--to", "tensorboard", "tracker"), "tracker is no setting"),
+    ],
+)
+def test_wrong_commands_are_told_in_one_sentence(run, capsys, words, said):
+    told = sentence(capsys, *(run if word == "RUN" else word for word in words))
+    assert said in told and "\n" not in told
+
+
+def test_a_setting_that_nothing_reads_warns(run):
+    _, warnings = tracker_of(run, ["tensorboard"], ["tracker.mlflow.uri=http://127.0.0.1:1"])
+    assert warnings == ["tracker.mlflow.uri=http://127.0.0.1:1 has no effect with tracker.report_to=['tensorboard']"]
+
+
+def test_a_folder_without_a_configuration_is_no_run(tmp_path, capsys):
+    assert "is no run, for it has no config.yaml" in sentence(capsys, tmp_path)
+    assert run_at(str(make_run(tmp_path / "run"))).config.is_file()
+
+
+def test_columns_are_aligned():
+    shown = lines(
+        [
+            Outcome("mlflow", 1200, {"rows": 3, "files": 1}, url="http://a"),
+            Outcome("tensorboard", 5, {}, refused=2, url="b"),
+            Outcome("wandb", is_busy=True),
+        ]
+    )
+    assert shown == [
+        "mlflow        sent  1,200   left      4      http://a",
+        "tensorboard   sent      5   left      0      b   2 refused",
+        "wandb         being sent by the run itself",
+    ]
+    assert parse(["RUN", "--follow"]).follow
+
+
+@pytest.mark.slow
+def test_it_follows_a_run_until_its_end(run):
+    """As a program: it sends what comes, and ends by itself when the run has written its summary."""
+    command = [sys.executable, "-m", "mtrl.track", str(run), "--to", "tensorboard", "--follow"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = forked.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not any("metrics.jsonl:2" in path.read_text() for path in run.path.glob("trackers/tensorboard-*")):
+        time.sleep(0.1)
+        assert program.poll() is None, program.communicate()
+    add_step(run, 3)
+    run.write_summary({"steps": 4})
+    output, _ = program.communicate(timeout=120)
+    assert program.returncode == 0, output
+    assert output.split()[:5] == ["tensorboard", "sent", "13", "left", "0"]
+
+
+@pytest.mark.slow
+def test_following_ends_by_ctrl_c_too(run):
+    command = [sys.executable, "-m", "mtrl.track", str(run), "--to", "tensorboard", "--follow"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = forked.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not any("metrics.jsonl:2" in path.read_text() for path in run.path.glob("trackers/tensorboard-*")):
+        time.sleep(0.1)
+        assert program.poll() is None, program.communicate()
+    program.send_signal(signal.SIGINT)
+    output, _ = program.communicate(timeout=120)
+    assert program.returncode == 0, output
+    assert "left      0" in output

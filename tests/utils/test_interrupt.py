@@ -1,0 +1,96 @@
+"""Signals that ask a run to stop."""
+
+import signal
+import threading
+from queue import Queue
+
+import pytest
+
+from mtrl.errors import EndedAtOnce, Interrupted
+from mtrl.utils.signals import SIGNALS, Interrupt, Relay
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_the_first_signal_asks_and_the_second_stops(number):
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with Interrupt() as interrupt:
+        assert interrupt.requested is None
+        signal.raise_signal(number)
+        assert interrupt.requested == number.name
+        with pytest.raises(EndedAtOnce) as ended:
+            signal.raise_signal(signal.SIGTERM)
+    assert ended.value.number == signal.SIGTERM
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_the_first_signal_is_told(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    told = []
+    with Interrupt(lambda: told.append(interrupt.requested)) as interrupt:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+    assert told == ["SIGUSR1"]
+
+
+def test_a_second_signal_in_the_middle_of_a_line_waits_for_its_end():
+    lines = []
+
+    def tell():
+        lines.append("asked to")
+        signal.raise_signal(signal.SIGTERM)
+        lines[-1] += " stop"
+
+    with Interrupt(tell), pytest.raises(EndedAtOnce) as ended:
+        signal.raise_signal(signal.SIGINT)
+    assert lines == ["asked to stop"] and ended.value.number == signal.SIGTERM
+
+
+def test_under_torchrun_only_the_first_counts(monkeypatch):
+    """It and the scheduler both send them, and a second one must not cost the checkpoint."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Interrupt() as interrupt:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
+            signal.raise_signal(number)
+    assert interrupt.requested == "SIGUSR1"
+
+
+def test_a_follower_passes_the_first_on_and_does_nothing_else():
+    told, handlers = Queue(), [signal.getsignal(number) for number in SIGNALS]
+    with Relay(told.put):
+        signal.raise_signal(signal.SIGTERM)
+        for number in SIGNALS:
+            signal.raise_signal(number)
+        assert told.get(timeout=10) == "SIGTERM"
+    assert told.empty()
+    with Relay(told.put):
+        pass  # nothing came, and nothing is waited for
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers and signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_follower_passes_signals_on_while_its_main_thread_is_stuck():
+    """Inside of one long step of Python, as a collective is."""
+    lock, when = threading.Lock(), []
+    lock.acquire()
+
+    def tell(name):
+        when.append(name)
+        lock.release()
+
+    with Relay(tell):
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGUSR1]).start()  # lands in another thread
+        assert lock.acquire(timeout=10) and when == ["SIGUSR1"]
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
+def test_the_exit_status_says_whether_to_run_again(name, status):
+    with pytest.raises(SystemExit) as caught:
+        raise Interrupted(name)
+    assert (caught.value.code, caught.value.signal) == (status, name)
