@@ -62,7 +62,8 @@ def load(data: Any, seed: int, **config: Any) -> Splits:
 
 def score(trajectory: Trajectory, row: Row) -> float:
     """The share of the six sums that are answered right."""
-    answers = [int(turn.text) if turn.text.strip().isdecimal() else None for turn in trajectory.turns]
+    texts = [turn.text.strip() for turn in trajectory.turns]
+    answers = [int(text) if text.isdecimal() else None for text in texts]
     return sum(a + b == answer for (a, b), answer in zip(row["ground_truth"]["pairs"], answers, strict=False)) / TURNS
 
 
