@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
+from mtrl import track
 from mtrl.command.compose import compose
 from mtrl.config.keys import find
 from mtrl.config.schema import Config
@@ -30,7 +31,6 @@ from mtrl.record.run_dir import RunDir
 from mtrl.rescore import __main__ as rescore
 from mtrl.rescore.settings import check_read
 from mtrl.rewards.shaping import SHAPINGS
-from mtrl.trackers import command as track
 from mtrl.view import __main__ as view
 from tests import forked
 from tests.engines.real.installed import engine_python

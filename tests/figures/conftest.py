@@ -10,6 +10,9 @@ from mtrl.figures.runs import read_run
 from mtrl.figures.study import Study
 from mtrl.types import to_json
 from tests.figures.made import SETTINGS, training_rows
+from tests.record.conftest import rows
+
+__all__ = ["make_run", "rows", "study"]
 
 
 @pytest.fixture

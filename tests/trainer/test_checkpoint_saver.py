@@ -15,8 +15,8 @@ import torch.distributed as dist
 from shard_ranks import FORK, on_ranks
 
 from mtrl.errors import UserError
+from mtrl.trainer.checkpoint import tensors as checkpoint_tensors
 from mtrl.trainer.checkpoint.checkpoint import Checkpoints, read_checkpoint
-from mtrl.trainer.checkpoint.checkpoint import tensors as checkpoint_tensors
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.checkpoint.tensors import load_tensors
 

@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 
 import pytest
-from conftest import make_backend
 from engine_model import CONTEXT, PARITY, changed, load_model, named_weights, reference_logprobs, worst
 from faulty_proxy import FaultyProxy
 
@@ -19,6 +18,7 @@ from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.sync import make_sync
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
+from tests.engines.real.conftest import make_backend
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose
 from mtrl.environments.factory import load_task
-from mtrl.trainer.setup.parts import parts as setup
+from mtrl.trainer.setup import parts as setup
 from mtrl.types import read_trajectories
 from tests.engines.real.installed import engine_python
 from tests.trainer.runs import SMALL, finish, rows_of, start

@@ -5,10 +5,10 @@ import os
 import subprocess
 
 import pytest
-from conftest import make_backend
 
 from mtrl.engines.server.backend import Place
 from mtrl.engines.server.process import ServerProcess, free_port
+from tests.engines.real.conftest import make_backend
 from tests.engines.real.installed import engine_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]

@@ -1,0 +1,114 @@
+"""The packages of mtrl are layers: a module imports only from its own package and from packages below it.
+
+Every import statement counts: at module level, within a function, and for types only.
+"""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "mtrl"
+
+LAYERS = (
+    "mtrl",  # the package itself: its version
+    "types errors",
+    "utils",
+    "config",
+    "datasets",
+    "environments",
+    "sandbox retrieval",
+    "algorithms",
+    "models",
+    "distributed",
+    "engines",
+    "rewards",
+    "rollout",
+    "scoring",
+    "record",
+    "console figures",
+    "trackers",
+    "command",
+    "gateway",
+    "agents",
+    "diagnose",
+    "trainer",
+    "preflight",
+    "evaluation play",
+    "rescore",
+    "training",
+    "sweep doctor",
+    "view",
+    "main",
+    "api evaluate track sft demonstrate sagemaker",
+    "entrypoints __main__",
+)
+"""From the lowest layer to the highest. Units of one line do not import each other. `__main__` also stands for the
+entry point of each package, which no module imports."""
+LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units.split()}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of mtrl and its file."""
+    names = {}
+    for file in PACKAGE.rglob("*.py"):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return names
+
+
+def unit(module: str) -> str:
+    """The package or file below mtrl that a module belongs to."""
+    parts = module.split(".")
+    return "__main__" if parts[-1] == "__main__" else parts[1] if len(parts) > 1 else parts[0]
+
+
+def imports(file: Path, known: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    """Line and module of every import of mtrl in a file."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names if name.name.split(".")[0] == "mtrl")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: imports are absolute"
+            if (node.module or "").split(".")[0] == "mtrl":
+                for name in node.names:
+                    full = f"{node.module}.{name.name}"
+                    yield node.lineno, full if full in known else str(node.module)
+
+
+@pytest.fixture(scope="module")
+def edges():
+    known = modules()
+    return [(module, line, found) for module, file in known.items() for line, found in imports(file, known)]
+
+
+def test_every_unit_has_a_layer():
+    assert {unit(module) for module in modules()} == set(LEVEL)
+
+
+def test_every_import_finds_its_module(edges):
+    known = modules()
+    assert [f"{module}:{line} imports {found}" for module, line, found in edges if found not in known] == []
+
+
+def test_no_import_climbs(edges):
+    climbing = [
+        f"{module}, line {line}: {unit(module)} imports {found} of {unit(found)}, which is not below it"
+        for module, line, found in edges
+        if unit(module) != unit(found) and LEVEL[unit(found)] >= LEVEL[unit(module)]
+    ]
+    assert climbing == []
+
+
+def test_no_module_imports_an_entry_point(edges):
+    assert [(module, line) for module, line, found in edges if unit(found) == "__main__"] == []
+
+
+def test_no_cycle_of_packages(edges):
+    graph: dict[str, set[str]] = {}
+    for module, _, found in edges:
+        if unit(module) != unit(found):
+            graph.setdefault(unit(module), set()).add(unit(found))
+    TopologicalSorter(graph).prepare()  # raises CycleError

@@ -1,0 +1,5 @@
+"""The made-up rows and trajectories of the tests of a run's folder."""
+
+from tests.record.conftest import episode, plain_environment, printed, rows, turn
+
+__all__ = ["episode", "plain_environment", "printed", "rows", "turn"]
