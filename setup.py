@@ -108,14 +108,15 @@ EXTRAS = {
     ],
 }
 
-# What engines find by themselves in their own environments; inert elsewhere.
+# The command, and what engines find by themselves in their own environments, inert elsewhere.
 ENTRY_POINTS = {
+    "console_scripts": ["mtrl = mtrl.cli.command:main"],
     "vllm.general_plugins": ["mtrl = mtrl.engines.vllm.plugin:register"],
     "sglang.srt.platforms": ["mtrl_cpu = mtrl.engines.sglang.platform:activate"],
 }
 
 setup(
-    name="mtrl",
+    name="mtrl-agents",  # `mtrl` on the package index is another project; the import name stays
     version=VERSION,
     description="Reinforcement learning for language-model agents that act over many turns",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),

@@ -76,4 +76,4 @@ def unwritable(error: Exception) -> str | None:
 
 def missing_extra(package: str, extra: str) -> UserError:
     """Return the error for an optional package that is not installed; it names the extra that contains the package."""
-    return UserError(f"{package} is not installed; install it with: pip install 'mtrl[{extra}]'")
+    return UserError(f"{package} is not installed; install it with: pip install 'mtrl-agents[{extra}]'")

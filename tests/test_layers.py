@@ -43,6 +43,7 @@ LAYERS = (
     "view",
     "main",
     "api evaluate track sft demonstrate sagemaker",
+    "cli",
     "entrypoints __main__",
 )
 """From the lowest layer to the highest. Units of one line do not import each other. `__main__` also stands for the

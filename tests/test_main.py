@@ -192,7 +192,7 @@ def test_a_missing_peft_is_said_before_a_folder_is_made(jobs, monkeypatch, capsy
     with pytest.raises(SystemExit) as caught:
         main_module.cli(["model.lora_rank=8"])
     assert caught.value.code == 2 and jobs == [] and not (tmp_path / "outputs").exists()
-    assert "peft is not installed; install it with: pip install 'mtrl[lora]'" in capsys.readouterr().err
+    assert "peft is not installed; install it with: pip install 'mtrl-agents[lora]'" in capsys.readouterr().err
 
 
 def test_a_bug_in_training_keeps_its_traceback(jobs, monkeypatch):

@@ -178,7 +178,7 @@ def wheel(tmp_path_factory):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out), "."]
     subprocess.run(build, cwd=copy, check=True, capture_output=True)
-    (path,) = out.glob("mtrl-*.whl")
+    (path,) = out.glob("mtrl_agents-*.whl")
     return path
 
 

@@ -1,6 +1,6 @@
 """A LangChain agent, with LangChain's own loop: word problems with a calculator.
 
-pip install 'mtrl[langchain]'
+pip install 'mtrl-agents[langchain]'
 python -m mtrl.main experiment=agent_word_problems generator.agent.target=examples.agents.langchain_agent.run
 """
 

@@ -1,6 +1,6 @@
 """The real mini-swe-agent, with unmodified code, over LiteLLM: it repairs the repositories of `envs/mini_swe`.
 
-    pip install 'mtrl[swe]'
+    pip install 'mtrl-agents[swe]'
     python -m mtrl.main experiment=mini_swe environment.target=examples.agents.mini_swe_agent.FAMILY \
         generator.agent.target=examples.agents.mini_swe_agent.run
 

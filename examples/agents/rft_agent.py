@@ -3,7 +3,7 @@
 The agent follows the service's documentation and contains no code for mtrl: the SDK's decorator reports completion and
 reward. It runs in an environment with the SDK, and mtrl may run elsewhere::
 
-    pip install 'mtrl[sagemaker]'
+    pip install 'mtrl-agents[sagemaker]'
     AWS_ACCESS_KEY_ID=none AWS_SECRET_ACCESS_KEY=none uvicorn --port 8080 examples.agents.rft_agent:app
     python -m mtrl.main experiment=agent_word_problems generator.agent.target=null generator.agent.url=http://127.0.0.1:8080
 
@@ -24,7 +24,7 @@ try:
     from sagemaker.core.token_generator import generate_token
     from sagemaker.train.rft import make_inference_headers, sagemaker_rft_handler
 except ImportError as error:
-    raise SystemExit("sagemaker is not installed; install it with: pip install 'mtrl[sagemaker]'") from error
+    raise SystemExit("sagemaker is not installed; install it with: pip install 'mtrl-agents[sagemaker]'") from error
 
 app = FastAPI()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="needs pip install 'mtrl[notebooks]'")
-nbclient = pytest.importorskip("nbclient", reason="needs pip install 'mtrl[notebooks]'")
-pytest.importorskip("ipykernel", reason="needs pip install 'mtrl[notebooks]'")
+nbformat = pytest.importorskip("nbformat", reason="needs pip install 'mtrl-agents[notebooks]'")
+nbclient = pytest.importorskip("nbclient", reason="needs pip install 'mtrl-agents[notebooks]'")
+pytest.importorskip("ipykernel", reason="needs pip install 'mtrl-agents[notebooks]'")
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "examples" / "notebooks"

@@ -30,7 +30,7 @@ SHARED = (
 
 def sdk():
     """The SDK, or the test is skipped with the extra named."""
-    pytest.importorskip("sagemaker.train", reason="needs pip install 'mtrl[sagemaker]'")
+    pytest.importorskip("sagemaker.train", reason="needs pip install 'mtrl-agents[sagemaker]'")
 
 
 def without(words, key):

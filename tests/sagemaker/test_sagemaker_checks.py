@@ -9,7 +9,7 @@ from mtrl.sagemaker.job import plan
 from mtrl.sagemaker.launch import main
 from tests.sagemaker.offers import BUCKET, JOB, ROLE, SHARED, SPOT, without
 
-pytest.importorskip("botocore", reason="needs pip install 'mtrl[sagemaker]'")
+pytest.importorskip("botocore", reason="needs pip install 'mtrl-agents[sagemaker]'")
 
 pytestmark = pytest.mark.usefixtures("composed_once")
 

@@ -10,7 +10,7 @@ import pytest
 from mtrl.sagemaker import job, managed, service
 from tests.sagemaker.offers import sdk
 
-pytest.importorskip("botocore", reason="needs pip install 'mtrl[sagemaker]'")
+pytest.importorskip("botocore", reason="needs pip install 'mtrl-agents[sagemaker]'")
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "sagemaker.md").read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ def test_a_dry_run_needs_nobody(shape, no_network):
 
 
 def test_what_aws_receives_is_what_the_dry_run_said(no_network, monkeypatch):
-    moto = pytest.importorskip("moto", reason="needs pip install 'mtrl[dev]'")
+    moto = pytest.importorskip("moto", reason="needs pip install 'mtrl-agents[dev]'")
     logging.getLogger("sagemaker").setLevel(logging.ERROR)
     job, sent, trusted = plan([*JOB, *OTHERS, *SPOT]), [], {"Service": "sagemaker.amazonaws.com"}
     with moto.mock_aws():
@@ -101,7 +101,7 @@ def anonymous(request):
 
 
 def test_a_role_that_may_not_is_told(no_network):
-    moto = pytest.importorskip("moto", reason="needs pip install 'mtrl[dev]'")
+    moto = pytest.importorskip("moto", reason="needs pip install 'mtrl-agents[dev]'")
     with moto.mock_aws():
         session = boto3.Session(region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
         session.client("s3").create_bucket(Bucket="our-bucket")

@@ -14,7 +14,7 @@ from mtrl.sagemaker.launch_managed import main
 from mtrl.sagemaker.managed import dry_run, plan, submit
 from tests.sagemaker.offers import MANAGED, sdk, without
 
-pytest.importorskip("botocore", reason="needs pip install 'mtrl[sagemaker]'")
+pytest.importorskip("botocore", reason="needs pip install 'mtrl-agents[sagemaker]'")
 
 pytestmark = pytest.mark.usefixtures("composed_once")
 
@@ -127,7 +127,7 @@ def test_a_recipe_without_one_of_ours_is_told(monkeypatch):
 
 
 def test_rows_as_the_service_reads_them(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pip install 'mtrl[data]'")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pip install 'mtrl-agents[data]'")
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "größer?"}]
     rows = [
         {"id": "1", "prompt": [{"role": "user", "content": "2 + 2"}], "ground_truth": {"answer": 4}},

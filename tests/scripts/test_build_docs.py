@@ -3,7 +3,7 @@ import yaml
 
 from scripts import build_docs
 
-pytest.importorskip("material", reason="needs pip install 'mtrl[docs]'")
+pytest.importorskip("material", reason="needs pip install 'mtrl-agents[docs]'")
 
 
 @pytest.mark.slow

@@ -253,7 +253,7 @@ def test_a_missing_package_names_the_extra(corpus):
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert done.returncode == 2
-    assert "faiss is not installed; install it with: pip install 'mtrl[search]'" in done.stderr
+    assert "faiss is not installed; install it with: pip install 'mtrl-agents[search]'" in done.stderr
 
 
 def test_search_that_fails_is_told_and_the_server_lives():

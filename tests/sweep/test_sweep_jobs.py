@@ -133,7 +133,7 @@ def test_what_is_not_installed_is_named_with_its_extra(trained, monkeypatch, cap
     monkeypatch.setitem(store.repo["hydra"], "launcher", left)
     monkeypatch.setattr("mtrl.sweep.choices.find_spec", lambda name: None)
     assert status_of(*words, "run_dir=sweep") == 2
-    assert capsys.readouterr().err.endswith("is not installed; install it with: pip install 'mtrl[sweep]'\n")
+    assert capsys.readouterr().err.endswith("is not installed; install it with: pip install 'mtrl-agents[sweep]'\n")
     assert trained.cfgs == []
 
 

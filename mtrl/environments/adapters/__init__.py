@@ -63,7 +63,7 @@ def adapt(value: Any) -> type[BaseEnvironment] | None:
 def extra_hint(error: BaseException) -> str:
     """Return how to install the framework that an `ImportError` names; an empty text for any other error."""
     name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    return f"install it with: pip install 'mtrl[{_EXTRAS[name]}]'" if name in _EXTRAS else ""
+    return f"install it with: pip install 'mtrl-agents[{_EXTRAS[name]}]'" if name in _EXTRAS else ""
 
 
 def _is_static(value: Any, name: str) -> bool:

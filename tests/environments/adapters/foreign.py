@@ -5,7 +5,7 @@ import pytest
 
 def real(module, extra):
     """The module of a framework; without it the test is skipped, and says how to get it."""
-    return pytest.importorskip(module, reason=f"needs pip install 'mtrl[{extra}]'")
+    return pytest.importorskip(module, reason=f"needs pip install 'mtrl-agents[{extra}]'")
 
 
 def of_both(copy, module, extra):

@@ -15,7 +15,7 @@ from mtrl.types import StopReason
 
 vf = real("verifiers", "verifiers")
 if not hasattr(vf, "MultiTurnEnv"):
-    pytest.skip("this verifiers has no MultiTurnEnv: pip install 'mtrl[verifiers]'", allow_module_level=True)
+    pytest.skip("this verifiers has no MultiTurnEnv: pip install 'mtrl-agents[verifiers]'", allow_module_level=True)
 
 from datasets import Dataset  # noqa: E402
 
