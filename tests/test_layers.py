@@ -43,6 +43,7 @@ LAYERS = (
     "view",
     "main",
     "api evaluate track sft demonstrate sagemaker",
+    "notebook",
     "cli",
     "entrypoints __main__",
 )

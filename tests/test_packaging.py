@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -203,6 +204,27 @@ def test_the_wheel_composes_far_from_the_tree(wheel, tmp_path):
     command = [sys.executable, "-c", program, "--cfg", "job", "experiment=text_to_sql"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(tmp_path)) and "name: text_to_sql" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_trains_in_an_empty_folder(wheel, tmp_path):
+    """`pip install X.whl && mtrl train`, with the requirements of this environment and nothing of the checkout."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (packages,) = (tmp_path / "venv" / "lib").glob("python3*/site-packages")
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    where = subprocess.run(
+        [python, "-c", "import mtrl; print(mtrl.__file__)"], cwd=empty, capture_output=True, text=True
+    )
+    assert where.stdout.startswith(str(packages)), where
+    command = [python.with_name("mtrl"), "train", "debug=fast", "trainer.max_steps=1", "run_dir=run"]
+    done = subprocess.run(command, cwd=empty, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (empty / "run" / "summary.json").is_file() and (empty / "run" / "export" / "config.json").is_file()
 
 
 def test_files_are_short():

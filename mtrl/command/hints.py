@@ -155,6 +155,11 @@ TELLING: list[tuple[Condition, str]] = [
         "lora_alpha / lora_rank times, and once or twice is usual; set model.lora_alpha to once or twice the rank",
     ),
     (
+        lambda c: c.model.name == "tiny" and not c.model.warm_start.enabled,
+        "model.warm_start.enabled=false has no effect with model.name=tiny, whose random weights learn nothing without "
+        "imitation; for a short one write model.warm_start.max_steps=1 model.warm_start.success_band=[0.0,1.0]",
+    ),
+    (
         lambda c: c.data.max_test_rows is not None and c.evaluation.rows > c.data.max_test_rows,
         "evaluation.rows={c.evaluation.rows} is cut to data.max_test_rows={c.data.max_test_rows}; raise that as well",
     ),

@@ -1,4 +1,4 @@
-"""Display of the composed configuration as a tree, with values that differ from the defaults in bold."""
+"""Display of the composed configuration: what differs from the defaults, as a tree."""
 
 from __future__ import annotations
 
@@ -9,32 +9,46 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config import keys
 
+TITLE = ("name", "run_dir")
+"""Keys that the first line shows."""
+
 
 def show(cfg: DictConfig) -> None:
-    """Print the configuration as a tree."""
+    """Print the keys that differ from the defaults of the schema, section by section, and where all keys are."""
     from rich.console import Console
     from rich.tree import Tree
 
     values: Any = OmegaConf.to_container(cfg, resolve=True)
-    tree = Tree(f"[bold]{values.pop('name')}[/] in {values.pop('run_dir')}")
+    name, run_dir = (values.pop(key) for key in TITLE)
+    tree = Tree(f"[bold]{name}[/] in {run_dir}")
     _grow(tree, values, "")
+    tree.add("[dim]every other key has its default; config.yaml in that folder has all of them[/]")
     Console(file=sys.stdout, highlight=False).print(tree)
 
 
 def _grow(branch: Any, values: dict[str, Any], prefix: str) -> None:
-    """Add one line with the settings of a section, and one branch for each subsection."""
+    """Add one line with the changed settings of a section, and one branch for each subsection that has some."""
     from rich.text import Text
 
-    sections = {name: value for name, value in values.items() if _is_section(prefix + name, value)}
-    line = Text()
-    for name, value in values.items():
-        if name not in sections:
-            changed = value != _plain(keys.all_keys()[prefix + name].default)
-            line.append(f"{name}={keys.typed(value)}  ", style="bold cyan" if changed else "dim")
+    changed = {name: value for name, value in values.items() if _is_changed(prefix + name, value)}
+    sections = {name for name in changed if _is_section(prefix + name, changed[name])}
+    line = Text("  ").join(
+        Text.assemble((f"{name}=", "dim"), (keys.typed(value), "bold cyan"))
+        for name, value in changed.items()
+        if name not in sections
+    )
     if line:
         branch.add(line)
-    for name, value in sections.items():
-        _grow(branch.add(f"[bold]{name}[/]"), value, f"{prefix}{name}.")
+    for name in changed:
+        if name in sections:
+            _grow(branch.add(f"[bold]{name}[/]"), changed[name], f"{prefix}{name}.")
+
+
+def _is_changed(path: str, value: Any) -> bool:
+    """Return whether a key, or any key of a section, differs from the default of the schema."""
+    if _is_section(path, value):
+        return any(_is_changed(f"{path}.{name}", part) for name, part in value.items())
+    return bool(value != _plain(keys.all_keys()[path].default))
 
 
 def _is_section(path: str, value: Any) -> bool:

@@ -21,15 +21,16 @@ def headline(metrics: Mapping[str, Any]) -> Group:
     step = metrics.get("step")
     title = "evaluation" if step is None else f"evaluation at step {whole(step)}"
     rule = Rule(Text(title, style="bold"), align="left", style="cyan")
-    return Group(Text(), rule, Columns(_numbers(metrics), padding=(0, 3)))
+    return Group(Text(), rule, Columns(_numbers(metrics), padding=(0, 2)))
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield label and number of each metric; pass@1 is left out beside the sampled success, which equals it."""
     passes = sorted((int(found[1]), key) for key in metrics if (found := PASS_K.fullmatch(key)))
     shown = [
         ("success", "val/success/mean", percent, "bold green"),
         ("sampled", "val/success/sampled", percent, "green"),
-        *((f"pass@{k}", key, percent, "green") for k, key in passes),
+        *((f"pass@{k}", key, percent, "green") for k, key in passes if k > 1 or "val/success/sampled" not in metrics),
         ("reward", "val/reward/mean", decimal, "cyan"),
         ("turns", "val/turns/mean", short, ""),
     ]

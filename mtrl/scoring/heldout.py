@@ -95,21 +95,25 @@ class HeldOut:
     sampling: SamplingParams
     """Sampling parameters of evaluations; greedy episodes set temperature 0."""
 
-    async def run(self, step: int) -> EvaluationReport:
-        """Run greedy episodes, then sampled ones if `sampled_rows` is not 0.
+    @property
+    def episodes(self) -> int:
+        """Number of episodes of one evaluation."""
+        greedy, sampled = len(self.rows[: self.config.rows]), len(self.rows[: self.config.sampled_rows])
+        return greedy + sampled * self.config.samples_per_row
+
+    async def run(self, step: int, on_episode: Callable[[Trajectory], None] = lambda _: None) -> EvaluationReport:
+        """Run greedy episodes, then sampled ones if `sampled_rows` is not 0. `on_episode` is called after each episode.
 
         `val/success/*`, `val/reward/mean` and `val/turns/mean` come from the greedy episodes; `val/success/sampled` and
         `val/*/pass_k_*` come from the sampled ones (pass@1 from the greedy ones if there are none).
         """
-        config = self.config
-        groups = {
-            "greedy": await self._play(
-                f"eval{step}/greedy", self.rows[: config.rows], 1, replace(self.sampling, temperature=0.0)
-            )
-        }
+        config, rollouts = self.config, replace(self.rollouts, on_episode=on_episode)
+        greedy = replace(self.sampling, temperature=0.0)
+        groups = {"greedy": await self._collect(rollouts, f"eval{step}/greedy", self.rows[: config.rows], 1, greedy)}
         if config.sampled_rows:
-            groups["sampled"] = await self._play(
-                f"eval{step}/sampled", self.rows[: config.sampled_rows], config.samples_per_row, self.sampling
+            rows = self.rows[: config.sampled_rows]
+            groups["sampled"] = await self._collect(
+                rollouts, f"eval{step}/sampled", rows, config.samples_per_row, self.sampling
             )
         return EvaluationReport(self.metrics(groups), groups)
 
@@ -117,7 +121,9 @@ class HeldOut:
         """Return the metrics `val/…` of scored groups by kind; `sampled` may be missing."""
         return val_metrics(groups, self.config, self.family)
 
-    async def _play(self, key: str, rows: list[Row], samples: int, sampling: SamplingParams) -> list[Group]:
-        report = await self.rollouts.collect(key, rows, samples, sampling)
+    async def _collect(
+        self, rollouts: Rollouts, key: str, rows: list[Row], samples: int, sampling: SamplingParams
+    ) -> list[Group]:
+        report = await rollouts.collect(key, rows, samples, sampling)
         await self.judge(report.groups)
         return report.groups

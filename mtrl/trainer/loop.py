@@ -367,8 +367,9 @@ class Trainer:
         return step == self.config.trainer.max_steps or bool(every and step % every == 0)
 
     async def _evaluate(self, step: int) -> dict[str, Any]:
-        with self.timeline.span("evaluate", step) as evaluating:
-            report = await self.held_out.run(step)
+        bar = self.console.progress(f"evaluation at step {step}", self.held_out.episodes)
+        with bar as shown, self.timeline.span("evaluate", step) as evaluating:
+            report = await self.held_out.run(step, lambda _: shown.advance())
         self.parts.loop.sampling.take()  # the time of evaluations does not count in a step's throughput
         self.progress.score = report.metrics["val/success/mean"]
         for kind, groups in report.groups.items():

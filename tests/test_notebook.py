@@ -1,0 +1,55 @@
+"""`mtrl.train`, `mtrl.evaluate` and `mtrl.load`, as a notebook calls them."""
+
+import subprocess
+import sys
+
+import pytest
+
+import mtrl
+from mtrl.errors import UserError
+
+SMALL = {"trainer": {"max_steps": 1, "save_trajectories_every": 1}, "tracker": {"plots": False}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    lines = []
+    folder = tmp_path_factory.mktemp("notebook") / "run"
+    found = mtrl.train("gsm8k", "debug=fast", seed=3, run_dir=folder, show=lines.append, **SMALL)
+    assert found.path == folder and any("evaluation at step 1" in line for line in lines)
+    return found
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_and_read(run):
+    assert run.config["seed"] == 3 and run.config["trainer.max_steps"] == 1
+    assert run.summary["steps"] == 1 and run.summary["seed"] == 3
+    assert [row["step"] for row in run.metrics] == [0, 1]
+    assert list(run.series("val/success/mean")) == [0, 1] and run.series("no/such") == {}
+    assert {turn.finish.value for t in run.trajectories("eval_greedy") for turn in t.turns} <= {"stop", "length"}
+    assert len(list(run.trajectories())) == 4
+    assert mtrl.load(str(run.path)).summary == run.summary
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    report = mtrl.evaluate(run, "evaluation.rows=4", show=lambda line: None, evaluation={"sampled_rows": 0})
+    assert report["format"] == "mtrl.evaluation"
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is no run, for it has no config.yaml; give the folder of a run"):
+        mtrl.load(tmp_path)
+
+
+def test_an_unknown_attribute_is_refused():
+    with pytest.raises(AttributeError, match="'mtrl' has no attribute 'trian'"):
+        mtrl.trian  # noqa: B018
+    assert {"train", "evaluate", "load"} <= set(dir(mtrl))
+
+
+def test_the_functions_import_no_torch():
+    code = "import sys, mtrl; mtrl.train, mtrl.evaluate, mtrl.load; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
