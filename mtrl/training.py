@@ -13,7 +13,7 @@ from mtrl.command.hints import training_hints
 from mtrl.command.runs import settle
 
 if TYPE_CHECKING:
-    from mtrl.trainer.run import OnEvaluation
+    from mtrl.trainer.hooks import OnEvaluation
 
 
 def start(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | None:
@@ -35,7 +35,8 @@ def start(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float |
     show(cfg)
 
     from mtrl.preflight.at_start import check_at_start
-    from mtrl.trainer.run import Hooks, train
+    from mtrl.trainer.hooks import Hooks
+    from mtrl.trainer.run import train
 
     hooks = Hooks(check_at_start) if on_evaluation is None else Hooks(check_at_start, on_evaluation)
     summary = train(cfg, hooks)

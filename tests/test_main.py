@@ -11,6 +11,8 @@ import pytest
 
 from mtrl import main as main_module
 from mtrl.command.compose import CONF, compose
+from mtrl.preflight.at_start import check_at_start
+from mtrl.training import start
 from tests import forked
 
 ROOT = Path(main_module.__file__).parent.parent
@@ -21,7 +23,8 @@ def jobs(tmp_path, monkeypatch):
     """The configurations that training was called with, from a folder of its own."""
     seen = []
 
-    def train(cfg):
+    def train(cfg, hooks):
+        assert hooks.at_start is check_at_start
         seen.append(cfg)
         return {"success_after": 0.25 + cfg.seed, "steps": cfg.trainer.max_steps, "reward_after": None}
 
@@ -55,9 +58,9 @@ def test_a_run_gets_the_composed_configuration_and_a_folder(jobs, tmp_path, caps
 
 
 def test_the_objective_is_returned(jobs):
-    assert main_module.main(compose(["seed=1"])) == 1.25
-    assert main_module.main(compose(["objective=steps", "trainer.max_steps=7"])) == 7.0
-    assert main_module.main(compose(["objective=reward_after"])) is None
+    assert start(compose(["seed=1"])) == 1.25
+    assert start(compose(["objective=steps", "trainer.max_steps=7"])) == 7.0
+    assert start(compose(["objective=reward_after"])) is None
 
 
 def test_flags_may_stand_between_overrides(jobs, tmp_path):
@@ -116,7 +119,7 @@ def test_latest_of_a_sweep_needs_its_folder(jobs, capsys):
 def test_what_training_refuses_is_one_sentence_too(jobs, monkeypatch, capsys):
     from mtrl.errors import UserError
 
-    def train(cfg):
+    def train(cfg, hooks):
         raise UserError("data.path=x holds no rows; name another")
 
     monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
@@ -131,7 +134,7 @@ def test_what_training_refuses_is_one_sentence_too(jobs, monkeypatch, capsys):
 def test_an_interrupted_run_has_a_status_of_its_own_and_ends_its_sweep(jobs, monkeypatch, capsys, words, name, status):
     from mtrl.errors import Interrupted
 
-    def train(cfg):
+    def train(cfg, hooks):
         jobs.append(cfg)
         raise Interrupted(name)
 
@@ -177,7 +180,7 @@ def test_a_follower_ends_without_a_traceback_after_control_c(jobs, followed, mon
 
 
 def test_control_c_before_there_is_a_run_says_so(jobs, monkeypatch, capsys):
-    def train(cfg):
+    def train(cfg, hooks):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
@@ -196,7 +199,7 @@ def test_a_missing_peft_is_said_before_a_folder_is_made(jobs, monkeypatch, capsy
 
 
 def test_a_bug_in_training_keeps_its_traceback(jobs, monkeypatch):
-    def train(cfg):
+    def train(cfg, hooks):
         raise NotImplementedError("a bug")
 
     monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
@@ -279,13 +282,13 @@ STAGES = {
 }
 """What one process does, in this order -> what of `HEAVY` it may have imported by then."""
 IMPORTS = """
-import contextlib, io, json, runpy, sys
+import contextlib, importlib, io, json, runpy, sys
 
 for stage in json.loads(sys.argv[1]):
     name, *sys.argv[1:] = stage.split()
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
         with contextlib.redirect_stderr(said):
-            runpy.run_module(name, run_name="__main__" if sys.argv[1:] else name)
+            runpy.run_module(name, run_name="__main__") if sys.argv[1:] else importlib.import_module(name)
     assert said.getvalue() or not sys.argv[1:], stage
     print(json.dumps(sorted(sys.modules)))
 """

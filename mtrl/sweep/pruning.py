@@ -12,7 +12,7 @@ from mtrl.errors import PrunedError, UserError
 from mtrl.sweep.study import TARGET, open_study
 
 if TYPE_CHECKING:
-    from mtrl.trainer.run import OnEvaluation
+    from mtrl.trainer.hooks import OnEvaluation
 
 MEASURED = {"success_after": "val/success/mean", "reward_after": "val/reward/mean"}
 """Metric of every evaluation, by the key of summary.json that holds its last value."""

@@ -10,7 +10,6 @@ import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from mtrl.config.epochs import with_steps
 from mtrl.config.schema import Config
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
-from mtrl.environments.factory import Task, load_task
+from mtrl.environments.factory import load_task
 from mtrl.errors import EndedAtOnce, Interrupted, PrunedError, UserError
 from mtrl.figures.plots import draw_curves
 from mtrl.record.checksums import changes
@@ -34,6 +33,7 @@ from mtrl.record.run_log import RunLog
 from mtrl.rewards.judge import keep_books
 from mtrl.trackers import start_followers
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints, find_checkpoint, read_checkpoint
+from mtrl.trainer.hooks import Hooks
 from mtrl.utils.garbage import settled
 from mtrl.utils.launch import is_launched, number
 from mtrl.utils.text import from_here
@@ -43,23 +43,6 @@ if TYPE_CHECKING:
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
-OnEvaluation = Callable[[int, dict[str, Any]], None]
-Say = Callable[[str], None]
-
-
-def _nothing(*_: Any) -> None:
-    """Hook that does nothing."""
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """Functions that a run calls, given by the layers above the trainer."""
-
-    at_start: Callable[[Config, Task, Path, Say, Say], None] = _nothing
-    """Called before the first step of a new run with configuration, task, folder of the run, and the functions that
-    show a note and a warning. A `UserError` from it ends the run."""
-    on_evaluation: OnEvaluation = _nothing
-    """Called with step and metrics after each evaluation; see `Trainer`."""
 
 
 def train(cfg: DictConfig, hooks: Hooks = Hooks()) -> dict[str, Any]:

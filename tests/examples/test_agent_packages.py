@@ -23,8 +23,12 @@ def without(monkeypatch):
 @pytest.mark.parametrize(
     ("example", "module", "sentence"),
     [
-        ("langchain_agent", "langchain_openai", "langchain is not installed; .*pip install 'mtrl\\[langchain\\]'"),
-        ("strands_agent", "strands", "strands-agents is not installed; .*pip install 'mtrl\\[strands\\]'"),
+        (
+            "langchain_agent",
+            "langchain_openai",
+            "langchain is not installed; .*pip install 'mtrl-agents\\[langchain\\]'",
+        ),
+        ("strands_agent", "strands", "strands-agents is not installed; .*pip install 'mtrl-agents\\[strands\\]'"),
     ],
 )
 def test_the_configuration_is_refused(without, example, module, sentence):
@@ -35,5 +39,5 @@ def test_the_configuration_is_refused(without, example, module, sentence):
 
 def test_a_service_does_not_start(without):
     without("sagemaker.train.rft", "rft_agent")
-    with pytest.raises(SystemExit, match="^sagemaker is not installed; .*pip install 'mtrl\\[sagemaker\\]'$"):
+    with pytest.raises(SystemExit, match="^sagemaker is not installed; .*pip install 'mtrl-agents\\[sagemaker\\]'$"):
         import_module("examples.agents.rft_agent")

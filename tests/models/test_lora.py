@@ -142,7 +142,7 @@ def test_a_model_without_linear_layers():
 
 def test_without_peft(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"peft is not installed; install it with: pip install 'mtrl\[lora\]'"):
+    with pytest.raises(UserError, match=r"peft is not installed; install it with: pip install 'mtrl-agents\[lora\]'"):
         add_adapters(build(), LORA)
 
 

@@ -114,7 +114,7 @@ def test_git_state_without_git(tmp_path, monkeypatch):
 
 
 def test_versions_import_nothing():
-    code = "import sys; from mtrl.record import provenance, run_dir, tracker; v = provenance.versions(); "
+    code = "import sys; from mtrl.record import run_dir; from mtrl.utils import provenance; v = provenance.versions(); "
     code += "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules); print(v['mtrl'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == versions()["mtrl"]

@@ -209,7 +209,9 @@ def test_without_faiss_the_extra_is_named(passages, monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", blocked)
-    with pytest.raises(UserError, match=r"faiss is not installed; install it with: pip install 'mtrl\[search\]'"):
+    with pytest.raises(
+        UserError, match=r"faiss is not installed; install it with: pip install 'mtrl-agents\[search\]'"
+    ):
         make_retriever("dense", passages)
 
 

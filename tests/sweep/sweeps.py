@@ -46,7 +46,7 @@ STAND_IN = '''
 import os, sys, time, types
 from pathlib import Path
 
-def train(cfg, on_evaluation=None):
+def train(cfg, hooks):
     run = Path(cfg.run_dir)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1}\\n')
@@ -64,7 +64,7 @@ PATIENT = '''
 import sys, threading, time, types
 from pathlib import Path
 
-def train(cfg, on_evaluation=None):
+def train(cfg, hooks):
     from mtrl.errors import Interrupted
     from mtrl.utils.signals import Interrupt
 

@@ -9,6 +9,7 @@ from sweeps import ROOT
 from mtrl import main as main_module
 from mtrl.errors import Interrupted, UserError
 from mtrl.sweep.outcome import read_outcome
+from mtrl.trainer.hooks import nothing
 
 
 @pytest.fixture
@@ -16,9 +17,9 @@ def trained(tmp_path, monkeypatch):
     """The configurations that were trained; a test may set `trained.train`."""
     seen = types.SimpleNamespace(cfgs=[], train=lambda cfg, on_evaluation: {"success_after": cfg.seed / 10})
 
-    def train(cfg, on_evaluation=None):
+    def train(cfg, hooks):
         seen.cfgs.append(cfg)
-        return seen.train(cfg, on_evaluation)
+        return seen.train(cfg, hooks.on_evaluation)
 
     monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
     monkeypatch.setattr(sys, "argv", ["mtrl"])
@@ -197,7 +198,7 @@ def test_the_worse_ones_are_pruned(optuna, trained, tmp_path):
 
 def test_trials_may_fail_and_without_a_pruner_none_is_judged(optuna, trained, tmp_path):
     def train(cfg, on_evaluation):
-        assert on_evaluation is None
+        assert on_evaluation is nothing
         if len(trained.cfgs) == 1:
             raise UserError("no luck")
         return {"success_after": 0.1}

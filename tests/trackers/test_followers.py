@@ -448,7 +448,7 @@ def test_an_unknown_tracker_is_refused_with_the_nearest():
 
 def test_a_missing_package_is_told_with_its_extra(monkeypatch):
     monkeypatch.setattr("mtrl.trackers.start.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"wandb is not installed; install it with: pip install 'mtrl\[wandb\]'"):
+    with pytest.raises(UserError, match=r"wandb is not installed; install it with: pip install 'mtrl-agents\[wandb\]'"):
         checked(report_to=["wandb"])
 
 

@@ -126,7 +126,7 @@ def test_a_framework_that_is_missing_is_named_with_its_extra(module, extra, monk
     monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
     (tmp_path / "needs_it.py").write_text(f"import {module}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=rf"install it with: pip install 'mtrl\[{extra}\]'"):
+    with pytest.raises(UserError, match=rf"install it with: pip install 'mtrl-agents\[{extra}\]'"):
         get_family("x", "needs_it.Environment")
 
 

@@ -262,7 +262,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "minisweagent"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "minisweagent", None)
-    with pytest.raises(UserError, match=r"pip install 'mtrl\[swe\]'"):
+    with pytest.raises(UserError, match=r"pip install 'mtrl-agents\[swe\]'"):
         mini_swe_agent("environments.docker")
 
 
