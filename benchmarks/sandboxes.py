@@ -35,7 +35,7 @@ def main() -> None:
     family = task.family
     assert family.gold is not None
     scripts = [Script(row, saying(family.gold(row)), "gold") for row in task.splits.train]
-    stage = Stage(task.make_environment, family.score, RewardComposer(config.reward), 3, 30.0, 600.0)
+    stage = Stage(task.make_environment, family.score, RewardComposer(config.reward), 3, 30.0, 600.0, 600.0)
     groups = [Group(str(e.row["id"]), e.row, [e.trajectory]) for e in stage.play(scripts)]
     others = {True: replace(family, waits_for_processes=True), False: replace(family, waits_for_processes=False)}
 

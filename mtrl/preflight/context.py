@@ -76,6 +76,7 @@ class Context:
             RewardComposer(self.config.reward),
             self.config.generator.max_turns,
             environment.step_timeout,
+            environment.episode_timeout,
             self.seconds,
             self.patience,
             self.deadline,

@@ -13,10 +13,10 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.environments.results import as_messages, as_step_result
 from mtrl.rewards.component import environment_rewards
 from mtrl.rewards.compose import RewardComposer
-from mtrl.types import FinishReason, Group, Message, Row, StopReason, Trajectory, Turn
+from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
+from mtrl.types import Group, Row, StopReason, Trajectory
 from mtrl.utils.plain_numbers import finite
 from mtrl.utils.process_guard import failing_alone
 from mtrl.utils.reasons import reason
@@ -25,8 +25,6 @@ Moves = Callable[[str | None], str | None]
 """Function from the environment's last text (None before the first action) to the next response; None ends the
 episode."""
 
-CHARACTERS_PER_TOKEN = 4
-"""Characters per token. No tokenizer exists here, so rewards that count tokens get this estimate."""
 GRACE = 0.1
 """Seconds for cancelled episodes to close their environments."""
 
@@ -133,6 +131,7 @@ class Stage:
     composer: RewardComposer
     max_turns: int
     step_timeout: float
+    episode_timeout: float
     seconds: float
     """Seconds after the start of a call of `play` during which an episode may start."""
     patience: float = 0.0
@@ -181,10 +180,15 @@ class Stage:
     async def _play(self, script: Script, pool: EnvironmentPool) -> Episode:
         row = copy.deepcopy(script.row)
         trajectory = Trajectory(task_id=str(row.get("id")), group_id="preflight", index=0)
+        call = TimedCalls(pool, self.step_timeout, self.episode_timeout)
+        stepper = Stepper(self.make_environment, call, trajectory, row, self.max_turns)
         try:
-            await self._turns(trajectory, row, script.player(), pool)
+            try:
+                await self._turns(stepper, script.player())
+            finally:
+                await stepper.close(pool, self.step_timeout)
             await self.composer.apply_async(Group("preflight", row, [trajectory]))
-            score = await self._call(pool, self.score, trajectory, copy.deepcopy(script.row))
+            score = await pool.call(self.score, trajectory, copy.deepcopy(script.row), timeout=self.step_timeout)
             with failing_alone():
                 trajectory.score = finite(score, "the scorer returned")
         except Exception as error:
@@ -193,47 +197,18 @@ class Stage:
             trajectory.error = reason(error)
         return Episode(script, trajectory)
 
-    async def _turns(self, trajectory: Trajectory, row: Row, moves: Moves, pool: EnvironmentPool) -> None:
-        """Run the turns as `EpisodeLoop` does, with text instead of tokens."""
-        environment = await self._call(pool, self.make_environment)
-        try:
-            opening = await self._call(pool, environment.reset, row)
-            observation = list(row["prompt"]) if opening is None else as_messages(opening)
-            said: str | None = None
-            trajectory.stop_reason = StopReason.MAX_TURNS
-            for number in range(1, self.max_turns + 1):
-                response = moves(said)
-                if response is None:
-                    trajectory.stop_reason, trajectory.final_observation = StopReason.ABORTED, observation
-                    return
-                turn = _turn(response, observation)
-                trajectory.turns.append(turn)
-                value = await self._call(pool, environment.step, response, row["ground_truth"])
-                result = as_step_result(value, environment)
-                turn.reward, turn.components, turn.metrics = result.reward, result.components, result.metrics
-                observation = as_messages(result.observation)
-                said = "".join(str(message["content"]) for message in observation)
-                if result.done:
-                    trajectory.stop_reason = StopReason.MAX_TURNS if result.truncated else StopReason.DONE
-                if result.done or number == self.max_turns:
-                    trajectory.final_observation = observation
-                    return
-        finally:
-            await pool.finish(environment.close, timeout=self.step_timeout)
-
-    async def _call(self, pool: EnvironmentPool, function: Callable[..., Any], *args: Any) -> Any:
-        return await pool.call(function, *args, timeout=self.step_timeout)
-
-
-def _turn(response: str, observation: list[Message]) -> Turn:
-    tokens = math.ceil(len(response) / CHARACTERS_PER_TOKEN)
-    return Turn(
-        observation_ids=[],
-        action_ids=[0] * tokens,
-        action_logprobs=[0.0] * tokens,
-        version_spans=[(0, tokens)] if tokens else [],
-        finish=FinishReason.STOP,
-        text=response,
-        message={"role": "assistant", "content": response},
-        observation=observation,
-    )
+    async def _turns(self, stepper: Stepper, moves: Moves) -> None:
+        """Run the turns until the episode is over, or the player has no further response."""
+        trajectory, text = stepper.trajectory, None
+        observation = await stepper.open()
+        trajectory.stop_reason = StopReason.MAX_TURNS
+        while not stepper.over:
+            response = moves(text)
+            if response is None:
+                trajectory.stop_reason, trajectory.final_observation = StopReason.ABORTED, observation
+                return
+            message = text_message(response, stepper.tools, len(trajectory.turns))
+            turn = text_turn(response, observation, message)
+            trajectory.turns.append(turn)
+            _, observation = await stepper.take(turn)
+            text = "".join(str(message["content"]) for message in observation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -14,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from mtrl.engines.base import Engine, EngineLostError, SamplingParams
-from mtrl.environments.base import BaseEnvironment, TakesMessages
+from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.environments.results import add_payments, as_messages, as_step_result
 from mtrl.rollout.conversation import Dialogue
 from mtrl.rollout.occupancy import Occupancy
-from mtrl.types import FAILED, FinishReason, Row, StopReason, Trajectory, Turn
-from mtrl.utils.process_guard import failing_alone
+from mtrl.rollout.stepper import Stepper
+from mtrl.types import FAILED, FinishReason, Row, StopReason, Trajectory
 from mtrl.utils.reasons import account
 
 log = logging.getLogger(__name__)
@@ -74,7 +72,7 @@ class Episodes(ABC, Generic[Seat]):
                 raise
             except Exception as error:
                 late = EpisodeTimeoutError(self.limits.episode_timeout, error) if deadline.expired() else None
-                _fail(trajectory, late or error)
+                fail(trajectory, late or error)
         return trajectory
 
     @abstractmethod
@@ -117,40 +115,31 @@ class EpisodeLoop(Episodes[str]):
             self.engine.release(trajectory_id)
 
     async def _play(self, trajectory: Trajectory, trajectory_id: str, row: Row, sampling: SamplingParams) -> None:
-        environment = await self._call(self.make_environment, discard=_close_late)
+        stepper = Stepper(self.make_environment, self._call, trajectory, row, self.limits.max_turns)
         try:
-            opening = await self._call(environment.reset, row)
-            tools = list(environment.tools) if isinstance(environment, TakesMessages) else []
-            prompt = row["prompt"] if opening is None else as_messages(opening)
-            conversation = self.make_conversation(prompt, tools) if tools else self.make_conversation(prompt)
+            prompt = await stepper.open()
+            offered = (stepper.tools,) if stepper.tools else ()
+            conversation = self.make_conversation(prompt, *offered)
             trajectory.turns = conversation.turns
             trajectory.stop_reason = StopReason.MAX_TURNS
             for turn_index in range(self.limits.max_turns):
                 # Every turn has its own random stream, so that a repeated context does not repeat the same tokens.
                 turn_sampling = replace(sampling, seed=(sampling.seed + turn_index) % 2**64)
-                if await self._turn(
-                    trajectory, trajectory_id, conversation, environment, row, turn_sampling, turn_index
-                ):
+                if await self._turn(stepper, trajectory_id, conversation, turn_sampling):
                     break
         finally:
-            await self.pool.finish(environment.close, timeout=self.limits.step_timeout)
+            await stepper.close(self.pool, self.limits.step_timeout)
 
     async def _turn(
-        self,
-        trajectory: Trajectory,
-        trajectory_id: str,
-        conversation: Dialogue,
-        environment: BaseEnvironment,
-        row: Row,
-        sampling: SamplingParams,
-        turn_index: int,
+        self, stepper: Stepper, trajectory_id: str, conversation: Dialogue, sampling: SamplingParams
     ) -> bool:
         """Run one turn; return True if the episode is over (`stop_reason` holds the reason)."""
+        trajectory = stepper.trajectory
         if conversation.prompt_tokens >= self.limits.max_context_length:
-            if turn_index == 0:
+            if not trajectory.turns:
                 raise PromptTooLongError(conversation.prompt_tokens, self.limits.max_context_length)
             trajectory.stop_reason = StopReason.CONTEXT_LIMIT
-            await self._truncate(trajectory, environment, row["ground_truth"])
+            await stepper.truncate()
             return True
         start = time.perf_counter()
         with self.sampling:
@@ -159,46 +148,14 @@ class EpisodeLoop(Episodes[str]):
             trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
             return True
         turn = _parsed(conversation, generation)
-        sampled = time.perf_counter()
-        returned = await self._step(environment, turn, row["ground_truth"])
-        with failing_alone():
-            outcome = as_step_result(returned, environment)
-            observation = as_messages(outcome.observation)
-        turn.seconds_generate, turn.seconds_environment = sampled - start, time.perf_counter() - sampled
-        turn.reward, turn.components = outcome.reward, outcome.components
-        turn.metrics.update(outcome.metrics)
-        last = turn_index + 1 == self.limits.max_turns
-        if outcome.done:
-            trajectory.stop_reason = StopReason.MAX_TURNS if outcome.truncated else StopReason.DONE
-        elif generation.finish == FinishReason.LENGTH and last:
-            trajectory.stop_reason = StopReason.TURN_TOKEN_LIMIT
-        if outcome.done or last:
-            trajectory.final_observation = observation
-            if not outcome.done:
-                await self._truncate(trajectory, environment, row["ground_truth"])
-            return True
-        conversation.add_observation(observation)
-        return False
-
-    async def _step(self, environment: BaseEnvironment, turn: Turn, ground_truth: dict[str, Any]) -> Any:
-        if isinstance(environment, TakesMessages):
-            return await self._call(environment.respond, copy.deepcopy(turn.message), turn.text, ground_truth)
-        return await self._call(environment.step, turn.text, ground_truth)
-
-    async def _truncate(
-        self, trajectory: Trajectory, environment: BaseEnvironment, ground_truth: dict[str, Any]
-    ) -> None:
-        add_payments(trajectory.turns[-1], await self._call(environment.truncate, ground_truth), environment)
+        turn.seconds_generate = time.perf_counter() - start
+        _, observation = await stepper.take(turn)
+        if not stepper.over:
+            conversation.add_observation(observation)
+        return stepper.over
 
     async def _call(self, function: Callable[..., Any], *args: Any, discard: Callable[[Any], Any] | None = None) -> Any:
         return await self.pool.call(function, *args, timeout=self.limits.step_timeout, discard=discard)
-
-
-def _close_late(environment: BaseEnvironment) -> None:
-    """Close an environment that was made after its time limit."""
-    closing = environment.close()
-    if inspect.isawaitable(closing):
-        asyncio.run(closing)
 
 
 class EpisodeTimeoutError(TimeoutError):
@@ -229,7 +186,7 @@ def _parsed(conversation: Dialogue, generation: Any) -> Any:
         raise ResponseParseError(f"the renderer could not parse {generation.token_ids[:20]}…") from error
 
 
-def _fail(trajectory: Trajectory, error: Exception) -> None:
+def fail(trajectory: Trajectory, error: Exception) -> None:
     """Set the stop reason of a failed trajectory and its error: the cause in one line, then the traceback."""
     trajectory.trainable = False
     trajectory.stop_reason = StopReason.ENV_ERROR
