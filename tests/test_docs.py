@@ -15,6 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mtrl import track
+from mtrl.cli.command import find as find_command
 from mtrl.command.compose import compose
 from mtrl.config.keys import find
 from mtrl.config.schema import Config
@@ -55,7 +56,15 @@ def blocks(path, language):
 def commands(path):
     """The commands of a document's bash blocks, as lists of words."""
     lines = "".join(blocks(path, "bash")).replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    return [spelled_out(words) for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def spelled_out(words):
+    """`mtrl train …` as `python -m mtrl.main …`."""
+    if words[0] != "mtrl":
+        return words
+    module, rest = find_command(words[1:])
+    return ["python", "-m", module, *rest]
 
 
 def label(words):

@@ -19,16 +19,8 @@ from torch import Tensor
 from mtrl.algorithms.losses import MAX_LOG_RATIO
 from mtrl.algorithms.registry import off_policy_correction
 from mtrl.algorithms.tokens import TokenBatch
+from mtrl.config.choices import BOUNDS
 from mtrl.config.schema import AlgorithmConfig
-
-BOUNDS = {
-    "tis": (0.0, 2.0),
-    "sequence_tis": (0.0, 2.0),
-    "icepop": (0.5, 5.0),
-    "mis": (0.5, 2.0),
-    "geometric": (0.999, 1.001),
-}
-"""Published bounds of each correction, used where `correction_low` and `correction_high` are null."""
 
 
 @off_policy_correction("none")

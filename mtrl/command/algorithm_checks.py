@@ -10,6 +10,7 @@ import math
 from omegaconf import DictConfig
 
 from mtrl.algorithms.registry import ESTIMATORS, Entry
+from mtrl.config.choices import BOUNDS
 from mtrl.errors import UserError
 
 PER_TURN = ("turn",)
@@ -18,15 +19,6 @@ PER_TURN = ("turn",)
 NEEDS_OLD = ("tis", "sequence_tis", "icepop")
 """Corrections that weight the loss. With loss_anchor=rollout, the loss's own ratio to the engine's log-probs is already
 that weight. Corrections that only mask (mis, geometric) work with either anchor."""
-BOUNDS = {
-    "tis": (0.0, 2.0),
-    "sequence_tis": (0.0, 2.0),
-    "icepop": (0.5, 5.0),
-    "mis": (0.5, 2.0),
-    "geometric": (0.999, 1.001),
-}
-"""Default bounds of each correction, for `correction_low` and `correction_high` of null. A test compares them with the
-code of the corrections."""
 
 
 def method_of(cfg: DictConfig) -> Entry:

@@ -10,9 +10,9 @@ from dataclasses import fields
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
-from mtrl.command.algorithm_checks import BOUNDS, credit_of
+from mtrl.command.algorithm_checks import credit_of
 from mtrl.config import keys
-from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
+from mtrl.config.choices import ALIASES, BOUNDS, CHOICES, WITH_TORCH
 from mtrl.config.derived import is_deterministic, is_sharded, overlaps, plays_agent, ranks, serves
 from mtrl.config.model_schema import TinyConfig
 

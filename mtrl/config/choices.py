@@ -57,3 +57,12 @@ CHOICES = {
     "trainer.optimizer.schedule": ("constant", "linear", "cosine"),
 }
 """Key -> the words that it takes; null is allowed where the type allows it."""
+
+BOUNDS = {
+    "tis": (0.0, 2.0),
+    "sequence_tis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "mis": (0.5, 2.0),
+    "geometric": (0.999, 1.001),
+}
+"""Published bounds of each off-policy correction, where `correction_low` and `correction_high` are null."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -108,16 +107,3 @@ class Watch:
             with suppress(ValueError):  # a kill may have left a half-written line
                 found.append(json.loads(line))
         return found
-
-
-def read_alarms(run: RunDir) -> list[tuple[int, Finding]]:
-    """Return the findings of the live diagnosis of a run, each with its step. Unreadable lines are left out."""
-    path = run.path / FILE
-    if not os.path.exists(path):
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            data = json.loads(line)
-            found.append((int(data.pop("step")), Finding.from_dict(data)))
-    return found

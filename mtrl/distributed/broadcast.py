@@ -2,14 +2,13 @@
 
 It is independent of the default process group of either side, and changes no global state of `torch.distributed`. Its
 store keys have the names of SGLang's `init_custom_process_group` (`srt/utils/common.py`, after OpenRLHF's), so that
-either side may be SGLang's. The module imports only torch and the standard library, since it also runs inside an
-engine's environment.
+either side may be SGLang's. The module imports only torch, the standard library and `mtrl.utils.hosts`, since it also
+runs inside an engine's environment.
 """
 
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import math
 import socket
 import time
@@ -22,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from mtrl.utils.hosts import is_loopback
 
 NCCL_PATIENCE = 10
 """Factor by which NCCL's time limit exceeds ours. NCCL's watchdog ends the whole process, so our limit must come
@@ -215,13 +216,6 @@ def _gloo_device(host: str) -> Any:
     if is_loopback(host):
         return dist.ProcessGroupGloo.create_device(hostname=host)
     return dist.ProcessGroupGloo.create_default_device()
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether this name or address is a loopback address."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _family(host: str) -> socket.AddressFamily:

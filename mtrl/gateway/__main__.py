@@ -54,7 +54,8 @@ from mtrl.errors import UserError
 from mtrl.evaluation.sources import BASE, source_of
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.garbage import settled
-from mtrl.utils.serving import bind, is_loopback
+from mtrl.utils.hosts import is_loopback
+from mtrl.utils.serving import bind
 
 if TYPE_CHECKING:
     from mtrl.evaluation.contenders import Contender

@@ -224,11 +224,6 @@ class LoraWeights:
         return self.matrices
 
 
-def merged_state(module: Any) -> dict[str, Tensor]:
-    """Return the state of the merged model, by the names of the plain model, for an export."""
-    return merged_state_of(module.state_dict(), adapter_state(module), scaling_of(module))
-
-
 @torch.no_grad()
 def merged_state_of(state: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
     """Return the state of the merged model from whole tensors that were gathered before.

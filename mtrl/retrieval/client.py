@@ -12,7 +12,7 @@ import httpx
 from mtrl.errors import UserError
 from mtrl.retrieval.retriever import Hit, RetrieverError, clean_queries
 from mtrl.retrieval.wire import parse_answer
-from mtrl.utils.serving import is_loopback
+from mtrl.utils.hosts import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -95,29 +95,6 @@ class ServerRetriever:
             return parse_answer(content, queries)
         except ValueError as error:
             raise RetrieverError(f"the retriever at {self.url} gave an answer of another form: {error}") from None
-
-
-def wait_until_ready(url: str, seconds: float) -> None:
-    """Return as soon as `GET /health` of the server at `url` is answered with 200.
-
-    Raises:
-        RetrieverError: there was no such answer within `seconds`.
-        UserError: `url` is not valid.
-    """
-    health = _endpoint(url).removesuffix("/retrieve") + "/health"
-    deadline = time.monotonic() + seconds
-    with _client(health, min(5.0, max(seconds, 0.1)), None) as client:
-        while True:
-            try:
-                response = client.get(health)
-                if response.status_code == 200:
-                    return
-                problem = f"answered HTTP {response.status_code}: {said(response)}"
-            except httpx.TransportError as error:
-                problem = f"could not be reached ({type(error).__name__}: {error})"
-            if time.monotonic() >= deadline:
-                raise RetrieverError(f"the retriever at {health} is not ready after {seconds:g} s: it {problem}")
-            time.sleep(0.1)
 
 
 def said(response: httpx.Response) -> str:

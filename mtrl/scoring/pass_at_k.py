@@ -25,22 +25,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (subsets - math.comb(n - c, k)) / subsets
 
 
-def best_of_k(scores: Sequence[float], k: int) -> float:
-    """Return the mean, over all k-subsets of the n scores, of the best score: pass@k for scores between 0 and 1.
-
-    It is Σ_{i=k..n} C(i-1, k-1) g_(i) / C(n, k) with ascending scores g (PKPO, 2505.15201). For scores of 0 and 1 it
-    equals `pass_at_k`.
-
-    Raises:
-        UserError: 1 <= k <= n does not hold.
-    """
-    n = len(scores)
-    _check(n, k)
-    subsets = math.comb(n, k)
-    shares = (math.comb(i, k - 1) / subsets for i in range(k - 1, n))  # share of the subsets whose best is the i-th
-    return math.fsum(share * score for share, score in zip(shares, sorted(scores)[k - 1 :], strict=True))
-
-
 def pass_at_k_by_prompt(scores: Sequence[Sequence[float]], k: int, success_threshold: float = 1.0) -> list[float]:
     """Return the pass@k of each prompt; a sample succeeds if its score reaches `success_threshold`.
 

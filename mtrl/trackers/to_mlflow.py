@@ -9,7 +9,6 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -137,14 +136,6 @@ class ToMlflow:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run created it first
                     raise
         raise UserError(f"the MLflow experiment {self.project} was deleted; restore it, or set another tracker.project")
-
-    def _artifacts(self) -> str | None:
-        """Return the location of the artifacts beside the SQLite file; MLflow would use the current working
-        directory."""
-        if not self.uri.startswith("sqlite:///"):
-            return None
-        folder = Path(self.uri.removeprefix("sqlite:///")).resolve().parent
-        return f"{(folder / 'mlflow_artifacts').as_uri()}/{quote(self.project, safe='')}"
 
     def _make(self, experiment: str) -> Any:
         identity = self._identity

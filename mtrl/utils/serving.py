@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable
 from typing import Any
 
 from mtrl.errors import UserError
+from mtrl.utils.hosts import is_loopback
 
 MOST_CONNECTIONS = 512
 """Maximum number of connections of a server. Further ones are answered with status 503, after which clients retry."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the host."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def bind(host: str, port: int, token: str | None, variable: str, option: str = "--{} {}") -> socket.socket:

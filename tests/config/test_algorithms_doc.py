@@ -8,8 +8,8 @@ import pytest
 from mtrl.algorithms import registry
 from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.batch import CreditBatch
-from mtrl.command.algorithm_checks import BOUNDS, NEEDS_OLD
-from mtrl.config.choices import CHOICES
+from mtrl.command.algorithm_checks import NEEDS_OLD
+from mtrl.config.choices import BOUNDS, CHOICES
 from mtrl.config.keys import find
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import AlgorithmConfig

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mtrl.command.algorithm_checks import BOUNDS
 from mtrl.command.hints import READERS
-from mtrl.config.choices import ALIASES, CHOICES, REGISTERED, WITH_TORCH
+from mtrl.config.choices import ALIASES, BOUNDS, CHOICES, REGISTERED, WITH_TORCH
 from mtrl.config.keys import all_keys, find, settings
 from mtrl.config.schema import AlgorithmConfig
 

@@ -6,11 +6,12 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from alarms import read_alarms
 from made_up_runs import learning, rows
 
 from mtrl.config.schema import AlgorithmConfig, Config, DiagnosisConfig, EnvironmentConfig, TrainerConfig
 from mtrl.diagnose.finding import Severity
-from mtrl.diagnose.live import Watch, read_alarms
+from mtrl.diagnose.live import Watch
 from mtrl.record.metrics import MetricsLog
 from mtrl.record.run_dir import RunDir
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from alarms import read_alarms
 from omegaconf import OmegaConf
 
 import mtrl
 from experiments.diagnosis.record import read_runs
 from mtrl.config.schema import Config
 from mtrl.diagnose.finding import Severity
-from mtrl.diagnose.live import Watch, read_alarms
+from mtrl.diagnose.live import Watch
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.walk import walk
 from mtrl.record.metrics import MetricsLog

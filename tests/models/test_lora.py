@@ -26,7 +26,6 @@ from mtrl.models.lora import (
     LoraWeights,
     adapter_state,
     add_adapters,
-    merged_state,
     merged_state_of,
     save_adapter,
     scaling_of,
@@ -57,6 +56,11 @@ MODELS = {
 }
 LORA = ModelConfig(lora_rank=4, lora_alpha=8)
 PROMPTS = [[1, 2, 3], [7] * 21, [4, 9, 30, 31, 32], [60]]
+
+
+def merged_state(module):
+    """The state of the merged model, by the names of the plain model."""
+    return merged_state_of(module.state_dict(), adapter_state(module), scaling_of(module))
 
 
 def build(name="qwen3, tied", seed=0):

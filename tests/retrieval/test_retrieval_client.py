@@ -10,7 +10,6 @@ import pytest
 
 from mtrl.errors import UserError
 from mtrl.retrieval import Hit, Passage, RetrieverError, make_retriever
-from mtrl.retrieval.client import wait_until_ready
 
 
 def answer(body):
@@ -209,20 +208,6 @@ def test_a_proxy_is_not_asked_for_this_machine(flaky, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert make_retriever("server", url=flaky.url, retries=0).search(["one"], 1)[0]
-
-
-def test_waiting_until_a_server_is_ready(flaky):
-    flaky.replies = [status(503), hang_up]
-    wait_until_ready(flaky.url + "/retrieve", 10)
-    assert [path for path, _, _ in flaky.received] == ["/health"] * 3
-
-
-def test_waiting_ends():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(RetrieverError, match=rf"{url}/health is not ready after 0.2 s: it could not be reached"):
-            wait_until_ready(url, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -9,29 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.errors import UserError
-from mtrl.scoring.pass_at_k import best_of_k, pass_at_k, pass_at_k_by_prompt
+from mtrl.scoring.pass_at_k import pass_at_k, pass_at_k_by_prompt
 
 
 def test_worked():
     """reference/algorithms.md 4.3."""
     expected = [0.25, 0.464286, 0.642857, 0.785714, 0.892857, 0.964286, 1.0, 1.0]
     assert [pass_at_k(8, 2, k) for k in range(1, 9)] == pytest.approx(expected, abs=1e-6)
-    assert best_of_k([1.0, 0.0, 0.0, 1.0], 2) == pytest.approx(0.833333, abs=1e-6)
-    assert best_of_k([0.1, 0.3, 0.5, 0.7, 0.9], 2) == pytest.approx(0.7)
-
-
-@given(scores=st.lists(st.floats(-10, 10), min_size=1, max_size=8), data=st.data())
-def test_best_of_k_against_all_subsets(scores, data):
-    k = data.draw(st.integers(1, len(scores)))
-    assert best_of_k(scores, k) == pytest.approx(fmean(map(max, itertools.combinations(scores, k))), abs=1e-9)
 
 
 @given(outcomes=st.lists(st.booleans(), min_size=1, max_size=9), data=st.data())
-def test_pass_at_k_against_all_subsets_and_the_continuous_form(outcomes, data):
+def test_pass_at_k_against_all_subsets(outcomes, data):
     k = data.draw(st.integers(1, len(outcomes)))
     value = pass_at_k(len(outcomes), sum(outcomes), k)
     assert value == pytest.approx(fmean(map(any, itertools.combinations(outcomes, k))), abs=1e-12)
-    assert value == pytest.approx(best_of_k([float(o) for o in outcomes], k), abs=1e-12)
 
 
 def test_it_is_unbiased_where_the_plug_in_form_is_not():
@@ -46,7 +37,6 @@ def test_large_counts_neither_overflow_nor_lose_the_small_chance():
     assert pass_at_k(100_000, 1, 10) == pytest.approx(1e-4, rel=1e-12)
     all_miss = math.prod((1000 - i) / (2000 - i) for i in range(30))
     assert 1 - pass_at_k(2000, 30, 1000) == pytest.approx(all_miss, rel=1e-6)
-    assert best_of_k([0.0] * 2999 + [1.0], 1500) == pytest.approx(0.5)
 
 
 def test_ends():
@@ -66,7 +56,6 @@ def test_by_prompt_thresholds_the_score():
 def test_k_out_of_range(k):
     for call in (
         lambda: pass_at_k(3, 1, k),
-        lambda: best_of_k([0.0] * 3, k),
         lambda: pass_at_k_by_prompt([[0.0] * 3], k),
     ):
         with pytest.raises(UserError, match=f"pass_k_values: pass@{k} .* is 3"):

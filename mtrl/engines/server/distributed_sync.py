@@ -22,6 +22,7 @@ from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.outgoing import Outgoing
 from mtrl.engines.server.sync import GRACE, ServerGroup, engine_key, limited
 from mtrl.errors import UserError
+from mtrl.utils.hosts import is_loopback
 from mtrl.utils.text import one_line
 
 BUCKET = 2**29
@@ -247,7 +248,7 @@ def _in_thread(call: Callable[[], Any], undo: Callable[[Any], None] | None = Non
 def own_address(urls: Sequence[str]) -> str:
     """Return the address of this machine that the servers at these URLs can reach."""
     hosts = [urlsplit(url).hostname or "" for url in urls]
-    far = [host for host in hosts if not broadcast.is_loopback(host)]
+    far = [host for host in hosts if not is_loopback(host)]
     if not far:
         return LOOPBACK
     family = socket.getaddrinfo(far[0], 9)[0][0]

@@ -21,13 +21,14 @@ from torch.multiprocessing import reductions
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.distributed.broadcast import buckets, flatten, is_loopback
+from mtrl.distributed.broadcast import buckets, flatten
 from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.outgoing import Outgoing
 from mtrl.engines.server.shm_manager import SHARED_MEMORY, start_manager
 from mtrl.engines.server.sync import ServerGroup, engine_key
 from mtrl.errors import UserError
+from mtrl.utils.hosts import is_loopback
 
 BUCKET = 2**29
 """Maximum size of the shared memory in use, in bytes, unless a single tensor is larger."""

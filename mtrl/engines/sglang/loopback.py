@@ -7,7 +7,7 @@ import socket
 from importlib import import_module
 from typing import Any
 
-from mtrl.distributed.broadcast import is_loopback
+from mtrl.utils.hosts import is_loopback
 
 
 def meet_on_loopback() -> None:
