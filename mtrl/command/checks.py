@@ -28,7 +28,7 @@ from mtrl.config.choices import CHOICES, WITH_TORCH
 from mtrl.config.messages import did_you_mean, unknown_choice
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
-from mtrl.engines.endpoints.purse import check_spending
+from mtrl.engines.endpoints.budget import check_spending
 from mtrl.errors import UserError
 from mtrl.utils.functions import load_function
 

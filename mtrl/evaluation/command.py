@@ -38,7 +38,7 @@ from mtrl.command.program import run_program
 from mtrl.command.runs import claim
 from mtrl.config.schema import Config
 from mtrl.console.console import Console
-from mtrl.engines.endpoints.purse import BudgetSpentError
+from mtrl.engines.endpoints.budget import BudgetSpentError
 from mtrl.environments.factory import Task, load_task
 from mtrl.errors import UserError
 from mtrl.evaluation.identity import begin
@@ -65,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_servers(config, sources)
     check_players(config, sources)
     task = load_task(config)
-    rows, told = rows_of(config, task.splits)
-    warnings += [*told, *without_effect(config, sources, words.overrides)]
+    rows, row_warnings = rows_of(config, task.splits)
+    warnings += [*row_warnings, *without_effect(config, sources, words.overrides)]
     folder = output_of(config).absolute()  # an environment may change the working directory
     with Lock(folder), RunLog(RunDir(folder).log) as log:
         console = Console(mirror=log.line)

@@ -18,9 +18,9 @@ from typing import Any
 from mtrl.config.derived import is_deterministic
 from mtrl.config.schema import Config
 from mtrl.engines.base import Engine, SamplingParams
+from mtrl.engines.endpoints.budget import Budget
 from mtrl.engines.endpoints.chat_client import Address
 from mtrl.engines.endpoints.engine import EndpointEngine
-from mtrl.engines.endpoints.purse import Purse
 from mtrl.environments.factory import Task
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.evaluation.rollouts import Source
@@ -152,7 +152,7 @@ def company_of(source: Source, config: Config) -> int | None:
     return config.generator.max_num_seqs if together else None
 
 
-def endpoint_contender(source: Source, config: Config, task: Task, purse: Purse) -> Contender:
+def endpoint_contender(source: Source, config: Config, task: Task, budget: Budget) -> Contender:
     """Connect to an endpoint. No request is made before the first episode.
 
     Raises:
@@ -164,7 +164,7 @@ def endpoint_contender(source: Source, config: Config, task: Task, purse: Purse)
     assert source.model is not None and source.url is not None
     at_once = config.evaluation.endpoint.max_concurrent
     loop = Throttle(
-        EndpointEngine(Address(source.model, source.url), config.evaluation.endpoint, purse, source.label),
+        EndpointEngine(Address(source.model, source.url), config.evaluation.endpoint, budget, source.label),
         task.make_environment,
         ChatConversation,
         EnvironmentPool(config.environment.max_workers),

@@ -14,8 +14,8 @@ from rich.text import Text
 from mtrl.config.derived import serves
 from mtrl.config.schema import Config
 from mtrl.console.console import Console
+from mtrl.engines.endpoints.budget import Budget
 from mtrl.engines.endpoints.engine import KEY
-from mtrl.engines.endpoints.purse import Purse
 from mtrl.environments.factory import Task
 from mtrl.evaluation.contenders import Contender, endpoint_contender, local_contender, served_contender
 from mtrl.evaluation.play import Match, all_at_once, kinds_of
@@ -24,7 +24,7 @@ from mtrl.evaluation.rollouts import ModelRollouts, Source
 from mtrl.evaluation.store import Store
 from mtrl.evaluation.table import tables_of, usage_lines
 from mtrl.record.run_dir import RunDir
-from mtrl.rewards.judge import judge_metrics, judges_spent, keep_books
+from mtrl.rewards.judge import judge_metrics, judge_spending, record_spending
 from mtrl.scoring.measures import val_metrics
 from mtrl.trackers import start_followers
 from mtrl.types import Row
@@ -42,17 +42,17 @@ class Evaluation:
     sources: list[Source]
     folder: Path
     console: Console
-    purse: Purse = field(init=False)
-    """Budget and accounts of the endpoints."""
+    budget: Budget = field(init=False)
+    """Budget of all endpoints, with one account per model."""
 
     def __post_init__(self) -> None:
-        """Read the amounts spent so far.
+        """Read the earlier spending from its file.
 
         Raises:
-            UserError: The amounts spent before cannot be read.
+            UserError: The file cannot be read.
         """
-        endpoint, books = self.config.evaluation.endpoint, RunDir(self.folder).spending
-        self.purse = Purse(KEY, endpoint.price, endpoint.budget, books / "evaluation.endpoint.json")
+        endpoint, path = self.config.evaluation.endpoint, RunDir(self.folder).spending / "evaluation.endpoint.json"
+        self.budget = Budget(KEY, endpoint.price, endpoint.budget, path)
 
     def run(self) -> None:
         """Run all episodes, and write all files.
@@ -64,7 +64,7 @@ class Evaluation:
         run = RunDir(self.folder)
         with (
             run.under_way(),
-            keep_books(run.spending),
+            record_spending(run.spending),
             closing(start_followers(self.config, run, self.console.warning)) as followers,
         ):
             self.console.banner(self._facts(), "mtrl evaluation")
@@ -77,7 +77,7 @@ class Evaluation:
         found = asyncio.run(self._play())
         models = [found[source.label] for source in self.sources]
         self._write_metrics(models)
-        report = build_report(models, self.config, self.task.family, judges_spent())
+        report = build_report(models, self.config, self.task.family, judge_spending())
         paths = write_report(report, self.folder)
         for table in tables_of(report):
             self.console.show(table)
@@ -96,22 +96,22 @@ class Evaluation:
             self.task.family,
             kinds_of(self.config.evaluation, self.rows),
             Store(run.trajectories),
-            self.purse,
+            self.budget,
             self.console,
         )
         total = sum(kind.episodes for kind in match.kinds) * len(self.sources)
         remote = [source for source in self.sources if source.kind == "endpoint"]
         with self.console.progress("evaluation", total) as whole:
             played = await all_at_once(match.play(source, partial(self._remote, source), whole) for source in remote)
-            if self.purse.closed is not None:
-                raise self.purse.closed
+            if self.budget.closed is not None:
+                raise self.budget.closed
             for source in self.sources:
                 if source not in remote:
                     played.append(await match.play(source, partial(self._local, source), whole))
         return {model.label: model for model in played}
 
     def _remote(self, source: Source) -> Contender:
-        return endpoint_contender(source, self.config, self.task, self.purse)
+        return endpoint_contender(source, self.config, self.task, self.budget)
 
     def _local(self, source: Source) -> Contender:
         run, known = RunDir(self.folder), (source, self.config, self.task, self.rows)

@@ -12,7 +12,7 @@ from mtrl.config.schema import Config, EvaluationConfig
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.endpoints.purse import Purse
+from mtrl.engines.endpoints.budget import Budget
 from mtrl.environments.family import Family
 from mtrl.evaluation.contenders import Contender, company_of
 from mtrl.evaluation.rollouts import ModelRollouts, Source
@@ -108,8 +108,8 @@ class Match:
     family: Family
     kinds: list[Kind]
     store: Store
-    purse: Purse
-    """Budget and accounts of all endpoints."""
+    budget: Budget
+    """Budget of all endpoints, with one account per model."""
     console: Console
     composer: RewardComposer = field(init=False)
 
@@ -131,26 +131,26 @@ class Match:
             contender = enter()
             try:
                 for standing in standings:
-                    if standing.missing and not self._is_broke(source):
+                    if standing.missing and not self._is_budget_spent(source):
                         await self._finish(contender, standing, whole)
             finally:
                 await contender.close()
-            if not self._is_broke(source):
+            if not self._is_budget_spent(source):
                 self.composer.check()
         groups = {standing.kind.name: standing.groups for standing in standings}
-        usage = self.purse.spent[source.label].metrics(self.purse.price) if source.kind == "endpoint" else {}
+        usage = self.budget.spending[source.label].metrics(self.budget.price) if source.kind == "endpoint" else {}
         return ModelRollouts(source.label, source, groups, usage)
 
-    def _is_broke(self, source: Source) -> bool:
-        return source.kind == "endpoint" and self.purse.closed is not None
+    def _is_budget_spent(self, source: Source) -> bool:
+        return source.kind == "endpoint" and self.budget.closed is not None
 
     def _standing(self, label: str, kind: Kind, company: int | None) -> Standing:
         done = self.store.read(label, kind.name, kind.rows, kind.samples)
         companies = companies_of(len(kind.rows), kind.samples, company)
         missing = [places for places in companies if not all(place in done for place in places)]
         again = {place for places in missing for place in places}
-        kept = {place: group for place, group in done.items() if place not in again}
-        return Standing(kind, kept, missing if company else [sorted(again)] if again else [])
+        complete = {place: group for place, group in done.items() if place not in again}
+        return Standing(kind, complete, missing if company else [sorted(again)] if again else [])
 
     async def _finish(self, contender: Contender, standing: Standing, whole: Work) -> None:
         """Run the missing episodes."""
@@ -162,13 +162,13 @@ class Match:
 
             async def one(place: int) -> None:
                 group = await self._group(contender, kind, place)
-                if self._is_broke(contender.source) and any(t.stop_reason in FAILED for t in group.trajectories):
+                if self._is_budget_spent(contender.source) and any(t.stop_reason in FAILED for t in group.trajectories):
                     return  # other groups may still receive responses to earlier requests
                 done[place] = group
                 self.store.append(label, kind.name, group)
                 bar.advance(kind.samples)
                 whole.advance(kind.samples)
-                if contender.refused is not None and not self._is_broke(contender.source):
+                if contender.refused is not None and not self._is_budget_spent(contender.source):
                     raise contender.refused
                 patience.note(group.trajectories, label)
 

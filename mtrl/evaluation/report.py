@@ -73,7 +73,7 @@ class Report:
     def spending(self) -> list[tuple[str, dict[str, float]]]:
         """Usage of every model and judge that was called over an API, by name."""
         models = [(model.label, model.usage) for model in self.models if model.usage]
-        return [*models, *((f"judge {name}", spent) for name, spent in self.judges.items())]
+        return [*models, *((f"judge {name}", usage) for name, usage in self.judges.items())]
 
 
 def build_report(

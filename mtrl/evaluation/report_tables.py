@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtrl.engines.endpoints.purse import dollars
+from mtrl.engines.endpoints.budget import format_usd
 from mtrl.evaluation.comparison import Comparison
 from mtrl.evaluation.remarks import points
 from mtrl.evaluation.report import ModelReport, Report
@@ -196,9 +196,9 @@ def spending(report: Report) -> Table | None:
     """Return the usage of endpoints: one row per model or judge that was called over an API."""
     columns = ("requests", "retries", "prompt_tokens", "cached_tokens", "completion_tokens")
     rows = []
-    for who, spent in report.spending:
-        cost = dollars(spent["cost"]) if "cost" in spent else MISSING
-        rows.append([name(who), *(whole(spent[column]) for column in columns), cost, _unconfirmed(spent)])
+    for label, usage in report.spending:
+        cost = format_usd(usage["cost"]) if "cost" in usage else MISSING
+        rows.append([name(label), *(whole(usage[column]) for column in columns), cost, _unconfirmed(usage)])
     head = ["model", "requests", "repeated", "prompt tokens", "cached", "completion tokens", "cost", "unconfirmed"]
     note = (
         "Tokens as the provider counted them, those of failed episodes included; the cost is by the prices of the "
@@ -289,10 +289,11 @@ def _number(value: float | None) -> str:
     return MISSING if value is None else short(value)
 
 
-def _unconfirmed(spent: Mapping[str, float]) -> str:
-    count = whole(spent["unconfirmed_requests"])
-    known = spent["unconfirmed_requests"] and "cost_unconfirmed" in spent
-    return f"{count} ({dollars(spent['cost_unconfirmed'])})" if known else count
+def _unconfirmed(usage: Mapping[str, float]) -> str:
+    """Format the number of unconfirmed requests, with the upper bound of their cost where it is known."""
+    count = whole(usage["unconfirmed_requests"])
+    has_cost = usage["unconfirmed_requests"] and "cost_unconfirmed" in usage
+    return f"{count} ({format_usd(usage['cost_unconfirmed'])})" if has_cost else count
 
 
 def _flat(value: Any) -> str:

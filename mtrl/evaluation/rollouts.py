@@ -47,7 +47,7 @@ class ModelRollouts:
     None. They say nothing about the model, so rates leave them out, and their number is reported.
     """
     usage: dict[str, float] = field(default_factory=dict)
-    """Requests to an endpoint and their cost (`mtrl.engines.endpoints.purse.Spent.metrics`), failed and abandoned
+    """Requests to an endpoint and their cost (`mtrl.engines.endpoints.budget.Spending.metrics`), failed and abandoned
     episodes included. Empty for a model that ran locally."""
 
     def failures(self) -> list[Trajectory]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from rich.table import Table
 from rich.text import Text
 
-from mtrl.engines.endpoints.purse import described
+from mtrl.engines.endpoints.budget import format_spending
 from mtrl.evaluation.comparison import Comparison
 from mtrl.evaluation.report import KINDS, ModelReport, Report
 from mtrl.evaluation.results import Result
@@ -57,8 +57,8 @@ def lines(results: list[Result]) -> Iterator[tuple[str, Cell]]:
 
 def usage_lines(report: Report) -> Iterator[str]:
     """Yield a line with the usage and the cost of each endpoint and judge."""
-    for who, spent in report.spending:
-        yield f"{one_line(who, 60)}: {described(spent)}"
+    for label, usage in report.spending:
+        yield f"{one_line(label, 60)}: {format_spending(usage)}"
 
 
 def interval(rate: Rate) -> str:

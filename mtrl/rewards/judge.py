@@ -40,8 +40,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mtrl.engines.endpoints.budget import Budget, BudgetSpentError
 from mtrl.engines.endpoints.chat_client import SUSPECT, ChatClient, GarbledAnswerError, NoAnswerError, StatusError
-from mtrl.engines.endpoints.purse import BudgetSpentError, Purse
 from mtrl.errors import RunEndedError, UserError
 from mtrl.rewards.component import checked_by
 from mtrl.rewards.judge_settings import Settings
@@ -145,42 +145,45 @@ async def judge(
 
 
 _judges: dict[str, Judge] = {}
-_purses: dict[str, Purse] = {}
-"""Purses, by the name of the judge."""
-_books: Path | None = None
+_budgets: dict[str, Budget] = {}
+"""Budgets, by the name of the judge."""
+_spending_folder: Path | None = None
+"""Folder of the files that store the spending; None: it is not stored."""
 _lock = threading.Lock()
 
 
 @contextmanager
-def keep_books(folder: Path | None) -> Iterator[None]:
+def record_spending(folder: Path | None) -> Iterator[None]:
     """Within this context, the spending of judges is stored in this folder, in one file for each name of a judge; with
-    None, or outside of the context, it is lost with the process. Judges and purses are discarded at the start and at
+    None, or outside of the context, it is lost with the process. Judges and budgets are discarded at the start and at
     the end of the context."""
-    _begin(folder)
+    _reset(folder)
     try:
         yield
     finally:
-        _begin(None)
+        _reset(None)
 
 
-def _begin(folder: Path | None) -> None:
-    global _books
+def _reset(folder: Path | None) -> None:
+    """Discard all judges and budgets, and store the spending of later ones in this folder."""
+    global _spending_folder
     with _lock:
         _judges.clear()
-        _purses.clear()
-        _books = folder
+        _budgets.clear()
+        _spending_folder = folder
 
 
-def judges_spent() -> dict[str, dict[str, float]]:
-    """Return, for each name of a judge, the requests, tokens and cost since the run began (`purse.Spent.metrics`)."""
+def judge_spending() -> dict[str, dict[str, float]]:
+    """Return, for each name of a judge, the requests, tokens and cost since the run began (`Spending.metrics`)."""
     with _lock:
-        purses = dict(_purses)
-    return {name: purse.metrics() for name, purse in purses.items()}
+        budgets = dict(_budgets)
+    return {name: budget.metrics() for name, budget in budgets.items()}
 
 
 def judge_metrics() -> dict[str, float]:
-    """Return `judges_spent` as metrics of a run: `reward/<name>/requests`, `reward/<name>/cost` and so on."""
-    return {f"reward/{name}/{key}": value for name, spent in judges_spent().items() for key, value in spent.items()}
+    """Return `judge_spending` as metrics of a run: `reward/<name>/requests`, `reward/<name>/cost` and so on."""
+    spending = judge_spending()
+    return {f"reward/{name}/{key}": value for name, metrics in spending.items() for key, value in metrics.items()}
 
 
 def judge_of(settings: Settings) -> Judge:
@@ -192,22 +195,23 @@ def judge_of(settings: Settings) -> Judge:
     key = settings.text
     with _lock:
         if key not in _judges:
-            _judges[key] = Judge(settings, _purse_of(settings))
+            _judges[key] = Judge(settings, _budget_of(settings))
         return _judges[key]
 
 
-def _purse_of(settings: Settings) -> Purse:
-    name, endpoint = settings.name, settings.endpoint
-    if name not in _purses:
-        path = None if _books is None else _books / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.json"
-        _purses[name] = Purse(settings.where, endpoint.price, endpoint.budget, path, settings.limit_keys)
-    purse = _purses[name]
-    if (purse.price, purse.budget) != (endpoint.price, endpoint.budget):
+def _budget_of(settings: Settings) -> Budget:
+    """Return the budget of the judge's name, which all judges of this name share."""
+    name, endpoint, folder = settings.name, settings.endpoint, _spending_folder
+    if name not in _budgets:
+        path = None if folder is None else folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.json"
+        _budgets[name] = Budget(settings.where, endpoint.price, endpoint.budget, path, settings.limit_keys)
+    budget = _budgets[name]
+    if (budget.price, budget.limits) != (endpoint.price, endpoint.budget):
         raise UserError(
             f"two judges are called {name} and have different budgets or prices; give each its own name by "
             f"reward.components.<component>.name"
         )
-    return purse
+    return budget
 
 
 @dataclass
@@ -215,7 +219,7 @@ class Judge:
     """Client that requests verdicts and caches them."""
 
     settings: Settings
-    purse: Purse
+    budget: Budget
     client: ChatClient = field(init=False)
     _running: dict[tuple[Any, str], asyncio.Task[tuple[Verdict | None, int]]] = field(default_factory=dict)
     """Requests in progress, by event loop and cache key; identical trajectories of a group share one request."""
@@ -223,12 +227,12 @@ class Judge:
     """Number of requests in progress, by event loop."""
     _answered: bool = False
     """Whether the judge has ever returned a verdict."""
-    _turned_away: set[str] = field(default_factory=set)
+    _refused_keys: set[str] = field(default_factory=set)
     """Cache keys of the conversations that the endpoint refused."""
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self.client = ChatClient(settings.address, settings.endpoint, self.purse, settings.model, settings.backoff)
+        self.client = ChatClient(settings.address, settings.endpoint, self.budget, settings.model, settings.backoff)
 
     async def ask(self, messages: list[Message], row: Row) -> tuple[Verdict | None, int]:
         """Return the verdict (None without a valid one) and the number of requests that were made, 0 for a verdict from
@@ -259,13 +263,13 @@ class Judge:
         nonce = hashlib.sha256(whole.encode()).hexdigest()[:24]
         system = INSTRUCTIONS.format(rubric=settings.rubric, nonce=nonce)
         user = f"BEGIN {nonce}\n{text}\nEND {nonce}"
-        spoken = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        return {**options, "model": settings.model, "messages": spoken}, nonce
+        prompt = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        return {**options, "model": settings.model, "messages": prompt}, nonce
 
     async def _ask(self, request: dict[str, Any], nonce: str, key: str) -> tuple[Verdict | None, int]:
         settings = self.settings
         try:
-            answer = await self._connected(request, nonce)
+            answer = await self._send(request, nonce)
         except NoAnswerError as error:
             if not error.is_garbled:
                 raise RunEndedError(
@@ -278,13 +282,13 @@ class Judge:
             self._refuse(error, key)
             return None, error.attempts
         except BudgetSpentError as error:
-            kept = "" if settings.cache is None else f"; the verdicts so far are kept in {settings.cache}"
-            raise BudgetSpentError(f"{error}{kept}") from error
+            cache = "" if settings.cache is None else f"; the verdicts so far are kept in {settings.cache}"
+            raise BudgetSpentError(f"{error}{cache}") from error
         self._answered = True
         self._write(key, answer.value)
         return answer.value, answer.attempts
 
-    async def _connected(self, request: dict[str, Any], nonce: str) -> Any:
+    async def _send(self, request: dict[str, Any], nonce: str) -> Any:
         """Send a request. The last request of an event loop closes the loop's connections, since loops can end."""
         loop = asyncio.get_running_loop()
         self._busy[loop] += 1
@@ -304,8 +308,8 @@ class Judge:
             RunEndedError: the endpoint seems to refuse all requests.
         """
         is_its_own = error.is_full or (error.status == 400 and any(code in error.text for code in REFUSED))
-        self._turned_away.add(key)
-        if is_its_own and (self._answered or len(self._turned_away) < SUSPECT):
+        self._refused_keys.add(key)
+        if is_its_own and (self._answered or len(self._refused_keys) < SUSPECT):
             log.warning("%s: a conversation is not judged: %s", self.settings.name, error.problem)
             return
         raise RunEndedError(

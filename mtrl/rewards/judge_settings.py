@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from mtrl.config.endpoint_schema import BudgetConfig, EndpointConfig, PriceConfig
 from mtrl.config.outputs import check_local
+from mtrl.engines.endpoints.budget import Budget, check_spending
 from mtrl.engines.endpoints.chat_client import Address, api_key, check_bounds
-from mtrl.engines.endpoints.purse import Purse, check_spending
 from mtrl.errors import UserError
 from mtrl.utils.strict_json import canonical
 
@@ -53,9 +53,9 @@ class Settings:
         for key in ("timeout", "attempts", "concurrency"):
             if not getattr(self, key) > 0:
                 raise UserError(f"{self.where}.{key}={getattr(self, key)} must be more than 0")
-        purse = Purse(self.where, self.endpoint.price, self.endpoint.budget)
-        check_spending(self.where, purse.price, purse.budget, self.limit_keys)
-        check_bounds({"messages": [], **self.options}, purse, f"{self.where}.options")
+        budget = Budget(self.where, self.endpoint.price, self.endpoint.budget)
+        check_spending(self.where, budget.price, budget.limits, self.limit_keys)
+        check_bounds({"messages": [], **self.options}, budget, f"{self.where}.options")
         self._check_key()
 
     @property

@@ -30,7 +30,7 @@ from mtrl.record.facts import run_facts
 from mtrl.record.run_dir import RunDir
 from mtrl.record.run_lock import RunLock
 from mtrl.record.run_log import RunLog
-from mtrl.rewards.judge import keep_books
+from mtrl.rewards.judge import record_spending
 from mtrl.trackers import start_followers
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints, find_checkpoint, read_checkpoint
 from mtrl.trainer.hooks import Hooks
@@ -56,7 +56,7 @@ def train(cfg: DictConfig, hooks: Hooks = Hooks()) -> dict[str, Any]:
     # The path is absolute, since an environment may change the working directory of the process at any time.
     run = RunDir(Path(config.run_dir).absolute()).create(resume=config.resume != "none")
     with _writable(run, config), RunLock(run):
-        with RunLog(run.log) as log, keep_books(run.spending):
+        with RunLog(run.log) as log, record_spending(run.spending):
             if config.resume == "none" or not run.config.exists():
                 run.write_config(cfg)
             console = Console(mirror=log.line)

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks OpenAI's wire format, and misbehaves as it is told."""
+"""A real HTTP server with OpenAI's wire format, whose answers and failures a test chooses."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ class Reply:
     """Seconds between two bytes."""
 
 
-def said(text, *, calls=None, finish="stop", prompt=11, completion=5, cached=3, **message):
+def chat_reply(text, *, calls=None, finish="stop", prompt=11, completion=5, cached=3, **message):
     """A chat completion."""
     message = {"role": "assistant", "content": text, **message}
     if calls:

@@ -16,7 +16,7 @@ from mtrl.environments.tools import ToolEnvironment, tool
 from mtrl.rollout.chat import ChatConversation
 from mtrl.rollout.episode import EpisodeLoop, Limits
 from mtrl.types import StopReason, to_json, trajectory_from_dict
-from tests.engines.chat_server import ChatServer, always, refusal, said
+from tests.engines.chat_server import ChatServer, always, chat_reply, refusal
 
 LIMITS = Limits(max_turns=4, max_context_length=10_000, step_timeout=5, episode_timeout=20, retries=0)
 
@@ -59,7 +59,7 @@ def call(name, arguments, call_id="c1"):
 
 
 def test_an_episode_in_text(play_chat, counting):
-    trajectory, server = play_chat(counting, always(said("a"), said("b"), said("c"), said("d")))
+    trajectory, server = play_chat(counting, always(chat_reply("a"), chat_reply("b"), chat_reply("c"), chat_reply("d")))
     assert [turn.text for turn in trajectory.turns] == counting.made[0].heard == ["a", "b", "c", "d"]
     assert trajectory.stop_reason == StopReason.MAX_TURNS and trajectory.rewards == [0.5] * 4
     assert server.requests[2]["messages"] == [
@@ -83,14 +83,14 @@ def test_the_same_words_earn_the_same_as_with_token_ids(play_chat, counting, mak
     environment = type("Env", (counting,), {"step": step})
     words = ["a", "bb", "ccc"]
     local = play_episode(make_loop(environment, words))
-    remote, _ = play_chat(environment, always(*map(said, words)))
+    remote, _ = play_chat(environment, always(*map(chat_reply, words)))
     assert remote.rewards == local.rewards == [1.25, 2.25, 3.25]
     assert remote.messages == local.messages and remote.stop_reason == local.stop_reason == StopReason.DONE
 
 
 def test_native_tool_calls(play_chat):
     both = [call("price", '{"of": "tea"}'), call("price", '{"of": "cake"}', "c2")]
-    trajectory, server = play_chat(Shop, always(said("", calls=both, finish="tool_calls"), said("8")))
+    trajectory, server = play_chat(Shop, always(chat_reply("", calls=both, finish="tool_calls"), chat_reply("8")))
     assert trajectory.reward == 1.0 and trajectory.stop_reason == StopReason.DONE
     assert [t["function"]["name"] for t in server.requests[0]["tools"]] == ["price"]
     sent = server.requests[1]["messages"]
@@ -106,14 +106,14 @@ def test_native_tool_calls(play_chat):
 
 def test_calls_that_the_server_left_in_the_text(play_chat):
     text = 'well <tool_call>{"name": "price", "arguments": {"of": "tea"}}</tool_call>'
-    trajectory, server = play_chat(Shop, always(said(text), said("8")))
+    trajectory, server = play_chat(Shop, always(chat_reply(text), chat_reply("8")))
     assert trajectory.reward == 1.0 and trajectory.turns[0].text == text
     sent = server.requests[1]["messages"]
     assert sent[1] == {"role": "assistant", "content": text} and sent[2] == {"role": "user", "content": "3"}
 
 
 @pytest.mark.parametrize(
-    ("calls", "told"),
+    ("calls", "problem"),
     [
         ([call("price", "{oops")], "not valid JSON"),
         ([call("price", "[1]")], "does not have the expected form"),
@@ -122,9 +122,9 @@ def test_calls_that_the_server_left_in_the_text(play_chat):
         ([call("nothing", "{}")], "nothing"),
     ],
 )
-def test_malformed_calls_are_told_to_the_model_and_can_be_sent_back(play_chat, calls, told):
-    trajectory, server = play_chat(Shop, always(said("", calls=calls), said("8")))
-    assert told in str(trajectory.turns[1].observation) and trajectory.reward == 1.0
+def test_malformed_calls_are_reported_to_the_model_and_can_be_sent_back(play_chat, calls, problem):
+    trajectory, server = play_chat(Shop, always(chat_reply("", calls=calls), chat_reply("8")))
+    assert problem in str(trajectory.turns[1].observation) and trajectory.reward == 1.0
     sent = server.requests[1]["messages"]
     function = sent[1]["tool_calls"][0]["function"]
     assert function["name"] and isinstance(function["arguments"], str)
@@ -132,26 +132,26 @@ def test_malformed_calls_are_told_to_the_model_and_can_be_sent_back(play_chat, c
 
 
 def test_reasoning_is_kept_and_not_sent_back(play_chat, counting):
-    trajectory, server = play_chat(counting, always(said("a", reasoning_content="hm")))
+    trajectory, server = play_chat(counting, always(chat_reply("a", reasoning_content="hm")))
     assert trajectory.turns[0].message == {"role": "assistant", "content": "a", "reasoning_content": "hm"}
     assert server.requests[1]["messages"][1] == {"role": "assistant", "content": "a"}
 
 
 def test_a_full_context_ends_the_episode_and_is_the_model_s(play_chat, counting):
     full = refusal(400, "maximum context length", "context_length_exceeded")
-    trajectory, _ = play_chat(counting, always(said("a"), full))
+    trajectory, _ = play_chat(counting, always(chat_reply("a"), full))
     assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and [t.text for t in trajectory.turns] == ["a", ""]
     assert trajectory.error is None
 
 
 def test_the_context_limit_of_the_configuration(play_chat, counting):
     limits = Limits(4, 16, 5, 20, 0)
-    trajectory, server = play_chat(counting, always(said("a", prompt=11, completion=5)), limits)
+    trajectory, server = play_chat(counting, always(chat_reply("a", prompt=11, completion=5)), limits)
     assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and len(server.requests) == 1
 
 
 def test_a_server_that_fails_fails_the_episode(play_chat, counting):
-    trajectory, _ = play_chat(counting, always(said("a"), refusal(500, "the disk is full")), retries=1)
+    trajectory, _ = play_chat(counting, always(chat_reply("a"), refusal(500, "the disk is full")), retries=1)
     assert trajectory.stop_reason == StopReason.ENV_ERROR and "HTTP 500 the disk is full" in trajectory.error
     assert counting.made[0].closed == 1
 
@@ -172,12 +172,12 @@ CALLS = st.lists(
 @given(
     st.lists(st.tuples(CONTENT, CALLS, st.lists(st.sampled_from(["1", "2", "call_0_0", None]), max_size=2)), max_size=4)
 )
-def test_whatever_was_said_can_be_sent(said_by):
+def test_any_answers_can_be_sent(answers):
     """No unknown key, every result names a call that came before it, every call has a name and text."""
     from mtrl.environments.tool_calls import message_calls
 
     messages = [{"role": "user", "content": "Q"}]
-    for turn, (content, calls, results) in enumerate(said_by):
+    for turn, (content, calls, results) in enumerate(answers):
         message = {"role": "assistant", "content": content, "extra": 1}
         if calls:
             message["tool_calls"] = message_calls(calls_from_wire(calls), turn)

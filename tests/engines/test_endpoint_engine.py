@@ -18,7 +18,7 @@ from mtrl.engines.endpoints.engine import Address, EndpointEngine, EndpointError
 from mtrl.engines.endpoints.wire import ChatPrompt
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
-from tests.engines.chat_server import ChatServer, Reply, always, refusal, said
+from tests.engines.chat_server import ChatServer, Reply, always, chat_reply, refusal
 
 PROMPT = ChatPrompt([{"role": "user", "content": "Q"}])
 KEY = "sk-very-secret-0123456789"
@@ -38,8 +38,8 @@ def ask(url, prompt=PROMPT, sampling=None, times=1, engine=None, **config):
     sampling = sampling or SamplingParams(max_generate_length=7, temperature=0.0)
 
     async def run():
-        asked = (engine.generate(str(i), prompt, sampling) for i in range(times))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        requests = (engine.generate(str(i), prompt, sampling) for i in range(times))
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         await engine.close()
         return answers
 
@@ -57,7 +57,7 @@ def refused(url, error=EndpointError, **config):
 
 
 def test_a_greedy_turn():
-    with ChatServer(always(said("hello"))) as server:
+    with ChatServer(always(chat_reply("hello"))) as server:
         answer, engine = ask(server.url)
     assert server.requests == [
         {"model": "m", "messages": [{"role": "user", "content": "Q"}], "max_tokens": 7, "temperature": 0.0}
@@ -71,7 +71,7 @@ def test_a_greedy_turn():
 def test_a_sampled_turn_with_everything():
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     sampling = SamplingParams(9, 0.7, 0.9, 20, stop=("</a>",), stop_token_ids=(1, 2), seed=2**63 + 5)
-    with ChatServer(always(said("hello"))) as server:
+    with ChatServer(always(chat_reply("hello"))) as server:
         extra = {"max_tokens": None, "max_completion_tokens": 99, "reasoning": {"effort": "low"}}
         ask(server.url, ChatPrompt(PROMPT.messages, tools), sampling, extra_body=extra)
     sent = server.requests[0]
@@ -80,14 +80,14 @@ def test_a_sampled_turn_with_everything():
     assert "max_tokens" not in sent and sent["max_completion_tokens"] == 99 and sent["reasoning"] == {"effort": "low"}
 
 
-def test_the_key_is_sent_and_never_told(monkeypatch, caplog):
+def test_the_key_is_sent_and_never_shown(monkeypatch, caplog):
     monkeypatch.setenv("MY_KEY", KEY)
     caplog.set_level("DEBUG")
     with ChatServer(always(refusal(500, f"your key {KEY} is bad \x1b[2J"))) as server:
-        told, _ = refused(server.url, api_key_env="MY_KEY")
+        message, _ = refused(server.url, api_key_env="MY_KEY")
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
-    assert KEY not in told + caplog.text and "your key *** is bad" in told
-    assert "\x1b" not in told
+    assert KEY not in message + caplog.text and "your key *** is bad" in message
+    assert "\x1b" not in message
 
 
 def test_a_variable_that_holds_no_key(monkeypatch):
@@ -99,11 +99,11 @@ def test_a_variable_that_holds_no_key(monkeypatch):
 
 def test_a_cut_turn_and_native_calls():
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
-    with ChatServer(always(said(None, calls=[call], finish="tool_calls", reasoning_content="hm"))) as server:
+    with ChatServer(always(chat_reply(None, calls=[call], finish="tool_calls", reasoning_content="hm"))) as server:
         answer, _ = ask(server.url)
     assert answer.content == "" and answer.reasoning == "hm"
     assert [(c.name, c.arguments, c.id, c.status) for c in answer.calls] == [("look", {"at": 1}, "c1", "ok")]
-    with ChatServer(always(said("half", finish="length"))) as server:
+    with ChatServer(always(chat_reply("half", finish="length"))) as server:
         assert ask(server.url)[0].finish == FinishReason.LENGTH
 
 
@@ -117,29 +117,29 @@ def test_a_cut_turn_and_native_calls():
     ],
 )
 def test_the_stop_string_that_an_api_takes_away_is_put_back(text, expected):
-    with ChatServer(always(said(text))) as server:
+    with ChatServer(always(chat_reply(text))) as server:
         answer, _ = ask(server.url, sampling=SamplingParams(7, 0.0, stop=("</answer>", "</sql>")))
     assert answer.content == expected
 
 
 def test_half_a_surrogate_pair_does_not_reach_a_file():
-    body = json.dumps(said("x").body).replace('"x"', '"a\\ud800b"').encode()
+    body = json.dumps(chat_reply("x").body).replace('"x"', '"a\\ud800b"').encode()
     with ChatServer(always(Reply(200, body))) as server:
         assert ask(server.url)[0].content == "a?b"
     call = {"id": "c\ud800", "type": "function", "function": {"name": "look\ud800", "arguments": "{}"}}
-    with ChatServer(always(said(None, calls=[call], reasoning="h\ud800m"))) as server:
+    with ChatServer(always(chat_reply(None, calls=[call], reasoning="h\ud800m"))) as server:
         answer, _ = ask(server.url)
     assert [(c.id, c.name) for c in answer.calls] == [("c?", "look?")] and answer.reasoning == "h?m"
 
 
 def test_a_server_decides_nothing_by_keys_of_our_own():
-    with ChatServer(always(Reply(body={**said("x").body, "full": True, "is_full": True}))) as server:
+    with ChatServer(always(Reply(body={**chat_reply("x").body, "full": True, "is_full": True}))) as server:
         answer, _ = ask(server.url)
     assert answer.content == "x" and not answer.is_full
 
 
 def test_counts_that_no_answer_can_have():
-    with ChatServer(always(said("x", prompt=10**400, completion=2**41, cached=2**40))) as server:
+    with ChatServer(always(chat_reply("x", prompt=10**400, completion=2**41, cached=2**40))) as server:
         usage = ask(server.url)[0].usage
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"]) == (0, 0, 2**40)
 
@@ -167,7 +167,7 @@ def test_counts_that_no_answer_can_have():
     ids=lambda reply: f"{reply.status}-{str(reply.body)[:20]}",
 )
 def test_what_passes_is_tried_again(trouble):
-    with ChatServer(always(trouble, trouble, said("well"))) as server:
+    with ChatServer(always(trouble, trouble, chat_reply("well"))) as server:
         answer, engine = ask(server.url)
     assert answer.content == "well" and len(server.requests) == 3
     assert answer.usage["retries"] == 2 and engine.stats.extra == {"requests": 3.0, "retries": 2.0}
@@ -181,16 +181,16 @@ def test_pauses_grow_and_are_not_all_the_same(monkeypatch):
 
     monkeypatch.setattr(chat_client.asyncio, "sleep", sleep)
     with ChatServer(always(refusal(500, "oops"))) as server:
-        told, _ = refused(server.url, retries=5)
+        message, _ = refused(server.url, retries=5)
     bounds = [(0.005 * 2**n, 0.015 * 2**n) for n in range(5)]
     assert all(low <= pause <= high for pause, (low, high) in zip(pauses, bounds, strict=True))
-    assert "no answer in 6 attempts, the last time: HTTP 500 oops" in told
+    assert "no answer in 6 attempts, the last time: HTTP 500 oops" in message
 
 
 @pytest.mark.parametrize("header", ["0.4", "date"])
 def test_retry_after_is_kept_to(header):
-    said_at = formatdate(__import__("time").time() + 2, usegmt=True) if header == "date" else header
-    with ChatServer(always(refusal(429, "slow down", retry_after=said_at), said("well"))) as server:
+    retry_after = formatdate(__import__("time").time() + 2, usegmt=True) if header == "date" else header
+    with ChatServer(always(refusal(429, "slow down", retry_after=retry_after), chat_reply("well"))) as server:
         answer, _ = ask(server.url)
     assert answer.content == "well"
     assert server.times[1] - server.times[0] >= 0.4
@@ -202,30 +202,30 @@ def test_any_retry_after_is_read(text):
     assert 0 <= chat_client.retry_after(response) < float("inf")
 
 
-@pytest.mark.parametrize("reply", [replace(said("late"), before=30), replace(said("late"), between=0.2)])
+@pytest.mark.parametrize("reply", [replace(chat_reply("late"), before=30), replace(chat_reply("late"), between=0.2)])
 def test_a_server_that_never_ends_is_given_up(reply):
     with ChatServer(always(reply)) as server:
-        told, _ = refused(server.url, timeout=0.3, retries=1)
-    assert "gave no answer in 2 attempts" in told and "Timeout" in told
+        message, _ = refused(server.url, timeout=0.3, retries=1)
+    assert "gave no answer in 2 attempts" in message and "Timeout" in message
 
 
 @pytest.mark.parametrize("status", [200, 400])
 def test_an_answer_without_end_is_not_read_to_its_end(status, monkeypatch):
     monkeypatch.setattr(chat_client, "LARGEST", 10_000)
     bomb = gzip.compress(b" " * 10_000_000)
-    with ChatServer(always(Reply(status, bomb, {"content-encoding": "gzip"}), said("well"))) as server:
+    with ChatServer(always(Reply(status, bomb, {"content-encoding": "gzip"}), chat_reply("well"))) as server:
         answer, _ = ask(server.url)
         assert answer.content == "well" and answer.usage["retries"] == 1
     with ChatServer(always(Reply(status, b" " * 20_000))) as server:
-        told, _ = refused(server.url, retries=0)
-    assert "the answer is larger than 10,000 bytes" in told
+        message, _ = refused(server.url, retries=0)
+    assert "the answer is larger than 10,000 bytes" in message
 
 
 def test_nobody_there():
-    with ChatServer(always(said("x"))) as server:
+    with ChatServer(always(chat_reply("x"))) as server:
         url = server.url
-    told, _ = refused(url, retries=1)
-    assert "gave no answer in 2 attempts" in told and "ConnectError" in told
+    message, _ = refused(url, retries=1)
+    assert "gave no answer in 2 attempts" in message and "ConnectError" in message
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_nobody_there():
 )
 def test_what_no_repetition_mends_ends_at_once(reply, words):
     with ChatServer(always(reply)) as server:
-        told, engine = refused(server.url, EndpointRefusedError)
-        assert words in told and "\n" not in told and len(server.requests) == 1
+        message, engine = refused(server.url, EndpointRefusedError)
+        assert words in message and "\n" not in message and len(server.requests) == 1
         again, _ = ask(server.url, engine=engine)
     assert isinstance(again, EndpointRefusedError) and len(server.requests) == 1
 
 
 def test_one_conversation_that_is_refused_does_not_end_the_others():
-    with ChatServer(always(said("x"), refusal(400, "content_filter"), said("y"))) as server:
+    with ChatServer(always(chat_reply("x"), refusal(400, "content_filter"), chat_reply("y"))) as server:
         _, engine = ask(server.url)
         answer, _ = ask(server.url, engine=engine)
         assert isinstance(answer, EndpointError) and "refused this conversation: HTTP 400 content_filter" in str(answer)
@@ -258,7 +258,7 @@ def test_one_conversation_that_is_refused_does_not_end_the_others():
 
 def test_a_conversation_that_is_refused_before_the_first_answer_does_not_end_the_others():
     """A filter is faster than a model, and what is gone on with may begin with the row that is always refused."""
-    with ChatServer(always(refusal(400, "content_filter"), refusal(400, "content_filter"), said("y"))) as server:
+    with ChatServer(always(refusal(400, "content_filter"), refusal(400, "content_filter"), chat_reply("y"))) as server:
         first, engine = ask(server.url)
         assert isinstance(first, EndpointError)
         assert isinstance(ask(server.url, engine=engine)[0], EndpointError), "the same episode once more"
@@ -282,7 +282,7 @@ def test_a_full_context_is_no_failure():
 
 
 def test_at_most_so_many_requests_at_once():
-    with ChatServer(always(replace(said("x"), before=0.05))) as server:
+    with ChatServer(always(replace(chat_reply("x"), before=0.05))) as server:
         answers, _ = ask(server.url, times=12, max_concurrent=3)
     assert len(answers) == 12 and server.most_busy <= 3
 

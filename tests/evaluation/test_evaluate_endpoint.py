@@ -9,7 +9,7 @@ from mtrl.command.compose import compose
 from mtrl.engines.endpoints import chat_client
 from mtrl.environments.factory import load_task
 from mtrl.types import StopReason, read_trajectories
-from tests.engines.chat_server import ChatServer, Reply, always, refusal, said
+from tests.engines.chat_server import ChatServer, Reply, always, chat_reply, refusal
 from tests.evaluation.conftest import TASK
 from tests.evaluation.outputs import metrics_of, report_of
 
@@ -38,7 +38,7 @@ def gold(task):
         def answer(body, n):
             place, responses = known[next(m["content"] for m in body["messages"] if m["role"] == "user")]
             turn = sum(message["role"] == "assistant" for message in body["messages"])
-            return said("no idea" if place in wrong else responses[min(turn, len(responses) - 1)])
+            return chat_reply("no idea" if place in wrong else responses[min(turn, len(responses) - 1)])
 
         return answer
 
@@ -126,12 +126,12 @@ def test_failures_are_no_wrong_answers_and_are_tried_again(evaluate, gold, tmp_p
         assert f"m: {len(failed)} failed episodes are left out of the rates" in done.out
         assert report_of(tmp_path / "out")["models"][0]["greedy"]["failures"] == {"env_error": len(failed)}
         state["sick"] = False
-        asked = len(server.requests)
+        earlier = len(server.requests)
         done = evaluate(*TASK, model(server), *ROWS, *few)
     assert done.status == 0 and "going on with" in done.out
     (row,) = metrics_of(tmp_path / "out")
     assert row["val/episodes"] == 6 and row["val/success/mean"] == pytest.approx(5 / 6)
-    prompts = {request["messages"][0]["content"] for request in server.requests[asked:]}
+    prompts = {request["messages"][0]["content"] for request in server.requests[earlier:]}
     assert len(prompts) == len(failed), "only those that failed are played again"
 
 
@@ -158,43 +158,43 @@ def test_a_refusal_ends_at_once(evaluate, reply, words):
 PRICES = [f"evaluation.endpoint.price.{name}={usd}" for name, usd in (("input", 2), ("cached", 1), ("output", 10))]
 
 
-def test_a_budget_ends_asking_and_is_gone_on_with(evaluate, gold, tmp_path):
-    """What was answered is kept, what was spent counts when it goes on, and the end is that of one with more money."""
+def test_an_evaluation_stops_at_its_budget_and_can_be_resumed(evaluate, gold, tmp_path):
+    """Stored episodes are reused, earlier spending counts, and the result equals that of an uninterrupted one."""
     answer = gold(wrong={2})
     with ChatServer(answer) as server:
         whole = evaluate(*TASK, model(server), *ROWS[:-1], *PRICES, "evaluation.output=whole")
-        asked = len(server.requests)
+        needed = len(server.requests)
         assert whole.status == 0, whole.err
-        limit = f"evaluation.endpoint.budget.requests={asked - 2}"
+        limit = f"evaluation.endpoint.budget.requests={needed - 2}"
         few = [*TASK, model(server), *ROWS, *PRICES]
         done = evaluate(*few, limit)
-        assert done.status == 1 and len(server.requests) == 2 * asked - 2, done.out
-        told = f"evaluation.endpoint.budget.requests={asked - 2} does not do for another request"
-        assert done.out.count(told) == 1 and f"{asked - 2} requests (0 repeated)" in done.out
+        assert done.status == 1 and len(server.requests) == 2 * needed - 2, done.out
+        message = f"evaluation.endpoint.budget.requests={needed - 2} does not do for another request"
+        assert done.out.count(message) == 1 and f"{needed - 2} requests (0 repeated)" in done.out
         assert "go on with: the same command and evaluation.output=out" in done.out
         assert not (tmp_path / "out" / "report.json").exists()
-        kept = list(read_trajectories(tmp_path / "out" / "trajectories" / "m_greedy.jsonl"))
-        assert 0 < len(kept) < 6 and all(t.stop_reason == StopReason.DONE for t in kept)
+        stored = list(read_trajectories(tmp_path / "out" / "trajectories" / "m_greedy.jsonl"))
+        assert 0 < len(stored) < 6 and all(t.stop_reason == StopReason.DONE for t in stored)
         again = evaluate(*few, limit)
-        assert again.status == 1 and len(server.requests) == 2 * asked - 2, "nothing more is sent"
-        done = evaluate(*few, f"evaluation.endpoint.budget.requests={2 * asked}")
+        assert again.status == 1 and len(server.requests) == 2 * needed - 2, "nothing more is sent"
+        done = evaluate(*few, f"evaluation.endpoint.budget.requests={2 * needed}")
     assert done.status == 0, done.out
     found, expected = report_of(tmp_path / "out"), report_of(tmp_path / "whole")
-    spent = len(server.requests) - asked
+    requests = len(server.requests) - needed
     usage = found["models"][0]["usage"]
-    assert usage["requests"] == spent >= asked
-    assert usage["cost"] == pytest.approx(spent * (8 * 2 + 3 * 1 + 5 * 10) / 1e6)
+    assert usage["requests"] == requests >= needed
+    assert usage["cost"] == pytest.approx(requests * (8 * 2 + 3 * 1 + 5 * 10) / 1e6)
     assert found["models"][0]["greedy"] == expected["models"][0]["greedy"]
     (row,) = metrics_of(tmp_path / "out")
-    assert row["endpoint/cost"] == usage["cost"] and row["endpoint/requests"] == spent
+    assert row["endpoint/cost"] == usage["cost"] and row["endpoint/requests"] == requests
     cents = f"{usage['cost']:.3g} USD"
-    assert f"{spent} requests (0 repeated), {cents}" in done.out
+    assert f"{requests} requests (0 repeated), {cents}" in done.out
     pages = [(tmp_path / "out" / name).read_text() for name in ("report.md", "report.html")]
     assert all("Spending" in page and cents in page for page in pages)
 
 
-def test_answers_of_no_use_were_paid_for_all_the_same(evaluate, gold, tmp_path):
-    """Every other attempt is billed and of no use."""
+def test_unusable_answers_are_charged(evaluate, gold, tmp_path):
+    """Every other answer is unusable and reports a token count."""
     answer = gold()
 
     def sometimes(body, n):
@@ -211,7 +211,7 @@ def test_answers_of_no_use_were_paid_for_all_the_same(evaluate, gold, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["evaluation.endpoint.budget.usd=5"], "evaluation.endpoint.budget.usd=5.0 needs evaluation.endpoint.price.in"),
         (["evaluation.endpoint.price.input=5"], "evaluation.endpoint.price.output is not given"),
@@ -222,10 +222,10 @@ def test_answers_of_no_use_were_paid_for_all_the_same(evaluate, gold, tmp_path):
         ),
     ],
 )
-def test_budgets_that_cannot_be_kept_to(evaluate, gold, words, told):
+def test_budgets_that_cannot_be_enforced(evaluate, gold, words, message):
     with ChatServer(gold()) as server:
         done = evaluate(*TASK, model(server), *ROWS, *words)
-    assert done.status == 2 and told in done.err and "\n" not in done.err and not server.requests
+    assert done.status == 2 and message in done.err and "\n" not in done.err and not server.requests
 
 
 def test_settings_that_endpoints_do_not_read(evaluate, gold):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.config.endpoint_schema import PriceConfig
-from mtrl.engines.endpoints.purse import Spent
+from mtrl.engines.endpoints.budget import Spending
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import family_of_class
 from mtrl.errors import UserError
@@ -268,7 +268,7 @@ def test_tokens_of_an_endpoint_are_those_that_it_counted():
         rollouts = rollouts_of("far", [played(score=0.0, reward=1.0, turns=2, tokens=0) for _ in range(3)])
         for turn in (turn for group in rollouts.groups["greedy"] for t in group.trajectories for turn in t.turns):
             turn.metrics = {"completion_tokens": count}
-        return replace(rollouts, usage=Spent(requests=6).metrics(PriceConfig()))
+        return replace(rollouts, usage=Spending(requests=6).metrics(PriceConfig()))
 
     report = report_of([far(30.0), rollouts_of("near", scored([1, 0, 1]))])
     lengths = report.main.results["greedy"].lengths

@@ -13,7 +13,7 @@ from mtrl.config.schema import RewardConfig
 from mtrl.engines.endpoints import chat_client
 from mtrl.errors import UserError
 from mtrl.rewards.compose import RewardComposer
-from mtrl.rewards.judge import InvalidVerdictError, judge, judge_metrics, keep_books, parse_verdict
+from mtrl.rewards.judge import InvalidVerdictError, judge, judge_metrics, parse_verdict, record_spending
 from mtrl.types import FinishReason, Group, Trajectory, Turn
 
 ROW = {"id": "7", "prompt": [], "ground_truth": {"answer": "42"}}
@@ -93,7 +93,7 @@ class Server:
 def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = Server()
-    with keep_books(None):
+    with record_spending(None):
         yield server
     server.close()
 
@@ -190,13 +190,13 @@ def test_the_conversation_is_quoted_as_data(server, settings):
 
 
 def test_the_nonce_follows_from_all_that_is_sent(server, settings):
-    said = [say(str(i)) for i in range(4)]
-    ask(settings, *said)
-    ask({**settings, "rubric": "Other."}, said[0])
-    ask({**settings, "options": {"temperature": 1}}, said[0])
+    conversations = [say(str(i)) for i in range(4)]
+    ask(settings, *conversations)
+    ask({**settings, "rubric": "Other."}, conversations[0])
+    ask({**settings, "options": {"temperature": 1}}, conversations[0])
     assert len({nonce_of(body) for body in server.seen}) == 6
-    with keep_books(None):
-        ask({**settings, "budget": 999}, said[0])
+    with record_spending(None):
+        ask({**settings, "budget": 999}, conversations[0])
     assert nonce_of(server.seen[-1]) in {nonce_of(body) for body in server.seen[:4]}, "the same again, for resuming"
 
 
@@ -340,8 +340,8 @@ def test_the_key_is_sent_and_told_to_nobody(server, settings, monkeypatch, caplo
     server.replies = [status(401, "Incorrect API key provided: sk-hunter2")]
     with pytest.raises(UserError, match=r"HTTP 401 Incorrect API key provided: \*\*\*; ") as caught:
         ask(settings, say("other"))
-    kept = [file.read_text() for file in tmp_path.rglob("*.json")]
-    assert kept and not any("hunter2" in each for each in [caplog.text, str(caught.value), *kept])
+    cached = [file.read_text() for file in tmp_path.rglob("*.json")]
+    assert cached and not any("hunter2" in each for each in [caplog.text, str(caught.value), *cached])
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_verdicts_are_kept_on_disk(server, settings, tmp_path):
     server.replies = [verdict(0.3)]
     assert ask(settings) == (0.3, {"judge/calls": 1.0, "judge/invalid": 0.0})
     server.close()
-    with keep_books(None):  # as in another process
+    with record_spending(None):  # as in another process
         assert ask(settings) == (0.3, {"judge/calls": 0.0, "judge/invalid": 0.0})
     assert [file.suffix for file in (tmp_path / "kept").rglob("*") if file.is_file()] == [".json"]
 

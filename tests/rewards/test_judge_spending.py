@@ -1,4 +1,4 @@
-"""What a judge costs a run: prices, budgets that outlive the process, settings that are checked before the start."""
+"""Spending on a judge: prices, budgets that hold over processes, settings that are checked before the start."""
 
 import asyncio
 import json
@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose
 from mtrl.config.schema import RewardConfig
-from mtrl.engines.endpoints.purse import BudgetSpentError
+from mtrl.engines.endpoints.budget import BudgetSpentError
 from mtrl.errors import UserError
 from mtrl.rewards.compose import RewardComposer
-from mtrl.rewards.judge import judge, judge_metrics, judges_spent, keep_books
-from tests.engines.chat_server import ChatServer, said
+from mtrl.rewards.judge import judge, judge_metrics, judge_spending, record_spending
+from tests.engines.chat_server import ChatServer, chat_reply
 from tests.evaluation.conftest import TASK
 
 ROW = {"id": "7", "prompt": [], "ground_truth": {}}
@@ -27,7 +27,9 @@ def _here(monkeypatch):
 
 def graded(body, n):
     nonce = body["messages"][1]["content"].split("\n")[0].removeprefix("BEGIN ")
-    return said(json.dumps({"nonce": nonce, "reason": "good", "score": 0.5}), prompt=100, completion=20, cached=40)
+    return chat_reply(
+        json.dumps({"nonce": nonce, "reason": "good", "score": 0.5}), prompt=100, completion=20, cached=40
+    )
 
 
 @pytest.fixture
@@ -55,54 +57,54 @@ def ask(settings, *texts):
     return asyncio.run(go())
 
 
-def test_what_it_cost(server, settings):
-    with keep_books(None):
+def test_the_cost_of_requests(server, settings):
+    with record_spending(None):
         ask(settings, "a", "b", "c")
-        spent = judges_spent()["judge"]
-        assert (spent["requests"], spent["prompt_tokens"], spent["completion_tokens"]) == (3, 300, 60)
-        assert spent["cost"] == pytest.approx(3 * COST)
-        assert judge_metrics()["reward/judge/cost"] == spent["cost"]
-    assert judges_spent() == {}
+        spending = judge_spending()["judge"]
+        assert (spending["requests"], spending["prompt_tokens"], spending["completion_tokens"]) == (3, 300, 60)
+        assert spending["cost"] == pytest.approx(3 * COST)
+        assert judge_metrics()["reward/judge/cost"] == spending["cost"]
+    assert judge_spending() == {}
 
 
 def test_no_price_no_cost(settings):
-    with keep_books(None):
+    with record_spending(None):
         ask({**settings, "price": None}, "a")
         assert "reward/judge/cost" not in judge_metrics() and judge_metrics()["reward/judge/prompt_tokens"] == 100
 
 
-def test_a_budget_of_usd_is_kept_to_over_processes(server, settings, tmp_path):
-    """The worst case of a request is far above what it costs here, so that the last of them do not fit."""
+def test_a_budget_in_usd_holds_over_processes(server, settings, tmp_path):
+    """The maximum cost of a request is far above its actual cost here, so that the last requests do not fit."""
     settings = {**settings, "budget": {"usd": 0.01}}
     done = 0
     for _ in range(20):
-        with keep_books(tmp_path):  # as in another process
+        with record_spending(tmp_path):  # as in another process
             try:
                 done += len(ask(settings, *(f"{done} {n}" for n in range(2))))
             except BudgetSpentError as error:
-                told = str(error)
+                message = str(error)
                 break
-    assert "reward.components.judge.budget.usd=0.01 does not do for another request, after" in told
-    spent = json.loads((tmp_path / "judge.json").read_text())["spent"]["m"]
-    assert spent["requests"] == len(server.requests) >= 2
+    assert "reward.components.judge.budget.usd=0.01 does not do for another request, after" in message
+    account = json.loads((tmp_path / "judge.json").read_text())["spent"]["m"]
+    assert account["requests"] == len(server.requests) >= 2
     assert 0.005 < len(server.requests) * COST <= 0.01
-    with keep_books(tmp_path), pytest.raises(BudgetSpentError):
+    with record_spending(tmp_path), pytest.raises(BudgetSpentError):
         ask(settings, "more")
-    with keep_books(tmp_path):
+    with record_spending(tmp_path):
         ask({**settings, "budget": {"usd": 1}}, "more")
-        assert judges_spent()["judge"]["requests"] == len(server.requests) == spent["requests"] + 1
+        assert judge_spending()["judge"]["requests"] == len(server.requests) == account["requests"] + 1
 
 
-def test_two_judges_have_two_purses_or_the_same(settings, tmp_path):
+def test_judges_share_a_budget_only_under_one_name(settings, tmp_path):
     style = {**settings, "name": "style", "budget": {"requests": 1}}
-    with keep_books(tmp_path):
+    with record_spending(tmp_path):
         ask(settings, "a", "b")
         ask(style, "a")
         with pytest.raises(UserError, match="reward.components.style.budget.requests=1 does not do"):
             ask(style, "b")
-        assert {name: spent["requests"] for name, spent in judges_spent().items()} == {"judge": 2, "style": 1}
+        assert {name: metrics["requests"] for name, metrics in judge_spending().items()} == {"judge": 2, "style": 1}
         ask({**settings, "rubric": "Another, with the same budget."}, "a")
-        assert judges_spent()["judge"]["requests"] == 3
+        assert judge_spending()["judge"]["requests"] == 3
         with pytest.raises(UserError, match="two judges are called judge and have different budgets or prices"):
             ask({**settings, "budget": 7}, "a")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["judge.json", "style.json"]
@@ -123,7 +125,7 @@ def test_two_judges_have_two_purses_or_the_same(settings, tmp_path):
         ({"attempts": 0}, "judge.attempts=0 must be more than 0"),
     ],
 )
-def test_wrong_settings_are_told_before_the_first_episode(server, settings, monkeypatch, wrong, message):
+def test_wrong_settings_are_refused_before_the_first_episode(server, settings, monkeypatch, wrong, message):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     component = {"weight": 0.5, "target": "mtrl.rewards.judge.judge", **settings, **wrong}
     with pytest.raises(UserError, match=message):
@@ -150,8 +152,8 @@ def test_a_configuration_is_refused_with_a_judge_that_has_no_key(monkeypatch):
         prepare([judge_of + ", api_key_env: NO_SUCH_KEY}"])
 
 
-def test_a_run_ends_saved_when_the_budget_is_spent_and_goes_on(server, settings, tmp_path):
-    """And its metrics have what was spent, also before it was resumed."""
+def test_a_run_is_saved_when_the_budget_is_spent_and_can_be_resumed(server, settings, tmp_path):
+    """The metrics include the spending before the run was resumed."""
     from mtrl.record.run_dir import RunDir
     from mtrl.trainer.checkpoint.checkpoint import Checkpoints
     from mtrl.trainer.run import train

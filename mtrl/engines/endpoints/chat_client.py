@@ -1,6 +1,6 @@
 """A client of OpenAI's chat API (`/v1/chat/completions`): retries, limits of time and size, the API key, the costs.
 
-The engine (`endpoint.py`) and the judge (`mtrl/rewards/judge.py`) send their requests through it.
+The engine (`engine.py`) and the judge (`mtrl/rewards/judge.py`) send their requests through it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from mtrl.config.endpoint_schema import EndpointConfig
-from mtrl.engines.endpoints.purse import Bill, Purse, Usage, most_of
+from mtrl.engines.endpoints.budget import Budget, Reservation, Usage, maximum_usage
 from mtrl.errors import UserError
 from mtrl.utils.text import one_line
 
@@ -127,9 +127,9 @@ class ChatClient:
 
     address: Address
     config: EndpointConfig
-    purse: Purse
-    payer: str
-    """Name under which the purse records the requests."""
+    budget: Budget
+    account: str
+    """Name under which the budget records the requests."""
     first_pause: float | None = None
     """Pause before the first retry, in seconds. None: `FIRST_PAUSE`."""
     closed: UserError | None = None
@@ -165,16 +165,16 @@ class ChatClient:
                 pause = min(self._first_pause * 2**attempt * random.uniform(0.5, 1.5), LONGEST_PAUSE)
                 is_garbled = False
                 try:
-                    response = await self._paid(link, body, attempt > 0)
+                    response = await self._send(link, body, attempt > 0)
                     if response.status_code == 200:
                         return Answer(read(response.content), attempt + 1)
-                    problem = self._told(response)
+                    problem = self._error_line(response)
                     if not _passes(response):
                         raise StatusError(response.status_code, response.text, problem, attempt + 1)
                     pause = max(pause, min(retry_after(response), LONGEST_WAIT))
                 except (httpx.HTTPError, TimeoutError, httpx.InvalidURL, GarbledAnswerError) as error:
                     is_garbled = isinstance(error, GarbledAnswerError)
-                    problem = self.words(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+                    problem = self.printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
                 log.info("%s: attempt %d failed: %s", self.address.url, attempt + 1, problem)
                 if attempt < self.config.retries:
                     await asyncio.sleep(pause)
@@ -186,7 +186,7 @@ class ChatClient:
         if link is not None:
             await link.http.aclose()
 
-    def words(self, text: str) -> str:
+    def printable(self, text: str) -> str:
         """Return text from the server as one printable line, in which stars replace our API key."""
         if key := api_key(self.config):
             text = text.replace(key, "***")
@@ -194,15 +194,16 @@ class ChatClient:
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    async def _paid(self, link: _Link, body: Mapping[str, Any], is_repeated: bool) -> httpx.Response:
-        async with self.purse.pay(self.payer, most_of(body) or Usage(), is_repeated) as bill:
+    async def _send(self, link: _Link, body: Mapping[str, Any], is_retry: bool) -> httpx.Response:
+        """Send a request and return its answer; the budget reserves the maximum cost and records the actual one."""
+        async with self.budget.reserve(self.account, maximum_usage(body) or Usage(), is_retry) as reservation:
             self.requests += 1
             try:
                 response = await self._post(link, body)
             except UNSENT:
-                bill.settle(Usage())
+                reservation.settle(Usage())
                 raise
-            _settle(bill, response)
+            _settle(reservation, response)
             return response
 
     async def _post(self, link: _Link, body: Mapping[str, Any]) -> httpx.Response:
@@ -214,15 +215,15 @@ class ChatClient:
             GarbledAnswerError: the answer is larger than `LARGEST`.
         """
         async with asyncio.timeout(self.config.timeout):
-            asked = link.http.stream("POST", self.address.completions, json=body, headers=self._headers())
-            async with asked as response:
+            stream = link.http.stream("POST", self.address.completions, json=body, headers=self._headers())
+            async with stream as response:
                 content = bytearray()
                 async for part in response.aiter_bytes():
                     content += part
                     if len(content) > LARGEST:
                         raise GarbledAnswerError(f"the answer is larger than {LARGEST:,} bytes")
-        kept = {name: response.headers[name] for name in ("content-type", "retry-after") if name in response.headers}
-        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+        headers = {key: response.headers[key] for key in ("content-type", "retry-after") if key in response.headers}
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content))
 
     def _link(self) -> _Link:
         """Return the connections of the running event loop.
@@ -236,16 +237,16 @@ class ChatClient:
             self._links[loop] = _Link(http, asyncio.Semaphore(self.config.max_concurrent))
         return self._links[loop]
 
-    def _told(self, response: httpx.Response) -> str:
+    def _error_line(self, response: httpx.Response) -> str:
         """Return one line with the status and the server's own words."""
         try:
             body = response.json()
             error = body.get("error", body)
-            said = error.get("message", error) if isinstance(error, dict) else error
-            said = said if isinstance(said, str) else json.dumps(said)
+            message = error.get("message", error) if isinstance(error, dict) else error
+            message = message if isinstance(message, str) else json.dumps(message)
         except (ValueError, AttributeError, RecursionError):
-            said = response.text
-        return self.words(f"HTTP {response.status_code} {said}".strip())
+            message = response.text
+        return self.printable(f"HTTP {response.status_code} {message}".strip())
 
     def _headers(self) -> dict[str, str]:
         key = api_key(self.config)
@@ -275,7 +276,7 @@ def check_key(config: EndpointConfig, setting: str) -> None:
         raise UserError(f"{setting}={config.api_key_env}: this variable holds no API key")
 
 
-def check_bounds(body: Mapping[str, Any], purse: Purse, setting: str) -> None:
+def check_bounds(body: Mapping[str, Any], budget: Budget, setting: str) -> None:
     """Refuse a budget where the size of an answer has no limit.
 
     Args:
@@ -283,12 +284,12 @@ def check_bounds(body: Mapping[str, Any], purse: Purse, setting: str) -> None:
         setting: configuration key that adds keys to requests, for the error.
 
     Raises:
-        UserError: a budget in USD or tokens is set, and requests do not limit the tokens of an answer.
+        UserError: the budget has a limit in USD or tokens, and requests do not limit the tokens of an answer.
     """
-    limit = next((name for name in ("usd", "tokens") if getattr(purse.budget, name) is not None), None)
-    if limit is not None and most_of(body) is None:
+    limit = next((name for name in ("usd", "tokens") if getattr(budget.limits, name) is not None), None)
+    if limit is not None and maximum_usage(body) is None:
         raise UserError(
-            f"{purse.key}.budget.{limit} cannot be kept to, because requests do not limit the tokens of an answer; "
+            f"{budget.key}.budget.{limit} cannot be kept to, because requests do not limit the tokens of an answer; "
             f"write {setting}.max_completion_tokens (or max_tokens)"
         )
 
@@ -308,12 +309,12 @@ def retry_after(response: httpx.Response) -> float:
 
     The header holds a number of seconds or a date.
     """
-    said = response.headers.get("retry-after", "")
+    header = response.headers.get("retry-after", "")
     try:
-        seconds = float(said)
+        seconds = float(header)
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(said).timestamp() - time.time()
+            seconds = parsedate_to_datetime(header).timestamp() - time.time()
         except (ValueError, TypeError):
             return 0.0
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
@@ -330,20 +331,20 @@ def _passes(response: httpx.Response) -> bool:
     return status >= 500 or (status in RETRIED and not is_exhausted(response.text))
 
 
-def _settle(bill: Bill, response: httpx.Response) -> None:
-    """Settle a bill by the token count in the answer, even if the answer is unusable otherwise.
+def _settle(reservation: Reservation, response: httpx.Response) -> None:
+    """Settle a reservation by the token count in the answer, even if the answer is unusable otherwise.
 
     An error status without a count costs nothing, unless it is in `UNSURE`. Every other answer without a count leaves
-    the bill at its upper bound.
+    the reservation at its upper bound.
     """
     try:
-        counted = usage_of(json.loads(response.content))
+        counts = usage_of(json.loads(response.content))
     except (ValueError, RecursionError):
-        counted = {}
-    if any(counted.values()):
-        bill.settle(Usage(**{name: int(count) for name, count in counted.items()}))
+        counts = {}
+    if any(counts.values()):
+        reservation.settle(Usage(**{name: int(count) for name, count in counts.items()}))
     elif response.status_code != 200 and response.status_code not in UNSURE:
-        bill.settle(Usage())
+        reservation.settle(Usage())
 
 
 def _count(value: Any) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.engines.base import EngineStats, SamplingParams
+from mtrl.engines.endpoints.budget import Budget, BudgetSpentError
 from mtrl.engines.endpoints.chat_client import (
     SHOWN,
     SUSPECT,
@@ -24,7 +25,6 @@ from mtrl.engines.endpoints.chat_client import (
     check_key,
     usage_of,
 )
-from mtrl.engines.endpoints.purse import BudgetSpentError, Purse
 from mtrl.engines.endpoints.wire import ChatGeneration, ChatPrompt, calls_from_wire, closed
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
@@ -55,11 +55,11 @@ class EndpointEngine:
     holds that error, and every later turn raises it at once.
     """
 
-    def __init__(self, address: Address, config: EndpointConfig, purse: Purse | None = None, payer: str = ""):
+    def __init__(self, address: Address, config: EndpointConfig, budget: Budget | None = None, account: str = ""):
         """
         Args:
-            purse: budget that all requests count against. None: a new one, which is not saved to a file.
-            payer: name under which the requests are recorded. Empty: the name of the model.
+            budget: budget that all requests count against. None: a new one, which is not saved to a file.
+            account: name under which the budget records the requests. Empty: the name of the model.
 
         Raises:
             UserError: the environment variable of the key holds no valid key, or the budget cannot be enforced.
@@ -69,12 +69,12 @@ class EndpointEngine:
         self.stats = EngineStats(extra={"requests": 0.0, "retries": 0.0})
         self._answered = False
         """Whether the endpoint has given a usable answer so far."""
-        self._turned_away: set[str] = set()
+        self._refused_ids: set[str] = set()
         """Ids of trajectories with a conversation that the endpoint refused."""
-        purse = purse or Purse(KEY, config.price, config.budget)
-        self._client = ChatClient(address, config, purse, payer or address.model)
+        budget = budget or Budget(KEY, config.price, config.budget)
+        self._client = ChatClient(address, config, budget, account or address.model)
         check_key(config, f"{KEY}.api_key_env")
-        check_bounds(self.request(ChatPrompt([]), SamplingParams()), purse, f"{KEY}.extra_body")
+        check_bounds(self.request(ChatPrompt([]), SamplingParams()), budget, f"{KEY}.extra_body")
 
     @property
     def refused(self) -> UserError | None:
@@ -159,8 +159,8 @@ class EndpointEngine:
         """
         if error.is_full:
             return
-        self._turned_away.add(trajectory_id)
-        is_ours = not self._answered and len(self._turned_away) >= SUSPECT
+        self._refused_ids.add(trajectory_id)
+        is_ours = not self._answered and len(self._refused_ids) >= SUSPECT
         if error.status in HOPELESS or is_ours:
             refusal = f"{self.address} refused: {error.problem}; {self._advice(error.status)}"
             self._client.closed = EndpointRefusedError(refusal)
@@ -193,8 +193,8 @@ def as_completion(content: bytes) -> dict[str, Any]:
             raise TypeError
         return json.loads(json.dumps(answer, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, LookupError, TypeError, RecursionError):
-        said = content[:SHOWN].decode(errors="replace")
-        raise GarbledAnswerError(f"the answer is no chat completion: {said}") from None
+        text = content[:SHOWN].decode(errors="replace")
+        raise GarbledAnswerError(f"the answer is no chat completion: {text}") from None
 
 
 def read_answer(answer: dict[str, Any], stop: tuple[str, ...]) -> ChatGeneration:

@@ -13,7 +13,7 @@ from mtrl.engines.endpoints.chat_client import Address
 from mtrl.engines.endpoints.engine import EndpointEngine, EndpointRefusedError
 from mtrl.engines.endpoints.wire import ChatPrompt
 from mtrl.environments.factory import load_task
-from mtrl.rewards.judge import judge, judge_metrics, keep_books
+from mtrl.rewards.judge import judge, judge_metrics, record_spending
 from mtrl.types import FinishReason, read_trajectories
 from tests.evaluation.conftest import TASK
 
@@ -77,14 +77,14 @@ def test_a_baseline_says_what_the_same_weights_say_here(server, policy, tmp_path
     assert main([*words, "evaluation.endpoint.budget.usd=1"]) == 0
     report = json.loads((out / "report.json").read_text())
     there, here = (model["label"] for model in report["models"])
-    said = [list(read_trajectories(out / "trajectories" / f"{label}_greedy.jsonl")) for label in (there, here)]
-    assert len(said[0]) == 8
-    for one, other in zip(*said, strict=True):
+    played = [list(read_trajectories(out / "trajectories" / f"{label}_greedy.jsonl")) for label in (there, here)]
+    assert len(played[0]) == 8
+    for one, other in zip(*played, strict=True):
         assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]
         assert (one.score, one.rewards, one.stop_reason) == (other.score, other.rewards, other.stop_reason)
     usage = report["models"][0]["usage"]
     sampled = list(read_trajectories(out / "trajectories" / f"{there}_sampled.jsonl"))
-    turns = [turn for trajectory in [*said[0], *sampled] for turn in trajectory.turns]
+    turns = [turn for trajectory in [*played[0], *sampled] for turn in trajectory.turns]
     assert usage["requests"] >= len(turns) and usage["unconfirmed_requests"] == 0
     assert usage["prompt_tokens"] >= sum(turn.metrics["prompt_tokens"] for turn in turns) > 0
     assert usage["cached_tokens"] > 0, "later turns find the conversation there"
@@ -120,18 +120,18 @@ def test_what_is_wrong_is_told(ask, monkeypatch):
 
 
 def test_a_judge(server, policy, tmp_path):
-    """The tiny policy cannot judge: it never repeats the nonce, so it scores nothing, and every attempt is paid for."""
+    """The tiny policy cannot judge: it never repeats the nonce, so the score is 0, and every attempt is charged."""
     given = {
         "url": f"{server.url}/v1", "model": str(policy), "rubric": "Be kind.", "api_key_env": KEY, "attempts": 2,
         "backoff": 0.01, "options": {"max_tokens": 8, "temperature": 0}, "price": {"input": 1, "output": 1},
         "budget": {"usd": 1},
     }  # fmt: skip
-    with keep_books(tmp_path):
+    with record_spending(tmp_path):
         conversation = [*PROMPT, {"role": "assistant", "content": "5"}]
         score, metrics = asyncio.run(asyncio.wait_for(judge(conversation, {"id": "0"}, **given), 120))
-        spent = judge_metrics()
+        metrics_so_far = judge_metrics()
         endless = [*PROMPT, {"role": "assistant", "content": "5 " * 2000}]
         assert asyncio.run(judge(endless, {"id": "0"}, **given)) == (0.0, {"judge/calls": 1.0, "judge/invalid": 1.0})
     assert (score, metrics) == (0.0, {"judge/calls": 2.0, "judge/invalid": 1.0})
-    assert spent["reward/judge/requests"] == 2 and spent["reward/judge/cost"] > 0
+    assert metrics_so_far["reward/judge/requests"] == 2 and metrics_so_far["reward/judge/cost"] > 0
     assert (tmp_path / "judge.json").exists()

@@ -1,4 +1,4 @@
-"""What asking costs: prices, worst cases, budgets that hold at every moment, and what a killed process leaves."""
+"""Costs of requests: prices, upper bounds, budgets that are never exceeded, and the file after a killed process."""
 
 import asyncio
 import json
@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from mtrl.config.endpoint_schema import BudgetConfig, EndpointConfig, PriceConfig
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.endpoints import chat_client
-from mtrl.engines.endpoints.chat_client import Address
-from mtrl.engines.endpoints.engine import EndpointEngine, EndpointError
-from mtrl.engines.endpoints.purse import (
+from mtrl.engines.endpoints.budget import (
+    Budget,
     BudgetSpentError,
-    Purse,
-    Spent,
+    Spending,
     Usage,
     check_spending,
-    described,
-    dollars,
-    most_of,
+    format_spending,
+    format_usd,
+    maximum_usage,
 )
+from mtrl.engines.endpoints.chat_client import Address
+from mtrl.engines.endpoints.engine import EndpointEngine, EndpointError
 from mtrl.engines.endpoints.wire import ChatPrompt
 from mtrl.errors import RunEndedError, UserError
-from tests.engines.chat_server import ChatServer, Reply, always, refusal, said
+from tests.engines.chat_server import ChatServer, Reply, always, chat_reply, refusal
 
 PRICE = PriceConfig(input=2.0, cached=0.5, output=10.0)
 COUNTS = st.integers(0, 10**6)
@@ -60,29 +60,29 @@ def test_costs_add_up(price, one, other):
 
 
 def test_no_price_is_no_cost():
-    spent = Spent(3, 1, Usage(10, 4, 5), 1, Usage(300, 0, 100))
-    assert "cost" not in spent.metrics(PriceConfig()) and "USD" not in described(spent.metrics(PriceConfig()))
-    told = described(spent.metrics(PRICE))
-    assert told == (
+    spending = Spending(3, 1, Usage(10, 4, 5), 1, Usage(300, 0, 100))
+    metrics = spending.metrics(PriceConfig())
+    assert "cost" not in metrics and "USD" not in format_spending(metrics)
+    assert format_spending(spending.metrics(PRICE)) == (
         "10 prompt tokens (4 cached), 5 completion tokens, 3 requests (1 repeated), 6.4e-05 USD, and 1 of the requests "
         "without a count of tokens, at most 0.0016 USD more"
     )
-    assert [dollars(cost) for cost in (0, 0.00123456, 0.5, 1, 1234.567)] == [
+    assert [format_usd(cost) for cost in (0, 0.00123456, 0.5, 1, 1234.567)] == [
         "0.00 USD", "0.00123 USD", "0.5 USD", "1.00 USD", "1,234.57 USD",
     ]  # fmt: skip
 
 
 @given(st.lists(st.text(max_size=200), max_size=4), st.integers(1, 4096), st.none() | st.integers(1, 4))
-def test_the_worst_case_is_no_less_than_what_a_byte_tokenizer_counts(texts, limit, n):
+def test_the_upper_bound_covers_the_count_of_a_byte_tokenizer(texts, limit, n):
     messages = [{"role": "user", "content": text} for text in texts]
-    most = most_of({"messages": messages, "max_tokens": limit, **({"n": n} if n else {})})
-    assert most.prompt_tokens >= sum(len(text.encode(errors="replace")) + 8 for text in texts)
-    assert most.completion_tokens == limit * (n or 1)
+    maximum = maximum_usage({"messages": messages, "max_tokens": limit, **({"n": n} if n else {})})
+    assert maximum.prompt_tokens >= sum(len(text.encode(errors="replace")) + 8 for text in texts)
+    assert maximum.completion_tokens == limit * (n or 1)
 
 
-def test_requests_without_a_limit_have_no_worst_case():
-    assert most_of({"messages": []}) is None and most_of({"messages": [], "max_tokens": None}) is None
-    assert most_of({"messages": [], "max_tokens": 5, "max_completion_tokens": 9}).completion_tokens == 9
+def test_requests_without_a_limit_have_no_upper_bound():
+    assert maximum_usage({"messages": []}) is None and maximum_usage({"messages": [], "max_tokens": None}) is None
+    assert maximum_usage({"messages": [], "max_tokens": 5, "max_completion_tokens": 9}).completion_tokens == 9
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_requests_without_a_limit_have_no_worst_case():
         ((None, None, None), {"tokens": True}, "k.budget.tokens=True must be more than 0"),
     ],
 )
-def test_what_means_nothing_is_refused(price, budget, words):
+def test_invalid_prices_and_limits_are_refused(price, budget, words):
     with pytest.raises(UserError, match=words):
         check_spending("k", PriceConfig(*price), BudgetConfig(**budget))
 
@@ -114,27 +114,27 @@ def test_what_means_nothing_is_refused(price, budget, words):
     st.integers(0, 300),
     st.integers(0, 10**6),
 )
-def test_a_budget_is_never_exceeded_and_used_as_far_as_it_is_sure(at_once, requests, tokens, seed):
-    """Whatever is asked at once, and whatever becomes of it: what may have been billed stays within the budget."""
-    purse = Purse("k", PRICE, BudgetConfig(tokens=max(tokens, 1)))
-    clock, refused, highest = random.Random(seed), [], 0
+def test_a_budget_is_never_exceeded_and_used_as_far_as_possible(concurrency, requests, tokens, seed):
+    """For any concurrent requests and outcomes: the upper bound of the spending stays within the limit."""
+    budget = Budget("k", PRICE, BudgetConfig(tokens=max(tokens, 1)))
+    generator, refused, highest = random.Random(seed), [], 0
 
     async def one(prompt, completion, share, is_answered):
         nonlocal highest
-        most = Usage(prompt, 0, completion)
+        maximum = Usage(prompt, 0, completion)
         try:
-            async with purse.pay("me", most) as bill:
-                open_now = sum((each.spent for each in purse._open), purse.total)
-                highest = max(highest, open_now.tokens)
-                for _ in range(clock.randrange(4)):
+            async with budget.reserve("me", maximum) as reservation:
+                spending = sum((each.spending for each in budget._reservations), budget.total)
+                highest = max(highest, spending.tokens)
+                for _ in range(generator.randrange(4)):
                     await asyncio.sleep(0)
                 if is_answered:
-                    bill.settle(Usage(int(share * prompt), 0, int(share * completion)))
+                    reservation.settle(Usage(int(share * prompt), 0, int(share * completion)))
         except BudgetSpentError:
-            refused.append(most.prompt_tokens + most.completion_tokens)
+            refused.append(maximum.prompt_tokens + maximum.completion_tokens)
 
     async def all_of_them():
-        slots = asyncio.Semaphore(at_once)
+        slots = asyncio.Semaphore(concurrency)
 
         async def go(request):
             async with slots:
@@ -143,40 +143,40 @@ def test_a_budget_is_never_exceeded_and_used_as_far_as_it_is_sure(at_once, reque
         await asyncio.wait_for(asyncio.gather(*map(go, requests)), 20)
 
     asyncio.run(all_of_them())
-    assert highest <= purse.budget.tokens and purse.total.tokens <= purse.budget.tokens
-    assert bool(refused) == (purse.closed is not None) and purse.total.requests + len(refused) == len(requests)
+    assert highest <= budget.limits.tokens and budget.total.tokens <= budget.limits.tokens
+    assert bool(refused) == (budget.closed is not None) and budget.total.requests + len(refused) == len(requests)
     if refused:
-        assert purse.total.tokens + refused[0] > purse.budget.tokens, "the first that was refused did not fit"
+        assert budget.total.tokens + refused[0] > budget.limits.tokens, "the first that was refused did not fit"
 
 
-def test_two_bills_of_the_same_amount_are_two():
-    """The later one is settled first, and then they are no longer alike."""
-    purse = Purse("k", PRICE, BudgetConfig())
+def test_two_reservations_of_the_same_amount_are_distinct():
+    """The later one is settled first, and then they are no longer equal."""
+    budget = Budget("k", PRICE, BudgetConfig())
 
     async def run():
-        first, second = purse.pay("me", Usage(9, 0, 9)), purse.pay("me", Usage(9, 0, 9))
+        first, second = budget.reserve("me", Usage(9, 0, 9)), budget.reserve("me", Usage(9, 0, 9))
         one, two = await first.__aenter__(), await second.__aenter__()
         two.settle(Usage(1, 0, 1))
         await second.__aexit__(None, None, None)
-        assert purse._open == [one] and purse.total == Spent(1, 0, Usage(1, 0, 1))
+        assert budget._reservations == [one] and budget.total == Spending(1, 0, Usage(1, 0, 1))
         one.settle(Usage(2, 0, 2))
         await first.__aexit__(None, None, None)
 
     asyncio.run(run())
-    assert purse.total == Spent(2, 0, Usage(3, 0, 3)) and not purse._open
+    assert budget.total == Spending(2, 0, Usage(3, 0, 3)) and not budget._reservations
 
 
-def test_what_is_on_its_way_is_waited_for_and_not_taken_for_spent():
-    """Two requests whose worst cases do not fit together, and which cost little: both are answered."""
-    with ChatServer(always(Reply(body=said("x", prompt=10, completion=5).body, before=0.05))) as server:
+def test_requests_in_flight_are_waited_for_and_not_counted_as_spent():
+    """Requests whose upper bounds do not fit together, and whose actual cost is small: all are answered."""
+    with ChatServer(always(Reply(body=chat_reply("x", prompt=10, completion=5).body, before=0.05))) as server:
         config = EndpointConfig(timeout=5, budget=BudgetConfig(tokens=600), max_concurrent=8)
         answers, engine = ask(server.url, 4, config)
-    assert [getattr(a, "content", a) for a in answers] == ["x"] * 4 and engine._client.purse.closed is None
+    assert [getattr(a, "content", a) for a in answers] == ["x"] * 4 and engine._client.budget.closed is None
     assert server.most_busy == 1
 
 
-def ask(url, times, config, purse=None):
-    engine = EndpointEngine(Address("m", url), config, purse)
+def ask(url, times, config, budget=None):
+    engine = EndpointEngine(Address("m", url), config, budget)
     prompt = ChatPrompt([{"role": "user", "content": "Q"}])
 
     async def run():
@@ -190,12 +190,12 @@ def ask(url, times, config, purse=None):
     return asyncio.run(asyncio.wait_for(run(), 60)), engine
 
 
-def test_nothing_is_sent_that_could_be_too_much():
+def test_no_request_is_sent_that_could_exceed_the_budget():
     config = EndpointConfig(timeout=5, max_concurrent=1, price=PRICE, budget=BudgetConfig(usd=0.002))
-    with ChatServer(always(said("x", prompt=300, completion=20, cached=0))) as server:
+    with ChatServer(always(chat_reply("x", prompt=300, completion=20, cached=0))) as server:
         answers, engine = ask(server.url, 8, config)
-    spent = engine._client.purse.total
-    assert spent.requests == len(server.requests) == 2 and spent.counted == Usage(600, 0, 40)
+    total = engine._client.budget.total
+    assert total.requests == len(server.requests) == 2 and total.counted == Usage(600, 0, 40)
     errors = [answer for answer in answers if isinstance(answer, Exception)]
     assert len(errors) == 6 and all(isinstance(error, BudgetSpentError | RunEndedError) for error in errors)
     assert str(errors[0]) == (
@@ -216,127 +216,127 @@ def test_a_budget_needs_a_limit_of_tokens(limit):
 
 # -- what counts ------------------------------------------------------------------------------------------------------
 
-FREE, WORST = Usage(), "worst"
+FREE, MAXIMUM = Usage(), "maximum"
 
 
 @pytest.mark.parametrize(
     ("reply", "counts"),
     [
-        (said("x", prompt=10, completion=5, cached=3), Usage(10, 3, 5)),
+        (chat_reply("x", prompt=10, completion=5, cached=3), Usage(10, 3, 5)),
         (refusal(500, "oops"), FREE),
         (refusal(429, "slow down"), FREE),
         (Reply(500, {"error": "late", "usage": {"prompt_tokens": 7, "completion_tokens": 2}}), Usage(7, 0, 2)),
         (Reply(200, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}), Usage(7, 0, 2)),
-        (Reply(200, {"choices": [{"message": {"content": "no count"}}]}), WORST),
-        (Reply(200, b"{half a js"), WORST),
-        (Reply(504, b"gateway"), WORST),
-        (Reply(body=None), WORST),
-        (Reply(body={}, before=1.0), WORST),
+        (Reply(200, {"choices": [{"message": {"content": "no count"}}]}), MAXIMUM),
+        (Reply(200, b"{half a js"), MAXIMUM),
+        (Reply(504, b"gateway"), MAXIMUM),
+        (Reply(body=None), MAXIMUM),
+        (Reply(body={}, before=1.0), MAXIMUM),
     ],
-    ids=["answer", "500", "429", "billed-500", "billed-garble", "no-count", "garble", "504", "cut", "timeout"],
+    ids=["answer", "500", "429", "charged-500", "charged-garble", "no-count", "garble", "504", "cut", "timeout"],
 )
-def test_what_one_attempt_counts(reply, counts):
+def test_the_spending_of_one_attempt(reply, counts):
     with ChatServer(always(reply)) as server:
         _, engine = ask(server.url, 1, EndpointConfig(timeout=0.3, retries=0))
-        most = most_of(server.requests[0])
-    spent = engine._client.purse.total
-    assert spent.requests == 1
-    if counts == WORST:
-        assert (spent.unconfirmed_requests, spent.unconfirmed, spent.counted) == (1, most, FREE)
+        maximum = maximum_usage(server.requests[0])
+    total = engine._client.budget.total
+    assert total.requests == 1
+    if counts == MAXIMUM:
+        assert (total.unconfirmed_requests, total.unconfirmed, total.counted) == (1, maximum, FREE)
     else:
-        assert (spent.unconfirmed_requests, spent.unconfirmed, spent.counted) == (0, FREE, counts)
+        assert (total.unconfirmed_requests, total.unconfirmed, total.counted) == (0, FREE, counts)
 
 
-def test_a_server_that_is_not_there_costs_nothing():
-    with ChatServer(always(said("x"))) as server:
+def test_an_unreachable_server_costs_nothing():
+    with ChatServer(always(chat_reply("x"))) as server:
         url = server.url
     (answer,), engine = ask(url, 1, EndpointConfig(timeout=5, retries=2))
-    assert isinstance(answer, EndpointError) and engine._client.purse.total == Spent(3, 2)
+    assert isinstance(answer, EndpointError) and engine._client.budget.total == Spending(3, 2)
 
 
-def test_who_gives_up_may_have_been_billed():
-    purse = Purse("k", PRICE, BudgetConfig())
+def test_a_cancelled_request_is_unconfirmed():
+    budget = Budget("k", PRICE, BudgetConfig())
 
     async def run(url):
-        engine = EndpointEngine(Address("m", url), EndpointConfig(timeout=5), purse, "them")
+        engine = EndpointEngine(Address("m", url), EndpointConfig(timeout=5), budget, "them")
         prompt, sampling = ChatPrompt([{"role": "user", "content": "Q"}]), SamplingParams(7, 0.0)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.generate("1", prompt, sampling), 0.1)
         await engine.close()
 
-    with ChatServer(always(Reply(body=said("x").body, before=0.5))) as server:
+    with ChatServer(always(Reply(body=chat_reply("x").body, before=0.5))) as server:
         asyncio.run(run(server.url))
-    assert purse.spent["them"].unconfirmed_requests == 1 and not purse._open
+    assert budget.spending["them"].unconfirmed_requests == 1 and not budget._reservations
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_spent_survives_the_process(tmp_path):
-    path = tmp_path / "books" / "spent.json"
-    budget = BudgetConfig(requests=3)
+def test_the_spending_survives_the_process(tmp_path):
+    path = tmp_path / "spending" / "spent.json"
+    limits = BudgetConfig(requests=3)
     config = EndpointConfig(timeout=5, retries=0)
-    with ChatServer(always(said("x"))) as server:
-        ask(server.url, 2, config, Purse("k", PRICE, budget, path))
-        again = Purse("k", PRICE, budget, path)
-        assert again.total == Spent(2, 0, Usage(22, 6, 10))
-        answers, _ = ask(server.url, 2, config, again)
+    with ChatServer(always(chat_reply("x"))) as server:
+        ask(server.url, 2, config, Budget("k", PRICE, limits, path))
+        reopened = Budget("k", PRICE, limits, path)
+        assert reopened.total == Spending(2, 0, Usage(22, 6, 10))
+        answers, _ = ask(server.url, 2, config, reopened)
     assert [isinstance(answer, BudgetSpentError) for answer in answers] == [False, True]
-    assert len(server.requests) == 3 and Purse("k", PRICE, budget, path).total.requests == 3
-    assert Purse("k", PriceConfig(0, 0, 0), BudgetConfig(requests=9), path).closed is None
+    assert len(server.requests) == 3 and Budget("k", PRICE, limits, path).total.requests == 3
+    assert Budget("k", PriceConfig(0, 0, 0), BudgetConfig(requests=9), path).closed is None
 
 
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
 from mtrl.config.endpoint_schema import BudgetConfig, PriceConfig
-from mtrl.engines.endpoints.purse import Purse, Usage
+from mtrl.engines.endpoints.budget import Budget, Usage
 
 async def main():
-    purse = Purse("k", PriceConfig(), BudgetConfig(), Path(sys.argv[1]))
-    async with purse.pay("a", Usage(100, 0, 50)) as bill:
-        bill.settle(Usage(10, 0, 5))
-    async with purse.pay("a", Usage(100, 0, 50)), purse.pay("b", Usage(200, 0, 70), True):
+    budget = Budget("k", PriceConfig(), BudgetConfig(), Path(sys.argv[1]))
+    async with budget.reserve("a", Usage(100, 0, 50)) as reservation:
+        reservation.settle(Usage(10, 0, 5))
+    async with budget.reserve("a", Usage(100, 0, 50)), budget.reserve("b", Usage(200, 0, 70), True):
         os.kill(os.getpid(), 9)
 
 asyncio.run(main())
 """
 
 
-def test_what_was_on_its_way_when_the_process_was_killed_counts(tmp_path):
+def test_requests_in_flight_when_the_process_was_killed_count(tmp_path):
     path = tmp_path / "spent.json"
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=120, check=False).returncode == -9
-    purse = Purse("k", PriceConfig(), BudgetConfig(), path)
-    assert purse.spent["a"] == Spent(2, 0, Usage(10, 0, 5), 1, Usage(100, 0, 50))
-    assert purse.spent["b"] == Spent(1, 1, Usage(), 1, Usage(200, 0, 70))
+    budget = Budget("k", PriceConfig(), BudgetConfig(), path)
+    assert budget.spending["a"] == Spending(2, 0, Usage(10, 0, 5), 1, Usage(100, 0, 50))
+    assert budget.spending["b"] == Spending(1, 1, Usage(), 1, Usage(200, 0, 70))
 
 
 @pytest.mark.parametrize("junk", ["", "{", "[]", '{"spent": {"a": 5}, "on_its_way": []}', '{"spent": {}}', "\x00"])
-def test_a_file_that_is_none(tmp_path, junk):
+def test_an_unreadable_file_is_refused(tmp_path, junk):
     path = tmp_path / "spent.json"
     path.write_text(junk)
     with pytest.raises(UserError, match="spent.json, which keeps what was spent, cannot be read"):
-        Purse("k", PRICE, BudgetConfig(), path)
+        Budget("k", PRICE, BudgetConfig(), path)
 
 
-def test_nothing_is_asked_that_cannot_be_written_down(tmp_path):
-    purse = Purse("k", PRICE, BudgetConfig(), tmp_path / "books" / "spent.json")
-    (tmp_path / "books").write_text("")
-    with ChatServer(always(said("x"))) as server:
-        answers, _ = ask(server.url, 3, EndpointConfig(timeout=5), purse)
+def test_no_request_is_sent_that_cannot_be_recorded(tmp_path):
+    budget = Budget("k", PRICE, BudgetConfig(), tmp_path / "spending" / "spent.json")
+    (tmp_path / "spending").write_text("")
+    with ChatServer(always(chat_reply("x"))) as server:
+        answers, _ = ask(server.url, 3, EndpointConfig(timeout=5), budget)
     assert not server.requests
     assert all("which keeps what k has spent, cannot be written" in str(answer) for answer in answers)
 
 
-def test_many_threads_pay_from_one_purse(tmp_path):
-    purse = Purse("k", PRICE, BudgetConfig(requests=150), tmp_path / "spent.json")
+def test_many_threads_share_one_budget(tmp_path):
+    budget = Budget("k", PRICE, BudgetConfig(requests=150), tmp_path / "spent.json")
     refused = []
 
     async def one():
         try:
-            async with purse.pay("me", Usage(1, 0, 1)) as bill:
+            async with budget.reserve("me", Usage(1, 0, 1)) as reservation:
                 await asyncio.sleep(0.001)
-                bill.settle(Usage(1, 0, 1))
+                reservation.settle(Usage(1, 0, 1))
         except BudgetSpentError:
             refused.append(1)
 
@@ -346,6 +346,6 @@ def test_many_threads_pay_from_one_purse(tmp_path):
     threads = [threading.Thread(target=lambda: asyncio.run(fifty())) for _ in range(4)]
     [thread.start() for thread in threads]
     [thread.join(60) for thread in threads]
-    assert len(refused) == 50 and purse.total == Spent(150, 0, Usage(150, 0, 150))
-    kept = json.loads((tmp_path / "spent.json").read_text())
-    assert kept["spent"]["me"]["requests"] == 150 and kept["on_its_way"] == []
+    assert len(refused) == 50 and budget.total == Spending(150, 0, Usage(150, 0, 150))
+    content = json.loads((tmp_path / "spent.json").read_text())
+    assert content["spent"]["me"]["requests"] == 150 and content["on_its_way"] == []

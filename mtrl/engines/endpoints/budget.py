@@ -1,6 +1,6 @@
 """Costs of requests to endpoints: token counts, an enforced budget, and a file that stores the spending.
 
-The purse records a request with its maximum cost before it is sent, and with the cost that its answer reports
+A budget reserves the maximum cost of a request before the request is sent, and records the cost that the answer reports
 afterwards. A request that was in flight when its process was killed therefore counts as spent, and a budget holds over
 any number of processes that run one after another.
 """
@@ -50,9 +50,9 @@ class Usage:
         if price.input is None or price.output is None:
             return None
         cached = min(self.cached_tokens, self.prompt_tokens)
-        of_cached = price.input if price.cached is None else price.cached
-        paid = (self.prompt_tokens - cached) * price.input + cached * of_cached + self.completion_tokens * price.output
-        return paid / MILLION
+        cached_price = price.input if price.cached is None else price.cached
+        prompt = (self.prompt_tokens - cached) * price.input + cached * cached_price
+        return (prompt + self.completion_tokens * price.output) / MILLION
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -63,8 +63,8 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Requests that were sent, and the tokens that they cost."""
+class Spending:
+    """Requests that were sent, and the tokens that they used."""
 
     requests: int = 0
     """Number of attempts, failed ones included."""
@@ -80,11 +80,11 @@ class Spent:
     @property
     def tokens(self) -> int:
         """Upper bound of the prompt and completion tokens of all requests."""
-        each = (self.counted, self.unconfirmed)
-        return sum(usage.prompt_tokens + usage.completion_tokens for usage in each)
+        usages = (self.counted, self.unconfirmed)
+        return sum(usage.prompt_tokens + usage.completion_tokens for usage in usages)
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(
+    def __add__(self, other: Spending) -> Spending:
+        return Spending(
             self.requests + other.requests,
             self.retries + other.retries,
             self.counted + other.counted,
@@ -93,9 +93,9 @@ class Spent:
         )
 
     def metrics(self, price: PriceConfig) -> dict[str, float]:
-        """Return the numbers by name. Where the price is known they include `cost` (USD) and `cost_unconfirmed` (USD,
-        upper bound of the additional cost of unconfirmed requests)."""
-        found = {
+        """Return counts and costs by name. Where the price is known they include `cost` (USD) and `cost_unconfirmed`
+        (USD, upper bound of the additional cost of unconfirmed requests)."""
+        values = {
             "prompt_tokens": self.counted.prompt_tokens,
             "completion_tokens": self.counted.completion_tokens,
             "cached_tokens": self.counted.cached_tokens,
@@ -105,146 +105,161 @@ class Spent:
             "cost": self.counted.cost(price),
             "cost_unconfirmed": self.unconfirmed.cost(price),
         }
-        return {name: float(value) for name, value in found.items() if value is not None}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Spent:
+    def from_dict(cls, data: Mapping[str, Any]) -> Spending:
         usages = {name: Usage(**data[name]) for name in ("counted", "unconfirmed")}
         return cls(**{**data, **usages})
 
 
 @dataclass(eq=False)
-class Bill:
-    """The cost of one request. Until it is settled, it counts with its upper bound `most`."""
+class Reservation:
+    """The part of a budget that is set aside for one request. Until it is settled, it counts with its maximum."""
 
-    payer: str
-    is_repeated: bool
-    most: Usage
+    account: str
+    """Name under which the request is recorded."""
+    is_retry: bool
+    maximum: Usage
+    """Upper bound of the tokens of the request."""
     usage: Usage | None = None
+    """Tokens that the provider reported; None until the reservation is settled."""
 
     def settle(self, usage: Usage) -> None:
         """Set the usage that the provider reported; zero tokens where it did not answer the request."""
         self.usage = usage
 
     @property
-    def spent(self) -> Spent:
+    def spending(self) -> Spending:
+        """Spending of the request, with the upper bound of its tokens until the reservation is settled."""
         if self.usage is None:
-            return Spent(1, int(self.is_repeated), unconfirmed_requests=1, unconfirmed=self.most)
-        return Spent(1, int(self.is_repeated), self.usage)
+            return Spending(1, int(self.is_retry), unconfirmed_requests=1, unconfirmed=self.maximum)
+        return Spending(1, int(self.is_retry), self.usage)
 
 
 @dataclass(eq=False)
-class Purse:
-    """A budget and the spending of each payer. Several event loops may share one purse."""
+class Budget:
+    """Limits of the spending on requests, and the spending per account. Several event loops may share one budget."""
 
     key: str
     """Section of the configuration that has `price` and `budget`."""
     price: PriceConfig
-    budget: BudgetConfig
+    limits: BudgetConfig
     path: Path | None = None
     """File that stores the spending; None: it is not stored. Only one process at a time may write the file."""
-    names: Mapping[str, str] = field(default_factory=dict)
+    limit_keys: Mapping[str, str] = field(default_factory=dict)
     """Configuration keys of limits, by limit, where the key is not `<key>.budget.<limit>`."""
     closed: UserError | None = None
     """Error that every further request raises; None while requests are accepted."""
-    spent: defaultdict[str, Spent] = field(default_factory=lambda: defaultdict(Spent), init=False)
-    """Spending by payer."""
-    _open: list[Bill] = field(default_factory=list, init=False)
-    """Bills of requests in flight."""
+    spending: defaultdict[str, Spending] = field(default_factory=lambda: defaultdict(Spending), init=False)
+    """Spending by account, without requests in flight."""
+    _reservations: list[Reservation] = field(default_factory=list, init=False)
+    """Reservations of requests in flight."""
     _waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list, init=False)
+    """Event loops and futures of the calls that wait until a reservation is settled."""
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
 
     def __post_init__(self) -> None:
         """Read the earlier spending from the file.
 
         Raises:
-            UserError: the file cannot be read as that of a purse.
+            UserError: the file cannot be read, or is not one that a budget wrote.
         """
-        self.spent.update(_read(self.path))
+        self.spending.update(_read(self.path))
 
     @property
-    def total(self) -> Spent:
-        """Spending of all payers, without requests in flight."""
-        return sum(self.spent.values(), Spent())
+    def total(self) -> Spending:
+        """Spending of all accounts, without requests in flight."""
+        return sum(self.spending.values(), Spending())
 
     def metrics(self) -> dict[str, float]:
-        """Return `Spent.metrics` of everything spent so far."""
+        """Return `Spending.metrics` of the total."""
         with self._lock:
             return self.total.metrics(self.price)
 
     @asynccontextmanager
-    async def pay(self, payer: str, most: Usage, is_repeated: bool = False) -> AsyncIterator[Bill]:
-        """Reserve `most`, the maximum cost of one request, while the body of the context runs, then book its bill.
+    async def reserve(self, account: str, maximum: Usage, is_retry: bool = False) -> AsyncIterator[Reservation]:
+        """Reserve the maximum cost of one request while the body of the context runs, then record its spending.
 
         If requests in flight may use up the rest of the budget, the call first waits for them.
+
+        Args:
+            account: name under which the request is recorded.
+            maximum: upper bound of the tokens of the request.
+            is_retry: whether the request repeats a failed one.
 
         Raises:
             BudgetSpentError: the rest of the budget is too small; every further request raises this error.
             UserError: the file cannot be written.
         """
-        bill = Bill(payer, is_repeated, most)
-        while (settled := self._reserve(bill)) is not None:
+        reservation = Reservation(account, is_retry, maximum)
+        while (settled := self._try_reserve(reservation)) is not None:
             await settled
         try:
-            yield bill
+            yield reservation
         finally:
-            self._book(bill)
+            self._record(reservation)
 
-    def _reserve(self, bill: Bill) -> asyncio.Future[None] | None:
-        """Reserve the cost of a bill and return None, or return a future to wait for before the next try."""
+    def _try_reserve(self, reservation: Reservation) -> asyncio.Future[None] | None:
+        """Enter the reservation and return None, or return a future to wait for before the next attempt."""
         import asyncio  # imported here, because the configuration checks use only the limits of this module
 
         with self._lock:
-            if self.closed is None and (limit := self._exceeded(self.total + bill.spent)) is not None:
+            with_request = self.total + reservation.spending
+            if self.closed is None and (limit := self._exceeded_limit(with_request)) is not None:
                 self.closed = self._spent_error(limit)
             if self.closed is not None:
                 raise self.closed
-            if self._exceeded(sum((other.spent for other in self._open), self.total + bill.spent)) is not None:
+            if self._exceeded_limit(sum((other.spending for other in self._reservations), with_request)) is not None:
                 loop = asyncio.get_running_loop()
                 self._waiting.append((loop, loop.create_future()))
                 return self._waiting[-1][1]
-            self._open.append(bill)
+            self._reservations.append(reservation)
             self._write()
             if self.closed is not None:
-                self._open.remove(bill)
+                self._reservations.remove(reservation)
                 raise self.closed
             return None
 
-    def _book(self, bill: Bill) -> None:
+    def _record(self, reservation: Reservation) -> None:
+        """Add the spending of the request to its account, end the reservation, and wake the calls that wait."""
         with self._lock:
-            self._open.remove(bill)
-            self.spent[bill.payer] += bill.spent
+            self._reservations.remove(reservation)
+            self.spending[reservation.account] += reservation.spending
             self._write()
             waiting, self._waiting = self._waiting, []
         for loop, future in waiting:
             with suppress(RuntimeError):  # the loop is closed, so that no task of it waits any more
                 loop.call_soon_threadsafe(_wake, future)
 
-    def _exceeded(self, spent: Spent) -> str | None:
+    def _exceeded_limit(self, spending: Spending) -> str | None:
         """Return the name of the limit that this spending exceeds; None if it exceeds none."""
-        cost = (spent.counted + spent.unconfirmed).cost(self.price)
-        values = {"usd": cost, "requests": spent.requests, "tokens": spent.tokens}
+        cost = (spending.counted + spending.unconfirmed).cost(self.price)
+        values = {"usd": cost, "requests": spending.requests, "tokens": spending.tokens}
         for limit, value in values.items():
-            most = getattr(self.budget, limit)
-            if most is not None and value is not None and value > most:
+            maximum = getattr(self.limits, limit)
+            if maximum is not None and value is not None and value > maximum:
                 return limit
         return None
 
     def _spent_error(self, limit: str) -> BudgetSpentError:
-        key = self.names.get(limit, f"{self.key}.budget.{limit}")
-        most = getattr(self.budget, limit)
-        told = described(self.total.metrics(self.price))
-        return BudgetSpentError(f"{key}={most:.12g} does not do for another request, after {told}; raise it to go on")
+        key = self.limit_keys.get(limit, f"{self.key}.budget.{limit}")
+        maximum = getattr(self.limits, limit)
+        total = format_spending(self.total.metrics(self.price))
+        return BudgetSpentError(
+            f"{key}={maximum:.12g} does not do for another request, after {total}; raise it to go on"
+        )
 
     def _write(self) -> None:
         """Replace the file atomically, without fsync: data that was written survives a killed process."""
         if self.path is None:
             return
-        waiting = [(bill.payer, asdict(bill.spent)) for bill in self._open]
-        kept = {"spent": {payer: asdict(spent) for payer, spent in self.spent.items()}, "on_its_way": waiting}
+        recorded = {account: asdict(spending) for account, spending in self.spending.items()}
+        in_flight = [(each.account, asdict(each.spending)) for each in self._reservations]
+        text = json.dumps({"spent": recorded, "on_its_way": in_flight})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self.path, lambda part: part.write_text(json.dumps(kept), encoding="utf-8"))
+            replace_file(self.path, lambda part: part.write_text(text, encoding="utf-8"))
         except OSError as error:
             log.warning("%s cannot be written: %s", self.path, error)
             self.closed = UserError(
@@ -253,30 +268,36 @@ class Purse:
             )
 
 
-def check_spending(key: str, price: PriceConfig, budget: BudgetConfig, names: Mapping[str, str] | None = None) -> None:
-    """Refuse invalid prices and budgets.
+def check_spending(
+    key: str, price: PriceConfig, limits: BudgetConfig, limit_keys: Mapping[str, str] | None = None
+) -> None:
+    """Refuse invalid prices and limits of a budget.
+
+    Args:
+        key: section of the configuration that has `price` and `budget`.
+        limit_keys: see `Budget`.
 
     Raises:
         UserError: a price is negative, a limit is not positive, a value is not a number, the prices are incomplete, or
-            the budget is in USD without a price.
+            a limit is in USD without a price.
     """
     for name, value in asdict(price).items():
         if value is not None and not (_is_number(value) and value >= 0):
             raise UserError(f"{key}.price.{name}={value} must be USD per million tokens, at least 0, or null")
-    for limit, value in asdict(budget).items():
-        where = (names or {}).get(limit, f"{key}.budget.{limit}")
+    for limit, value in asdict(limits).items():
+        limit_key = (limit_keys or {}).get(limit, f"{key}.budget.{limit}")
         if value is not None and not (_is_number(value) and value > 0):
-            raise UserError(f"{where}={value} must be more than 0, or null for no limit")
+            raise UserError(f"{limit_key}={value} must be more than 0, or null for no limit")
     if (price.input is None) != (price.output is None) or (price.cached is not None and price.input is None):
         missing = "input" if price.input is None else "output"
         raise UserError(f"{key}.price.{missing} is not given, and the others are; a cost needs input and output")
-    if budget.usd is not None and price.input is None:
+    if limits.usd is not None and price.input is None:
         raise UserError(
-            f"{key}.budget.usd={budget.usd} needs {key}.price.input and {key}.price.output, in USD per million tokens"
+            f"{key}.budget.usd={limits.usd} needs {key}.price.input and {key}.price.output, in USD per million tokens"
         )
 
 
-def most_of(body: Mapping[str, Any]) -> Usage | None:
+def maximum_usage(body: Mapping[str, Any]) -> Usage | None:
     """Return an upper bound of the tokens of a request; None where the request has no limit of completion tokens.
 
     The bound of the prompt is its size in bytes, since no token is shorter than a byte.
@@ -284,43 +305,43 @@ def most_of(body: Mapping[str, Any]) -> Usage | None:
     limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
     limit = next((value for value in limits if _is_number(value) and value > 0), None)
     messages = body.get("messages") or []
-    said = json.dumps([messages, body.get("tools")], ensure_ascii=False).encode(errors="replace")
-    prompt = len(said) + FRAME + PER_MESSAGE * len(messages)
-    answers = body.get("n") if _is_number(body.get("n")) else 1
-    return None if limit is None else Usage(prompt, 0, math.ceil(limit * max(1, answers)))  # type: ignore[type-var]
+    content = json.dumps([messages, body.get("tools")], ensure_ascii=False).encode(errors="replace")
+    prompt = len(content) + FRAME + PER_MESSAGE * len(messages)
+    choices = body.get("n") if _is_number(body.get("n")) else 1
+    return None if limit is None else Usage(prompt, 0, math.ceil(limit * max(1, choices)))  # type: ignore[type-var]
 
 
-def described(spent: Mapping[str, float]) -> str:
-    """Format `Spent.metrics` as one line: `10,000 prompt tokens (300 cached), 5,000 completion tokens, 1,203 requests
-    (3 repeated), 0.0412 USD`."""
+def format_spending(metrics: Mapping[str, float]) -> str:
+    """Format `Spending.metrics` as one line: `10,000 prompt tokens (300 cached), 5,000 completion tokens, 1,203
+    requests (3 repeated), 0.0412 USD`."""
     text = (
-        f"{spent['prompt_tokens']:,.0f} prompt tokens ({spent['cached_tokens']:,.0f} cached), "
-        f"{spent['completion_tokens']:,.0f} completion tokens, {spent['requests']:,.0f} requests "
-        f"({spent['retries']:,.0f} repeated)"
+        f"{metrics['prompt_tokens']:,.0f} prompt tokens ({metrics['cached_tokens']:,.0f} cached), "
+        f"{metrics['completion_tokens']:,.0f} completion tokens, {metrics['requests']:,.0f} requests "
+        f"({metrics['retries']:,.0f} repeated)"
     )
-    if "cost" in spent:
-        text += f", {dollars(spent['cost'])}"
-    if unconfirmed := spent["unconfirmed_requests"]:
-        more = f", at most {dollars(spent['cost_unconfirmed'])} more" if "cost_unconfirmed" in spent else ""
+    if "cost" in metrics:
+        text += f", {format_usd(metrics['cost'])}"
+    if unconfirmed := metrics["unconfirmed_requests"]:
+        more = f", at most {format_usd(metrics['cost_unconfirmed'])} more" if "cost_unconfirmed" in metrics else ""
         text += f", and {unconfirmed:,.0f} of the requests without a count of tokens{more}"
     return text
 
 
-def dollars(cost: float) -> str:
+def format_usd(cost: float) -> str:
     """Format a cost in USD: with cents from 1 USD on (and for 0), else with three significant digits."""
     return f"{cost:,.2f} USD" if cost >= 1 or cost == 0 else f"{cost:.3g} USD"
 
 
-def _read(path: Path | None) -> dict[str, Spent]:
-    """Read the spending by payer from a file. Requests that were in flight count with their upper bound."""
+def _read(path: Path | None) -> dict[str, Spending]:
+    """Read the spending by account from a file. Requests that were in flight count with their upper bound."""
     if path is None:
         return {}
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        found: defaultdict[str, Spent] = defaultdict(Spent)
-        for payer, spent in [*kept["spent"].items(), *kept["on_its_way"]]:
-            found[str(payer)] += Spent.from_dict(spent)
-        return found
+        content = json.loads(path.read_text(encoding="utf-8"))
+        spending: defaultdict[str, Spending] = defaultdict(Spending)
+        for account, part in [*content["spent"].items(), *content["on_its_way"]]:
+            spending[str(account)] += Spending.from_dict(part)
+        return spending
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
