@@ -4,6 +4,7 @@ Every import statement counts: at module level, within a function, and for types
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -114,3 +115,13 @@ def test_no_cycle_of_packages(edges):
         if unit(module) != unit(found):
             graph.setdefault(unit(module), set()).add(unit(found))
     TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_the_readme_lists_the_packages_in_this_order():
+    tree = (PACKAGE.parent / "README.md").read_text(encoding="utf-8").partition("\nmtrl/ ")[2].partition("\nenvs/ ")[0]
+    columns = [re.split(r"\s{2,}", line.strip())[0] for line in tree.splitlines()[1:]]
+    listed = [re.sub(r"/$|\.py$", "", name) for column in columns for name in column.split()]
+    packages = {name for name in LEVEL if (PACKAGE / name).is_dir()} - {"entrypoints", "mtrl"}
+    assert packages <= set(listed)
+    below_programs = [LEVEL[name] for name in listed if name in packages - {"cli", "sagemaker"}]
+    assert below_programs == sorted(below_programs)
