@@ -38,7 +38,7 @@ from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
 from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
 from mtrl.trainer.data.kl_penalty import KlPenalty
 from mtrl.trainer.data.rows import RowStream
-from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.data.samples import Credited, group_samples
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.publisher import Publisher
@@ -48,7 +48,7 @@ from mtrl.trainer.setup.memory import peak_memory
 from mtrl.trainer.setup.parts import Parts
 from mtrl.trainer.setup.servers import are_given, colocated, make_canary
 from mtrl.trainer.throughput import Throughput
-from mtrl.trainer.update.critic import Credited, Critic, credit_by_critic
+from mtrl.trainer.update.critic import Critic, credit_by_critic
 from mtrl.trainer.update.update import Updater
 from mtrl.trainer.update.update_result import UpdateResult, note_advantages, note_logprobs
 from mtrl.trainer.work_thread import WorkThread

@@ -4,7 +4,10 @@ of an earlier turn."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from mtrl.algorithms.batch import Ragged
+from mtrl.algorithms.peers import Floats
 from mtrl.types import Group, Sample, Trajectory
 
 
@@ -47,3 +50,17 @@ def trajectory_samples(trajectory: Trajectory, advantages: Sequence[float]) -> l
         sample.versions += [-1] * seen + turn.versions
         sample.turns += [-1] * seen + [index] * said
     return [sample for sample in samples if any(sample.loss_mask)]
+
+
+@dataclass
+class Credited:
+    """The samples of a step's groups with their advantages, and with the targets of a critic."""
+
+    samples: list[Sample]
+    """Samples of all trainable trajectories, with their advantages."""
+    advantages: list[Ragged]
+    """Advantages of all trajectories, per group: one number per turn, the mean over its tokens."""
+    old_values: list[Floats] = field(default_factory=list)
+    """Per sample, the critic's value before each sampled token; with `turn_gae` the value of the token's turn."""
+    targets: list[Floats] = field(default_factory=list)
+    """Per sample, the targets of these values, which are lambda-returns."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -12,14 +11,14 @@ from numpy.typing import NDArray
 
 from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.advantages.gae import lambda_returns, token_batch, turn_batch
-from mtrl.algorithms.batch import CreditBatch, Ragged, fill
+from mtrl.algorithms.batch import CreditBatch, fill
 from mtrl.algorithms.peers import ROUNDING, Floats
 from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import AlgorithmConfig, Config
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches
 from mtrl.trainer.data.mini_batches import mini_batches
-from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.data.samples import Credited, trajectory_samples
 from mtrl.trainer.update.learners import Learners
 from mtrl.trainer.update.policy_learner import NonFiniteError
 from mtrl.trainer.update.value_learner import Lesson
@@ -132,20 +131,6 @@ def explained_variance(values: Floats, targets: Floats) -> dict[str, float]:
     if np.ptp(targets) <= ROUNDING * max(abs(targets).max(), abs(values).max()):
         return {}
     return {"critic/explained_variance": 1.0 - float((targets - values).var() / targets.var())}
-
-
-@dataclass
-class Credited:
-    """The samples of a step's groups with their advantages, and with the targets of a critic."""
-
-    samples: list[Sample]
-    """Samples of all trainable trajectories, with their advantages."""
-    advantages: list[Ragged]
-    """Advantages of all trajectories, per group: one number per turn, the mean over its tokens."""
-    old_values: list[Floats] = field(default_factory=list)
-    """Per sample, the critic's value before each sampled token; with `turn_gae` the value of the token's turn."""
-    targets: list[Floats] = field(default_factory=list)
-    """Per sample, the targets of these values, which are lambda-returns."""
 
 
 def credit_by_critic(
