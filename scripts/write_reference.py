@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from mtrl.config import keys
-from mtrl.config.dialect_values import OF_KEY, OFF, VALUES
+from mtrl.config.dialect_values import FOREIGN_WHEN_FALSE, VALUES, VALUES_OF_FOREIGN_KEY
 from mtrl.config.dialects import FRAMEWORKS
 from mtrl.config.keys import Key
 from mtrl.config.schema import Config
@@ -109,7 +109,7 @@ def names() -> str:
     for framework, entries in FRAMEWORKS.items():
         rows = "".join(f"| `{theirs}` | {ours_of(ours)} |\n" for theirs, ours in entries.items())
         parts.append(f"### {framework}\n\n| there | here |\n|---|---|\n{rows}")
-    tables = {**VALUES, **OF_KEY, **{key: {"false": ours} for key, ours in OFF.items()}}
+    tables = {**VALUES, **VALUES_OF_FOREIGN_KEY, **{key: {"false": ours} for key, ours in FOREIGN_WHEN_FALSE.items()}}
     values = "".join(
         f"| `{key}` | `{theirs}` | {cell(ours) if ours.startswith(('set ', 'leave ')) else f'`{ours}`'} |\n"
         for key, table_ in tables.items()

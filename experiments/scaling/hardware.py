@@ -38,7 +38,7 @@ class Load:
     update: float
     """Seconds of the trainers' GPUs."""
     credit: float
-    """CPU seconds of rank 0 for advantages, samples, packing and dealing."""
+    """CPU seconds of rank 0 for advantages, samples, packing and balancing."""
     handout_cpu: float
     """CPU seconds of rank 0 to hand it out and to read the answers."""
     handout_network: float
@@ -73,14 +73,14 @@ class Hardware:
         )
 
     def load(self, plan: Plan, episodes: Sequence[Episode]) -> Load:
-        """A batch packed by mtrl's own first-fit, and dealt as `mtrl/trainer/data/dealing.py` deals: rounds of
+        """A batch packed by mtrl's own first-fit, and balanced as in `mtrl/trainer/data/rank_balance.py`: rounds of
         neighbours by cost, each as long as its costliest micro-batch."""
         costs, work, times = self.costs, plan.workload, plan.times
         ranks = max(1, plan.trainers // times)
         lengths = [episode.context for episode in episodes]
         sampled = [sum(turn.sampled for turn in episode.turns) for episode in episodes]
         turns = sum(len(episode.turns) for episode in episodes)
-        packs = PACKED.deal([[length] for length in lengths], work.micro_batch)
+        packs = PACKED.partition([[length] for length in lengths], work.micro_batch)
         flops = np.array([work.flops.training([lengths[i] for i in p], sum(sampled[i] for i in p)) for p in packs])
         heads = np.sort(flops)[::-1][::ranks]
         update = float(np.maximum(heads / (costs["peak"] * 1e12 * costs["mfu"]), self._meeting(plan)).sum())

@@ -50,7 +50,7 @@ from mtrl.rollout.conversation import Codec, Conversation
 from mtrl.rollout.episode import EpisodeLoop, Limits
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.admission import Admission
-from mtrl.trainer.data.dealing import deal
+from mtrl.trainer.data.rank_balance import balance
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.flops import ModelFlops
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
@@ -99,10 +99,10 @@ def credit(groups: list[Group]) -> tuple[list[Any], list[Any]]:
 
 
 def learning_plane(groups: list[Group]) -> None:
-    """What the thread beside the rollouts does for an update, less handing it out: credit, packing, dealing."""
+    """What the thread beside the rollouts does for an update, less handing it out: credit, packing, balancing."""
     samples, _ = credit(groups)
     batches = batches_of(samples, ranks=8)
-    deal(batches, 8, MODEL)
+    balance(batches, 8, MODEL)
     for batch in batches:
         per_sample(batch, batch.weights)
 

@@ -13,7 +13,7 @@ from mtrl.agents.runner import AgentError, Assignment, Outcome, as_outcome
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.types import Row
 
-MOST_LEFT_BEHIND = 256
+MAX_HANGING_THREADS = 256
 """Maximum number of threads that may hang in calls whose episodes are over."""
 
 
@@ -24,7 +24,7 @@ class CallableRunner:
     fail immediately, and the number of failures then ends the run.
     """
 
-    plays_on = False
+    ends_by_report = False
 
     def __init__(self, function: Callable[..., Any], max_concurrent: int):
         """
@@ -36,7 +36,7 @@ class CallableRunner:
         self.name = getattr(function, "__qualname__", None) or repr(function)
         self._pool = EnvironmentPool(max_concurrent)
         self._lock = threading.Lock()
-        self._on_threads = self._waited_for = 0
+        self._running_threads = self._awaited_threads = 0
 
     async def run(self, assignment: Assignment) -> Outcome | None:
         """See `Runner`."""
@@ -54,22 +54,22 @@ class CallableRunner:
         """Call the function without a time limit; the episode loop has one."""
         if inspect.iscoroutinefunction(self.function):
             return await self._pool.call(self.function, row, client, timeout=math.inf)
-        if (hanging := self._on_threads - self._waited_for) >= MOST_LEFT_BEHIND:
+        if (hanging := self._running_threads - self._awaited_threads) >= MAX_HANGING_THREADS:
             raise AgentError(
                 f"{hanging} calls of {self.name} hang, though their episodes are over; give what they wait for a time "
                 "limit, or play by generator.agent.command, whose processes are ended"
             )
-        self._waited_for += 1
+        self._awaited_threads += 1
         try:
-            return await self._pool.call(self._on_thread, row, client, timeout=math.inf)
+            return await self._pool.call(self._call_in_thread, row, client, timeout=math.inf)
         finally:
-            self._waited_for -= 1
+            self._awaited_threads -= 1
 
-    def _on_thread(self, row: Row, client: AgentClient) -> Any:
+    def _call_in_thread(self, row: Row, client: AgentClient) -> Any:
         with self._lock:
-            self._on_threads += 1
+            self._running_threads += 1
         try:
             return self.function(row, client)
         finally:
             with self._lock:
-                self._on_threads -= 1
+                self._running_threads -= 1

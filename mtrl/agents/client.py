@@ -12,9 +12,9 @@ from mtrl.types import Message
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-PATIENCE = httpx.Timeout(None)
+NO_TIMEOUT = httpx.Timeout(None)
 """Time limit of a request: none, because the episode has one."""
-SHOWN = 300
+MAX_ERROR_CHARACTERS = 300
 """Maximum number of characters that an error shows of an answer that is not valid JSON."""
 
 
@@ -58,9 +58,9 @@ class AgentClient:
             RefusedError: the request cannot be answered: too many calls, too long, malformed.
             RuntimeError: the method was called in an event loop, which it would block.
         """
-        _not_in_a_loop("chat", "await client.achat(…)")
+        _require_no_event_loop("chat", "await client.achat(…)")
         if self._sync is None:
-            self._sync = httpx.Client(timeout=PATIENCE, trust_env=False, verify=self.base_url.startswith("https:"))
+            self._sync = httpx.Client(timeout=NO_TIMEOUT, trust_env=False, verify=self.base_url.startswith("https:"))
         response = self._sync.post(self._url, json=self._body(messages, tools, options), headers=self._headers)
         return _message(response)
 
@@ -70,7 +70,7 @@ class AgentClient:
         """`chat`, for async agents."""
         if self._async is None:
             verify = self.base_url.startswith("https:")
-            self._async = httpx.AsyncClient(timeout=PATIENCE, trust_env=False, verify=verify)
+            self._async = httpx.AsyncClient(timeout=NO_TIMEOUT, trust_env=False, verify=verify)
         return _message(
             await self._async.post(self._url, json=self._body(messages, tools, options), headers=self._headers)
         )
@@ -79,7 +79,7 @@ class AgentClient:
         """Return OpenAI's client."""
         import openai as package
 
-        _not_in_a_loop("openai", "client.async_openai()")
+        _require_no_event_loop("openai", "client.async_openai()")
         http = package.DefaultHttpxClient(trust_env=False, verify=self.base_url.startswith("https:"))
         return package.OpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
 
@@ -124,10 +124,10 @@ def _message(response: httpx.Response) -> Message:
         error = content["error"]
         raise RefusedError(response.status_code, str(error["message"]), error.get("code"))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        raise RefusedError(response.status_code, response.text[:SHOWN]) from None
+        raise RefusedError(response.status_code, response.text[:MAX_ERROR_CHARACTERS]) from None
 
 
-def _not_in_a_loop(name: str, instead: str) -> None:
+def _require_no_event_loop(name: str, instead: str) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

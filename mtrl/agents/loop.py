@@ -18,12 +18,12 @@ from mtrl.rollout.episode import Episodes, Limits, ResponseParseError
 from mtrl.rollout.occupancy import Occupancy
 from mtrl.types import Row, StopReason, Trajectory
 
-LATE_REPORT = 10.0
+SECONDS_FOR_REWARD = 10.0
 """Seconds in which a program must report its reward after it has reported the end of its episode: the managed service's
 SDK first completes the rollout and then reports the reward."""
 
 
-class UnpaidError(AgentError):
+class MissingRewardError(AgentError):
     """A program ended by itself and reported no reward."""
 
 
@@ -40,7 +40,7 @@ class AgentLoop(Episodes[Session]):
 
     def __post_init__(self) -> None:
         self.engine: Engine = self.gateway.engine
-        self.gateway.engine = cast(Engine, Watched(self.engine, self.sampling))
+        self.gateway.engine = cast(Engine, TimedEngine(self.engine, self.sampling))
         self._slots: Slots[Session] = Slots(self.max_concurrent)
         self._starting: asyncio.Task[None] | None = None
 
@@ -68,7 +68,7 @@ class AgentLoop(Episodes[Session]):
             self._starting = loop.create_task(self.gateway.start())
         await asyncio.shield(self._starting)
 
-    def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Session]:
+    def _open_trajectory(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Session]:
         return self._slots.take(partial(self.gateway.open, trajectory_id, sampling), self.gateway.close_session)
 
     async def _play(self, trajectory: Trajectory, session: Session, row: Row, sampling: SamplingParams) -> None:
@@ -76,9 +76,9 @@ class AgentLoop(Episodes[Session]):
         try:
             outcome = await self._outcome(session, self._assignment(session, row, sampling))
             if outcome is not None:
-                _pay(session, outcome)
+                _set_rewards(session, outcome)
                 trajectory.metrics |= outcome.metrics
-            problem = _unsaid(session, outcome)
+            problem = _reported_failure(session, outcome)
         except EngineLostError:
             raise
         except Exception as error:
@@ -88,22 +88,22 @@ class AgentLoop(Episodes[Session]):
             trajectory.metrics |= {name: float(count) for name, count in session.metrics.items()}
         if problem is not None and problem.__cause__ is None:
             problem.__cause__ = session.failure
-        self._judge(trajectory, session, problem)
+        self._set_stop_reason(trajectory, session, problem)
 
-    def _judge(self, trajectory: Trajectory, session: Session, problem: Exception | None) -> None:
+    def _set_stop_reason(self, trajectory: Trajectory, session: Session, problem: Exception | None) -> None:
         """Set the trajectory's stop reason.
 
         Raises:
             Exception: the episode failed.
         """
-        if session.stop == StopReason.PARSE_ERROR:
+        if session.stop_reason == StopReason.PARSE_ERROR:
             raise ResponseParseError("no message can be made of what was sampled") from session.failure
-        if session.stop == StopReason.ABORTED:
+        if session.stop_reason == StopReason.ABORTED:
             trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
         elif not trajectory.turns:
-            raise _unanswered(session, problem, f"{self.gateway.url}/trajectories/TOKEN/v1")
-        elif session.stop is not None:  # a call was refused, which is the reason whatever the program did afterwards
-            trajectory.stop_reason = session.stop
+            raise _no_answer_error(session, problem, f"{self.gateway.url}/trajectories/TOKEN/v1")
+        elif session.stop_reason is not None:  # a refused call is the reason, whatever the program did afterwards
+            trajectory.stop_reason = session.stop_reason
         elif problem is not None:
             raise problem
         else:
@@ -115,28 +115,28 @@ class AgentLoop(Episodes[Session]):
         Raises:
             EngineLostError: the engine is lost, so the program would wait in vain.
         """
-        playing = asyncio.ensure_future(self._until_ended(session, assignment))
+        running = asyncio.ensure_future(self._until_ended(session, assignment))
         finished = asyncio.ensure_future(session.finished.wait())
         try:
-            await asyncio.wait((playing, finished), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((running, finished), return_when=asyncio.FIRST_COMPLETED)
             # A program may report the end of its episode before it cleans up.
             if not isinstance(session.failure, EngineLostError):
-                await asyncio.wait((playing,))
+                await asyncio.wait((running,))
         finally:
-            for task in (playing, finished):
+            for task in (running, finished):
                 task.cancel()
-            await asyncio.wait((playing, finished))  # until the program has ended
+            await asyncio.wait((running, finished))  # until the program has ended
         if isinstance(session.failure, EngineLostError):
             raise session.failure
-        return playing.result()
+        return running.result()
 
     async def _until_ended(self, session: Session, assignment: Assignment) -> Outcome | None:
         outcome = await self.runner.run(assignment)
-        if outcome is None and self.runner.plays_on:
+        if outcome is None and self.runner.ends_by_report:
             await session.finished.wait()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LATE_REPORT):
-                    await session.paid.wait()
+                async with asyncio.timeout(SECONDS_FOR_REWARD):
+                    await session.rewards_reported.wait()
         return outcome
 
     def _assignment(self, session: Session, row: Row, sampling: SamplingParams) -> Assignment:
@@ -154,7 +154,7 @@ class AgentLoop(Episodes[Session]):
 
 
 @dataclass
-class Watched:
+class TimedEngine:
     """Wrapper around the engine of the sessions that measures when turns are being sampled."""
 
     engine: Engine
@@ -171,7 +171,7 @@ class Watched:
         self.engine.release(trajectory_id)
 
 
-def _pay(session: Session, outcome: Outcome) -> None:
+def _set_rewards(session: Session, outcome: Outcome) -> None:
     """Pass the outcome's rewards, if any, to the session.
 
     Raises:
@@ -180,34 +180,34 @@ def _pay(session: Session, outcome: Outcome) -> None:
     if outcome.rewards is None:
         return
     try:
-        session.pay(outcome.rewards)
+        session.set_rewards(outcome.rewards)
     except RequestError as error:
         raise AgentError(f"the program's rewards do not fit: {error.message}") from None
 
 
-def _unsaid(session: Session, outcome: Outcome | None) -> AgentError | None:
+def _reported_failure(session: Session, outcome: Outcome | None) -> AgentError | None:
     """Return the error of a program that has ended by itself: a failure that it reported, or a missing reward."""
-    said = outcome.error if outcome is not None and outcome.error else session.error
-    if said or session.status == "failed":
-        return AgentError(said or "the program reported that it failed")
+    reported = outcome.error if outcome is not None and outcome.error else session.error
+    if reported or session.status == "failed":
+        return AgentError(reported or "the program reported that it failed")
     if session.rewards is None:
-        return UnpaidError(
+        return MissingRewardError(
             "the program ended without a reward; let it return one, write it to MTRL_RESULT or report it to "
             "/update-reward"
         )
     return None
 
 
-def _unanswered(session: Session, problem: Exception | None, url: str) -> AgentError:
+def _no_answer_error(session: Session, problem: Exception | None, url: str) -> AgentError:
     """Return the error of a program none of whose calls was answered."""
-    if session.stop is not None or session.failure is not None:
-        said = "no call of the program was answered"
+    if session.stop_reason is not None or session.failure is not None:
+        message = "no call of the program was answered"
     else:
-        said = f"the program never called the model, which it was told to ask at {url}"
-    if problem is not None and not isinstance(problem, UnpaidError):
-        said += f" ({type(problem).__name__}: {next(iter(str(problem).splitlines()), '')})"
-    elif session.stop == StopReason.CONTEXT_LIMIT:
-        said += " (its first prompt does not fit generator.max_context_length)"
-    error = AgentError(said)
+        message = f"the program never called the model, which it was told to ask at {url}"
+    if problem is not None and not isinstance(problem, MissingRewardError):
+        message += f" ({type(problem).__name__}: {next(iter(str(problem).splitlines()), '')})"
+    elif session.stop_reason == StopReason.CONTEXT_LIMIT:
+        message += " (its first prompt does not fit generator.max_context_length)"
+    error = AgentError(message)
     error.__cause__ = problem or session.failure
     return error

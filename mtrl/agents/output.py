@@ -6,7 +6,7 @@ import asyncio
 import os
 from contextlib import suppress
 
-KEPT = 16 * 2**10
+MAX_BYTES = 16 * 2**10
 """Number of bytes that are stored of the end of the output."""
 
 
@@ -17,7 +17,7 @@ class Output(asyncio.Protocol):
     def __init__(self) -> None:
         self.writer = -1
         self._text = bytearray()
-        self._over = asyncio.Event()
+        self._closed = asyncio.Event()
         self._transport: asyncio.BaseTransport | None = None
 
     @classmethod
@@ -31,14 +31,14 @@ class Output(asyncio.Protocol):
 
     @property
     def text(self) -> str:
-        """The last `KEPT` bytes, decoded."""
-        return bytes(self._text[-KEPT:]).decode("utf-8", "replace")
+        """The last `MAX_BYTES` bytes, decoded."""
+        return bytes(self._text[-MAX_BYTES:]).decode("utf-8", "replace")
 
     async def complete(self, seconds: float) -> None:
         """Wait at most `seconds` until no process holds the other end any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._over.wait()
+                await self._closed.wait()
 
     def close_writer(self) -> None:
         """Close the writing end in this process, once the program has it or did not start. Further calls do nothing."""
@@ -54,8 +54,8 @@ class Output(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._text += data
-        if len(self._text) > 2 * KEPT:
-            del self._text[:-KEPT]
+        if len(self._text) > 2 * MAX_BYTES:
+            del self._text[:-MAX_BYTES]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._over.set()
+        self._closed.set()

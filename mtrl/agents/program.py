@@ -27,11 +27,11 @@ from mtrl.engines.server.supervised_process import KILLING, SupervisedProcess
 from mtrl.engines.server.words import last_words
 from mtrl.environments.pool import EnvironmentPool
 
-GRACE = 2.0
+SECONDS_TO_EXIT = 2.0
 """Seconds that a program has to end by itself after SIGTERM."""
-LARGEST_RESULT = 2**20
+MAX_RESULT_BYTES = 2**20
 """Maximum number of bytes that a program may write to `MTRL_RESULT`."""
-LAST_READING = 5.0
+SECONDS_FOR_OUTPUT = 5.0
 """Maximum number of seconds for reading the remaining output of a program that has ended."""
 
 
@@ -41,7 +41,7 @@ class ProgramRunner:
     All processes that the command has started end with the episode, and also when the trainer ends in any way.
     """
 
-    plays_on = False
+    ends_by_report = False
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], max_concurrent: int, passed: Sequence[str] = ()):
         """
@@ -55,7 +55,7 @@ class ProgramRunner:
         if os.sep in command[0]:
             self.command[0] = str(Path(command[0]).absolute())
         self.name, self.env, self.passed = Path(command[0]).name, dict(env), tuple(passed)
-        self._ending = EnvironmentPool(max_concurrent)
+        self._cleanup_pool = EnvironmentPool(max_concurrent)
 
     async def run(self, assignment: Assignment) -> Outcome | None:
         """See `Runner`."""
@@ -68,20 +68,20 @@ class ProgramRunner:
             process = SupervisedProcess(self.command, environment, output.writer, self.name, folder / "work")
             output.close_writer()
             code = await process.wait()
-            await output.complete(LAST_READING)
+            await output.complete(SECONDS_FOR_OUTPUT)
             if code:
-                said = _redacted(
+                text = _redacted(
                     output.text, [*secrets_of(environment), *filter(None, map(os.environ.get, self.passed))]
                 )
-                raise AgentError(f"{self.name} {process.end()}: {last_words(said)}\nIts last words:\n{said}")
+                raise AgentError(f"{self.name} {process.end()}: {last_words(text)}\nThe end of its output:\n{text}")
             return as_outcome(_read(result), f"{self.name}, in MTRL_RESULT,")
         finally:
             if output is not None:
                 output.close()
-            await self._ending.finish(partial(_clean_up, process, folder), timeout=GRACE + 3 * KILLING)
+            await self._cleanup_pool.finish(partial(_clean_up, process, folder), timeout=SECONDS_TO_EXIT + 3 * KILLING)
 
     async def close(self) -> None:
-        self._ending.close()
+        self._cleanup_pool.close()
 
     def _environment(self, assignment: Assignment, folder: Path) -> dict[str, str]:
         host = urlsplit(assignment.base_url).hostname or ""
@@ -112,7 +112,7 @@ def _redacted(text: str, secrets: Iterable[str]) -> str:
 def _clean_up(process: SupervisedProcess | None, folder: Path) -> None:
     """End the processes and then remove their folder. It blocks, so it runs on a thread."""
     if process is not None:
-        process.end(GRACE)
+        process.end(SECONDS_TO_EXIT)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -123,17 +123,17 @@ def _read(path: Path) -> Any:
         AgentError: the file is not a regular file, is too large, cannot be read, or holds no JSON.
     """
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise AgentError(f"MTRL_RESULT cannot be read ({error.strerror})") from None
-    with os.fdopen(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise AgentError("MTRL_RESULT is no plain file")
-        content = file.read(LARGEST_RESULT + 1)
-    if len(content) > LARGEST_RESULT:
-        raise AgentError(f"MTRL_RESULT has more than {LARGEST_RESULT} bytes")
+        content = file.read(MAX_RESULT_BYTES + 1)
+    if len(content) > MAX_RESULT_BYTES:
+        raise AgentError(f"MTRL_RESULT has more than {MAX_RESULT_BYTES} bytes")
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

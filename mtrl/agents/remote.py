@@ -21,7 +21,7 @@ from mtrl.errors import UserError
 from mtrl.types import Row
 from mtrl.utils.text import one_line
 
-JOB = "arn:aws:sagemaker:us-west-2:000000000000:job/AgentRFT/mtrl"
+JOB_ARN = "arn:aws:sagemaker:us-west-2:000000000000:job/AgentRFT/mtrl"
 """Job ARN that agents of the service require in a request. mtrl does not use it."""
 REGION = "us-west-2"
 SECONDS_FOR_HEALTH = 10.0
@@ -30,7 +30,7 @@ SECONDS_FOR_HEALTH = 10.0
 class RemoteRunner:
     """Sends episodes to an agent, and ends none itself: an agent that takes too long finds its trajectory closed."""
 
-    plays_on = True
+    ends_by_report = True
 
     def __init__(self, url: str, api_key_env: str):
         """
@@ -92,8 +92,8 @@ def rollout_request(assignment: Assignment) -> dict[str, Any]:
         "instance": assignment.row,
         "prompt": _text(assignment.row),
         "metadata": {
-            "job_arn": JOB,
-            "jobArn": JOB,
+            "job_arn": JOB_ARN,
+            "jobArn": JOB_ARN,
             "trajectory_id": name,
             "trajectoryId": name,
             "rolloutId": name,

@@ -46,8 +46,8 @@ class Outcome:
 class Runner(Protocol):
     """Starts programs, several at once."""
 
-    plays_on: bool
-    """Whether the program may continue after `run` has returned None; its episode then ends when it reports the end."""
+    ends_by_report: bool
+    """Whether an episode for which `run` returned None goes on until the program reports its end."""
 
     async def run(self, assignment: Assignment) -> Outcome | None:
         """Run one episode. When this returns, raises or is cancelled, no process of the program runs on this machine.

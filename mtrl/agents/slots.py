@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Slots(Generic[T]):
     """A semaphore that opens the next task's resource before it closes the resource of the task that leaves.
 
-    The deterministic engine samples as soon as every open trajectory has asked for a turn. The set of trajectories that
+    The deterministic engine samples as soon as every open trajectory has requested a turn. The set of trajectories that
     run together must therefore not depend on how fast a task wakes up.
     """
 

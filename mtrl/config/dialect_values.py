@@ -12,7 +12,7 @@ WHEN_FALSE = {
 }
 """Our setting for a switch of another framework that is on -> our setting for the same switch turned off."""
 
-OFF = {
+FOREIGN_WHEN_FALSE = {
     "trainer.algorithm.use_tis": "algorithm.off_policy_correction=none",
     "vllm_importance_sampling_correction": "algorithm.off_policy_correction=none",
     "trainer.placement.colocate_all": "set generator.vllm.colocate=false or generator.sglang.colocate=false",
@@ -24,7 +24,7 @@ OFF = {
 """Foreign switch whose table entry is its replacement when on -> the replacement when it is off."""
 
 
-class OtherwiseError(ValueError):
+class NoEquivalentError(ValueError):
     """A foreign value has no equivalent in our key; the message says what to write instead."""
 
 
@@ -47,18 +47,18 @@ def _listed(value: str) -> str:
     return f"[{','.join(_items(value))}]"
 
 
-def _only(value: str) -> str:
+def _single_item(value: str) -> str:
     """Return the item of a list with a single item."""
     item, *more = _items(value)
     if more:
-        raise OtherwiseError(SEVERAL_FILES)
+        raise NoEquivalentError(SEVERAL_FILES)
     return item
 
 
 def _limit(value: str) -> str:
     """Return a limit unchanged; values of 0 or less, which mean "no limit" in other frameworks, have no equivalent."""
     if int(value) <= 0:
-        raise OtherwiseError(UNLIMITED)
+        raise NoEquivalentError(UNLIMITED)
     return value
 
 
@@ -81,21 +81,21 @@ NEEDS: dict[str, Callable[[str], str]] = {"model.path": lambda _: "model=hf", "e
 """Keys that have no effect alone -> function that returns, for their value, the setting that makes mtrl read them."""
 
 
-def _never_is_zero(value: str) -> str:
+def _never_as_zero(value: str) -> str:
     """Translate an interval: a negative value means "never" in other frameworks, 0 does in mtrl."""
     return "0" if int(value) < 0 else value
 
 
-def _one_more(value: str) -> str:
+def _plus_one(value: str) -> str:
     """Translate a number of tool responses to a number of turns: the policy has one turn more than responses."""
     return str(int(value) + 1)
 
 
-def _one_more_or_unlimited(value: str) -> str:
-    """Like `_one_more`, but values below 1 mean "no limit" and cannot be translated."""
+def _plus_one_if_limited(value: str) -> str:
+    """Like `_plus_one`, but values below 1 mean "no limit" and cannot be translated."""
     if int(value) < 1:
         raise ValueError(value)
-    return _one_more(value)
+    return _plus_one(value)
 
 
 def _one_minus(value: str) -> str:
@@ -117,18 +117,18 @@ CONVERT: dict[str, Callable[[str], str]] = {
     "epsilon_high": _one_plus,
     "adam_beta1": lambda value: f"[{float(value):g},0.999]",  # beta2 stays at TRL's default
     "adam_beta2": lambda value: f"[0.9,{float(value):g}]",
-    "max_tool_calling_iterations": _one_more,
-    "max_user_turns": _one_more_or_unlimited,
+    "max_tool_calling_iterations": _plus_one,
+    "max_user_turns": _plus_one_if_limited,
     "max_num_gen_batches": _limit,
     "max_sample_batches": _limit,
     "logger": _trackers,
     "report_to": _trackers,
-    "train_data": _only,
-    "train_files": _only,
+    "train_data": _single_item,
+    "train_files": _single_item,
     "vllm_server_base_url": _listed,
     "pass_k_values": _listed,
     **dict.fromkeys(
-        ("eval_interval", "ckpt_interval", "save_freq", "test_freq", "save_steps", "eval_steps"), _never_is_zero
+        ("eval_interval", "ckpt_interval", "save_freq", "test_freq", "save_steps", "eval_steps"), _never_as_zero
     ),
 }
 """Last word of a foreign key -> function that converts a foreign value to ours; a ValueError means that it cannot."""
@@ -148,7 +148,7 @@ REJECTING = {
 """Values of verl's `rollout_rs`, which masks tokens outside the bounds; verl's `rollout_is` has the same values but
 truncates weights."""
 
-OF_KEY = {"algorithm.rollout_correction.rollout_rs": REJECTING}
+VALUES_OF_FOREIGN_KEY = {"algorithm.rollout_correction.rollout_rs": REJECTING}
 """Foreign keys whose values have another meaning than in `VALUES` -> their own table of values."""
 
 VALUES = {

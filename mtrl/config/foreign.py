@@ -10,7 +10,15 @@ from pathlib import Path
 import mtrl
 from mtrl.config import keys
 from mtrl.config.choices import CHOICES, REGISTERED
-from mtrl.config.dialect_values import CONVERT, NEEDS, OF_KEY, OFF, VALUES, WHEN_FALSE, OtherwiseError
+from mtrl.config.dialect_values import (
+    CONVERT,
+    FOREIGN_WHEN_FALSE,
+    NEEDS,
+    VALUES,
+    VALUES_OF_FOREIGN_KEY,
+    WHEN_FALSE,
+    NoEquivalentError,
+)
 from mtrl.config.dialects import FRAMEWORKS
 
 FUNCTIONS = tuple(REGISTERED)
@@ -35,22 +43,22 @@ class Found:
             return ours
         try:
             proposed = self._proposal(value)
-        except OtherwiseError as otherwise:
-            return str(otherwise)
+        except NoEquivalentError as error:
+            return str(error)
         return f"write {proposed}" if proposed else f"set {ours}, {allowed(ours.partition('=')[0])}"
 
     def proposal(self, value: str) -> str | None:
         """Return the equivalent overrides of `key=value`, as typed in a shell; None if there are none."""
         try:
             return self._proposal(value)
-        except OtherwiseError:
+        except NoEquivalentError:
             return None
 
     def _ours(self, value: str) -> str:
         """Return our key, our setting or a sentence for this value of the foreign key."""
         if value.lower() != "false":
             return self.ours
-        return OFF.get(self.key) or WHEN_FALSE.get(self.ours, self.ours)
+        return FOREIGN_WHEN_FALSE.get(self.key) or WHEN_FALSE.get(self.ours, self.ours)
 
     def _proposal(self, value: str) -> str | None:
         ours = self._ours(value)
@@ -59,10 +67,10 @@ class Found:
         if "=" in ours:
             return ours if value.lower() in ("true", "false") else None
         convert = CONVERT.get(self.key.rpartition(".")[2])
-        own = OF_KEY.get(self.key, VALUES.get(ours, {}))
+        own = VALUES_OF_FOREIGN_KEY.get(self.key, VALUES.get(ours, {}))
         try:
             return written(ours, convert(value) if convert else value, own)
-        except OtherwiseError:
+        except NoEquivalentError:
             raise
         except ValueError:
             return None

@@ -78,20 +78,20 @@ class Settings:
     seconds: float = 3600.0
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> tuple[Settings, list[str]]:
-        """Split the words into the settings of the gateway and the overrides of the configuration.
+    def of(cls, arguments: Sequence[str]) -> tuple[Settings, list[str]]:
+        """Split the command-line arguments into the settings of the gateway and the overrides of the configuration.
 
         Raises:
             UserError: a setting is unknown, or a value does not fit.
         """
         settings, overrides = cls(), []
-        for word in words:
-            key, is_set, value = word.lstrip("+").partition("=")
+        for argument in arguments:
+            key, is_set, value = argument.lstrip("+").partition("=")
             section, _, name = key.partition(".")
             if section != "gateway" or not is_set:
-                overrides.append(word)
+                overrides.append(argument)
             elif not name:
-                raise UserError(f"{word} names no setting; gateway has {', '.join(vars(settings))}")
+                raise UserError(f"{argument} names no setting; gateway has {', '.join(vars(settings))}")
             elif name not in vars(settings):
                 raise unknown_choice("gateway", name, list(vars(settings)))
             else:
@@ -101,13 +101,13 @@ class Settings:
 
 def _read(key: str, value: str, kind: type) -> Any:
     try:
-        read = kind(value)
-        if kind is str or read > 0 or (read == 0 and key == "gateway.port"):
-            return read
+        parsed = kind(value)
+        if kind is str or parsed > 0 or (parsed == 0 and key == "gateway.port"):
+            return parsed
     except ValueError:
         pass
-    least = "of at least 0" if key == "gateway.port" else "above 0"
-    raise UserError(f"{key}={value} must be {'an integer' if kind is int else 'a number'} {least}")
+    bound = "of at least 0" if key == "gateway.port" else "above 0"
+    raise UserError(f"{key}={value} must be {'an integer' if kind is int else 'a number'} {bound}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,11 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     config.generator.agent = AgentConfig()  # the gateway starts no agents
-    let_nobody_wait(config)
+    disable_deterministic_engine(config)
     key = admin_key(settings.host)
-    source = weights_of(settings.model)
+    source = model_source(settings.model)
     check_address(settings)
-    out = out_of(settings)
+    out = make_output_folder(settings)
     contender = load(config, source, out)
     out.write_config(config)
     contender.tokenizer.save_pretrained(out.tokenizer)
@@ -131,9 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(serve(contender, config, settings, key, out))
 
 
-def let_nobody_wait(config: Config) -> None:
-    """Turn off the deterministic engine: it samples nothing until every open trajectory has asked, and the times of the
-    programs' calls are unknown.
+def disable_deterministic_engine(config: Config) -> None:
+    """Turn off the deterministic engine: it samples nothing until every open trajectory has requested a turn, and the
+    times of the programs' calls are unknown.
 
     Raises:
         UserError: the configuration requires the deterministic engine.
@@ -147,7 +147,7 @@ def let_nobody_wait(config: Config) -> None:
     local.deterministic = False
 
 
-def weights_of(text: str) -> Source:
+def model_source(text: str) -> Source:
     """Return the source of the model's weights.
 
     Raises:
@@ -185,9 +185,9 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
     Raises:
         UserError: the engine is lost.
     """
-    from mtrl.gateway.desk import Desk, names_in
     from mtrl.gateway.server import Gateway
     from mtrl.gateway.session import SessionLimits
+    from mtrl.gateway.session_manager import SessionManager, names_in
     from mtrl.models.plain_tokenizer import plain
     from mtrl.models.renderer import make_renderer
     from mtrl.rollout.conversation import Codec
@@ -199,27 +199,29 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
     limits = SessionLimits(settings.max_calls, settings.max_calls_at_once, context, settings.max_requests_per_second)
     gateway = Gateway(contender.engine, codec, limits, settings.host, settings.port, key="gateway")
     sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
-    file = file_of(out)
-    desk = Desk(gateway, sampling, config.seed, file, settings.seconds, lambda line: print(line, flush=True))
-    gateway.admit(key, desk.open, names_in(file))
+    file = trajectory_file(out)
+    manager = SessionManager(
+        gateway, sampling, config.seed, file, settings.seconds, lambda line: print(line, flush=True)
+    )
+    gateway.allow_admin(key, manager.open, names_in(file))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, desk.over.set)
+        loop.add_signal_handler(number, manager.shutdown.set)
     try:
         await gateway.start()
         shown = f"that of {KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else key
         print(f"{settings.model} is at {gateway.url}/v1, the admin's key is {shown}", flush=True)
         print(f"trajectories go to {file}; Ctrl-C ends", flush=True)
-        await desk.over.wait()
+        await manager.shutdown.wait()
     finally:
-        await desk.close()
+        await manager.close()
         await gateway.close()
         await contender.close()
-        shows = f"; python -m mtrl.view {out} shows them" if desk.written else ""
-        print(f"trajectories written: {desk.written}, to {file}{shows}", flush=True)
-    if desk.failure is not None:
-        raise desk.failure
-    return 1 if desk.unwritten else 0
+        view_hint = f"; python -m mtrl.view {out} shows them" if manager.written else ""
+        print(f"trajectories written: {manager.written}, to {file}{view_hint}", flush=True)
+    if manager.failure is not None:
+        raise manager.failure
+    return 1 if manager.unwritten else 0
 
 
 def admin_key(host: str) -> str:
@@ -245,7 +247,7 @@ def check_address(settings: Settings) -> None:
     bind(settings.host, settings.port, "the admin's key", KEY_VARIABLE, "gateway.{}={}").close()
 
 
-def out_of(settings: Settings) -> RunDir:
+def make_output_folder(settings: Settings) -> RunDir:
     """Create the folder of the trajectories, with the layout of a run's folder.
 
     Raises:
@@ -255,13 +257,13 @@ def out_of(settings: Settings) -> RunDir:
     run = RunDir(settings.out or f"outputs/gateway/{datetime.now():%Y-%m-%d_%H-%M-%S}")
     try:
         run.trajectories.mkdir(parents=True, exist_ok=True)
-        file_of(run).open("a").close()
+        trajectory_file(run).open("a").close()
     except OSError as error:
         raise UserError(f"gateway.out={run} cannot be written ({error.strerror}); name another folder") from error
     return run
 
 
-def file_of(out: RunDir) -> Path:
+def trajectory_file(out: RunDir) -> Path:
     return out.trajectories / "gateway.jsonl"
 
 

@@ -19,9 +19,9 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from mtrl.gateway import feedback, respond
-from mtrl.gateway.auth import Credentials, Register, check_name
+from mtrl.gateway.auth import Credentials, SessionRegistry, check_name
 from mtrl.gateway.errors import RequestError
-from mtrl.gateway.exchange import Attended, GoneError, Receive, Reply, Scope, Send, read_json
+from mtrl.gateway.exchange import CancelOnDisconnect, ClientDisconnectedError, Receive, Reply, Scope, Send, read_json
 from mtrl.gateway.requests import ChatRequest, CompletionRequest
 from mtrl.gateway.respond import Answer
 from mtrl.gateway.stream import ChatChunks, CompletionChunks, EventStream
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NAMING = (b"x-mtrl-trajectory-id", b"x-amzn-sagemaker-trajectory-id")
+TRAJECTORY_HEADERS = (b"x-mtrl-trajectory-id", b"x-amzn-sagemaker-trajectory-id")
 """Headers that name a trajectory."""
-SAY_IT_AGAIN = frozenset({408, 429, 500, 503})
-"""Statuses after which a client may repeat its request; for all others the response forbids it. The codes in `FINAL`
-forbid it too: a trajectory that has used all its calls gets no more later."""
-MOST_OF_A_REPORT = 256 << 10
+RETRYABLE_STATUSES = frozenset({408, 429, 500, 503})
+"""Statuses after which a client may repeat its request; for all others the response forbids it. The codes in
+`FINAL_CODES` forbid it too: a trajectory that has used all its calls gets no more later."""
+MAX_REPORT_BYTES = 256 << 10
 """Maximum size of a report, in bytes. A report is read before its sender is known, because its body may name the
 trajectory."""
-FINAL = frozenset({"max_calls"})
+FINAL_CODES = frozenset({"max_calls"})
 
 
 class Sendable(Protocol):
@@ -53,11 +53,11 @@ class Sendable(Protocol):
 class App:
     """Routes requests to the sessions that they name."""
 
-    register: Register
+    registry: SessionRegistry
     codec: Codec
     model: str
     max_body: int
-    introduce: Callable[[Session], dict[str, str]]
+    describe: Callable[[Session], dict[str, str]]
     """Function that returns the description of a trajectory for the admin."""
 
     def __post_init__(self) -> None:
@@ -72,26 +72,26 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        started = False
 
-        async def once(message: Any) -> None:
-            nonlocal begun
-            begun = True
+        async def tracked_send(message: Any) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
             try:
                 reply = await self._answer(scope, receive)
-                await reply.send(receive, once)
+                await reply.send(receive, tracked_send)
             except RequestError as error:
-                await refusal(error).send(receive, once)
-        except GoneError:
+                await refusal(error).send(receive, tracked_send)
+        except ClientDisconnectedError:
             pass
         except Exception:
             log.exception("a request failed")
-            if not begun:
-                sentence = "the request failed; the log of the gateway says why"
-                await refusal(RequestError(500, sentence)).send(receive, once)
+            if not started:
+                message = "the request failed; the log of the gateway says why"
+                await refusal(RequestError(500, message)).send(receive, tracked_send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Sendable:
         path, credentials = read_path(scope)
@@ -101,7 +101,7 @@ class App:
             if method != "POST":
                 raise RequestError(405, f"{path} takes POST")
             return await post(credentials, scope, receive)
-        if method == "POST" and path == "/trajectories" and self.register.admit is not None:
+        if method == "POST" and path == "/trajectories" and self.registry.open_session is not None:
             return await self._open(credentials, scope, receive)
         if method == "GET" and path == "/health":
             return Reply({"status": "healthy"})
@@ -116,7 +116,7 @@ class App:
         scope: Scope,
         receive: Receive,
     ) -> Sendable:
-        session = self.register.find_or_admit(credentials)  # first, so that no body of an unknown client is read
+        session = self.registry.find_or_open(credentials)  # first, so that no body of an unknown client is read
         return await answer(session, await read_json(scope, receive, self.max_body), receive)
 
     async def _chat(self, session: Session, body: Any, receive: Receive) -> Sendable:
@@ -125,7 +125,7 @@ class App:
         if request.stream:
             chunks = ChatChunks(answer, request.n, codec, request.include_usage)
             return EventStream(chunks.opening(), partial(session.chat, request), chunks.of)
-        async with Attended(receive, session.chat(request)) as work:
+        async with CancelOnDisconnect(receive, session.chat(request)) as work:
             calls = await work.result()
         return Reply(respond.chat_completion(answer, calls, codec))
 
@@ -136,43 +136,43 @@ class App:
         if request.stream:
             chunks = CompletionChunks(answer, codec, request.include_usage)
             return EventStream([], partial(session.complete, request), chunks.of)
-        async with Attended(receive, session.complete(request)) as work:
+        async with CancelOnDisconnect(receive, session.complete(request)) as work:
             calls = await work.result()
         return Reply(respond.completion(answer, calls, codec))
 
     async def _report(
         self,
-        take: Callable[[Session, dict[str, Any]], dict[str, Any]],
+        apply: Callable[[Session, dict[str, Any]], dict[str, Any]],
         credentials: Credentials,
         scope: Scope,
         receive: Receive,
     ) -> Reply:
-        report = await read_json(scope, receive, min(MOST_OF_A_REPORT, self.max_body))
-        about = feedback.about(report)
-        if about is not None:
-            credentials = replace(credentials, names=(*credentials.names, about))
+        report = await read_json(scope, receive, min(MAX_REPORT_BYTES, self.max_body))
+        named = feedback.trajectory_of(report)
+        if named is not None:
+            credentials = replace(credentials, names=(*credentials.names, named))
         try:
-            return Reply(take(self.register.find(credentials), report))
+            return Reply(apply(self.registry.find(credentials), report))
         except RequestError as error:
             raise (RequestError(404, error.message, error.code) if error.status == 410 else error) from None
 
     async def _open(self, credentials: Credentials, scope: Scope, receive: Receive) -> Reply:
-        assert self.register.admit is not None
-        if not self.register.is_admin(credentials):
+        assert self.registry.open_session is not None
+        if not self.registry.is_admin(credentials):
             raise RequestError(401, "only the admin's key opens a trajectory", "invalid_api_key")
         body = await read_json(scope, receive, self.max_body)
         if not isinstance(body, dict):
             raise RequestError(400, "the body is not a JSON object; send one with an id, or an empty one")
         name = check_name(body.get("id") or uuid4().hex)
-        if name in self.register:
+        if name in self.registry:
             raise RequestError(
                 409, f"there is a trajectory {name} already, or was; name another", "trajectory_exists", "id"
             )
-        return Reply(self.introduce(self.register.admit(name)))
+        return Reply(self.describe(self.registry.open_session(name)))
 
     def _models(self, path: str, credentials: Credentials) -> Reply:
-        if not self.register.is_admin(credentials):
-            self.register.find(credentials)
+        if not self.registry.is_admin(credentials):
+            self.registry.find(credentials)
         if path == "/models":
             return Reply(respond.models(self.model))
         name = path.removeprefix("/models/")
@@ -186,7 +186,7 @@ class App:
 def refusal(error: RequestError) -> Reply:
     """Return the response to a refused request. OpenAI's clients repeat some statuses unless a header forbids it."""
     headers = []
-    if error.status not in SAY_IT_AGAIN or error.code in FINAL:
+    if error.status not in RETRYABLE_STATUSES or error.code in FINAL_CODES:
         headers.append((b"x-should-retry", b"false"))
     elif error.status == 429:
         headers.append((b"retry-after", b"1"))
@@ -203,7 +203,7 @@ def read_path(scope: Scope) -> tuple[str, Credentials]:
             scheme, _, token = value.partition(b" ")
             if scheme.lower() == b"bearer" and token.strip():
                 bearer = token.strip().decode("latin-1")
-        elif header in NAMING:
+        elif header in TRAJECTORY_HEADERS:
             names.append(value.decode("latin-1"))
     # The path is split before it is unquoted, because a name may contain a slash.
     path, segment = scope["raw_path"].decode("latin-1"), None

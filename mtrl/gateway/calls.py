@@ -2,7 +2,7 @@
 
 A program's requests contain whole histories. A request that begins with the history of an earlier call *and* its answer
 continues that call: its context consists of that call's tokens, exactly as sampled, and the new tokens. The calls
-therefore form a tree, and `arrange` cuts it into sequences of turns that extend each other.
+therefore form a tree, and `turns_of` divides it into sequences of turns that extend each other.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Context:
     """The whole request as bytes; equal requests have equal bytes."""
     parent: Call | None
     """The earlier call that the request continues, if any."""
-    drift: str | None
+    prefix_break: str | None
     """Why `ids` do not begin with the parent's tokens; None if they do, or if there is no parent."""
     observation: list[Message]
     """Messages of the request that are new."""
-    heard: frozenset[int]
+    content_hashes: frozenset[int]
     """Hashes by which the request is compared with earlier ones: those of its new messages without system messages, or,
     for a text or token ids, those of the request and of the earlier requests that it begins with."""
     tools: list[dict[str, Any]] | None = None
@@ -57,10 +57,10 @@ class Call:
             overrides: names of the sampling parameters that the request set and the run overrides.
         """
         self.index, self.choice, self.overrides = index, choice, overrides
-        self.parent, self.drift = context.parent, context.drift
-        self.observation, self.heard = context.observation, context.heard
+        self.parent, self.prefix_break = context.parent, context.prefix_break
+        self.observation, self.content_hashes = context.observation, context.content_hashes
         self.key = _digest(context.history)
-        self.new_ids = context.ids[self.parent.length :] if self.parent and not self.drift else context.ids
+        self.new_ids = context.ids[self.parent.length :] if self.parent and not self.prefix_break else context.ids
         """The tokens after the parent's tokens; the whole context if it does not extend them."""
         self.prompt_tokens = len(context.ids)
         self.children = 0
@@ -70,7 +70,7 @@ class Call:
         """The answer for the client: stop strings are cut off, and tool calls are in `tool_calls` only."""
         self.text = ""
         """The answer as text, for clients of the completions API."""
-        self.spoken: Message = {}
+        self.sampled_message: Message = {}
         """The answer as the model gave it; `decoded` is its raw text."""
         self.decoded = ""
         self.reward = 0.0
@@ -81,7 +81,7 @@ class Call:
         """Token ids of the whole context before the answer."""
         parts: list[list[int]] = []
         call: Call = self
-        while call.parent is not None and call.drift is None:
+        while call.parent is not None and call.prefix_break is None:
             parts.append(call.new_ids)
             call = call.parent
             parts.append(call.generation.token_ids)
@@ -112,15 +112,16 @@ class Call:
         """
         ids = generation.token_ids
         self.decoded = codec.decode(codec.without_stop(ids))
-        self.spoken = codec.parse(ids, context.ids, context.tools, self.index)
+        self.sampled_message = codec.parse(ids, context.ids, context.tools, self.index)
         # Some renderers find calls even if the request has no tools; such a client receives the plain text.
-        unasked = bool(self.spoken.get("tool_calls")) and not context.tools
+        has_undeclared_calls = bool(self.sampled_message.get("tool_calls")) and not context.tools
         plain = {"role": "assistant", "content": self.decoded}
-        self.message, self.text = told(plain if unasked else self.spoken, stop), cut(self.decoded, stop)
+        self.message = client_message(plain if has_undeclared_calls else self.sampled_message, stop)
+        self.text = truncate_at_stop(self.decoded, stop)
         self.generation = generation
 
 
-class Prefixes:
+class PrefixIndex:
     """Finds which of the added byte strings are prefixes of another one, in time proportional to its length and to the
     number of lengths that a prefix may have."""
 
@@ -129,9 +130,9 @@ class Prefixes:
         self._lengths: list[int] = []
 
     def add(self, data: bytes, call: Call) -> None:
-        place = bisect_left(self._lengths, len(data))
-        if self._lengths[place : place + 1] != [len(data)]:
-            self._lengths.insert(place, len(data))
+        position = bisect_left(self._lengths, len(data))
+        if self._lengths[position : position + 1] != [len(data)]:
+            self._lengths.insert(position, len(data))
         self._calls.setdefault(_digest(data), []).append(call)
 
     def of(self, data: bytes, ends: Iterable[int] | None = None) -> Iterator[tuple[int, list[Call]]]:
@@ -150,8 +151,8 @@ class Prefixes:
                 yield length, found
 
 
-class Lineage:
-    """Finds the call that a request continues.
+class CallTree:
+    """Finds the earlier call that a request continues, among the calls that were added.
 
     The call with the longest matching history wins. Among equal histories, a call whose answer came back unchanged is
     preferred, then a call that no other call continues yet, then the newest. Messages are compared by `message_key`,
@@ -160,16 +161,16 @@ class Lineage:
 
     def __init__(self, codec: Codec):
         self.codec = codec
-        self._answered, self._asked = Prefixes(), Prefixes()
+        self._histories, self._requests = PrefixIndex(), PrefixIndex()
 
-    def learn(self, call: Call, history: bytes) -> None:
-        """Register a call whose client has the answer to the request with this history."""
+    def add(self, call: Call, history: bytes) -> None:
+        """Add a call whose client has received the answer to the request with this history."""
         if history[:1] == _CHAT:
-            self._answered.add(history + message_key(call.message), call)
+            self._histories.add(history + message_key(call.message), call)
             return
-        self._asked.add(history, call)
-        said = call.decoded.encode() if history[:1] == _TEXT else _as_bytes(call.generation.token_ids)
-        self._answered.add(history + said, call)
+        self._requests.add(history, call)
+        answer = call.decoded.encode() if history[:1] == _TEXT else _as_bytes(call.generation.token_ids)
+        self._histories.add(history + answer, call)
 
     def chat(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Context:
         """Return the context of a conversation. Exceptions of the renderer pass through."""
@@ -177,22 +178,28 @@ class Lineage:
         history, ends = b"".join(keys), list(accumulate(map(len, keys)))
         length, calls = self._longest(history, ends)
         known = ends.index(length) if calls else 0
-        parent = _first(calls, messages[known - 1]["content"])
+        parent = _continued_call(calls, messages[known - 1]["content"])
         new, new_keys = messages[known:], keys[1 + known :]
-        heard = frozenset(hash(key) for key, message in zip(new_keys, new, strict=True) if message["role"] != "system")
+        content_hashes = frozenset(
+            hash(key) for key, message in zip(new_keys, new, strict=True) if message["role"] != "system"
+        )
         if parent is None:
-            return Context(self.codec.render(messages, tools), history, None, None, new, heard, tools)
+            return Context(self.codec.render(messages, tools), history, None, None, new, content_hashes, tools)
         previous = parent.tokens
         extended = self.codec.extend(previous[: parent.prompt_tokens], parent.generation.token_ids, new, tools)
         ids = self.codec.render(messages, tools) if extended is None else extended
-        drift = None
+        prefix_break = None
         if ids[: len(previous)] != previous:
-            drift = self._drift(previous, ids, new, extended is None)
-        return Context(ids, history, parent, drift, new, heard, tools)
+            prefix_break = self._prefix_break(previous, ids, new, extended is None)
+        return Context(ids, history, parent, prefix_break, new, content_hashes, tools)
 
-    def _drift(self, previous: list[int], ids: list[int], new: list[Message], anew: bool) -> str:
-        """Classify why `ids` do not begin with the previous tokens; `anew` tells whether they were rendered anew."""
-        if not anew:
+    def _prefix_break(self, previous: list[int], ids: list[int], new: list[Message], rerendered: bool) -> str:
+        """Classify why `ids` do not begin with the previous tokens.
+
+        Args:
+            rerendered: whether the whole conversation was rendered anew.
+        """
+        if not rerendered:
             return classify_break(previous, ids, self.codec)
         return "edited" if any(message["role"] == "assistant" for message in new) else "template"
 
@@ -200,7 +207,7 @@ class Lineage:
         """Return the context of a text without messages."""
         history = _TEXT + prompt.encode()
         length, calls = self._longest(history)
-        parent, drift = _first(calls), None
+        parent, prefix_break = _continued_call(calls), None
         if parent is None:
             ids, new = self.codec.encode(prompt), prompt
         else:
@@ -208,19 +215,20 @@ class Lineage:
             previous = parent.tokens
             # A text has no closing token unless the program writes it. Without that token the context does not begin
             # with all the sampled tokens.
-            kept = self.codec.without_stop(parent.generation.token_ids)
-            ids = previous[: parent.prompt_tokens] + kept + self.codec.encode(new)
-            drift = None if ids[: len(previous)] == previous else "template"
-        return Context(ids, history, parent, drift, [{"role": "user", "content": new}], self._heard(history))
+            answer_ids = self.codec.without_stop(parent.generation.token_ids)
+            ids = previous[: parent.prompt_tokens] + answer_ids + self.codec.encode(new)
+            prefix_break = None if ids[: len(previous)] == previous else "template"
+        observation = [{"role": "user", "content": new}]
+        return Context(ids, history, parent, prefix_break, observation, self._content_hashes(history))
 
     def tokens(self, ids: list[int]) -> Context:
         """Return the context of token ids, which are used unchanged."""
         history = _IDS + _as_bytes(ids)
         length, calls = self._longest(history)
-        parent = _first(calls)
+        parent = _continued_call(calls)
         new = ids if parent is None else ids[(length - 1) // _ID_BYTES :]
         observation = [{"role": "user", "content": self.codec.decode(new)}]
-        return Context(list(ids), history, parent, None, observation, self._heard(history))
+        return Context(list(ids), history, parent, None, observation, self._content_hashes(history))
 
     def _longest(self, history: bytes, ends: list[int] | None = None) -> tuple[int, list[Call]]:
         """Find the longest prefix of `history` that is an earlier request with its answer.
@@ -228,14 +236,14 @@ class Lineage:
         Returns:
             The length of the prefix in bytes, and its calls; 0 and no calls if there is none.
         """
-        return [(0, []), *self._answered.of(history, ends)][-1]
+        return [(0, []), *self._histories.of(history, ends)][-1]
 
-    def _heard(self, history: bytes) -> frozenset[int]:
+    def _content_hashes(self, history: bytes) -> frozenset[int]:
         """Return hashes of a text or of token ids, and of the earlier requests that it begins with as a whole."""
-        return frozenset(map(hash, [_digest(history), *(calls[0].key for _, calls in self._asked.of(history))]))
+        return frozenset(map(hash, [_digest(history), *(calls[0].key for _, calls in self._requests.of(history))]))
 
 
-def _first(calls: list[Call], content: str | None = None) -> Call | None:
+def _continued_call(calls: list[Call], content: str | None = None) -> Call | None:
     """Return the call to continue among calls with equal histories; `content` is the answer that came back."""
 
     def rank(call: Call) -> tuple[bool, bool, int]:
@@ -244,46 +252,46 @@ def _first(calls: list[Call], content: str | None = None) -> Call | None:
     return min(calls, key=rank, default=None)
 
 
-def arrange(calls: Iterable[Call]) -> list[Turn]:
+def turns_of(calls: Iterable[Call]) -> list[Turn]:
     """Return the turns of these calls, which come in the order in which they began, with the calls' rewards.
 
     Only one turn extends the tokens of an earlier turn. A further turn with the same parent repeats its whole context
     as a break, so that every sampled token is in exactly one sample, behind its own context.
     """
     turns: list[Turn] = []
-    places: dict[Call, int] = {}
+    turn_indices: dict[Call, int] = {}
     extended: set[Call] = set()
-    asked: set[bytes] = set()
-    heard: set[int] = set()
+    seen_requests: set[bytes] = set()
+    seen_hashes: set[int] = set()
     for call in calls:
         parent = call.parent
         reason = None
-        if parent is not None and call.drift is None and parent not in extended:
+        if parent is not None and call.prefix_break is None and parent not in extended:
             extended.add(parent)
         elif turns:
-            reason = _break(call, asked, heard)
+            reason = _break_reason(call, seen_requests, seen_hashes)
         turns.append(_turn(call, reason))
-        if parent is not None and parent in places:
-            before = turns[places[parent]]
-            before.seconds_environment = before.seconds_environment or max(0.0, call.began - parent.ended)
-            if reason is None and places[parent] != len(turns) - 2:
-                turns[-1].parent = places[parent]
-        places[call] = len(turns) - 1
-        asked.add(call.key)
-        heard |= call.heard
+        if parent is not None and parent in turn_indices:
+            parent_turn = turns[turn_indices[parent]]
+            parent_turn.seconds_environment = parent_turn.seconds_environment or max(0.0, call.began - parent.ended)
+            if reason is None and turn_indices[parent] != len(turns) - 2:
+                turns[-1].parent = turn_indices[parent]
+        turn_indices[call] = len(turns) - 1
+        seen_requests.add(call.key)
+        seen_hashes |= call.content_hashes
     return turns
 
 
-def _break(call: Call, asked: set[bytes], heard: set[int]) -> str:
-    """Return the break reason of a call that extends no turn. `asked` and `heard` hold the keys and hashes of the calls
-    before it."""
+def _break_reason(call: Call, seen_requests: set[bytes], seen_hashes: set[int]) -> str:
+    """Return the break reason of a call that extends no turn. `seen_requests` and `seen_hashes` hold the keys and
+    hashes of the calls before it."""
     if call.choice:
         return "branch"
-    if call.key in asked:
+    if call.key in seen_requests:
         return "retry"
     if call.parent is not None:
-        return call.drift or "branch"
-    return "fresh" if heard.isdisjoint(call.heard) else "edited"
+        return call.prefix_break or "branch"
+    return "fresh" if seen_hashes.isdisjoint(call.content_hashes) else "edited"
 
 
 def _turn(call: Call, reason: str | None) -> Turn:
@@ -295,7 +303,7 @@ def _turn(call: Call, reason: str | None) -> Turn:
         version_spans=list(generation.version_spans),
         finish=generation.finish,
         text=call.decoded,
-        message=call.spoken,
+        message=call.sampled_message,
         observation=call.observation,
         reward=call.reward,
         break_reason=reason,
@@ -303,18 +311,18 @@ def _turn(call: Call, reason: str | None) -> Turn:
     )
 
 
-def told(spoken: Message, stop: Sequence[str]) -> Message:
+def client_message(sampled_message: Message, stop: Sequence[str]) -> Message:
     """Return an assistant's message for a client: tool calls are in `tool_calls` only, texts end at a stop string."""
-    content = spoken.get("content") or ""
-    if spoken.get("tool_calls"):
+    content = sampled_message.get("content") or ""
+    if sampled_message.get("tool_calls"):
         content = parse_calls(content)[0]
-    message = {**spoken, "content": cut(content, stop)}
-    if "reasoning_content" in spoken:
-        message["reasoning_content"] = cut(spoken["reasoning_content"], stop)
+    message = {**sampled_message, "content": truncate_at_stop(content, stop)}
+    if "reasoning_content" in sampled_message:
+        message["reasoning_content"] = truncate_at_stop(sampled_message["reasoning_content"], stop)
     return message
 
 
-def cut(text: str, stop: Sequence[str]) -> str:
+def truncate_at_stop(text: str, stop: Sequence[str]) -> str:
     """Return the text before the first occurrence of a stop string."""
     return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
 

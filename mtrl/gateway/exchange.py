@@ -22,7 +22,7 @@ SECONDS_TO_SEND = 30.0
 """Maximum time for receiving the body of a request, in seconds."""
 
 
-class GoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client disconnected before its answer."""
 
 
@@ -43,53 +43,53 @@ class Reply:
         await send({"type": "http.response.body", "body": body})
 
 
-class Attended(Generic[T]):
+class CancelOnDisconnect(Generic[T]):
     """Work that runs only while its client is connected.
 
-    async with Attended(receive, session.chat(request)) as work:
+    async with CancelOnDisconnect(receive, session.chat(request)) as work:
         calls = await work.result()
     """
 
     def __init__(self, receive: Receive, work: Coroutine[Any, Any, T]):
         self._work = asyncio.ensure_future(work)
-        self._gone = asyncio.ensure_future(_left(receive))
+        self._disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
 
-    async def __aenter__(self) -> Attended[T]:
+    async def __aenter__(self) -> CancelOnDisconnect[T]:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._gone.cancel()
+        self._disconnected.cancel()
         self._work.cancel()
         # The cancelled work must end before its session handles another event.
-        await asyncio.wait((self._gone, self._work))
+        await asyncio.wait((self._disconnected, self._work))
         if not self._work.cancelled():
             self._work.exception()
-        del self._work, self._gone  # the exception of the work references this object: break the cycle
+        del self._work, self._disconnected  # the exception of the work references this object: break the cycle
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait at most `seconds`, and return whether the work is done.
 
         Raises:
-            GoneError: the client disconnected before.
+            ClientDisconnectedError: the client disconnected before.
         """
-        await asyncio.wait((self._work, self._gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((self._work, self._disconnected), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self._work.done():
             return True
-        if self._gone.done():
-            raise GoneError
+        if self._disconnected.done():
+            raise ClientDisconnectedError
         return False
 
     async def result(self) -> T:
         """Wait for the result of the work; exceptions of the work pass through.
 
         Raises:
-            GoneError: the client disconnected before.
+            ClientDisconnectedError: the client disconnected before.
         """
         await self.wait()
         return self._work.result()
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -98,25 +98,25 @@ def to_bytes(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
-async def read_json(scope: Scope, receive: Receive, most: int) -> Any:
-    """Read the JSON value of a body of at most `most` bytes.
+async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
+    """Read the JSON value of a body of at most `max_bytes` bytes.
 
     Raises:
         RequestError: 400 the body is not JSON; 408 it arrives too slowly; 413 it is too large.
-        GoneError: the client disconnected.
+        ClientDisconnectedError: the client disconnected.
     """
-    body = await _read(scope, receive, most)
+    body = await _read(scope, receive, max_bytes)
     try:
-        return json.loads(body, parse_constant=_no_number)
+        return json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         what = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise RequestError(400, f"the body is not JSON ({what[:200]})") from None
 
 
-async def _read(scope: Scope, receive: Receive, most: int) -> bytes:
-    too_large = RequestError(413, f"the body has more than {most} bytes", "request_too_large")
-    told = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-    if told.isdigit() and int(told[:20]) > most:
+async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    too_large = RequestError(413, f"the body has more than {max_bytes} bytes", "request_too_large")
+    declared_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    if declared_length.isdigit() and int(declared_length[:20]) > max_bytes:
         raise too_large
     parts, size = [], 0
     try:
@@ -124,10 +124,10 @@ async def _read(scope: Scope, receive: Receive, most: int) -> bytes:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise GoneError
+                    raise ClientDisconnectedError
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
-                if size > most:
+                if size > max_bytes:
                     raise too_large
                 if not message.get("more_body"):
                     return b"".join(parts)
@@ -135,5 +135,5 @@ async def _read(scope: Scope, receive: Receive, most: int) -> bytes:
         raise RequestError(408, f"the body did not come within {SECONDS_TO_SEND:g} s") from None
 
 
-def _no_number(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")

@@ -25,19 +25,19 @@ STATUS = ("Status", "status")
 REWARDS = ("Rewards", "rewards", "Reward", "reward")
 ERROR = ("Error", "error", "ErrorMessage", "errorMessage", "error_message")
 STATUSES = ("ready", "failed")
-SHOWN = 2_000
+MAX_ERROR_CHARACTERS = 2_000
 """Maximum number of characters that are stored of a program's error message."""
 
 
-def about(body: Any) -> str | None:
-    """Return the token or the name of the trajectory that a report is about; None if the report has none.
+def trajectory_of(body: Any) -> str | None:
+    """Return the token or the name of the trajectory that a report names; None if the report has none.
 
     Raises:
         RequestError: 400, the body is no report.
     """
     if not isinstance(body, dict):
         raise RequestError(400, "the body is not a JSON object; send one with a TrajectoryId")
-    name = _one(body, ID)
+    name = _first_value(body, ID)
     if name is not None and not isinstance(name, str):
         raise RequestError(400, f"TrajectoryId is {name!r:.50}; it must be a text", param="TrajectoryId")
     return name or None
@@ -49,7 +49,7 @@ def complete_rollout(session: Session, report: dict[str, Any]) -> dict[str, Any]
     Raises:
         RequestError: 400 the report is malformed; 409 the trajectory has ended with the other status.
     """
-    status = _one(report, STATUS)
+    status = _first_value(report, STATUS)
     status = STATUSES[0] if status is None else status.lower() if isinstance(status, str) else status
     if status not in STATUSES:
         raise RequestError(400, f"Status is {status!r:.50}; it must be ready or failed", param="Status")
@@ -57,8 +57,8 @@ def complete_rollout(session: Session, report: dict[str, Any]) -> dict[str, Any]
         raise RequestError(
             409, f"Cannot transition trajectory {session.name} from {session.status} to {status}", "trajectory_complete"
         )
-    error = _one(report, ERROR)
-    session.finish(status, error[:SHOWN] if isinstance(error, str) else None)
+    error = _first_value(report, ERROR)
+    session.finish(status, error[:MAX_ERROR_CHARACTERS] if isinstance(error, str) else None)
     return {"TrajectoryId": session.name, "Status": status}
 
 
@@ -70,7 +70,7 @@ def update_reward(session: Session, report: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RequestError: 400 the report is malformed; 410 the trajectory is over.
     """
-    rewards = _one(report, REWARDS)
+    rewards = _first_value(report, REWARDS)
     values = rewards if isinstance(rewards, list) else [rewards]
     if not values or not all(_is_number(value) for value in values):
         raise RequestError(
@@ -78,11 +78,11 @@ def update_reward(session: Session, report: dict[str, Any]) -> dict[str, Any]:
         )
     numbers = [float(value) for value in values]
     # The SDK sends a scalar as a list with one value.
-    session.pay(numbers[0] if len(numbers) == 1 else numbers)
+    session.set_rewards(numbers[0] if len(numbers) == 1 else numbers)
     return {"TrajectoryId": session.name, "Rewards": numbers}
 
 
-def _one(body: dict[str, Any], names: tuple[str, ...]) -> Any:
+def _first_value(body: dict[str, Any], names: tuple[str, ...]) -> Any:
     return next((body[name] for name in names if body.get(name) is not None), None)
 
 

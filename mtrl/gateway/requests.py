@@ -15,8 +15,8 @@ from mtrl.gateway.errors import RequestError
 from mtrl.types import Message
 from mtrl.utils.strict_json import check_depth, strict_loads
 
-MOST_ANSWERS = 128
-MOST_STOPS = 16
+MAX_ANSWERS = 128
+MAX_STOP_STRINGS = 16
 """Maximum number of stop strings of a request. OpenAI takes 4, servers of open models take more."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -51,7 +51,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class BaseRequest:
     """Parameters of the answer that both kinds of request share."""
 
     n: int = 1
@@ -68,7 +68,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatRequest(Wishes):
+class ChatRequest(BaseRequest):
     """Request to continue a conversation."""
 
     messages: list[Message]
@@ -90,18 +90,18 @@ class ChatRequest(Wishes):
             RequestError: 400; it names the field at fault.
         """
         body = _object(body)
-        newer = _whole(body, "max_completion_tokens")
-        wishes = _wishes(body, ("messages", "tools", "tool_choice", "max_completion_tokens"))
+        max_completion_tokens = _whole(body, "max_completion_tokens")
+        shared = _shared_fields(body, ("messages", "tools", "tool_choice", "max_completion_tokens"))
         return cls(
             messages=_messages(body.get("messages")),
             tools=_tools(body),
             logprobs=bool(_typed(body, "logprobs", bool, "true or false")),
-            **{**wishes, "max_tokens": newer or wishes["max_tokens"]},
+            **{**shared, "max_tokens": max_completion_tokens or shared["max_tokens"]},
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionRequest(Wishes):
+class CompletionRequest(BaseRequest):
     """Request to continue a text or token ids."""
 
     prompt: str | list[int]
@@ -117,19 +117,19 @@ class CompletionRequest(Wishes):
         logprobs = body.get("logprobs")
         if logprobs not in (None, 0):  # False is 0 as well
             raise _bad("logprobs", f"is {_shown(logprobs)}; alternatives to the sampled tokens are not kept, so use 0")
-        asked = logprobs is not None and logprobs is not False
-        return cls(prompt=_prompt(body.get("prompt")), logprobs=asked, **_wishes(body, ("prompt",)))
+        wants_logprobs = logprobs is not None and logprobs is not False
+        return cls(prompt=_prompt(body.get("prompt")), logprobs=wants_logprobs, **_shared_fields(body, ("prompt",)))
 
 
-def _wishes(body: dict[str, Any], own: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of `Wishes` except `logprobs`, which the two kinds of request write differently."""
-    for name, idle in _REFUSED.items():
+def _shared_fields(body: dict[str, Any], own: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of `BaseRequest` except `logprobs`, which the two kinds of request write differently."""
+    for name, allowed in _REFUSED.items():
         value = body.get(name)
-        if value is not None and value not in idle:
+        if value is not None and value not in allowed:
             raise _bad(name, f"is {_shown(value)}, which is not supported here; leave it out")
     options = _typed(body, "stream_options", dict, "an object") or {}
     return {
-        "n": _whole(body, "n", MOST_ANSWERS) or 1,
+        "n": _whole(body, "n", MAX_ANSWERS) or 1,
         "max_tokens": _whole(body, "max_tokens"),
         "stop": _stop(body.get("stop")),
         "temperature": _number(body, "temperature", 2.0),
@@ -171,22 +171,22 @@ def _typed(body: dict[str, Any], name: str, kind: type, form: str) -> Any:
     return value
 
 
-def _whole(body: dict[str, Any], name: str, most: int | None = None) -> int | None:
+def _whole(body: dict[str, Any], name: str, maximum: int | None = None) -> int | None:
     value = body.get(name)
     if value is None:
         return None
-    if type(value) is not int or value < 1 or (most is not None and value > most):
-        upto = "" if most is None else f" and at most {most}"
+    if type(value) is not int or value < 1 or (maximum is not None and value > maximum):
+        upto = "" if maximum is None else f" and at most {maximum}"
         raise _bad(name, f"is {_shown(value)}; it must be a whole number of at least 1{upto}")
     return value
 
 
-def _number(body: dict[str, Any], name: str, most: float) -> float | None:
+def _number(body: dict[str, Any], name: str, maximum: float) -> float | None:
     value = body.get(name)
     if value is None:
         return None
-    if type(value) not in (int, float) or not 0 <= value <= most:
-        raise _bad(name, f"is {_shown(value)}; it must be a number from 0 to {most:g}")
+    if type(value) not in (int, float) or not 0 <= value <= maximum:
+        raise _bad(name, f"is {_shown(value)}; it must be a number from 0 to {maximum:g}")
     return float(value)
 
 
@@ -194,8 +194,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     texts = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise _bad("stop", f"is {_shown(value)}; it must be a text or a list of texts, none of them empty")
-    if len(texts) > MOST_STOPS:
-        raise _bad("stop", f"has {len(texts)} texts; at most {MOST_STOPS} are taken")
+    if len(texts) > MAX_STOP_STRINGS:
+        raise _bad("stop", f"has {len(texts)} texts; at most {MAX_STOP_STRINGS} are taken")
     return tuple(dict.fromkeys(_text(text) for text in texts))
 
 
@@ -215,10 +215,10 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     if choice not in (None, "auto", "none"):
         raise _bad("tool_choice", f"is {_shown(choice)}, but the model alone decides what it calls; use auto or none")
     tools = _typed(body, "tools", list, "a list of tools") or []
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise _bad(f"tools[{place}]", "is no function with a name; the model can call nothing else")
+            raise _bad(f"tools[{index}]", "is no function with a name; the model can call nothing else")
     return _plain("tools", tools) if tools and choice != "none" else None
 
 
@@ -234,26 +234,26 @@ def _plain(param: str, value: Any) -> Any:
 def _messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise _bad("messages", "must be a list of at least one message")
-    return [_message(f"messages[{place}]", message) for place, message in enumerate(value)]
+    return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
 def _message(where: str, message: Any) -> Message:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
         raise _bad(where, f"has the role {_shown(role)}; it must be one of {', '.join(_ROLES)}")
-    taken: Message = {"role": _ROLES[role], "content": _content(f"{where}.content", message.get("content"))}
+    checked: Message = {"role": _ROLES[role], "content": _content(f"{where}.content", message.get("content"))}
     if role == "assistant":
         if isinstance(reasoning := message.get("reasoning_content"), str) and reasoning:
-            taken["reasoning_content"] = _text(reasoning)
+            checked["reasoning_content"] = _text(reasoning)
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
             raise _bad(f"{where}.tool_calls", f"is {_shown(calls)}; it must be a list of tool calls")
         if calls:
-            taken["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+            checked["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
     for name in ("name", "tool_call_id"):
         if isinstance(given := message.get(name), str):
-            taken[name] = _text(given)
-    return taken
+            checked[name] = _text(given)
+    return checked
 
 
 def _content(where: str, content: Any) -> str:
@@ -261,7 +261,7 @@ def _content(where: str, content: Any) -> str:
         return _text(content or "")
     if not isinstance(content, list):
         raise _bad(where, f"is {_shown(content)}; it must be a text or a list of parts")
-    return "".join(_part(f"{where}[{place}]", part) for place, part in enumerate(content))
+    return "".join(_part(f"{where}[{index}]", part) for index, part in enumerate(content))
 
 
 def _part(where: str, part: Any) -> str:

@@ -12,7 +12,7 @@ import uvicorn
 
 from mtrl.engines.base import Engine, SamplingParams
 from mtrl.gateway.app import App
-from mtrl.gateway.auth import Register, new_token
+from mtrl.gateway.auth import SessionRegistry, new_token
 from mtrl.gateway.session import Session, SessionLimits
 from mtrl.rollout.conversation import Codec
 from mtrl.utils.http_protocol import PatientProtocol
@@ -20,7 +20,7 @@ from mtrl.utils.serving import address_of, bind
 
 MODEL = "mtrl"
 """Name of the gateway's only model; requests may use any name for it."""
-MOST_CONNECTIONS = 8_192
+MAX_CONNECTIONS = 8_192
 """Maximum number of connections. Further ones are answered with 503, after which clients try again."""
 SPARE_FILES = 512
 """Number of file descriptors that are left to the rest of the process."""
@@ -54,7 +54,7 @@ class Gateway:
             key: section of the configuration that host and port come from, for error messages.
         """
         self.engine, self.codec, self.limits, self.max_body = engine, codec, limits, max_body
-        self.register = Register()
+        self.registry = SessionRegistry()
         self._address, self._key = (host, port), key
         self._bound: socket.socket | None = None
         self._server: _Server | None = None
@@ -81,10 +81,10 @@ class Gateway:
             ValueError: a trajectory of this name is open.
         """
         session = Session(name, self.engine, self.codec, sampling, self.limits, new_token())
-        self.register.add(session)
+        self.registry.add(session)
         return session
 
-    def introduce(self, session: Session) -> dict[str, str]:
+    def describe(self, session: Session) -> dict[str, str]:
         """Return the description of a trajectory that a program needs."""
         return {
             "id": session.name,
@@ -94,22 +94,22 @@ class Gateway:
             "model": MODEL,
         }
 
-    def admit(self, key: str, make: Callable[[str], Session], used: Iterable[str] = ()) -> None:
+    def allow_admin(self, key: str, open_session: Callable[[str], Session], used: Iterable[str] = ()) -> None:
         """Let clients with this key open trajectories, by `POST /trajectories` or by the first call that names one.
 
         It must be called before the start.
 
         Args:
             key: the admin's key.
-            make: function that opens the trajectory of a name.
+            open_session: function that opens the trajectory of a name.
             used: names that no new trajectory may have.
         """
-        self.register.admin_key, self.register.admit = key, make
-        self.register.used.update(used)
+        self.registry.admin_key, self.registry.open_session = key, open_session
+        self.registry.used.update(used)
 
     def close_session(self, session: Session) -> None:
         """Close a session: running calls are aborted, and later requests get the error that the trajectory is over."""
-        self.register.remove(session)
+        self.registry.remove(session)
         session.close()
 
     async def start(self) -> None:
@@ -128,7 +128,7 @@ class Gateway:
             host, port = self._address
             self._bound = bind(host, port, "one for each trajectory", "", f"{self._key}.{{}}={{}}")
         self._server = _Server(self._config())
-        self._serving = asyncio.create_task(self._server.run_until_told(self._bound), name="mtrl-gateway")
+        self._serving = asyncio.create_task(self._server.serve_until_exit(self._bound), name="mtrl-gateway")
         ready = asyncio.create_task(self._server.ready.wait())
         try:
             async with asyncio.timeout(SECONDS_TO_START):
@@ -140,7 +140,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Close all sessions and all connections, and release the address. It may be called repeatedly."""
-        for session in list(self.register):
+        for session in list(self.registry):
             self.close_session(session)
         serving, self._serving = self._serving, None
         if serving is not None and self._server is not None and serving.get_loop() is asyncio.get_running_loop():
@@ -154,10 +154,10 @@ class Gateway:
             self._bound = None
 
     def _config(self) -> uvicorn.Config:
-        app = App(self.register, self.codec, MODEL, self.max_body, self.introduce)
+        app = App(self.registry, self.codec, MODEL, self.max_body, self.describe)
         return uvicorn.Config(
             app, http=PatientProtocol, loop="asyncio", ws="none", lifespan="off", log_config=None, log_level="critical",
-            access_log=False, server_header=False, proxy_headers=False, limit_concurrency=_room(),
+            access_log=False, server_header=False, proxy_headers=False, limit_concurrency=_max_connections(),
             timeout_keep_alive=KEEP_ALIVE, timeout_graceful_shutdown=1, h11_max_incomplete_event_size=64 << 10,
         )  # fmt: skip
 
@@ -177,25 +177,25 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.ready.set()
 
-    async def run_until_told(self, bound: socket.socket) -> None:
+    async def serve_until_exit(self, bound: socket.socket) -> None:
         """Serve until `should_exit` is set. `bound` stays open, for the next event loop."""
-        own = bound.dup()
+        duplicate = bound.dup()
         try:
-            await self.serve(sockets=[own])
+            await self.serve(sockets=[duplicate])
         finally:  # the loop may end without a shutdown of the server
             for server in getattr(self, "servers", ()):
                 server.close()
-            own.close()
+            duplicate.close()
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
 
 
-def _room() -> int:
+def _max_connections() -> int:
     """Return the maximum number of connections, after raising the process's limit of open files as far as needed and
     allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_CONNECTIONS + SPARE_FILES
+    wanted = MAX_CONNECTIONS + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, soft - SPARE_FILES))
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft - SPARE_FILES))

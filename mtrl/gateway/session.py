@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
-from mtrl.gateway.calls import Call, Context, Lineage, arrange
+from mtrl.gateway.calls import Call, CallTree, Context, turns_of
 from mtrl.gateway.errors import RequestError
-from mtrl.gateway.requests import ChatRequest, CompletionRequest, Wishes
+from mtrl.gateway.requests import BaseRequest, ChatRequest, CompletionRequest
 from mtrl.rollout.conversation import Codec
 from mtrl.rollout.rollouts import all_or_none
 from mtrl.types import LARGEST_REWARD, FinishReason, StopReason, Turn
@@ -45,7 +45,7 @@ class Session:
 
     In the engine, one call uses the trajectory with the session's name, and every concurrent call uses another one.
     Between calls one engine trajectory stays open, with its cache. No idle one stays open while other calls are
-    sampled, because a deterministic engine waits until every open trajectory has asked for its next turn.
+    sampled, because a deterministic engine waits until every open trajectory has requested its next turn.
     """
 
     def __init__(
@@ -59,27 +59,27 @@ class Session:
         """Final status that the program reported: ready or failed; None before the report."""
         self.error: str | None = None
         """Error message that the program reported with its status."""
-        self.stop: StopReason | None = None
+        self.stop_reason: StopReason | None = None
         """Stop reason of the trajectory that the last refused call implies, if any; None after an accepted call."""
         self.failure: Exception | None = None
         """Latest exception while a call was answered. `EngineLostError` must reach the loop that runs the episode."""
         self.rewards: list[float] | None = None
         """Rewards of the program's latest report; None before the first."""
-        self.paid = asyncio.Event()
+        self.rewards_reported = asyncio.Event()
         """Set when the program has reported rewards."""
         self.metrics: Counter[str] = Counter()
         """Counts: `gateway/overridden` (calls whose sampling parameters the run overrode), `gateway/gone` (calls whose
-        client left before the answer), `gateway/beside` (calls that began beside another request; their order, and so
-        their samples, depend on time) and `gateway/unknown_fields`."""
+        client disconnected before the answer), `gateway/beside` (calls that began while another request ran; their
+        order, and so their samples, depend on time) and `gateway/unknown_fields`."""
         self.closed = False
-        self._lineage = Lineage(codec)
+        self._call_tree = CallTree(codec)
         self._calls: list[Call] = []
         """Calls that were answered."""
-        self._begun = self._under_way = 0
-        self._places = asyncio.Semaphore(limits.max_calls_at_once)
+        self._started_calls = self._running_calls = 0
+        self._sampling_slots = asyncio.Semaphore(limits.max_calls_at_once)
         self._engine_ids: set[str] = {name}
         """Ids of the trajectories that are open in the engine."""
-        self._idle: str | None = name
+        self._idle_engine_id: str | None = name
         engine.open(name)
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -94,11 +94,11 @@ class Session:
                 the trajectory has used all its calls; 500 the call failed; 503 the engine is lost, or sampling was
                 aborted.
         """
-        self._check_room(request.n)
+        self._check_call_limit(request.n)
         self._check_length(len(request.messages), f"{len(request.messages)} messages")
         self._check_characters(request.characters)
         try:
-            context = self._lineage.chat(request.messages, request.tools)
+            context = self._call_tree.chat(request.messages, request.tools)
         except Exception as error:  # a template may refuse messages with any exception
             first_line = next(iter(str(error).splitlines()), "")
             message = f"the chat template refuses these messages ({type(error).__name__}: {first_line:.200})"
@@ -107,24 +107,24 @@ class Session:
 
     async def complete(self, request: CompletionRequest) -> list[Call]:
         """Continue a text or token ids, without a template; it raises the same errors as `chat`."""
-        self._check_room(request.n)
+        self._check_call_limit(request.n)
         if isinstance(request.prompt, str):
             self._check_characters(len(request.prompt))
-            context = self._lineage.text(request.prompt)
+            context = self._call_tree.text(request.prompt)
         else:
             self._check_length(len(request.prompt), f"{len(request.prompt)} tokens")
             if (largest := max(request.prompt)) >= len(self.codec.tokenizer):
                 raise RequestError(400, f"prompt has the id {largest}, beyond the vocabulary", param="prompt")
-            context = self._lineage.tokens(request.prompt)
+            context = self._call_tree.tokens(request.prompt)
         return await self._answers(request, context)
 
-    async def _answers(self, request: Wishes, context: Context) -> list[Call]:
+    async def _answers(self, request: BaseRequest, context: Context) -> list[Call]:
         self._check_context(context)
-        self.stop = None
+        self.stop_reason = None
         self.metrics["gateway/unknown_fields"] += len(request.unknown)
-        if self._under_way:
+        if self._running_calls:
             self.metrics["gateway/beside"] += request.n
-        calls = [self._begin(context, choice, request) for choice in range(request.n)]
+        calls = [self._start_call(context, choice, request) for choice in range(request.n)]
         try:
             await all_or_none(self._answer(call, context, request) for call in calls)
         except BaseException as error:
@@ -134,25 +134,25 @@ class Session:
                 self.metrics["gateway/gone"] += len(calls)
             raise
         finally:
-            self._under_way -= len(calls)
+            self._running_calls -= len(calls)
         for call in calls:
-            self._lineage.learn(call, context.history)
+            self._call_tree.add(call, context.history)
             self.metrics["gateway/overridden"] += bool(call.overrides)
         self._calls += calls
         return calls
 
-    def _begin(self, context: Context, choice: int, request: Wishes) -> Call:
-        wished = {"temperature": request.temperature, "top_p": request.top_p}
-        overrides = tuple(k for k, v in wished.items() if v is not None and v != getattr(self.sampling, k))
-        call = Call(self._begun, context, choice, overrides)
-        self._begun += 1
-        self._under_way += 1
+    def _start_call(self, context: Context, choice: int, request: BaseRequest) -> Call:
+        requested = {"temperature": request.temperature, "top_p": request.top_p}
+        overrides = tuple(k for k, v in requested.items() if v is not None and v != getattr(self.sampling, k))
+        call = Call(self._started_calls, context, choice, overrides)
+        self._started_calls += 1
+        self._running_calls += 1
         if context.parent is not None:
             context.parent.children += 1
         return call
 
-    async def _answer(self, call: Call, context: Context, request: Wishes) -> None:
-        async with self._places:
+    async def _answer(self, call: Call, context: Context, request: BaseRequest) -> None:
+        async with self._sampling_slots:
             self._check_open()
             call.began = time.perf_counter()
             generation = await self._sample(context.ids, self._sampling(call.index, request))
@@ -160,21 +160,21 @@ class Session:
         try:
             call.answer(generation, self.codec, context, request.stop)
         except Exception as error:
-            self.stop, self.failure = StopReason.PARSE_ERROR, error
+            self.stop_reason, self.failure = StopReason.PARSE_ERROR, error
             raise RequestError(500, "no message can be made of what was sampled") from error
 
-    def _sampling(self, index: int, request: Wishes) -> SamplingParams:
-        own = self.sampling
-        most = own.max_generate_length
+    def _sampling(self, index: int, request: BaseRequest) -> SamplingParams:
+        params = self.sampling
+        limit = params.max_generate_length
         return replace(
-            own,
-            seed=(own.seed + index) % 2**64,
-            max_generate_length=most if request.max_tokens is None else min(most, request.max_tokens),
-            stop=tuple(dict.fromkeys([*own.stop, *request.stop])),
+            params,
+            seed=(params.seed + index) % 2**64,
+            max_generate_length=limit if request.max_tokens is None else min(limit, request.max_tokens),
+            stop=tuple(dict.fromkeys([*params.stop, *request.stop])),
         )
 
     async def _sample(self, ids: list[int], sampling: SamplingParams) -> Generation:
-        engine_id = self._take()
+        engine_id = self._acquire_engine_id()
         generation = None
         try:
             generation = await self.engine.generate(engine_id, ids, sampling)
@@ -187,17 +187,17 @@ class Session:
             self.failure = error
             raise RequestError(500, f"sampling failed ({type(error).__name__})") from error
         finally:
-            self._give(engine_id, keep=generation is not None)
+            self._return_engine_id(engine_id, keep=generation is not None)
         self._check_open()
         if generation.finish == FinishReason.ABORT:
-            self.stop = StopReason.ABORTED
+            self.stop_reason = StopReason.ABORTED
             raise RequestError(503, "sampling was aborted")
         return generation
 
-    def _take(self) -> str:
+    def _acquire_engine_id(self) -> str:
         """Return the id of an engine trajectory for one call; open one if none is idle."""
-        if self._idle is not None:
-            engine_id, self._idle = self._idle, None
+        if self._idle_engine_id is not None:
+            engine_id, self._idle_engine_id = self._idle_engine_id, None
             return engine_id
         number = next(i for i in range(len(self._engine_ids) + 1) if self._engine_id(i) not in self._engine_ids)
         engine_id = self._engine_id(number)
@@ -205,12 +205,12 @@ class Session:
         self.engine.open(engine_id)
         return engine_id
 
-    def _give(self, engine_id: str, keep: bool) -> None:
+    def _return_engine_id(self, engine_id: str, keep: bool) -> None:
         """Release the engine trajectory of a finished call, or hold it for the next call if no other one is running."""
         if self.closed:  # `close` has released it
             return
         if keep and len(self._engine_ids) == 1:
-            self._idle = engine_id
+            self._idle_engine_id = engine_id
         else:
             self._engine_ids.remove(engine_id)
             self.engine.release(engine_id)
@@ -223,16 +223,17 @@ class Session:
             message = f"trajectory {self.name} is not in valid status: it is over"
             raise RequestError(410, message, "trajectory_over")
 
-    def _check_room(self, calls: int) -> None:
+    def _check_call_limit(self, calls: int) -> None:
         self._check_open()
-        if len(self._calls) + self._under_way + calls > self.limits.max_calls:
-            self.stop = StopReason.MAX_TURNS
+        if len(self._calls) + self._running_calls + calls > self.limits.max_calls:
+            self.stop_reason = StopReason.MAX_TURNS
             message = f"this trajectory may call the model {self.limits.max_calls} times (generator.agent.max_calls)"
             raise RequestError(429, message, "max_calls")
 
-    def _check_length(self, least: float, length: str) -> None:
-        """Refuse a request of at least `least` tokens that cannot fit, before it is encoded: encoding delays others."""
-        if least > self.limits.max_context_length:
+    def _check_length(self, min_tokens: float, length: str) -> None:
+        """Refuse a request of at least `min_tokens` tokens that cannot fit, before it is encoded, which would delay
+        other requests."""
+        if min_tokens > self.limits.max_context_length:
             raise self._too_long(length)
 
     def _check_characters(self, characters: int) -> None:
@@ -245,14 +246,14 @@ class Session:
             raise RequestError(400, "prompt has no tokens", param="prompt")
 
     def _too_long(self, length: str) -> RequestError:
-        self.stop = StopReason.CONTEXT_LIMIT
+        self.stop_reason = StopReason.CONTEXT_LIMIT
         message = f"this model's maximum context length is {self.limits.max_context_length} tokens, of which the "
         message += f"answer needs one; the request has {length}"
         return RequestError(400, message, "context_length_exceeded", "messages")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def pay(self, rewards: float | Sequence[float]) -> None:
+    def set_rewards(self, rewards: float | Sequence[float]) -> None:
         """Set the trajectory's reward: one value, or one value per call so far, in the order in which the calls began.
         The latest report counts.
 
@@ -261,7 +262,7 @@ class Session:
         """
         self._check_open()
         values = [float(v) for v in ([rewards] if isinstance(rewards, int | float) else rewards)]
-        calls = self._in_order()
+        calls = self._calls_in_order()
         if not all(abs(value) < LARGEST_REWARD for value in values):
             raise RequestError(400, f"rewards must be finite numbers below {LARGEST_REWARD:g}", param="rewards")
         if len(values) not in (1, len(calls)):
@@ -269,10 +270,10 @@ class Session:
                 f"there are {len(values)} rewards for {len(calls)} calls of the model; report one, or one for each"
             )
             raise RequestError(400, message, param="rewards")
-        for place, call in enumerate(calls):
-            call.reward = values[place] if len(values) > 1 else 0.0
+        for index, call in enumerate(calls):
+            call.reward = values[index] if len(values) > 1 else 0.0
         self.rewards = values
-        self.paid.set()
+        self.rewards_reported.set()
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Record the program's end with the status ready or failed. Only the first report counts."""
@@ -282,7 +283,7 @@ class Session:
 
     def turns(self) -> list[Turn]:
         """Return the turns of all answered calls with their rewards; a single reward goes to the last turn."""
-        turns = arrange(self._in_order())
+        turns = turns_of(self._calls_in_order())
         if turns and self.rewards is not None and len(self.rewards) == 1:
             turns[-1].reward = self.rewards[0]
         return turns
@@ -295,5 +296,5 @@ class Session:
         for engine_id in sorted(self._engine_ids):
             self.engine.release(engine_id)
 
-    def _in_order(self) -> list[Call]:
+    def _calls_in_order(self) -> list[Call]:
         return sorted(self._calls, key=lambda call: call.index)

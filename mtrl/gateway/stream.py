@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mtrl.gateway.errors import RequestError
-from mtrl.gateway.exchange import Attended, Receive, Send, to_bytes
+from mtrl.gateway.exchange import CancelOnDisconnect, Receive, Send, to_bytes
 from mtrl.gateway.respond import Answer, chat_logprobs, completion_choice, usage, wire_message
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 0.05
+SECONDS_BEFORE_STREAM = 0.05
 """Seconds to wait for an answer, or for a refusal with its own status, before the stream begins."""
-ALIVE = 10.0
+SECONDS_BETWEEN_COMMENTS = 10.0
 """Seconds between two keep-alive comments."""
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,20 +46,20 @@ class EventStream:
 
         Raises:
             RequestError: the call was refused before anything was sent.
-            GoneError: the client disconnected.
+            ClientDisconnectedError: the client disconnected.
         """
-        async with Attended(receive, self.work()) as work:
-            if await work.wait(AT_ONCE):
+        async with CancelOnDisconnect(receive, self.work()) as work:
+            if await work.wait(SECONDS_BEFORE_STREAM):
                 await work.result()  # raises while a status can still be sent
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             async for event in self._events(work):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    async def _events(self, work: Attended[Sequence[Call]]) -> AsyncIterator[bytes]:
+    async def _events(self, work: CancelOnDisconnect[Sequence[Call]]) -> AsyncIterator[bytes]:
         for chunk in self.opening:
             yield _event(chunk)
-        while not await work.wait(ALIVE):
+        while not await work.wait(SECONDS_BETWEEN_COMMENTS):
             yield b": sampling\n\n"
         try:
             calls = await work.result()
@@ -99,8 +99,8 @@ class ChatChunks:
             if message["content"] or self.codec:
                 logprobs = chat_logprobs(call, self.codec) if self.codec else None
                 yield self._chunk(index, {"content": message["content"] or ""}, logprobs=logprobs)
-            for place, called in enumerate(message.get("tool_calls", ())):
-                yield self._chunk(index, {"tool_calls": [{"index": place, **called}]})
+            for number, tool_call in enumerate(message.get("tool_calls", ())):
+                yield self._chunk(index, {"tool_calls": [{"index": number, **tool_call}]})
             yield self._chunk(index, {}, finish=call.finish_reason)
         if self.include_usage:
             yield {**self.answer.head("chat.completion.chunk"), "choices": [], "usage": usage(calls)}

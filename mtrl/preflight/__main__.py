@@ -75,25 +75,25 @@ def check(config: Config) -> Iterator[Result]:
         processes=settings.processes,
     )
     yield from run(context, CHECKS.items())
-    yield from of_the_policy(context)
+    yield from policy_results(context)
 
 
-def of_the_policy(context: Context) -> Iterator[Result]:
+def policy_results(context: Context) -> Iterator[Result]:
     """Yield the results of the checks on sampled episodes. If sampling fails, the first check reports why and the
     others are skipped."""
-    from mtrl.preflight.foothold import CHECKS as OF_THE_POLICY
-    from mtrl.preflight.foothold import bound, roll_out
+    from mtrl.preflight.policy_checks import CHECKS as POLICY_CHECKS
+    from mtrl.preflight.policy_checks import bound, roll_out
 
     settings = context.config.preflight
     if not settings.model:
-        yield from (skipped("preflight.model=false").named(name, 0.0) for name, _ in OF_THE_POLICY)
+        yield from (skipped("preflight.model=false").named(name, 0.0) for name, _ in POLICY_CHECKS)
         return
     try:
         baseline = roll_out(context, settings.rollouts, _quiet)
     except Exception as error:
-        first, *others = (name for name, _ in OF_THE_POLICY)
-        told = f"the policy could not play: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        yield failed(told, "mend what the message names, or set preflight.model=false").named(first, 0.0)
+        first, *others = (name for name, _ in POLICY_CHECKS)
+        evidence = f"the policy could not play: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        yield failed(evidence, "mend what the message names, or set preflight.model=false").named(first, 0.0)
         yield from (skipped(f"there are no episodes of the policy; see {first}").named(name, 0.0) for name in others)
         return
     yield from run(context, bound(context, baseline))

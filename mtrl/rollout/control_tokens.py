@@ -13,7 +13,7 @@ from typing import Any
 
 from mtrl.types import Message
 
-SAYINGS = ("mtrlfirst", "mtrlsecond", "mtrlthird")
+PROBE_CONTENTS = ("mtrlfirst", "mtrlsecond", "mtrlthird")
 """Message contents of a probe conversation; the text between them in the rendered probe is the template's own."""
 SHORTEST_MARKER = 3
 """Minimum length of a turn marker, in characters; shorter ones are punctuation that every text has."""
@@ -25,24 +25,24 @@ class ControlTokens:
     def __init__(self, tokenizer: Any):
         added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
         special = {str(token) for token in added if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
-        written = special | turn_markers(tokenizer, special)
+        control_texts = special | turn_markers(tokenizer, special)
         template = str(getattr(tokenizer, "chat_template", None) or "")
-        self._written = _any_of(written)
-        self._written_by_tools = _any_of(written | {str(token) for token in added if str(token) in template})
+        self._pattern = _any_of(control_texts)
+        self._tool_pattern = _any_of(control_texts | {str(token) for token in added if str(token) in template})
 
-    def apart(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         """Return the text with a space in every control token (`< |im_end|>`), so that it is not encoded as one."""
-        return _apart(text, self._written)
+        return _escape(text, self._pattern)
 
-    def apart_in(self, messages: list[Message]) -> list[Message]:
+    def escape_messages(self, messages: list[Message]) -> list[Message]:
         """Return copies of the messages in which control tokens of every text except the role have a space."""
-        return [self._apart_message(message) for message in messages]
+        return [self._escape_message(message) for message in messages]
 
-    def _apart_message(self, message: Message) -> Message:
-        pattern = self._written_by_tools if message.get("role") == "tool" else self._written
+    def _escape_message(self, message: Message) -> Message:
+        pattern = self._tool_pattern if message.get("role") == "tool" else self._pattern
         if pattern is None:
             return message
-        return {key: value if key == "role" else _walk(value, pattern) for key, value in message.items()}
+        return {key: value if key == "role" else _escape_value(value, pattern) for key, value in message.items()}
 
 
 def _any_of(tokens: Collection[str]) -> re.Pattern[str] | None:
@@ -51,21 +51,21 @@ def _any_of(tokens: Collection[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
-def _apart(text: str, pattern: re.Pattern[str] | None) -> str:
+def _escape(text: str, pattern: re.Pattern[str] | None) -> str:
     if pattern is None:
         return text
     return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
-def _walk(value: Any, pattern: re.Pattern[str]) -> Any:
+def _escape_value(value: Any, pattern: re.Pattern[str]) -> Any:
     """Return a copy of the value in which control tokens of every text have a space, keys of mappings included, since a
     template may write them. Consecutive text parts become one part, since a token may be split between them."""
     if isinstance(value, str):
-        return _apart(value, pattern)
+        return _escape(value, pattern)
     if isinstance(value, dict):
-        return {_walk(key, pattern): _walk(item, pattern) for key, item in value.items()}
+        return {_escape_value(key, pattern): _escape_value(item, pattern) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_walk(item, pattern) for item in _joined(value)]
+        return [_escape_value(item, pattern) for item in _joined(value)]
     return value
 
 
@@ -94,14 +94,14 @@ def turn_markers(tokenizer: Any, special: Collection[str]) -> set[str]:
     if not getattr(tokenizer, "chat_template", None):
         return set()
     roles = ("user", "assistant", "user")
-    messages = [{"role": role, "content": content} for role, content in zip(roles, SAYINGS, strict=True)]
+    messages = [{"role": role, "content": content} for role, content in zip(roles, PROBE_CONTENTS, strict=True)]
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except Exception:  # a template is foreign code, which may refuse the conversation with any exception
         return set()
     tokens = _any_of(special)
     markers: set[str] = set()
-    for between in re.split("|".join(SAYINGS), text)[1:]:
+    for between in re.split("|".join(PROBE_CONTENTS), text)[1:]:
         words = [word.strip() for word in (tokens.split(between) if tokens else [between])]
         markers.update(word for word in words if len(words) == 1 or not word[:1].isalnum())
     return {marker for marker in markers if len(marker) >= SHORTEST_MARKER}

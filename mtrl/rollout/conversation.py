@@ -81,7 +81,7 @@ class Codec:
 
         No text in the messages is encoded as a control token.
         """
-        messages = self.control.apart_in(messages)
+        messages = self.control.escape_messages(messages)
         return list(self.renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
 
     def extend(
@@ -97,7 +97,7 @@ class Codec:
         The result is None if the renderer cannot tell which ids `messages` add; the caller then renders the whole
         conversation anew.
         """
-        messages = self.control.apart_in(messages)
+        messages = self.control.escape_messages(messages)
         bridged = self.renderer.bridge_to_next_turn(prompt_ids, action_ids, messages, tools=tools)
         return None if bridged is None else list(getattr(bridged, "token_ids", bridged))
 
@@ -204,17 +204,17 @@ class SingleMessageConversation(Conversation):
 
     def _extend(self, messages: list[Message]) -> list[int]:
         text = "".join(str(message.get("content") or "") for message in messages)
-        return self.prompt_ids + self.turns[-1].action_ids + self.codec.encode(self.codec.control.apart(text))
+        return self.prompt_ids + self.turns[-1].action_ids + self.codec.encode(self.codec.control.escape(text))
 
     def add_observation(self, messages: list[Message]) -> None:
         self._drop_stop(self.turns[-1])
         super().add_observation(messages)
 
     def _drop_stop(self, turn: Turn) -> None:
-        kept = len(self.codec.without_stop(turn.action_ids))
-        if kept == len(turn.action_ids):
+        length = len(self.codec.without_stop(turn.action_ids))
+        if length == len(turn.action_ids):
             return
-        turn.action_ids, turn.action_logprobs = turn.action_ids[:kept], turn.action_logprobs[:kept]
+        turn.action_ids, turn.action_logprobs = turn.action_ids[:length], turn.action_logprobs[:length]
         turn.metrics["dropped_stop_tokens"] = 1.0
         version, count = turn.version_spans[-1]
         turn.version_spans = [*turn.version_spans[:-1], *([(version, count - 1)] if count > 1 else [])]

@@ -23,7 +23,8 @@ from mtrl.utils.reasons import account
 
 log = logging.getLogger(__name__)
 
-Seat = TypeVar("Seat")
+Handle = TypeVar("Handle")
+"""What an attempt holds at the engine while it runs: the id of its trajectory, or the session of a program."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Limits:
     retries: int
 
 
-class Episodes(ABC, Generic[Seat]):
+class Episodes(ABC, Generic[Handle]):
     """Base class of the loops that run episodes. It applies time limits, retries failed attempts and records errors."""
 
     engine: Engine
@@ -62,12 +63,12 @@ class Episodes(ABC, Generic[Seat]):
 
     async def _attempt(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
         trajectory = Trajectory(task_id=str(row["id"]), group_id=group_id, index=index)
-        async with self._seat(f"{group_id}/{index}", sampling) as seat:
+        async with self._open_trajectory(f"{group_id}/{index}", sampling) as handle:
             deadline = asyncio.timeout(self.limits.episode_timeout)
             try:
                 async with deadline:
                     # The episode gets a copy, so that its changes to the row do not reach other episodes.
-                    await self._play(trajectory, seat, copy.deepcopy(row), sampling)
+                    await self._play(trajectory, handle, copy.deepcopy(row), sampling)
             except EngineLostError:
                 raise
             except Exception as error:
@@ -76,12 +77,12 @@ class Episodes(ABC, Generic[Seat]):
         return trajectory
 
     @abstractmethod
-    def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Seat]:
-        """Return a context manager that reserves an attempt's place at the engine. The wait to enter it does not count
-        towards the episode's time limit."""
+    def _open_trajectory(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Handle]:
+        """Return a context manager that opens an attempt's trajectory at the engine and releases it on exit. The wait
+        to enter it does not count towards the episode's time limit."""
 
     @abstractmethod
-    async def _play(self, trajectory: Trajectory, seat: Seat, row: Row, sampling: SamplingParams) -> None:
+    async def _play(self, trajectory: Trajectory, handle: Handle, row: Row, sampling: SamplingParams) -> None:
         """Run the episode and fill the trajectory; an exception other than `EngineLostError` fails the attempt."""
 
     @abstractmethod
@@ -103,11 +104,11 @@ class EpisodeLoop(Episodes[str]):
     """Clock of the seconds in which at least one turn was being sampled."""
 
     async def close(self) -> None:
-        """Let the idle threads end."""
+        """End the idle threads."""
         self.pool.close()
 
     @asynccontextmanager
-    async def _seat(self, trajectory_id: str, sampling: SamplingParams) -> AsyncIterator[str]:
+    async def _open_trajectory(self, trajectory_id: str, sampling: SamplingParams) -> AsyncIterator[str]:
         self.engine.open(trajectory_id)
         try:
             yield trajectory_id

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BARREN_ROUNDS = 10
+MAX_FAILED_ROUNDS = 10
 """Number of consecutive rounds of replacements without one complete group after which the run ends, however many
 failures are allowed."""
 
@@ -61,20 +61,20 @@ class Rollouts:
         """
         report = RolloutReport(groups=[])
         pending = [(f"{key}/{i}", row) for i, row in enumerate(rows)]
-        barren = 0
+        failed_rounds = 0
         while pending:
             groups = await all_or_none(self.group(group_id, row, group_size, sampling) for group_id, row in pending)
             report.episodes += sum(len(group.trajectories) for group in groups)
             failed = [t for group in groups for t in group.trajectories if t.stop_reason in FAILED]
-            broken = {t.group_id for t in failed} if replacement else set()
+            failed_ids = {t.group_id for t in failed} if replacement else set()
             report.failures += failed
-            report.groups += [group for group in groups if group.group_id not in broken]
-            barren = barren + 1 if len(broken) == len(groups) else 0
+            report.groups += [group for group in groups if group.group_id not in failed_ids]
+            failed_rounds = failed_rounds + 1 if len(failed_ids) == len(groups) else 0
             if failed:
                 log.warning("%s", summary(report.failures, report.episodes, failed[0]))
-                self.check(report.failures, report.episodes, failed[0], barren)
+                self.check(report.failures, report.episodes, failed[0], failed_rounds)
             pending = (
-                [(f"{group_id}+", replacement()) for group_id, _ in pending if group_id in broken]
+                [(f"{group_id}+", replacement()) for group_id, _ in pending if group_id in failed_ids]
                 if replacement
                 else []
             )
@@ -91,18 +91,19 @@ class Rollouts:
         self.on_episode(trajectory)
         return trajectory
 
-    def check(self, failures: Sequence[Trajectory], episodes: int, newest: Trajectory, barren: int) -> None:
+    def check(self, failures: Sequence[Trajectory], episodes: int, newest: Trajectory, failed_rounds: int) -> None:
         """End the run if too many of these episodes failed; `newest` is the latest failure.
 
         Raises:
             RunEndedError: more than `max_failed_share` of the episodes failed, or every group failed in at least
-                `BARREN_ROUNDS` consecutive rounds (`barren` is the number of such rounds).
+                `MAX_FAILED_ROUNDS` consecutive rounds (`failed_rounds` is the number of such rounds).
         """
         counted = f"{len(failures)} of {episodes} episodes failed"
         if len(failures) / episodes > self.max_failed_share:
             what = f"{counted}, more than environment.max_failed_share={self.max_failed_share} allows"
-        elif barren >= BARREN_ROUNDS:
-            what = f"{counted}, and none of the last {barren} rounds of replacements had a group without a failure"
+        elif failed_rounds >= MAX_FAILED_ROUNDS:
+            what = f"{counted}, and none of the last {failed_rounds} rounds of replacements had a group without a "
+            what += "failure"
         else:
             return
         raise RunEndedError(f"{what}; the last failure was: {cause(newest)} (its traceback is in run.log)")

@@ -70,14 +70,14 @@ class Canary:
         return {"engine/canary/max": largest, "engine/canary/mean": mean}
 
     def _sample(self, probe: Generation) -> Sample:
-        seen, said = len(self.prompt), len(probe.token_ids)
+        prompt_length, sampled = len(self.prompt), len(probe.token_ids)
         return Sample(
             token_ids=[*self.prompt, *probe.token_ids],
-            loss_mask=[False] * seen + [True] * said,
-            logprobs=[0.0] * seen + probe.logprobs,
-            advantages=[0.0] * (seen + said),
-            versions=[-1] * seen + [v for v, count in probe.version_spans for _ in range(count)],
-            turns=[-1] * seen + [0] * said,
+            loss_mask=[False] * prompt_length + [True] * sampled,
+            logprobs=[0.0] * prompt_length + probe.logprobs,
+            advantages=[0.0] * (prompt_length + sampled),
+            versions=[-1] * prompt_length + [v for v, count in probe.version_spans for _ in range(count)],
+            turns=[-1] * prompt_length + [0] * sampled,
         )
 
     def _error(self, what: str) -> WrongWeightsError:

@@ -46,7 +46,7 @@ from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.memory import peak_memory
 from mtrl.trainer.setup.parts import Parts
-from mtrl.trainer.setup.servers import are_given, colocated, make_canary
+from mtrl.trainer.setup.servers import are_external, colocated, make_canary
 from mtrl.trainer.throughput import Throughput
 from mtrl.trainer.update.critic import Critic, credit_by_critic
 from mtrl.trainer.update.update import Updater
@@ -100,14 +100,14 @@ class Trainer:
         self.rows = RowStream(parts.splits.train, config.seed)
         self.composer = RewardComposer(config.reward)
         self.rollouts = Rollouts(parts.loop, config.seed, config.environment.max_failed_share)
-        play = (config, self.rollouts, self.composer, parts.family, parts.sampling, self.rows.next)
-        self.experience = Stream(*play, self._note_rollouts) if overlaps(config) else Collector(*play)
+        producer_args = (config, self.rollouts, self.composer, parts.family, parts.sampling, self.rows.next)
+        self.experience = Stream(*producer_args, self._note_rollouts) if overlaps(config) else Collector(*producer_args)
         self.held_out = HeldOut(
             config.evaluation,
             parts.family,
             parts.splits.held_out,
             self.rollouts,
-            self.experience.judge,
+            self.experience.reward_and_score,
             parts.eval_sampling,
         )
         self.work_thread = WorkThread(beside_rollouts=overlaps(config) or serves(config))
@@ -122,7 +122,7 @@ class Trainer:
             self.work_thread,
             parts.sends_weights,
             make_canary(config, parts, self.work_thread),
-            are_given(config),
+            are_external(config),
             colocated(config, parts.engine),
         )
         self.updater = Updater(config, self.learners, dump, self.kl)
@@ -130,8 +130,8 @@ class Trainer:
         self.kl_penalty = None
         if algorithm.kl_reward_coef:
             self.kl_penalty = KlPenalty(self.learners, self.kl, config.trainer.max_tokens_per_microbatch)
-        keep = config.trainer.checkpoint
-        self.checkpoints = Checkpoints(run.checkpoints, keep.keep_last, keep.keep_best)
+        settings = config.trainer.checkpoint
+        self.checkpoints = Checkpoints(run.checkpoints, settings.keep_last, settings.keep_best)
         self._saved = 0
         """Step of the newest checkpoint. Step 0 is never saved, since a new run can repeat it."""
         self._trained = 0
@@ -203,14 +203,14 @@ class Trainer:
     def _closing(self) -> AsyncExitStack:
         """Return a context that closes everything that runs beside the loop, for any end of the loop, and even if one
         part fails to close. It waits for a checkpoint that is being written."""
-        last_first = AsyncExitStack()
-        last_first.push_async_exit(self._wait_saved)
-        last_first.callback(self.timeline.close)
-        last_first.callback(self.work_thread.close)
-        last_first.push_async_callback(self.parts.engine.close)
-        last_first.push_async_callback(self.parts.loop.close)
-        last_first.push_async_callback(self.experience.close)
-        return last_first
+        stack = AsyncExitStack()  # closes in reverse order
+        stack.push_async_exit(self._wait_saved)
+        stack.callback(self.timeline.close)
+        stack.callback(self.work_thread.close)
+        stack.push_async_callback(self.parts.engine.close)
+        stack.push_async_callback(self.parts.loop.close)
+        stack.push_async_callback(self.experience.close)
+        return stack
 
     async def _wait_saved(self, _: object, error: BaseException | None, trace: object) -> None:
         """Return when the last checkpoint is on the disk, or at once if a second signal has ended the run.
@@ -278,7 +278,7 @@ class Trainer:
         row |= self._throughput(experience, result, {name: span.seconds for name, span in spans.items()})
         row |= kl | result.metrics | canary
         self._adapt_kl(row)
-        await self.work_thread.do(self._keep_trajectories, experience, credited, result)
+        await self.work_thread.do(self._write_trajectories, experience, credited, result)
         self.console.step({"step": self.progress.step, **row})
         if self._evaluation_due():
             row |= await self._evaluate(self.progress.step)
@@ -306,9 +306,9 @@ class Trainer:
         return UpdateResult({**result.metrics, **update.report.metrics()}, update.first_logprobs, update.works)
 
     def _metrics(self, experience: Experience, advantages: list[Ragged]) -> dict[str, Any]:
-        idle: list[Ragged] = [[[0.0] * len(t.turns) for t in group.trajectories] for group in experience.set_aside]
+        zeros: list[Ragged] = [[[0.0] * len(t.turns) for t in group.trajectories] for group in experience.set_aside]
         return {
-            **signal_metrics([*experience.groups, *experience.set_aside], [*advantages, *idle]),
+            **signal_metrics([*experience.groups, *experience.set_aside], [*advantages, *zeros]),
             **experience.metrics(),
             **rollout_metrics(experience.report, self.thresholds),
             **staleness_metrics(experience.groups, self.progress.step - 1),
@@ -317,13 +317,13 @@ class Trainer:
         }
 
     def _throughput(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> dict[str, float]:
-        played, stats = experience.report.groups, self.parts.engine.stats
+        groups, stats = experience.report.groups, self.parts.engine.stats
         sampling = self.parts.loop.sampling.take()
-        found = self.throughput.metrics(seconds, played, result.works, sampling)
-        tokens = sum(t.action_tokens for group in played for t in group.trajectories)
+        found = self.throughput.metrics(seconds, groups, result.works, sampling)
+        tokens = sum(t.action_tokens for group in groups for t in group.trajectories)
         return {
             **found,
-            "time/reward": self.experience.paying.take(),
+            "time/reward": self.experience.reward_clock.take(),
             "perf/tokens_per_second": tokens / found["time/step"],
             "perf/cached_share": stats.cached_tokens / max(1, stats.prompt_tokens),
             **{f"engine/{name}": value for name, value in stats.extra.items()},
@@ -377,24 +377,25 @@ class Trainer:
         self.console.evaluation({"step": step, **report.metrics}, *report.ends())
         return {**report.metrics, "time/evaluate": evaluating.seconds}
 
-    def _keep_trajectories(self, experience: Experience, credited: Credited, result: UpdateResult) -> None:
+    def _write_trajectories(self, experience: Experience, credited: Credited, result: UpdateResult) -> None:
         """Write all trajectories every `trainer.save_trajectories_every` steps, and in other steps those on which
         reward and scorer disagree."""
         every, step = self.config.trainer.save_trajectories_every, self.progress.step
-        kind, kept = "train", experience.report.groups
+        kind, groups = "train", experience.report.groups
         if not every or (step != 1 and step % every):
-            kind, kept = "disagree", self._disagreements(kept)
-        if kept:
-            note_advantages(kept, credited.samples)
-            note_logprobs(kept, result.first_logprobs)
-            write_groups(self.run_dir.trajectories, kind, step, kept)
+            kind, groups = "disagree", self._disagreements(groups)
+        if groups:
+            note_advantages(groups, credited.samples)
+            note_logprobs(groups, result.first_logprobs)
+            write_groups(self.run_dir.trajectories, kind, step, groups)
 
     def _disagreements(self, groups: list[Group]) -> list[Group]:
         """Return the first `evaluation.keep_disagreements` trajectories on which reward and scorer disagree.
         Trajectories with a lenient reward come first, since the policy is trained to repeat them."""
-        judged = [(self.thresholds.verdict(t), group, t) for group in groups for t in group.trajectories]
-        odd = [(group, t) for wanted in (Verdict.LENIENT, Verdict.STRICT) for v, group, t in judged if v == wanted]
-        return [Group(group.group_id, group.row, [t]) for group, t in odd[: self.config.evaluation.keep_disagreements]]
+        verdicts = [(self.thresholds.verdict(t), group, t) for group in groups for t in group.trajectories]
+        found = [(group, t) for wanted in (Verdict.LENIENT, Verdict.STRICT) for v, group, t in verdicts if v == wanted]
+        limit = self.config.evaluation.keep_disagreements
+        return [Group(group.group_id, group.row, [t]) for group, t in found[:limit]]
 
     async def _save(self) -> None:
         """Write a checkpoint of the current state; in the background, unless `trainer.checkpoint.background` is off."""

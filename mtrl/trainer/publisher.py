@@ -30,7 +30,7 @@ class Publisher:
     """Whether the engine has its own copy of the weights, which must be sent; else it shares the trainer's."""
     canary: Canary | None = None
     """Check of the weights that servers sample with; None: no check."""
-    given: bool = False
+    external: bool = False
     """Whether the servers were not started by mtrl, so that their weights are unknown."""
     colocated: ServerEngine | None = None
     """Servers that free their GPU memory for the trainer during updates; None: none."""
@@ -42,7 +42,7 @@ class Publisher:
         Raises:
             UserError: as for `publish`.
         """
-        await (self.publish(version) if version or self.given else self.check(version))
+        await (self.publish(version) if version or self.external else self.check(version))
 
     async def publish(self, version: int) -> dict[str, float]:
         """Load the current weights into the engine and check them. Return the metrics of the canary.

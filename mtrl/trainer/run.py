@@ -229,7 +229,7 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
     ranks = parts.crew.world.size
     policy = f"{parts.policy.parameters / 1e6:.2f} M parameters on {parts.policy.device}"
     policy += f", sharded over {ranks} ranks" if ranks > 1 else ""
-    warm = {"warm start": str(parts.foothold)} if parts.foothold else {}
+    warm = {"warm start": str(parts.warm_start_result)} if parts.warm_start_result else {}
     return {**run_facts(config), "rows": rows, "policy": policy, **warm, **engine_facts(config)}
 
 
@@ -275,9 +275,9 @@ def ended_at_once(end: KeyboardInterrupt, config: Config, run: RunDir) -> EndedA
     resume."""
     number = end.number if isinstance(end, EndedAtOnce) else signal.SIGINT
     saved = Checkpoints(run.checkpoints).latest()
-    kept = f"what came after its checkpoint {saved.name} is not saved" if saved else "nothing of it is saved"
-    said = f"{signal.Signals(number).name}: the run ended at once, and {kept}; go on with: {resume_command(config)}"
-    return EndedAtOnce(number, said)
+    lost = f"what came after its checkpoint {saved.name} is not saved" if saved else "nothing of it is saved"
+    message = f"{signal.Signals(number).name}: the run ended at once, and {lost}; go on with: {resume_command(config)}"
+    return EndedAtOnce(number, message)
 
 
 def resume_command(config: Config) -> str:
@@ -289,13 +289,13 @@ def command(config: Config, *changes: str) -> str:
     """Return the command of this run with some overrides changed. Its `run_dir` is removed, unless `changes` sets
     one."""
     task = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    flags = own_groups() if HydraConfig.initialized() else []
+    flags = config_dir_flags() if HydraConfig.initialized() else []
     changed = {"run_dir", "resume", "sweep", *(key(change) for change in changes)}
-    kept = [override for override in task if key(override) not in changed]
-    return shlex.join([*launcher(), "-m", "mtrl.main", *flags, *kept, *changes])
+    unchanged = [override for override in task if key(override) not in changed]
+    return shlex.join([*launcher(), "-m", "mtrl.main", *flags, *unchanged, *changes])
 
 
-def own_groups() -> list[str]:
+def config_dir_flags() -> list[str]:
     """Return the flag `--config-dir` of this command; empty without one."""
     sources = HydraConfig.get().runtime.config_sources
     return [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]

@@ -23,7 +23,7 @@ async def play(runner, row=ROW, seconds=30.0):
 
 
 def test_so_many_may_hang_and_no_more(monkeypatch):
-    monkeypatch.setattr(module, "MOST_LEFT_BEHIND", 2)
+    monkeypatch.setattr(module, "MAX_HANGING_THREADS", 2)
     gate, inside, ended = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
 
     def hangs(row, client):
@@ -49,7 +49,7 @@ def test_so_many_may_hang_and_no_more(monkeypatch):
         gate.set()
         for _ in range(2):
             await asyncio.to_thread(ended.acquire)
-        while runner._on_threads:
+        while runner._running_threads:
             await asyncio.sleep(0.01)
         assert await play(runner) == Outcome(1.0)
         await runner.close()

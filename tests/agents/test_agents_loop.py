@@ -81,7 +81,7 @@ def test_rewards_that_do_not_fit_fail_the_episode(play):
     [
         (agents.breaks, "LookupError: no such tool\n", 1),
         (agents.says_it_failed, "AgentError: no disk\n", 1),
-        (agents.unpaid, "UnpaidError: the program ended without a reward; let it return one", 1),
+        (agents.unpaid, "MissingRewardError: the program ended without a reward; let it return one", 1),
         (agents.never_asks, "AgentError: the program never called the model, which it was told to ask at http://", 0),
         (agents.breaks_at_once, "AgentError: the program never called the model", 0),
         (agents.blocks, "AgentError: the program never called the model", 0),

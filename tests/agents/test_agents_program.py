@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from agent_programs import COUNT, SPREAD, assignment, gone, pids, read_json, running, script
 
-from mtrl.agents.output import KEPT, Output
-from mtrl.agents.program import LARGEST_RESULT, ProgramRunner
+from mtrl.agents.output import MAX_BYTES, Output
+from mtrl.agents.program import MAX_RESULT_BYTES, ProgramRunner
 from mtrl.agents.runner import AgentError, Outcome
 
 ROW = {"id": "7", "prompt": [{"role": "user", "content": "Größe?"}], "ground_truth": {"answer": "x"}}
@@ -91,7 +91,7 @@ def test_a_program_that_writes_nothing_has_no_outcome(tmp_path):
         ("Path(os.environ['MTRL_RESULT']).write_text('[' * 100_000)", "MTRL_RESULT holds no JSON"),
         ("os.mkfifo(os.environ['MTRL_RESULT'])", "MTRL_RESULT is no plain file"),
         ("os.symlink(os.environ['MTRL_ROW'], os.environ['MTRL_RESULT'])", "MTRL_RESULT cannot be read"),
-        (f"Path(os.environ['MTRL_RESULT']).write_bytes(b' ' * {LARGEST_RESULT + 1})", "MTRL_RESULT has more than"),
+        (f"Path(os.environ['MTRL_RESULT']).write_bytes(b' ' * {MAX_RESULT_BYTES + 1})", "MTRL_RESULT has more than"),
     ],
 )
 def test_what_went_wrong_is_told(tmp_path, folders, body, told):
@@ -151,8 +151,8 @@ def test_nor_is_what_the_run_gives_it_in_secret(tmp_path):
 def test_of_what_it_says_the_end_is_kept(tmp_path):
     with pytest.raises(AgentError) as error:
         play(tmp_path, "sys.stdout.write('x' * 5_000_000 + 'the end'); sys.stdout.flush(); sys.exit(1)")
-    said = str(error.value).partition("Its last words:\n")[2]
-    assert len(said) == KEPT and said.endswith("xxx" + "the end")
+    said = str(error.value).partition("The end of its output:\n")[2]
+    assert len(said) == MAX_BYTES and said.endswith("xxx" + "the end")
 
 
 def test_output_that_is_read_in_pieces_is_the_end_of_all():
@@ -160,7 +160,7 @@ def test_output_that_is_read_in_pieces_is_the_end_of_all():
     whole = bytes(range(32, 127)) * 2000
     for start in range(0, len(whole), 777):
         output.data_received(whole[start : start + 777])
-    assert output.text == whole[-KEPT:].decode() and len(output._text) <= 2 * KEPT
+    assert output.text == whole[-MAX_BYTES:].decode() and len(output._text) <= 2 * MAX_BYTES
 
 
 @pytest.mark.parametrize("end", ["it ends", "its time is over"])

@@ -214,7 +214,7 @@ def test_an_agent_that_reports_its_failure(play):
 
 
 def test_an_agent_that_says_nothing_of_its_reward(play, monkeypatch):
-    monkeypatch.setattr(loop_module, "LATE_REPORT", 0.2)
+    monkeypatch.setattr(loop_module, "SECONDS_FOR_REWARD", 0.2)
 
     def rollout(told, service):
         ask(told, 1)

@@ -17,7 +17,7 @@ from mtrl.command.compose import compose, merge
 from mtrl.command.runs import settle
 from mtrl.config import foreign
 from mtrl.config.choices import CHOICES, WITH_TORCH
-from mtrl.config.dialect_values import OF_KEY, VALUES
+from mtrl.config.dialect_values import VALUES, VALUES_OF_FOREIGN_KEY
 from mtrl.config.dialects import FRAMEWORKS
 from mtrl.config.keys import find, settings
 from mtrl.config.messages import unknown_key
@@ -72,7 +72,7 @@ def proposals() -> dict[str, str]:
     """Every proposal for every key of the tables with every value that people give it -> what they typed."""
     found = {}
     for name, theirs in ENTRIES:
-        for value in (*values_for(FRAMEWORKS[name][theirs].partition("=")[0]), *OF_KEY.get(theirs, {})):
+        for value in (*values_for(FRAMEWORKS[name][theirs].partition("=")[0]), *VALUES_OF_FOREIGN_KEY.get(theirs, {})):
             said = foreign.Found(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
             if said:
                 found.setdefault(said, f"{theirs}={value}")

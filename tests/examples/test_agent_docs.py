@@ -65,7 +65,7 @@ def test_the_service_that_is_started_is_there():
 
 def test_curl_asks_pays_and_completes(tiny_codec, tmp_path):
     live, opened = Live(tiny_codec, lambda name, turn: "46"), []
-    live.gateway.admit(KEY, lambda name: opened.append(live.gateway.open(name, sampling)) or opened[-1])
+    live.gateway.allow_admin(KEY, lambda name: opened.append(live.gateway.open(name, sampling)) or opened[-1])
     with live:
         sampling = live.open("other").sampling
         script = block("sh", "# ask.sh").replace("127.0.0.1:8123", "{}:{}".format(*live.address))

@@ -14,7 +14,7 @@ from live_gateway import HELLO, LIMITS, HeldEngine, Live, request_bytes
 from mtrl.engines.base import EngineLostError
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.gateway import auth, stream
-from mtrl.gateway.exchange import Attended
+from mtrl.gateway.exchange import CancelOnDisconnect
 from mtrl.rollout.rollouts import all_or_none
 
 CHAT = "/v1/chat/completions"
@@ -125,7 +125,7 @@ class TestNaming:
         live.close(second)
 
     def test_the_gateway_forgets_old_tokens_in_the_end(self, live, monkeypatch):
-        monkeypatch.setattr(auth, "REMEMBERED", 2)
+        monkeypatch.setattr(auth, "MAX_FINISHED", 2)
         sessions = [live.open(f"old {n}") for n in range(4)]
         for session in sessions:
             live.close(session)
@@ -210,8 +210,8 @@ class TestRoutes:
 
 class TestStreams:
     def test_the_role_comes_before_the_answer_and_comments_meanwhile(self, tiny_codec, monkeypatch):
-        monkeypatch.setattr(stream, "AT_ONCE", 0.01)
-        monkeypatch.setattr(stream, "ALIVE", 0.02)
+        monkeypatch.setattr(stream, "SECONDS_BEFORE_STREAM", 0.01)
+        monkeypatch.setattr(stream, "SECONDS_BETWEEN_COMMENTS", 0.02)
         engine = HeldEngine(lambda name, turn: "done", tiny_codec.tokenizer)
         with Live(tiny_codec, engine=engine) as live:
             url = f"{live.gateway.base_url(live.open())}/chat/completions"
@@ -235,7 +235,7 @@ class TestStreams:
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
 
     def test_what_goes_wrong_later_is_an_event(self, tiny_codec, monkeypatch):
-        monkeypatch.setattr(stream, "AT_ONCE", 0.01)
+        monkeypatch.setattr(stream, "SECONDS_BEFORE_STREAM", 0.01)
         engine = HeldEngine(lambda name, turn: "done", tiny_codec.tokenizer)
         with Live(tiny_codec, engine=engine) as live:
             session = live.open()
@@ -273,7 +273,7 @@ class TestFailures:
                 await asyncio.Event().wait()
 
             try:
-                async with Attended(receive, all_or_none([fail()])) as work:
+                async with CancelOnDisconnect(receive, all_or_none([fail()])) as work:
                     await work.result()
             except Refused as error:
                 return weakref.ref(error)

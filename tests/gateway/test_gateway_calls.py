@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from played_calls import USER, WatchedEngine, chat, run, says, session_of, text, trajectory_of, wire
 
-from mtrl.gateway.calls import Prefixes, cut, message_key, told
+from mtrl.gateway.calls import PrefixIndex, client_message, message_key, truncate_at_stop
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec
 from mtrl.trainer.data.samples import trajectory_samples
@@ -318,10 +318,10 @@ def test_who_left_goes_on_from_nothing(tiny_codec):
 def test_told():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
     spoken = {"role": "assistant", "content": 'so <tool_call>{"name": "f"}</tool_call>STOP more', "tool_calls": [call]}
-    assert told(spoken, ("STOP", "more")) == {"role": "assistant", "content": "so ", "tool_calls": [call]}
-    assert cut("a stop b end", ("end", "stop")) == "a " and cut("abc", ()) == "abc"
+    assert client_message(spoken, ("STOP", "more")) == {"role": "assistant", "content": "so ", "tool_calls": [call]}
+    assert truncate_at_stop("a stop b end", ("end", "stop")) == "a " and truncate_at_stop("abc", ()) == "abc"
     thought = {"role": "assistant", "content": "", "reasoning_content": "hm STOP"}
-    assert told(thought, ("STOP",)) == {**thought, "reasoning_content": "hm "}
+    assert client_message(thought, ("STOP",)) == {**thought, "reasoning_content": "hm "}
 
 
 def test_keys_tell_names_and_arguments_apart():
@@ -390,7 +390,7 @@ def test_an_answer_without_a_token_takes_none_from_its_prompt(tiny_codec):
 @given(st.lists(st.binary(min_size=1, max_size=3), max_size=9), st.lists(st.binary(max_size=3), max_size=9))
 def test_prefixes(parts, others):
     """Against the definition."""
-    prefixes, added = Prefixes(), [b"".join(parts[:i]) for i in range(0, len(parts), 2)] + others
+    prefixes, added = PrefixIndex(), [b"".join(parts[:i]) for i in range(0, len(parts), 2)] + others
     for name, data in enumerate(added):
         prefixes.add(data, name)
     whole = b"".join(parts)

@@ -41,8 +41,8 @@ def live(tiny_codec):
 @pytest.fixture
 def asked(live, monkeypatch):
     """One entry for every request that names a trajectory."""
-    requests, find = [], live.gateway.register.find
-    monkeypatch.setattr(live.gateway.register, "find", lambda seen: requests.append(seen) or find(seen))
+    requests, find = [], live.gateway.registry.find
+    monkeypatch.setattr(live.gateway.registry, "find", lambda seen: requests.append(seen) or find(seen))
     return requests
 
 

@@ -148,7 +148,7 @@ def test_an_id_that_is_the_token_is_enough(live, session):
 
 
 def test_what_is_read_before_it_is_known_whose_it_is_is_short(live, session, monkeypatch):
-    monkeypatch.setattr(app, "MOST_OF_A_REPORT", 1000)
+    monkeypatch.setattr(app, "MAX_REPORT_BYTES", 1000)
     for token in (None, session.token):
         status, _, body = live.ask("POST", "/update-reward", {"Rewards": [1.0] * 1000}, token)
         assert (status, body["error"]["code"]) == (413, "request_too_large")

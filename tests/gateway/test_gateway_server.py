@@ -17,10 +17,10 @@ from mtrl.command.program import run_program
 from mtrl.engines.base import EngineLostError, SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.errors import UserError
-from mtrl.gateway import desk as desk_module
-from mtrl.gateway.__main__ import KEY_VARIABLE, Settings, admin_key, file_of, main, out_of
-from mtrl.gateway.desk import Desk, names_in
+from mtrl.gateway import session_manager as manager_module
+from mtrl.gateway.__main__ import KEY_VARIABLE, Settings, admin_key, main, make_output_folder, trajectory_file
 from mtrl.gateway.server import Gateway
+from mtrl.gateway.session_manager import SessionManager, names_in
 from mtrl.record.run_dir import RunDir
 from mtrl.record.runs import find_runs
 from mtrl.rollout.rollouts import stream_seed
@@ -145,26 +145,26 @@ class TestLife:
 
 class TestDesk:
     @pytest.fixture
-    def desk(self, tiny_codec, tmp_path, monkeypatch):
+    def manager(self, tiny_codec, tmp_path, monkeypatch):
         """A gateway with an admin, whose trajectories go to a file."""
-        monkeypatch.setattr("mtrl.gateway.desk.SECONDS_TO_PAY", 0.3)
+        monkeypatch.setattr("mtrl.gateway.session_manager.SECONDS_FOR_REWARD", 0.3)
         live = Live(tiny_codec)
         sampling = SamplingParams(max_generate_length=100, stop_token_ids=tiny_codec.stop_token_ids)
         noted = []
-        desk = Desk(live.gateway, sampling, 3, tmp_path / "t.jsonl", seconds=20, note=noted.append)
-        live.gateway.admit(KEY, desk.open)
+        manager = SessionManager(live.gateway, sampling, 3, tmp_path / "t.jsonl", seconds=20, note=noted.append)
+        live.gateway.allow_admin(KEY, manager.open)
         with live:
-            desk.noted = noted
-            desk.live = live
-            yield desk
-            live.run(desk.close())
+            manager.noted = noted
+            manager.live = live
+            yield manager
+            live.run(manager.close())
 
-    def finished(self, desk):
-        desk.live.run(asyncio.wait_for(all_written(desk), 20))
-        return list(read_trajectories(desk.out))
+    def finished(self, manager):
+        manager.live.run(asyncio.wait_for(all_written(manager), 20))
+        return list(read_trajectories(manager.path))
 
-    def test_opened_asked_paid_completed_and_written(self, desk):
-        live = desk.live
+    def test_opened_asked_paid_completed_and_written(self, manager):
+        live = manager.live
         status, _, told = live.ask("POST", "/trajectories", {"id": "mine"}, KEY)
         assert (status, told["id"]) == (200, "mine")
         client_path = told["base_url"].removeprefix(live.gateway.url)
@@ -173,99 +173,99 @@ class TestDesk:
         about = {"TrajectoryId": "mine"}
         assert live.ask("POST", "/complete-rollout", {**about, "Status": "ready"}, told["token"])[0] == 200
         assert live.ask("POST", "/update-reward", {**about, "Rewards": [0.5]}, told["token"])[0] == 200
-        (trajectory,) = self.finished(desk)
+        (trajectory,) = self.finished(manager)
         assert (trajectory.task_id, trajectory.stop_reason) == ("mine", StopReason.DONE)
         assert trajectory.rewards == [0.0, 0.5]
         assert [turn.text for turn in trajectory.turns] == ["mine 0", "mine 1"]
 
-    def test_the_first_call_makes_what_the_admin_names(self, desk):
-        live = desk.live
+    def test_the_first_call_makes_what_the_admin_names(self, manager):
+        live = manager.live
         ask = {"messages": HELLO}
         header = [("X-Mtrl-Trajectory-Id", "by header")]
         assert live.ask("POST", "/v1/chat/completions", ask, KEY, header)[0] == 200
         assert live.ask("POST", "/trajectories/by%2Fpath/v1/chat/completions", ask, KEY)[0] == 200
         assert live.ask("POST", "/trajectories/by%2Fpath/v1/chat/completions", ask, KEY)[0] == 200
         assert live.ask("POST", "/v1/chat/completions", ask, KEY)[0] == 400
-        live.run(desk.close())
-        found = {t.task_id: t for t in read_trajectories(desk.out)}
+        live.run(manager.close())
+        found = {t.task_id: t for t in read_trajectories(manager.path)}
         assert {name: len(t.turns) for name, t in found.items()} == {"by header": 1, "by/path": 2}
         assert {t.stop_reason for t in found.values()} == {StopReason.ABORTED}
         assert not any(t.trainable for t in found.values())
 
-    def test_nothing_late_makes_another_of_the_same_name(self, desk):
+    def test_nothing_late_makes_another_of_the_same_name(self, manager):
         """What comes after the end would be a trajectory of its own, with the rest of its calls."""
-        live, naming = desk.live, [("X-Mtrl-Trajectory-Id", "mine")]
+        live, naming = manager.live, [("X-Mtrl-Trajectory-Id", "mine")]
         assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 200
         assert live.ask("POST", "/update-reward", {"TrajectoryId": "mine", "Rewards": [0.5]}, KEY)[0] == 200
         assert live.ask("POST", "/complete-rollout", {"TrajectoryId": "mine"}, KEY)[0] == 200
-        self.finished(desk)
+        self.finished(manager)
         assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 410
         assert live.ask("POST", "/update-reward", {"TrajectoryId": "mine", "Rewards": [1]}, KEY)[0] == 404
         assert live.ask("POST", "/complete-rollout", {"Status": "ready"}, KEY, naming)[0] == 404
         status, _, body = live.ask("POST", "/trajectories", {"id": "mine"}, KEY)
         assert (status, body["error"]["message"]) == (409, "there is a trajectory mine already, or was; name another")
-        live.run(desk.close())
-        assert [trajectory.reward for trajectory in read_trajectories(desk.out)] == [0.5]
+        live.run(manager.close())
+        assert [trajectory.reward for trajectory in read_trajectories(manager.path)] == [0.5]
 
-    def test_a_name_that_the_file_holds_is_used_after_a_restart_as_well(self, desk, tiny_codec):
-        live, naming = desk.live, [("X-Mtrl-Trajectory-Id", "mine")]
+    def test_a_name_that_the_file_holds_is_used_after_a_restart_as_well(self, manager, tiny_codec):
+        live, naming = manager.live, [("X-Mtrl-Trajectory-Id", "mine")]
         assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 200
-        live.run(desk.close())
-        with desk.out.open("a") as file:
+        live.run(manager.close())
+        with manager.path.open("a") as file:
             file.write('{"task_id": "cut')
         later = Live(tiny_codec)
-        again = Desk(later.gateway, desk.sampling, 3, desk.out, seconds=20, note=print)
-        later.gateway.admit(KEY, again.open, names_in(desk.out))
+        again = SessionManager(later.gateway, manager.sampling, 3, manager.path, seconds=20, note=print)
+        later.gateway.allow_admin(KEY, again.open, names_in(manager.path))
         with later:
             assert later.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 410
             assert later.ask("POST", "/trajectories", {"id": "mine"}, KEY)[0] == 409
             assert later.ask("POST", "/trajectories", {"id": "another"}, KEY)[0] == 200
             later.run(again.close())
-        assert names_in(desk.out) == {"mine"} and names_in(desk.out.parent / "none") == set()
+        assert names_in(manager.path) == {"mine"} and names_in(manager.path.parent / "none") == set()
 
-    def test_a_name_stays_used_when_its_token_is_forgotten(self, desk, monkeypatch):
-        monkeypatch.setattr("mtrl.gateway.auth.REMEMBERED", 1)
+    def test_a_name_stays_used_when_its_token_is_forgotten(self, manager, monkeypatch):
+        monkeypatch.setattr("mtrl.gateway.auth.MAX_FINISHED", 1)
         for name in ("one", "two"):
-            session = desk.gateway.open(name, desk.sampling)
-            desk.gateway.close_session(session)
-        assert desk.live.ask("POST", "/trajectories", {"id": "one"}, KEY)[0] == 409
+            session = manager.gateway.open(name, manager.sampling)
+            manager.gateway.close_session(session)
+        assert manager.live.ask("POST", "/trajectories", {"id": "one"}, KEY)[0] == 409
 
-    def test_a_report_makes_no_trajectory(self, desk):
+    def test_a_report_makes_no_trajectory(self, manager):
         for route in ("/update-reward", "/complete-rollout"):
             body = {"TrajectoryId": "never seen", "Rewards": [1.0]}
-            status, _, answer = desk.live.ask("POST", route, body, KEY)
+            status, _, answer = manager.live.ask("POST", route, body, KEY)
             assert (status, answer["error"]["code"]) == (404, "trajectory_not_found")
-        assert list(desk.gateway.register) == []
+        assert list(manager.gateway.registry) == []
 
-    def test_what_cannot_be_written_is_told_and_spoils_nothing(self, desk, monkeypatch):
+    def test_what_cannot_be_written_is_told_and_spoils_nothing(self, manager, monkeypatch):
         """A disk that is full in the middle of a line."""
-        live, real = desk.live, desk_module.write_jsonl
+        live, real = manager.live, manager_module.write_jsonl
 
         def write_half(path, trajectories):
             path.open("a").write('{"task_id": "lo')
             raise OSError(28, "No space left on device")
 
         for name in ("kept", "lost", "kept too"):
-            monkeypatch.setattr(desk_module, "write_jsonl", write_half if name == "lost" else real)
+            monkeypatch.setattr(manager_module, "write_jsonl", write_half if name == "lost" else real)
             told = live.ask("POST", "/trajectories", {"id": name}, KEY)[2]
             assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, told["token"])[0] == 200
-            live.run(desk.close())
-        assert [trajectory.task_id for trajectory in read_trajectories(desk.out)] == ["kept", "kept too"]
-        assert (desk.written, desk.unwritten) == (2, 1)
-        assert f"lost: lost, for {desk.out} cannot be written (No space left on device)" in desk.noted
+            live.run(manager.close())
+        assert [trajectory.task_id for trajectory in read_trajectories(manager.path)] == ["kept", "kept too"]
+        assert (manager.written, manager.unwritten) == (2, 1)
+        assert f"lost: lost, for {manager.path} cannot be written (No space left on device)" in manager.noted
 
-    def test_an_engine_that_is_lost_ends_it(self, desk, monkeypatch):
+    def test_an_engine_that_is_lost_ends_it(self, manager, monkeypatch):
         async def generate(*_):
             raise EngineLostError("the servers are gone")
 
-        monkeypatch.setattr(desk.live.engine, "generate", generate)
+        monkeypatch.setattr(manager.live.engine, "generate", generate)
         naming = [("X-Mtrl-Trajectory-Id", "mine")]
-        assert desk.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 503
-        desk.live.run(asyncio.wait_for(desk.over.wait(), 20))
-        assert "servers are gone" in str(desk.failure)
+        assert manager.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 503
+        manager.live.run(asyncio.wait_for(manager.shutdown.wait(), 20))
+        assert "servers are gone" in str(manager.failure)
 
-    def test_only_the_admin_opens(self, desk):
-        live = desk.live
+    def test_only_the_admin_opens(self, manager):
+        live = manager.live
         session = live.ask("POST", "/trajectories", {}, KEY)[2]
         for token in (None, "wrong", session["token"]):
             assert live.ask("POST", "/trajectories", {"id": "x"}, token)[0] == 401
@@ -277,20 +277,20 @@ class TestDesk:
         assert live.ask("POST", "/trajectories", {"id": "x" * 201}, KEY)[0] == 400
         assert live.ask("POST", "/trajectories", [], KEY)[0] == 400
 
-    def test_one_that_takes_too_long(self, desk):
-        desk.seconds = 0.2
-        told = desk.live.ask("POST", "/trajectories", {"id": "slow"}, KEY)[2]
-        assert desk.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, told["token"])[0] == 200
-        (trajectory,) = self.finished(desk)
+    def test_one_that_takes_too_long(self, manager):
+        manager.seconds = 0.2
+        told = manager.live.ask("POST", "/trajectories", {"id": "slow"}, KEY)[2]
+        assert manager.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, told["token"])[0] == 200
+        (trajectory,) = self.finished(manager)
         assert trajectory.stop_reason == StopReason.TIMEOUT
 
-    def test_random_streams_are_those_of_the_names(self, desk):
-        session = desk.live.call(desk.open, "x")
+    def test_random_streams_are_those_of_the_names(self, manager):
+        session = manager.live.call(manager.open, "x")
         assert session.sampling.seed == stream_seed(3, "x", 0)
 
 
-async def all_written(desk):
-    while desk._following:
+async def all_written(manager):
+    while manager._watchers:
         await asyncio.sleep(0.01)
 
 
@@ -327,11 +327,11 @@ class TestProgram:
         assert admin_key("0.0.0.0") == KEY
 
     def test_where_trajectories_go(self, tmp_path):
-        out = out_of(Settings(out=str(tmp_path / "a" / "b")))
-        assert file_of(out).is_file()
+        out = make_output_folder(Settings(out=str(tmp_path / "a" / "b")))
+        assert trajectory_file(out).is_file()
         assert list(find_runs(tmp_path)) == [Path(out)]
         with pytest.raises(UserError, match="gateway.out=.*name another folder"):
-            out_of(Settings(out=str(file_of(out))))
+            make_output_folder(Settings(out=str(trajectory_file(out))))
 
     @pytest.fixture
     def model(self, make_tiny_model, tiny_tokenizer, tmp_path):
@@ -366,16 +366,16 @@ class TestProgram:
                 assert process.wait(30) == 0, rest
                 assert KEY not in said + rest
                 assert rest.endswith(
-                    f"trajectories written: 2, to {file_of(out)}; python -m mtrl.view {out} shows them\n"
+                    f"trajectories written: 2, to {trajectory_file(out)}; python -m mtrl.view {out} shows them\n"
                 )
             finally:
                 process.kill()
-        found = {t.task_id: t for t in read_trajectories(file_of(out))}
+        found = {t.task_id: t for t in read_trajectories(trajectory_file(out))}
         assert (found["done"].stop_reason, found["done"].reward) == (StopReason.DONE, 1.0)
         assert found["left"].stop_reason == StopReason.ABORTED
         assert all(1 <= len(t.turns[0].action_ids) <= 5 for t in found.values())
         assert all(value < 0 for t in found.values() for value in t.turns[0].action_logprobs)
-        assert json.loads(file_of(out).read_text().splitlines()[0])["task_id"] == "done"
+        assert json.loads(trajectory_file(out).read_text().splitlines()[0])["task_id"] == "done"
         assert main_of_the_viewer([str(out), "--export", str(tmp_path / "page.html")]) == 0
         page = (tmp_path / "page.html").read_text()
         assert all(f'"{name}"' in page for name in found)

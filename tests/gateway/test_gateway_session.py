@@ -124,13 +124,13 @@ def test_too_many_calls(tiny_codec):
     async def play(session, engine):
         await session.chat(chat(USER))
         error = await refused(session.chat(chat(USER, n=2)))
-        assert (error.status, error.code) == (429, "max_calls") and session.stop == StopReason.MAX_TURNS
+        assert (error.status, error.code) == (429, "max_calls") and session.stop_reason == StopReason.MAX_TURNS
         await session.chat(chat(USER))
-        assert session.stop is None, "it went on"
+        assert session.stop_reason is None, "it went on"
         assert (await refused(session.complete(text("x")))).code == "max_calls"
 
     session, _ = played(play, tiny_codec, calls=2)
-    assert session.stop == StopReason.MAX_TURNS and len(session.turns()) == 2
+    assert session.stop_reason == StopReason.MAX_TURNS and len(session.turns()) == 2
 
 
 @pytest.mark.parametrize("characters", [300, 10_000_000])
@@ -141,11 +141,11 @@ def test_a_context_without_room(tiny_codec, characters):
             error = await refused(asked)
             assert (error.status, error.code) == (400, "context_length_exceeded")
             assert "maximum context length is 100 tokens" in error.message
-        assert session.stop == StopReason.CONTEXT_LIMIT and engine.seen == {}
+        assert session.stop_reason == StopReason.CONTEXT_LIMIT and engine.seen == {}
         await session.chat(chat(USER))
 
     session, _ = played(play, tiny_codec, context=100)
-    assert session.stop is None and len(session.turns()) == 1
+    assert session.stop_reason is None and len(session.turns()) == 1
 
 
 DEEP = {"type": "function", "function": {"name": "f", "arguments": json.dumps({"x": ["ab"] * 3000})}}
@@ -170,9 +170,9 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(tiny_codec, monkeypatch
 
     async def play(session, engine):
         monkeypatch.setattr(session, "codec", None)
-        monkeypatch.setattr(session, "_lineage", None)
+        monkeypatch.setattr(session, "_call_tree", None)
         error = await refused(session.chat(asked) if isinstance(asked, ChatRequest) else session.complete(asked))
-        assert error.code == "context_length_exceeded" and session.stop == StopReason.CONTEXT_LIMIT
+        assert error.code == "context_length_exceeded" and session.stop_reason == StopReason.CONTEXT_LIMIT
 
     played(play, tiny_codec, context=100)
 
@@ -238,7 +238,7 @@ def test_an_aborted_turn_is_none(tiny_codec):
         assert (await refused(session.chat(chat(USER)))).status == 503
 
     session, _ = played(play, tiny_codec, lambda _: ([5], FinishReason.ABORT))
-    assert session.stop == StopReason.ABORTED and session.turns() == []
+    assert session.stop_reason == StopReason.ABORTED and session.turns() == []
 
 
 def test_what_no_message_can_be_made_of(tiny_codec, monkeypatch):
@@ -251,7 +251,7 @@ def test_what_no_message_can_be_made_of(tiny_codec, monkeypatch):
             assert (await refused(session.chat(chat(USER)))).status == 500
 
     session, _ = played(play, tiny_codec)
-    assert session.stop == StopReason.PARSE_ERROR and session.turns() == []
+    assert session.stop_reason == StopReason.PARSE_ERROR and session.turns() == []
 
 
 def test_messages_that_the_template_refuses(make_chatml_tokenizer):
@@ -280,7 +280,7 @@ def test_after_its_end_nothing_is_answered(tiny_codec):
             error = await refused(asked)
             assert error.status == 410 and "not in valid status" in error.message
         with pytest.raises(RequestError):
-            session.pay(1.0)
+            session.set_rewards(1.0)
 
     session, engine = played(play, tiny_codec)
     assert len(session.turns()) == 1 and engine.open_ids == [], "what it had is kept"
@@ -290,7 +290,7 @@ def test_after_its_end_nothing_is_answered(tiny_codec):
 def test_token_ids_beyond_the_vocabulary(tiny_codec, of_a_run):
     async def play(session, engine):
         error = await refused(session.complete(text([5, 10**9])))
-        assert (error.status, error.param) == (400, "prompt") and session.stop is None
+        assert (error.status, error.param) == (400, "prompt") and session.stop_reason is None
         (call,) = await session.complete(text([5, 7]))
         assert call.prompt_ids == [5, 7]
 
@@ -304,20 +304,20 @@ def test_token_ids_beyond_the_vocabulary(tiny_codec, of_a_run):
 
 def test_rewards(tiny_codec):
     async def play(session, engine):
-        session.pay(7)
+        session.set_rewards(7)
         assert session.turns() == [], "there is nothing to pay, and nothing to complain of"
         for _ in range(3):
             await session.chat(chat(USER))
-        session.pay([1, 2, 3])
+        session.set_rewards([1, 2, 3])
         assert trajectory_of(session).rewards == [1.0, 2.0, 3.0]
         await session.chat(chat(USER))
         assert trajectory_of(session).rewards == [1.0, 2.0, 3.0, 0.0], "each stays where it was"
-        session.pay([0.5])
-        session.pay(0.25)
+        session.set_rewards([0.5])
+        session.set_rewards(0.25)
         assert trajectory_of(session).rewards == [0.0, 0.0, 0.0, 0.25], "the latest counts"
         for wrong in ([1.0, 2.0], [], float("nan"), 1e308, -1e12, [0.0, 0.0, 0.0, float("inf")]):
             with pytest.raises(RequestError) as caught:
-                session.pay(wrong)
+                session.set_rewards(wrong)
             assert caught.value.status == 400 and session.rewards == [0.25]
 
     played(play, tiny_codec)
@@ -371,7 +371,7 @@ def by_a_program(model, codec, rows, sampling):
             (call,) = await session.chat(chat(*messages))
             heard = environment.step(call.text, None)[1]
             messages += [wire(call), {"role": "user", "content": heard}]
-        session.pay([0.5] * TURNS)
+        session.set_rewards([0.5] * TURNS)
         session.close()
         return session.turns()
 

@@ -18,7 +18,7 @@ from mtrl.preflight import report
 from mtrl.preflight.__main__ import check, main
 from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
 from mtrl.preflight.context import Context, environment_factory
-from mtrl.preflight.foothold import informative
+from mtrl.preflight.policy_checks import informative
 from mtrl.preflight.result import Result, Status, failed, passed, skipped, warned, worst
 from tests import forked
 

@@ -13,9 +13,9 @@ from mtrl.environments.factory import environment_factory
 from mtrl.environments.family import get_family
 from mtrl.preflight.checklist import CHECKS, run
 from mtrl.preflight.context import METHODS, Context
-from mtrl.preflight.foothold import CHECKS as MODEL_CHECKS
-from mtrl.preflight.foothold import Baseline, policy_optimum
 from mtrl.preflight.optimum import best_unsolved, compare, local_optimum
+from mtrl.preflight.policy_checks import CHECKS as MODEL_CHECKS
+from mtrl.preflight.policy_checks import Baseline, policy_optimum
 from mtrl.preflight.result import Status
 from mtrl.types import Group, StopReason, Trajectory
 from tests.preflight.broken import sound

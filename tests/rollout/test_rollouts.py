@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from mtrl.errors import UserError
-from mtrl.rollout.rollouts import BARREN_ROUNDS, Rollouts, stream_seed
+from mtrl.rollout.rollouts import MAX_FAILED_ROUNDS, Rollouts, stream_seed
 from mtrl.types import StopReason
 
 
@@ -112,7 +112,7 @@ def test_a_hanging_environment_is_the_named_cause(make_loop, counting, sampling)
 def test_replacing_does_not_go_on_for_ever(collect):
     """Whatever share is allowed: if nothing but failures comes, it ends."""
     supply = (f"bad{i}" for i in range(10_000))
-    with pytest.raises(UserError, match=f"none of the last {BARREN_ROUNDS} rounds .* ValueError: bad.* is dry"):
+    with pytest.raises(UserError, match=f"none of the last {MAX_FAILED_ROUNDS} rounds .* ValueError: bad.* is dry"):
         collect(dry, ["bad", "bad"], replacements=supply, max_failed_share=1.0)
 
 

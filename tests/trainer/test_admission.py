@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.trainer.data.admission import Admission, ImpatientAdmission, Outstanding
+from mtrl.trainer.data.admission import Admission, Outstanding, RequeueAdmission
 
-POLICIES = [Admission, ImpatientAdmission]
+POLICIES = [Admission, RequeueAdmission]
 
 
 @dataclass
@@ -132,7 +132,7 @@ def test_whatever_happens(policy, batch, lag, concurrent, update, fates, seed):
         lambda: rng.choices(["ok", "failed", "silent"], fates)[0],
     ).run(12)
     assert [version for version, _ in play.trained] == list(range(12))
-    assert play.requeued == 0 or policy is ImpatientAdmission
+    assert play.requeued == 0 or policy is RequeueAdmission
     names = [group.group_id for _, groups in play.trained for group in groups]
     assert len(set(names)) == len(names)  # so each has random numbers of its own
 
@@ -183,7 +183,7 @@ def test_with_wait_what_is_trained_is_what_was_drawn(concurrent):
 def test_requeue_trains_short_episodes_more_often():
     """The contrast, and why `wait` is the default."""
     _, patient = run_of(Admission)
-    play, trained = run_of(ImpatientAdmission)
+    play, trained = run_of(RequeueAdmission)
     assert play.requeued > 100
     assert fmean(map(is_long, patient)) > 0.45
     assert fmean(map(is_long, trained)) < 0.4
@@ -218,7 +218,7 @@ def test_worked_example():
 
 
 def test_requeue_plays_the_prompt_again_first_under_another_name():
-    admission = ImpatientAdmission(1, 1)
+    admission = RequeueAdmission(1, 1)
     rows = iter({"id": n} for n in count())
     a, b = (admission.admit(lambda: next(rows)) for _ in range(2))
     for version, group in ((1, b), (2, None)):
@@ -245,7 +245,7 @@ def test_a_failed_group_is_replaced_at_its_place():
 
 
 def test_of_those_that_cannot_all_be_trained_the_finished_ones_stay():
-    admission = ImpatientAdmission(1, 2)
+    admission = RequeueAdmission(1, 2)
     admission.version = 2
     running, finished = (Outstanding(n, "g", {}, version=0) for n in range(2))
     admission.outstanding = {running, finished}

@@ -113,7 +113,7 @@ def test_a_run_begins_with_its_weights_wherever_the_engine_came_from(parts):
     changed(engine.model, 1.5)
     with pytest.raises(WrongWeightsError):
         asyncio.run(make().begin(0))
-    asyncio.run(make(given=True).begin(0))
+    asyncio.run(make(external=True).begin(0))
     asyncio.run(make().begin(3))
     assert engine.loaded == [0, 3]
 

@@ -96,7 +96,7 @@ class Replayed(Played):
 async def replay(job, lag, on_stale):
     """What the real stream trains if everything takes as long."""
     stream = make(played=Replayed(job.seconds), batch=job.batch, lag=lag, on_stale=on_stale)
-    stream._scoring_thread, stream._judge = AtOnce(), lambda group: True  # paying is no part of admission
+    stream._scoring_thread, stream._reward_and_check = AtOnce(), lambda group: True  # paying is no part of admission
     loop, found = asyncio.get_running_loop(), []
     for number, step in enumerate(job.steps):
         experience = await stream.collect(number)

@@ -376,7 +376,7 @@ def test_what_others_played_is_judged_in_the_same_thread():
     async def evaluate_beside():
         stream = make(family=family_of(score), batch=2)
         group = stream.rollouts.make("eval/0", {"n": 0}, 2, 0)
-        await asyncio.gather(stream.collect(0), stream.judge([group]))
+        await asyncio.gather(stream.collect(0), stream.reward_and_score([group]))
         await stream.close()
         return group
 

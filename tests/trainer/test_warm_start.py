@@ -33,7 +33,7 @@ from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.trainer.setup import warm_start as module
 from mtrl.trainer.setup.loading import load_model
 from mtrl.trainer.setup.parts import connect, shared_engine
-from mtrl.trainer.setup.warm_start import Foothold, cache_key, success_of, warm_start
+from mtrl.trainer.setup.warm_start import WarmStartResult, cache_key, success_of, warm_start
 from tests.echo import Echo, rows
 from tests.trainer.warming import SIZES, Script, config_of, digest, echo_task, same, started
 
@@ -113,8 +113,8 @@ def test_what_another_process_has_made_meanwhile_is_left_as_it_is(cache):
             first.append((Path(first[1][0]) / "model.safetensors").stat().st_ino)
         return 0.25
 
-    path, foothold = warm_start(config_of(), echo_task(), measure)
-    assert (path, foothold) == first[1] and foothold.success == 0.5
+    path, result = warm_start(config_of(), echo_task(), measure)
+    assert (path, result) == first[1] and result.success == 0.5
     assert (Path(path) / "model.safetensors").stat().st_ino == first[2]
 
 
@@ -133,14 +133,14 @@ def test_a_damaged_file_in_the_cache_is_logged_and_the_warm_start_made_anew(capl
 
 
 def test_the_record_is_read_back(cache):
-    path, foothold = warm_start(config_of(), echo_task(), Script(0.25))
-    assert foothold == Foothold(success=0.25, episodes=4, steps=4, band=(0.0, 1.0))
-    assert str(foothold) == "25.0% of 4 sampled episodes succeed after 4 updates of imitation (wanted: 0% to 100%)"
+    path, result = warm_start(config_of(), echo_task(), Script(0.25))
+    assert result == WarmStartResult(success=0.25, episodes=4, steps=4, band=(0.0, 1.0))
+    assert str(result) == "25.0% of 4 sampled episodes succeed after 4 updates of imitation (wanted: 0% to 100%)"
     assert json.loads((Path(path) / "warm_start.json").read_text())["success"] == 0.25
     _, again = warm_start(config_of(), echo_task(), Script())
     assert (again.success, again.episodes, again.steps, tuple(again.band), again.path) == (0.25, 4, 4, (0, 1), None)
-    assert str(again) == str(foothold)
-    assert Foothold.read(cache) is None
+    assert str(again) == str(result)
+    assert WarmStartResult.read(cache) is None
 
 
 class Polite(Echo):
@@ -293,8 +293,8 @@ def warmed(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MTRL_CACHE", str(tmp_path_factory.mktemp("warmed")))
         config, steps = config_of(success_band=[0.2, 0.9], check_every=25, episodes=60), []
-        path, foothold = started(config, echo_task(), lambda step, success: steps.append((step, success)))
-    return SimpleNamespace(config=config, path=path, foothold=foothold, steps=steps)
+        path, result = started(config, echo_task(), lambda step, success: steps.append((step, success)))
+    return SimpleNamespace(config=config, path=path, result=result, steps=steps)
 
 
 def made(config, task):
@@ -305,17 +305,17 @@ def made(config, task):
 
 def test_a_real_policy_is_brought_into_the_band(warmed):
     """Nothing is made up: demonstrations, updates, an engine that samples, the scorer."""
-    low, high = warmed.foothold.band
-    assert (low, high) == (0.2, 0.9) and low <= warmed.foothold.success <= high and warmed.foothold.path is None
-    assert warmed.foothold.episodes == 60 and 0 < warmed.foothold.steps <= len(warmed.steps)
+    low, high = warmed.result.band
+    assert (low, high) == (0.2, 0.9) and low <= warmed.result.success <= high and warmed.result.path is None
+    assert warmed.result.episodes == 60 and 0 < warmed.result.steps <= len(warmed.steps)
     assert [step for step, _ in warmed.steps] == list(range(1, len(warmed.steps) + 1))
-    assert Foothold.read(warmed.path).success == warmed.foothold.success
+    assert WarmStartResult.read(warmed.path).success == warmed.result.success
 
 
 def test_what_is_loaded_succeeds_as_often_as_what_was_measured(warmed):
     task = echo_task()
     again = success_of(warmed.config, task, connected(warmed.config, task), *load_model(warmed.config, warmed.path))
-    assert again == warmed.foothold.success
+    assert again == warmed.result.success
 
 
 def test_measuring_leaves_the_model_as_it_was(warmed):
@@ -387,9 +387,9 @@ def never(*words):
 @pytest.mark.parametrize("share", [0.33, 0.4, 0.5])
 def test_a_model_inside_the_band_is_used_as_it_is(llama, share):
     measure = Script(share)
-    path, foothold = warm_start(hf(llama), echo_task(), measure, never)
+    path, result = warm_start(hf(llama), echo_task(), measure, never)
     assert path == str(llama) and len(measure.policies) == 1
-    assert foothold == Foothold(share, 4, 0, (0.33, 0.5), path=str(llama))
+    assert result == WarmStartResult(share, 4, 0, (0.33, 0.5), path=str(llama))
     assert same(measure.policies[0], AutoModelForCausalLM.from_pretrained(llama).state_dict())
 
 
@@ -409,9 +409,9 @@ def test_other_weights_in_the_folder_are_measured_anew(llama):
 
 def test_a_model_below_the_band_is_fine_tuned_and_kept(llama, cache):
     measure, before = Script(0.1, 0.2, 0.4), digest(llama)
-    path, foothold = warm_start(hf(llama, check_every=3), echo_task(), measure)
+    path, result = warm_start(hf(llama, check_every=3), echo_task(), measure)
     assert Path(path).is_relative_to(cache) and digest(llama) == before, "the folder that was named is left alone"
-    assert (foothold.success, foothold.steps, foothold.path) == (0.4, 6, None)
+    assert (result.success, result.steps, result.path) == (0.4, 6, None)
     loaded = AutoModelForCausalLM.from_pretrained(path)
     assert type(loaded) is LlamaForCausalLM and same(loaded.state_dict(), measure.policies[-1])
     original = measure.policies[0]
@@ -425,8 +425,8 @@ def test_a_run_measures_it_before_anything_else_and_only_where_it_is_asked_to(ll
     """For real: its random words hold the digit seldom, and every band that begins at 0 takes it."""
     config = hf(llama)
     config.model.warm_start.success_band = (0.0, 1.0)
-    path, foothold = started(config, echo_task(), never)
-    assert path == llama and foothold.steps == 0 and 0 <= foothold.success < 1
+    path, result = started(config, echo_task(), never)
+    assert path == llama and result.steps == 0 and 0 <= result.success < 1
     config.model.warm_start.enabled = False
     assert started(config, echo_task(), never) == (llama, None)
 

@@ -36,8 +36,8 @@ def echo_task(environment=Echo, **changes):
 
 def started(config, task, on_step=lambda step, success: None):
     """As a run starts: everything real."""
-    path, foothold = prepared_start(config, task, on_step)
-    return Path(path), foothold
+    path, result = prepared_start(config, task, on_step)
+    return Path(path), result
 
 
 class Script:

@@ -129,15 +129,15 @@ class Checkpoints:
                 return _read(path), broken
             except DamagedError as error:
                 broken[path] = str(error)
-        told = "; ".join(f"{path.name}: {reason}" for path, reason in broken.items())
-        raise UserError(f"no checkpoint in {self.folder} is intact ({told}); start a new run with resume=none")
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in broken.items())
+        raise UserError(f"no checkpoint in {self.folder} is intact ({reasons}); start a new run with resume=none")
 
     def set_aside(self, path: Path) -> Path:
         """Rename a damaged checkpoint, so that it does not count as one of the checkpoints to keep. Return the new
         path."""
-        place = path.with_name(f"{DAMAGED}{path.name}")
-        shutil.rmtree(place, ignore_errors=True)
-        return path.rename(place)
+        target = path.with_name(f"{DAMAGED}{path.name}")
+        shutil.rmtree(target, ignore_errors=True)
+        return path.rename(target)
 
     def best(self) -> Path | None:
         """Return the checkpoint with the best score, of equal scores the latest; None if no score can be read."""
@@ -161,10 +161,10 @@ class Checkpoints:
         """Rename the checkpoint, then delete it, so that a kill during the deletion leaves no partial checkpoint under
         its name."""
         if path.exists():
-            doomed = self.folder / f"{PARTIAL}{path.name}-{self._mark}-old"
-            shutil.rmtree(doomed, ignore_errors=True)
-            os.replace(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            obsolete = self.folder / f"{PARTIAL}{path.name}-{self._mark}-old"
+            shutil.rmtree(obsolete, ignore_errors=True)
+            os.replace(path, obsolete)
+            shutil.rmtree(obsolete, ignore_errors=True)
 
     def _clear_partials(self) -> None:
         for path in self.folder.glob(f"{PARTIAL}*"):
@@ -243,10 +243,10 @@ def refuse_older(path: Path) -> None:
 def not_written(partial: Path, reason: OSError | str) -> UserError:
     """Return the error for a checkpoint, with the partial folder `partial`, that could not be written."""
     last = Checkpoints(partial.parent).latest()
-    kept = f"the last whole one is {last}; " if last else ""
+    advice = f"the last whole one is {last}; " if last else ""
     why = reason if isinstance(reason, str) else reason.strerror or reason
     return UserError(
-        f"checkpoint {partial.parent / target_name(partial)} could not be written ({why}); {kept}free some space or "
+        f"checkpoint {partial.parent / target_name(partial)} could not be written ({why}); {advice}free some space or "
         "name another run_dir, then continue with resume=latest"
     )
 

@@ -36,7 +36,7 @@ class Chunk:
     def overlaps(self, other: Chunk) -> bool:
         """Return whether two chunks have cells in common."""
         spans = zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
-        return all(start < place + room and place < start + size for start, size, place, room in spans)
+        return all(start < begin + width and begin < start + size for start, size, begin, width in spans)
 
 
 @dataclass

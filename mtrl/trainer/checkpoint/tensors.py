@@ -86,22 +86,22 @@ def write_shards(shards: Shards, folder: Path, group: dist.ProcessGroup | None =
     """Write shards that were copied before, like `save_tensors`."""
     ranks = _Ranks(group)
     plans = ranks.gather(shards.plan)
-    index, shares = deal(plans) if plans else ({}, None)
+    index, shares = assign_shards(plans) if plans else ({}, None)
     share = ranks.scatter(shares)
     written: dict[str, str] = {}
     outcomes = ranks.gather((_failure(_write_share, shards, share, folder, ranks, written), written))
     verdict = None
     if outcomes:
-        told = (f"rank {rank}: {text}" if ranks.size > 1 else text for rank, (text, _) in enumerate(outcomes) if text)
+        errors = (f"rank {rank}: {text}" if ranks.size > 1 else text for rank, (text, _) in enumerate(outcomes) if text)
         sums = {name: digest for _, share_sums in outcomes for name, digest in share_sums.items()}
-        verdict = next(told, None) or _failure(_write_index, index, sums, folder)
+        verdict = next(errors, None) or _failure(_write_index, index, sums, folder)
     if verdict := ranks.scatter([verdict] * ranks.size):
         if ranks.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
         raise not_written(folder, verdict)
 
 
-def deal(plans: Sequence[SavePlan]) -> tuple[Index, list[list[MetadataIndex]]]:
+def assign_shards(plans: Sequence[SavePlan]) -> tuple[Index, list[list[MetadataIndex]]]:
     """Return the index of all tensors, and the shards that each rank writes, from the plans of all ranks.
 
     Raises:
@@ -183,11 +183,11 @@ def _refuse_misfit(into: Mapping[str, Tensor], index: Index, folder: Path) -> No
         "nothing takes its": sorted(found - into.keys()),
         "of another shape are": [f"{n} {tuple(index[n].shape)} for {tuple(into[n].shape)}" for n in shapes],
     }
-    told = [f"{what} {_few(names)}" for what, names in wrong.items() if names]
-    if told:
+    misfits = [f"{what} {_few(names)}" for what, names in wrong.items() if names]
+    if misfits:
         raise UserError(
-            f"checkpoint {folder} does not fit the model and the settings: {'; '.join(told)}; continue it with those "
-            "that it was written with, or give another checkpoint"
+            f"checkpoint {folder} does not fit the model and the settings: {'; '.join(misfits)}; continue it with "
+            "those that it was written with, or give another checkpoint"
         )
 
 
@@ -203,8 +203,8 @@ def _write_share(
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "the folder is not there; all ranks need a file system that they share")
     files: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for place in share:
-        files[file_of(place.fqn, ranks.rank, ranks.size)][key_of(place.fqn)] = shards.tensors[place]
+    for index in share:
+        files[file_of(index.fqn, ranks.rank, ranks.size)][key_of(index.fqn)] = shards.tensors[index]
     for name, tensors in files.items():
         _write_tensors(folder / name, tensors)
     sums.update(checksums(folder, files))

@@ -87,16 +87,16 @@ class Admission:
 
     def may_admit(self, running: int) -> bool:
         """Return whether one more group may start while the episodes of `running` groups are in progress."""
-        places = min(self.limit, (self.steps - self.version) * self.batch)
-        return running < self.max_concurrent and len(self.outstanding) + len(self.training) < places
+        capacity = min(self.limit, (self.steps - self.version) * self.batch)
+        return running < self.max_concurrent and len(self.outstanding) + len(self.training) < capacity
 
     def admit(self, next_row: Callable[[], Row]) -> Outstanding:
         """Admit and return the next group: the first entry of `again`, else a group on a new row."""
         if self.again:
             group = replace(self.again.pop(0), version=self.version)
         else:
-            step, place = divmod(self.admitted, self.batch)
-            group = Outstanding(self.admitted, f"step{step}/{place}", next_row(), self.version)
+            step, index = divmod(self.admitted, self.batch)
+            group = Outstanding(self.admitted, f"step{step}/{index}", next_row(), self.version)
             self.admitted += 1
         self.outstanding.add(group)
         return group
@@ -166,7 +166,7 @@ class Admission:
         return late
 
 
-class ImpatientAdmission(Admission):
+class RequeueAdmission(Admission):
     """`on_stale=requeue`: never waits for a slow group. Groups that are `overdue` after a step are sampled again, which
     favours prompts with short episodes."""
 

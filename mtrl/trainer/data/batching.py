@@ -89,14 +89,14 @@ Grid = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64] | None]
 class Layout:
     """Arrangement of samples in the rows of a micro-batch: `PADDED` or `PACKED`."""
 
-    deal: Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+    partition: Callable[[Sequence[Sequence[int]], int], list[list[int]]]
     """Function from the lengths of the samples of each unit, and the token budget, to the indices of the units of each
     micro-batch."""
-    lay: Callable[[Sequence[Sample], Sequence[NDArray[np.bool_]]], Grid]
+    build_grid: Callable[[Sequence[Sample], Sequence[NDArray[np.bool_]]], Grid]
     """Function from the samples of a micro-batch, and the loss mask of each, to the grid."""
 
 
-def _deal_rows(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+def _partition_by_width(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
     """Assign units of similar width to the same micro-batch, the widest first, so that there is little padding."""
     plans: list[list[int]] = []
     rows = width = 0
@@ -121,7 +121,7 @@ def _pad(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
     return ids, mask, None
 
 
-def _deal_first_fit(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+def _partition_first_fit(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
     """Assign each unit, the longest first, to the first pack that has room (first-fit decreasing: at most 11/9 of the
     smallest possible number of packs, plus 1)."""
     sizes = np.minimum([sum(unit) for unit in lengths], max_tokens)  # a longer unit fills a pack alone
@@ -141,9 +141,9 @@ def _pack(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid
     return ids[None], np.concatenate(masks)[None], positions[None]
 
 
-PADDED = Layout(_deal_rows, _pad)
+PADDED = Layout(_partition_by_width, _pad)
 """Layout with a row per sample, padded to the longest sample; it works with any causal model."""
-PACKED = Layout(_deal_first_fit, _pack)
+PACKED = Layout(_partition_first_fit, _pack)
 """Layout with all samples concatenated in one row. The model must keep them apart by their positions
 (`mtrl.models.packing`)."""
 
@@ -171,8 +171,8 @@ def micro_batches(
     """
     units = _trajectories(samples) if whole_trajectories else [[index] for index in range(len(samples))]
     lengths = [[len(samples[index].token_ids) for index in unit] for unit in units]
-    dealt = _divide(layout.deal(lengths, max_tokens), [sum(unit) for unit in lengths], ranks)
-    plans = [[index for unit in plan for index in units[unit]] for plan in dealt]
+    unit_plans = _divide(layout.partition(lengths, max_tokens), [sum(unit) for unit in lengths], ranks)
+    plans = [[index for unit in plan for index in units[unit]] for plan in unit_plans]
     return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, layout) for plan in plans]
 
 
@@ -198,7 +198,7 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
     # In a pack, the token before a sample's first token belongs to another sample.
     assert not any(sample.loss_mask[0] for sample in samples), "a sampled token needs context before it"
     chosen = [_array(sample.loss_mask, np.bool_) for sample in samples]
-    ids, mask, positions = layout.lay(samples, chosen)
+    ids, mask, positions = layout.build_grid(samples, chosen)
 
     def flat(values: Sequence[Sequence[float] | NDArray], dtype: type = np.float32) -> Tensor:
         parts = [_array(v, dtype)[c] for v, c in zip(values, chosen, strict=True)]

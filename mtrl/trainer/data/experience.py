@@ -54,11 +54,11 @@ class Experience:
         """Return `analysis/set_aside_groups`, `analysis/sampling_rounds`, `analysis/untrained_frac` (the share of
         trajectories that are not trained on), and the metrics `async/…` of runs whose rollouts and updates overlap
         (`mtrl/trainer/data/stream.py`)."""
-        played = [trajectory for group in self.groups for trajectory in group.trajectories]
+        trajectories = [trajectory for group in self.groups for trajectory in group.trajectories]
         return {
             "analysis/set_aside_groups": float(len(self.set_aside)),
             "analysis/sampling_rounds": float(self.rounds),
-            "analysis/untrained_frac": fmean(not trajectory.trainable for trajectory in played),
+            "analysis/untrained_frac": fmean(not trajectory.trainable for trajectory in trajectories),
             **self.flow,
         }
 
@@ -96,7 +96,7 @@ class Producer(ABC):
     family: Family
     sampling: SamplingParams
     next_row: Callable[[], Row]
-    paying: Occupancy = field(default_factory=Occupancy, init=False)
+    reward_clock: Occupancy = field(default_factory=Occupancy, init=False)
     """Clock of the time in which rewards and scores were computed."""
 
     @abstractmethod
@@ -133,36 +133,36 @@ class Producer(ABC):
     def _wanted(self) -> int:
         return self.config.trainer.prompts_per_step
 
-    async def judge(self, groups: Sequence[Group]) -> None:
-        """Compute rewards and scores, in place, of groups that are not trained. No other groups are judged at the same
-        time."""
-        await self._score(groups)
+    async def reward_and_score(self, groups: Sequence[Group]) -> None:
+        """Compute rewards and scores, in place, of groups that are not trained. No other groups are rewarded or
+        scored at the same time."""
+        await self._reward_and_score(groups)
 
-    async def _score(self, groups: Sequence[Group]) -> None:
+    async def _reward_and_score(self, groups: Sequence[Group]) -> None:
         for group in groups:
             await self.composer.apply_async(group)
         await score_groups(self.family, groups, self.config.environment.episode_timeout)
 
-    async def _pay(self, group: Group) -> None:
+    async def _reward_for_training(self, group: Group) -> None:
         """Compute rewards and scores of a group for training, in place, and apply overlong filtering."""
-        with self.paying:
-            await self._score([group])
+        with self.reward_clock:
+            await self._reward_and_score([group])
         for trajectory in group.trajectories:
             if self.config.algorithm.overlong_filtering and is_overlong(trajectory):
                 trajectory.trainable = False
 
-    def _teaches(self, group: Group) -> bool:
+    def _is_trained(self, group: Group) -> bool:
         """Return whether the group is trained: with dynamic sampling (DAPO, 2503.14476, section 3.2) only if it has an
         advantage."""
         if not self.config.algorithm.dynamic_sampling_rounds:
             return True
         return is_informative(turn_advantages([group], self.config.algorithm, self.composer.weights)[0])
 
-    def _too_few(self, teaching: int, played: Sequence[Group]) -> NoSignalError:
-        mean = fmean(t.reward for group in played for t in group.trajectories)
+    def _too_few(self, informative: int, groups: Sequence[Group]) -> NoSignalError:
+        mean = fmean(t.reward for group in groups for t in group.trajectories)
         return NoSignalError(
             f"after algorithm.dynamic_sampling_rounds={self.config.algorithm.dynamic_sampling_rounds} rounds of new "
-            f"prompts only {teaching} of {len(played)} groups had an advantage, and a step needs "
+            f"prompts only {informative} of {len(groups)} groups had an advantage, and a step needs "
             f"trainer.prompts_per_step={self._wanted} (the mean reward is {mean:.3f}): give "
             "harder or easier rows, a denser reward, a larger algorithm.group_size or more rounds"
         )
@@ -173,11 +173,11 @@ class Collector(Producer):
     """Samples the groups of a step without overlap with updates; with dynamic sampling, until all of them have an
     advantage."""
 
-    _left: deque[Unused] = field(default_factory=deque)
+    _resumed: deque[Unused] = field(default_factory=deque)
     """Groups left by a run with overlap that is resumed without overlap; their prompts are sampled before any new
     one."""
-    _taken: int = 0
-    """Number of groups of `_left` that are used in this step; a step that fails leaves them to the next run."""
+    _resumed_used: int = 0
+    """Number of groups of `_resumed` that are used in this step; a step that fails leaves them to the next run."""
 
     async def collect(self, step: int) -> Experience:
         """See `Producer.collect`. Groups without an advantage are replaced in at most `dynamic_sampling_rounds` rounds;
@@ -187,7 +187,7 @@ class Collector(Producer):
         while len(found.groups) < self._wanted:
             key = f"step{step}" if not found.rounds else f"step{step}.{found.rounds}"
             for group in await self._play(key, self._wanted - len(found.groups), found.report):
-                (found.groups if self._teaches(group) else found.set_aside).append(group)
+                (found.groups if self._is_trained(group) else found.set_aside).append(group)
             if len(found.groups) < self._wanted:
                 if found.rounds == rounds:
                     raise self._too_few(len(found.groups), found.report.groups)
@@ -195,20 +195,20 @@ class Collector(Producer):
         return found
 
     def publish(self, version: int) -> None:
-        """See `Producer.publish`. The groups of `_left` that the step used are removed."""
-        for _ in range(self._taken):
-            self._left.popleft()
-        self._taken = 0
+        """See `Producer.publish`. The groups of `_resumed` that the step used are removed."""
+        for _ in range(self._resumed_used):
+            self._resumed.popleft()
+        self._resumed_used = 0
 
     def stop(self) -> None:
         """Do nothing: the step is completed, since its prompts are drawn and a resumed run must make the same steps."""
 
     def state(self) -> list[dict[str, Any]]:
-        return [unused.to_dict() for unused in self._left]
+        return [unused.to_dict() for unused in self._resumed]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
         """See `Producer.restore`. Groups that were sampled by older weights are sampled again."""
-        self._left = deque(Unused.from_dict(entry) for entry in state if "group" in entry)
+        self._resumed = deque(Unused.from_dict(entry) for entry in state if "group" in entry)
 
     async def close(self) -> None:
         """Do nothing, since nothing is running between two steps."""
@@ -218,7 +218,7 @@ class Collector(Producer):
         size = self.config.algorithm.group_size
         report = await self.rollouts.collect(key, rows, size, self.sampling, self._next_row)
         for group in report.groups:
-            await self._pay(group)
+            await self._reward_for_training(group)
         self.composer.check()
         total.groups += report.groups
         total.failures += report.failures
@@ -226,7 +226,7 @@ class Collector(Producer):
         return report.groups
 
     def _next_row(self) -> Row:
-        if self._taken == len(self._left):
+        if self._resumed_used == len(self._resumed):
             return self.next_row()
-        self._taken += 1
-        return self._left[self._taken - 1].group.row
+        self._resumed_used += 1
+        return self._resumed[self._resumed_used - 1].group.row

@@ -36,9 +36,9 @@ class KlPenalty:
             turns = np.array(sample.turns)[np.array(sample.loss_mask)]
             per_turn = np.bincount(turns, kl)
             for turn in np.unique(turns):
-                played = trajectories[sample.group_id, sample.trajectory].turns[turn]
-                played.components["kl"] = -float(per_turn[turn])
-                played.reward += self.controller.coefficient * played.components["kl"]
+                penalised = trajectories[sample.group_id, sample.trajectory].turns[turn]
+                penalised.components["kl"] = -float(per_turn[turn])
+                penalised.reward += self.controller.coefficient * penalised.components["kl"]
             total, tokens = total + float(kl.sum()), tokens + len(kl)
         return total / max(tokens, 1)
 

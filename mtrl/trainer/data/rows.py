@@ -18,10 +18,10 @@ class RowStream:
 
     def next(self) -> Row:
         """Return the next row; every pass over the data has another order."""
-        epoch, place = divmod(self.drawn, len(self.rows))
+        epoch, index = divmod(self.drawn, len(self.rows))
         if self._order[0] != epoch:
             order = list(range(len(self.rows)))
             random.Random(f"{self.seed}/{epoch}").shuffle(order)
             self._order = (epoch, order)
         self.drawn += 1
-        return self.rows[self._order[1][place]]
+        return self.rows[self._order[1][index]]

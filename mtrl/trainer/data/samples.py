@@ -42,13 +42,13 @@ def trajectory_samples(trajectory: Trajectory, advantages: Sequence[float]) -> l
         else:
             raise ValueError(f"turn {index} extends turn {before}, at which no sample ends: a break is missing")
         ends[index] = sample
-        seen, said = len(turn.observation_ids), len(turn.action_ids)
+        observed, sampled = len(turn.observation_ids), len(turn.action_ids)
         sample.token_ids += turn.observation_ids + turn.action_ids
-        sample.loss_mask += [False] * seen + [True] * said
-        sample.logprobs += [0.0] * seen + turn.action_logprobs
-        sample.advantages += [0.0] * seen + [advantage] * said
-        sample.versions += [-1] * seen + turn.versions
-        sample.turns += [-1] * seen + [index] * said
+        sample.loss_mask += [False] * observed + [True] * sampled
+        sample.logprobs += [0.0] * observed + turn.action_logprobs
+        sample.advantages += [0.0] * observed + [advantage] * sampled
+        sample.versions += [-1] * observed + turn.versions
+        sample.turns += [-1] * observed + [index] * sampled
     return [sample for sample in samples if any(sample.loss_mask)]
 
 

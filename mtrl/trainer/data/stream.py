@@ -14,13 +14,13 @@ from statistics import fmean
 from typing import Any
 
 from mtrl.rollout.rollouts import RolloutReport, summary
-from mtrl.trainer.data.admission import Admission, ImpatientAdmission, Outstanding
+from mtrl.trainer.data.admission import Admission, Outstanding, RequeueAdmission
 from mtrl.trainer.data.experience import Experience, Producer, StoppedError, Unused
 from mtrl.types import FAILED, Group, Trajectory
 
 log = logging.getLogger(__name__)
 
-ADMISSIONS: dict[str, type[Admission]] = {"wait": Admission, "requeue": ImpatientAdmission}
+ADMISSIONS: dict[str, type[Admission]] = {"wait": Admission, "requeue": RequeueAdmission}
 """Admission class by the value of `async_config.on_stale`."""
 
 
@@ -35,7 +35,7 @@ class Tally:
 
 
 @dataclass
-class Outcome:
+class EpisodeCounts:
     """Number of episodes of one group, and those that failed."""
 
     episodes: int
@@ -62,16 +62,16 @@ class Stream(Producer):
             self._wanted, settings.max_steps_off_policy, settings.max_concurrent_groups, self.config.trainer.max_steps
         )
         self.activity = Activity(self.busy)
-        self._begun = self._stopped = self._closed = False
+        self._started = self._stopped = self._closed = False
         self._tasks: dict[Outstanding, asyncio.Task[None]] = {}
         """Tasks of the groups that are being sampled, scored or aborted."""
-        self._playing: set[Outstanding] = set()
+        self._running: set[Outstanding] = set()
         """Groups in `_tasks` whose episodes are not finished."""
         self._finished: dict[Outstanding, Group] = {}
         self._tally = Tally()
-        self._outcomes: deque[Outcome] = deque(maxlen=self._wanted)
-        """Outcomes of the last groups, as many as a step has; the limits on failures apply to them."""
-        self._broken = 0
+        self._recent_counts: deque[EpisodeCounts] = deque(maxlen=self._wanted)
+        """Counts of the last groups, as many as a step has; the limits on failures apply to them."""
+        self._failed_in_a_row = 0
         """Number of groups with a failure since the last group without one."""
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
@@ -86,15 +86,15 @@ class Stream(Producer):
             RuntimeError: other code cancelled a task; or a token is too old, which would be a bug.
         """
         self._begin(step)
-        start, straggling = time.perf_counter(), 0.0
+        start, straggler_seconds = time.perf_counter(), 0.0
         while (batch := self._choose()) is None:
             if self._stopped:
                 raise StoppedError
-            enough, since = len(self._finished) >= self._wanted, time.perf_counter()
+            has_enough, since = len(self._finished) >= self._wanted, time.perf_counter()
             self._changed.clear()
             await self._changed.wait()
-            straggling += enough * (time.perf_counter() - since)
-        waited = time.perf_counter() - start
+            straggler_seconds += has_enough * (time.perf_counter() - since)
+        wait_seconds = time.perf_counter() - start
         batch.sort(key=lambda slot: slot.number)
         self.admission.hand_over(batch)
         groups = [self._finished.pop(slot) for slot in batch]
@@ -105,13 +105,13 @@ class Stream(Producer):
         ages = [step - slot.version for slot in batch]
         flow = {
             "async/admitted": float(tally.admitted),
-            "async/in_flight": float(len(self._playing)),
+            "async/in_flight": float(len(self._running)),
             "async/ready": float(len(self._finished)),
             "async/requeued": float(tally.requeued),
             "async/age/mean": fmean(ages),
             "async/age/max": float(max(ages)),
-            "async/wait_seconds": waited,
-            "async/straggler_seconds": straggling,
+            "async/wait_seconds": wait_seconds,
+            "async/straggler_seconds": straggler_seconds,
             "async/idle_seconds": self.activity.take_idle(),
         }
         tally.report.groups = [*groups, *tally.set_aside]
@@ -131,11 +131,11 @@ class Stream(Producer):
         self._stopped = True
         self._changed.set()
 
-    async def judge(self, groups: Sequence[Group]) -> None:
-        """See `Producer.judge`. It runs in the same thread as the scoring of the stream's own groups, alternating with
-        it."""
+    async def reward_and_score(self, groups: Sequence[Group]) -> None:
+        """See `Producer.reward_and_score`. It runs in the same thread as the scoring of the stream's own groups,
+        alternating with it."""
         for group in groups:
-            await asyncio.get_running_loop().run_in_executor(self._scoring_thread, self._score_alone, group)
+            await asyncio.get_running_loop().run_in_executor(self._scoring_thread, self._run_reward_and_score, group)
 
     def state(self) -> list[dict[str, Any]]:
         """See `Producer.state`. Finished groups are stored with their versions, other groups without trajectories.
@@ -177,8 +177,8 @@ class Stream(Producer):
     # -- admission ----------------------------------------------------------------------------------------------------
 
     def _begin(self, step: int) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             self.admission.begin(step)
             self.activity.note(False)
             self._requeue_overdue()
@@ -190,7 +190,7 @@ class Stream(Producer):
 
     def _admit(self) -> None:
         """Start all groups that may start."""
-        while not (self._closed or self._error) and self.admission.may_admit(len(self._playing)):
+        while not (self._closed or self._error) and self.admission.may_admit(len(self._running)):
             try:
                 slot = self.admission.admit(self.next_row)
             except Exception as error:  # a user's data set can raise any error
@@ -199,9 +199,9 @@ class Stream(Producer):
             self._tally.admitted += 1
             task = asyncio.get_running_loop().create_task(self._play(slot), name=f"group {slot.group_id}")
             self._tasks[slot] = task
-            self._playing.add(slot)
+            self._running.add(slot)
             task.add_done_callback(partial(self._ended, slot))
-        self.activity.note(bool(self._playing))
+        self.activity.note(bool(self._running))
 
     def _requeue_overdue(self) -> None:
         for slot in self.admission.overdue(self._finished):
@@ -223,32 +223,32 @@ class Stream(Producer):
         """Fail if dynamic sampling finds too few groups: since the last step, more groups without an advantage were set
         aside than (K + 1) B x `dynamic_sampling_rounds`, and there is still no batch."""
         allowed = self.config.algorithm.dynamic_sampling_rounds * self.admission.limit
-        silent = self._tally.set_aside
-        if len(silent) > allowed and len(self._finished) < self._wanted:
-            self._fail(self._too_few(len(self._finished), [*self._finished.values(), *silent]))
+        without_advantage = self._tally.set_aside
+        if len(without_advantage) > allowed and len(self._finished) < self._wanted:
+            self._fail(self._too_few(len(self._finished), [*self._finished.values(), *without_advantage]))
 
     # -- the task of a group ------------------------------------------------------------------------------------------
 
     async def _play(self, slot: Outstanding) -> None:
         group = await self.rollouts.group(slot.group_id, slot.row, self.config.algorithm.group_size, self.sampling)
-        self._playing.discard(slot)
+        self._running.discard(slot)
         if self._failed(group):
             self.admission.failed(slot, self.next_row())
             return
         self._admit()
-        if await asyncio.get_running_loop().run_in_executor(self._scoring_thread, self._judge, group):
+        if await asyncio.get_running_loop().run_in_executor(self._scoring_thread, self._reward_and_check, group):
             self._finished[slot] = group
         else:
             self.admission.set_aside(slot)
             self._tally.set_aside.append(group)
 
-    def _score_alone(self, group: Group) -> None:
-        asyncio.run(self._score([group]))
+    def _run_reward_and_score(self, group: Group) -> None:
+        asyncio.run(self._reward_and_score([group]))
 
-    def _judge(self, group: Group) -> bool:
+    def _reward_and_check(self, group: Group) -> bool:
         """Compute rewards and scores of a group, in the scoring thread. Return whether it is trained."""
-        asyncio.run(self._pay(group))
-        return self._teaches(group)
+        asyncio.run(self._reward_for_training(group))
+        return self._is_trained(group)
 
     def _failed(self, group: Group) -> bool:
         """Count failed episodes. Return whether an episode failed after all retries, so that the whole group is
@@ -257,22 +257,22 @@ class Stream(Producer):
         Raises:
             UserError: too many episodes failed.
         """
-        outcome = Outcome(len(group.trajectories), [t for t in group.trajectories if t.stop_reason in FAILED])
-        self._tally.report.episodes += outcome.episodes
-        self._tally.report.failures += outcome.failures
-        self._outcomes.append(outcome)
-        self._broken = self._broken + 1 if outcome.failures else 0
-        failures = [t for past in self._outcomes for t in past.failures]
-        if outcome.failures:
-            log.warning("%s", summary(outcome.failures, outcome.episodes, outcome.failures[0]))
-        if failures and len(self._outcomes) == self._wanted:
-            episodes = sum(past.episodes for past in self._outcomes)
-            self.rollouts.check(failures, episodes, failures[-1], self._broken // self._wanted)
-        return bool(outcome.failures)
+        counts = EpisodeCounts(len(group.trajectories), [t for t in group.trajectories if t.stop_reason in FAILED])
+        self._tally.report.episodes += counts.episodes
+        self._tally.report.failures += counts.failures
+        self._recent_counts.append(counts)
+        self._failed_in_a_row = self._failed_in_a_row + 1 if counts.failures else 0
+        failures = [t for past in self._recent_counts for t in past.failures]
+        if counts.failures:
+            log.warning("%s", summary(counts.failures, counts.episodes, counts.failures[0]))
+        if failures and len(self._recent_counts) == self._wanted:
+            episodes = sum(past.episodes for past in self._recent_counts)
+            self.rollouts.check(failures, episodes, failures[-1], self._failed_in_a_row // self._wanted)
+        return bool(counts.failures)
 
     def _ended(self, slot: Outstanding, task: asyncio.Task[None]) -> None:
         del self._tasks[slot]
-        self._playing.discard(slot)
+        self._running.discard(slot)
         if task.cancelled():
             if slot in self.admission.outstanding and not self._closed:
                 self._fail(

@@ -34,12 +34,12 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
     from transformers import AutoTokenizer
 
     check_export(path, key)
-    place = pick_device(device or config.model.device)
+    target = pick_device(device or config.model.device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **_given(config, path))
     except UNREADABLE as error:
         raise _cannot_load(key, path, error) from error
-    return _load_module(config, path, key, getattr(torch, config.model.dtype)).to(place), tokenizer
+    return _load_module(config, path, key, getattr(torch, config.model.dtype)).to(target), tokenizer
 
 
 def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:

@@ -23,7 +23,7 @@ from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversa
 from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
 from mtrl.trainer.setup.models import make_learner, set_threads
-from mtrl.trainer.setup.warm_start import Foothold, OnStep, success_of, warm_start
+from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
 from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.learners import Learners
 from mtrl.trainer.update.policy import Policy
@@ -53,7 +53,7 @@ class Parts(Player):
     """The learners of all ranks."""
     sends_weights: bool
     """Whether the engine has its own copy of the weights, so that new weights must be sent to it."""
-    foothold: Foothold | None = None
+    warm_start_result: WarmStartResult | None = None
     """Result of the warm start; None if the policy had none."""
 
     @property
@@ -84,7 +84,7 @@ def set_up(
             "trainer.max_steps=0 and model=hf"
         )
     set_threads(config, world)
-    path, foothold = prepared_start(config, task, on_warm_start)
+    path, warm_start_result = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))
     learner = make_learner(config, world, path)
     policy = learner.policy.policy
@@ -98,7 +98,7 @@ def set_up(
         learner=learner,
         crew=Crew(world, learner),
         sends_weights=has_copy(config, world),
-        foothold=foothold,
+        warm_start_result=warm_start_result,
     )
 
 
@@ -180,7 +180,7 @@ def start_of(config: Config, task: Task, on_warm_start: OnStep = lambda step, su
     return prepared_start(config, task, on_warm_start)[0]
 
 
-def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[str, Foothold | None]:
+def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[str, WarmStartResult | None]:
     """Return the folder or Hub name of the policy before training, and the result of its warm start, None without
     one."""
     if config.model.name != "tiny" and not config.model.warm_start.enabled:

@@ -29,12 +29,12 @@ from mtrl.trainer.work_thread import WorkThread
 if TYPE_CHECKING:
     from mtrl.trainer.setup.parts import Parts
 
-WORDS = {"vllm": (VllmApi, vllm_command), "sglang": (SglangApi, sglang_command)}
+ENGINES = {"vllm": (VllmApi, vllm_command), "sglang": (SglangApi, sglang_command)}
 """API client and start command of each engine."""
-HALF = 0.3
+HALF_TOLERANCE = 0.3
 """Default tolerance of the canary in half precision, in nats: the largest difference between the log-probs of a token
 that two correct implementations show."""
-FULL = 1e-3
+FLOAT32_TOLERANCE = 1e-3
 """Default tolerance of the canary in float32, in nats."""
 
 
@@ -56,7 +56,7 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
         UserError: the servers do not start.
     """
     generator, settings, name = config.generator, server_settings(config), config.generator.backend
-    api, command = WORDS[name]
+    api, command = ENGINES[name]
     dtype = str(compute_dtype(config)).removeprefix("torch.")
     launch = Launch(
         settings,
@@ -83,7 +83,7 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
     )
 
 
-def are_given(config: Config) -> bool:
+def are_external(config: Config) -> bool:
     """Return whether mtrl uses servers that it did not start, so that their weights are unknown."""
     return serves(config) and bool(server_settings(config).urls)
 
@@ -104,7 +104,7 @@ def make_canary(config: Config, parts: Parts, work_thread: WorkThread) -> Canary
     assert isinstance(parts.engine, ServerEngine)
     tolerance = server_settings(config).canary_tolerance
     if tolerance is None:
-        tolerance = FULL if compute_dtype(config) == torch.float32 else HALF
+        tolerance = FLOAT32_TOLERANCE if compute_dtype(config) == torch.float32 else HALF_TOLERANCE
     if tolerance == 0:
         return None
     prompt = parts.codec.renderer.render_ids(parts.splits.train[0]["prompt"], add_generation_prompt=True)

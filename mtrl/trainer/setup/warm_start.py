@@ -53,8 +53,8 @@ Measure = Callable[[Any, Any], float]
 
 
 @dataclass(frozen=True)
-class Foothold:
-    """Result of a warm start."""
+class WarmStartResult:
+    """Result of a warm start: success rate, number of updates, and folder of the policy."""
 
     success: float
     """Share of sampled episodes on training rows that succeed."""
@@ -76,7 +76,7 @@ class Foothold:
         )
 
     @classmethod
-    def read(cls, folder: Path) -> Foothold | None:
+    def read(cls, folder: Path) -> WarmStartResult | None:
         """Read the record of a finished warm start in this folder; None without a record, or if a file is damaged,
         which is logged."""
         if not (folder / SUMS).exists():
@@ -93,7 +93,7 @@ def warm_start(
     task: Task,
     measure: Measure,
     on_step: OnStep = lambda step, success: None,
-) -> tuple[str, Foothold]:
+) -> tuple[str, WarmStartResult]:
     """Return the folder or Hub name of the policy after the warm start, which is made now unless it is in the cache,
     and the result of the warm start.
 
@@ -106,17 +106,17 @@ def warm_start(
             "model=hf model.path=FOLDER model.warm_start.enabled=false"
         )
     folder = cache_folder() / "warm_start" / f"{task.family.name}-{cache_key(config, task)}"
-    found = Foothold.read(folder)
-    if found is None:
-        found = make(config, task, folder, measure, on_step)
-    return found.path or str(folder), found
+    result = WarmStartResult.read(folder)
+    if result is None:
+        result = make(config, task, folder, measure, on_step)
+    return result.path or str(folder), result
 
 
-def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: OnStep) -> Foothold:
+def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: OnStep) -> WarmStartResult:
     """Make the warm start, and write model, tokenizer and record to `folder`. Return the record."""
     settings = config.model.warm_start
     rng = random.Random(config.seed)
-    conversations = list(played(config, task, rng))
+    conversations = list(training_demonstrations(config, task, rng))
     if config.model.name == "tiny":
         sizes = config.model.tiny
         tokenizer = tiny.train_tokenizer(conversations, sizes.vocabulary, task.family.tokens)
@@ -126,20 +126,21 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         success = measure(model, tokenizer)
     band = (settings.success_band[0], settings.success_band[1])
     if success is not None and success >= band[0]:
-        foothold = Foothold(success, settings.episodes, 0, band, path=str(config.model.path))
+        result = WarmStartResult(success, settings.episodes, 0, band, path=str(config.model.path))
         folder.mkdir(parents=True, exist_ok=True)
     else:
         renderer = make_renderer(tokenizer, config.model.renderer)
         examples = [sft.to_example(renderer, messages) for messages in conversations]
         imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
         success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
-        foothold = Foothold(success, settings.episodes, imitation.steps, band)
-        if (made := Foothold.read(folder)) is not None:  # another process was faster, and its files may be in use
-            return made
+        result = WarmStartResult(success, settings.episodes, imitation.steps, band)
+        # Another process may have been faster, and its files may be in use.
+        if (existing := WarmStartResult.read(folder)) is not None:
+            return existing
         tiny.save(imitation.policy, tokenizer, folder)
-    replace_text(folder / RECORD, json.dumps(asdict(foothold)) + "\n")
+    replace_text(folder / RECORD, json.dumps(asdict(result)) + "\n")
     write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
-    return foothold
+    return result
 
 
 class Imitation:
@@ -207,10 +208,10 @@ def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float
         elif done < settings.max_steps:
             imitation.restore(before)
             stride = max(1, stride // 2)
-    place, fix = ("below", "a longer one") if success < low else ("above", "smaller strides, check_every,")
+    side, fix = ("below", "a longer one") if success < low else ("above", "smaller strides, check_every,")
     raise UserError(
         f"the warm start ended after model.warm_start.max_steps={settings.max_steps} updates with {success:.1%} of "
-        f"{settings.episodes} sampled episodes right, {place} model.warm_start.success_band={[low, high]}; take "
+        f"{settings.episodes} sampled episodes right, {side} model.warm_start.success_band={[low, high]}; take "
         f"{fix} or a demonstrator that succeeds more often (python -m mtrl.preflight says how often it does)"
     )
 
@@ -244,7 +245,7 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
     return sum(score >= config.evaluation.success_threshold for score in scores) / count
 
 
-def played(config: Config, task: Task, rng: random.Random) -> Iterator[list[Message]]:
+def training_demonstrations(config: Config, task: Task, rng: random.Random) -> Iterator[list[Message]]:
     """Yield the demonstrations, cycling over the training rows."""
     count, timeout = config.model.warm_start.demonstrations, config.environment.step_timeout
     return demonstrations(task.family, task.make_environment, task.splits.train, rng, count, timeout)
@@ -269,7 +270,7 @@ def cache_key(config: Config, task: Task) -> str:
         [_source(function) for function in code],
         rows,
         len(task.splits.train),
-        list(islice(played(config, task, random.Random(config.seed)), KEY_CONVERSATIONS)),
+        list(islice(training_demonstrations(config, task, random.Random(config.seed)), KEY_CONVERSATIONS)),
         torch.__version__,
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]

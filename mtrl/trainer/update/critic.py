@@ -21,7 +21,7 @@ from mtrl.trainer.data.mini_batches import mini_batches
 from mtrl.trainer.data.samples import Credited, trajectory_samples
 from mtrl.trainer.update.learners import Learners
 from mtrl.trainer.update.policy_learner import NonFiniteError
-from mtrl.trainer.update.value_learner import Lesson
+from mtrl.trainer.update.value_learner import ValueBatch
 from mtrl.types import Group, Sample, write_jsonl
 
 
@@ -73,13 +73,13 @@ class Critic:
             UserError: a loss or a gradient is not finite. The batch is written to the dump file, and the optimiser step
                 did not change the weights.
         """
-        place = {id(sample): index for index, sample in enumerate(samples)}
-        parts: list[list[Lesson]] = []
+        index_of = {id(sample): index for index, sample in enumerate(samples)}
+        parts: list[list[ValueBatch]] = []
         for part in mini_batches(samples, self.config.trainer, self.config.seed, step):
-            chosen = [place[id(sample)] for sample in part]
-            lessons = self._lessons(part, [old_values[i] for i in chosen], [targets[i] for i in chosen])
-            if lessons:
-                parts.append(lessons)
+            chosen = [index_of[id(sample)] for sample in part]
+            value_batches = self._value_batches(part, [old_values[i] for i in chosen], [targets[i] for i in chosen])
+            if value_batches:
+                parts.append(value_batches)
         if not parts:
             return {}
         report = self.learners.update_critic(parts, step)
@@ -91,10 +91,10 @@ class Critic:
         )
         return report.metrics() | {"critic/value_mean": float(old.mean())} | explained_variance(old, wanted)
 
-    def _lessons(
+    def _value_batches(
         self, samples: Sequence[Sample], old_values: Sequence[Floats], targets: Sequence[Floats]
-    ) -> list[Lesson]:
-        """Return the lessons of one optimiser step on these samples; empty if none of their tokens is trained."""
+    ) -> list[ValueBatch]:
+        """Return the batches of one optimiser step on these samples; empty if none of their tokens is trained."""
         units = [self._units(sample) for sample in samples]
         total = sum(int(unit.sum()) for unit in units)
         if not total:
@@ -166,7 +166,7 @@ def credit_by_critic(
     trainable = [t.trainable for t, own in zip(turns.trajectories, parts, strict=True) for _ in own]
 
     def trained(per_sample: list) -> list:
-        return [value for value, kept in zip(per_sample, trainable, strict=True) if kept]
+        return [value for value, is_trained in zip(per_sample, trainable, strict=True) if is_trained]
 
     assert batch.values is not None
     return Credited(

@@ -15,7 +15,7 @@ from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.flops import ModelFlops, model_flops
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy_learner import PolicyLearner, UpdateReport
-from mtrl.trainer.update.value_learner import CriticReport, Lesson, ValueLearner
+from mtrl.trainer.update.value_learner import CriticReport, ValueBatch, ValueLearner
 
 CRITIC = "critic."
 """Prefix of the names of the critic's tensors in a checkpoint."""
@@ -67,7 +67,7 @@ class Learner:
         """Make one optimiser step of the policy for each part."""
         return self.policy.update(parts, step, kl_coefficient)
 
-    def update_critic(self, parts: list[list[Lesson]], step: int) -> CriticReport:
+    def update_critic(self, parts: list[list[ValueBatch]], step: int) -> CriticReport:
         """Make one optimiser step of the critic for each part."""
         return self.critic.update(parts, step)
 

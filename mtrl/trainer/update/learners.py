@@ -12,18 +12,18 @@ from torch import Tensor
 from mtrl.distributed.crew import Crew
 from mtrl.distributed.world import World
 from mtrl.trainer.data.batching import MicroBatch
-from mtrl.trainer.data.dealing import deal
+from mtrl.trainer.data.rank_balance import balance
 from mtrl.trainer.flops import ModelFlops
 from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.policy_learner import UpdateReport
-from mtrl.trainer.update.value_learner import CriticReport, Lesson
+from mtrl.trainer.update.value_learner import CriticReport, ValueBatch
 
 
 @dataclass
-class Dealt:
+class DistributedUpdate:
     """The micro-batches of each rank in the optimiser steps of a training step, and the reports."""
 
-    hands: list[list[list[MicroBatch]]]
+    assignments: list[list[list[MicroBatch]]]
     """Micro-batches by optimiser step and rank."""
     reports: list[UpdateReport]
     """Reports by rank."""
@@ -36,13 +36,13 @@ class Dealt:
     @property
     def first_logprobs(self) -> Iterator[tuple[MicroBatch, Tensor]]:
         """The micro-batches of the first optimiser step, with the trainer's log-probs [N] before this step."""
-        for hand, report in zip(self.hands[0] if self.hands else (), self.reports, strict=False):
-            yield from zip([batch for batch in hand if not batch.is_filler], report.first_logprobs, strict=True)
+        for rank_batches, report in zip(self.assignments[0] if self.assignments else (), self.reports, strict=False):
+            yield from zip([batch for batch in rank_batches if not batch.is_filler], report.first_logprobs, strict=True)
 
     @property
     def by_rank(self) -> list[list[MicroBatch]]:
         """All micro-batches of each rank."""
-        return [[b for part in self.hands for b in part[rank]] for rank in range(len(self.reports))]
+        return [[b for part in self.assignments for b in part[rank]] for rank in range(len(self.reports))]
 
 
 class Learners:
@@ -64,19 +64,21 @@ class Learners:
         """Return the critic's values, [N] for each micro-batch, on the CPU."""
         return self._forward("values", batches)
 
-    def update(self, parts: Sequence[Sequence[MicroBatch]], step: int, kl_coefficient: float) -> Dealt:
+    def update(self, parts: Sequence[Sequence[MicroBatch]], step: int, kl_coefficient: float) -> DistributedUpdate:
         """Make one optimiser step of the policy for each part, until a loss or a gradient is not finite."""
-        hands = [self._deal(part) for part in parts]
-        return Dealt(hands, self.crew.run("update", self._shares(hands), step, kl_coefficient))
+        assignments = [self._balance(part) for part in parts]
+        return DistributedUpdate(assignments, self.crew.run("update", self._shares(assignments), step, kl_coefficient))
 
-    def update_critic(self, parts: Sequence[Sequence[Lesson]], step: int) -> CriticReport:
+    def update_critic(self, parts: Sequence[Sequence[ValueBatch]], step: int) -> CriticReport:
         """Make one optimiser step of the critic for each part, until a loss or a gradient is not finite."""
-        hands = []
+        assignments = []
         for part in parts:
-            taught = {id(batch.token_ids): (old, wanted) for batch, old, wanted in part}
-            dealt = self._deal([batch for batch, _, _ in part])
-            hands.append([[(batch, *taught[id(batch.token_ids)]) for batch in hand] for hand in dealt])
-        return CriticReport.joined(self.crew.run("update_critic", self._shares(hands), step))
+            values_of = {id(batch.token_ids): (old, wanted) for batch, old, wanted in part}
+            balanced = self._balance([batch for batch, _, _ in part])
+            assignments.append(
+                [[(batch, *values_of[id(batch.token_ids)]) for batch in batches] for batches in balanced]
+            )
+        return CriticReport.joined(self.crew.run("update_critic", self._shares(assignments), step))
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights for an engine with its own copy."""
@@ -120,16 +122,16 @@ class Learners:
         """
         self.crew.run("load", None, folder)
 
-    def _deal(self, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
-        return deal(batches, self.ranks, self.model)
+    def _balance(self, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
+        return balance(batches, self.ranks, self.model)
 
     def _forward(self, method: str, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        hands = self._deal(batches)
-        results = self.crew.run(method, [(self._sent(hand),) for hand in hands])
+        assignments = self._balance(batches)
+        results = self.crew.run(method, [(self._sent(rank_batches),) for rank_batches in assignments])
         found = {
             id(batch): values
-            for hand, own in zip(hands, results, strict=True)
-            for batch, values in zip(hand, own, strict=True)
+            for rank_batches, own in zip(assignments, results, strict=True)
+            for batch, values in zip(rank_batches, own, strict=True)
         }
         return [found[id(batch)] for batch in batches]
 
@@ -137,13 +139,13 @@ class Learners:
         """Return the arguments of each rank: its micro-batches of every part."""
         return [([self._sent(part[rank]) for part in parts],) for rank in range(self.ranks)]
 
-    def _sent(self, hand: Sequence[Any]) -> list[Any]:
+    def _sent(self, rank_batches: Sequence[Any]) -> list[Any]:
         """Return the micro-batches of a rank, without samples if they are sent to another process."""
         if self.ranks == 1:
-            return list(hand)
+            return list(rank_batches)
         return [
             item.without_samples() if isinstance(item, MicroBatch) else (item[0].without_samples(), *item[1:])
-            for item in hand
+            for item in rank_batches
         ]
 
 

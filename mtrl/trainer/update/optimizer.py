@@ -62,9 +62,9 @@ class Optimizer:
         if math.isfinite(norm):
             for group in self._adam.param_groups:
                 group["lr"] = lr
-            self._fetch()
+            self._load_moments()
             self._adam.step()
-            self._put_away()
+            self._offload_moments()
         self._adam.zero_grad(set_to_none=True)
         return norm, lr
 
@@ -83,15 +83,15 @@ class Optimizer:
         """
         names = list(names)
         owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
-        if strange := [owner for owner in owners if owner not in self._named]:
+        if unknown := [owner for owner in owners if owner not in self._named]:
             raise UserError(
-                f"the optimiser's state has parameters that are not trained here ({', '.join(strange[:2])}"
-                f"{', …' if strange[2:] else ''}); continue with the model and the settings that it was written with"
+                f"the optimiser's state has parameters that are not trained here ({', '.join(unknown[:2])}"
+                f"{', …' if unknown[2:] else ''}); continue with the model and the settings that it was written with"
             )
         for parameter in (self._named[owner] for owner in owners):
             if not self._adam.state.get(parameter):
-                self._adam.state[parameter] = _at_rest(parameter)
-        self._put_away()
+                self._adam.state[parameter] = _initial_state(parameter)
+        self._offload_moments()
         state = self.state()
         return {name: state[name] for name in names}
 
@@ -105,13 +105,13 @@ class Optimizer:
         for name, target in self.allocate(tensors).items():
             target.copy_(_sharded_as(tensors[name], target))
 
-    def _fetch(self) -> None:
+    def _load_moments(self) -> None:
         """With `offload`, move the moments to the devices of their parameters."""
         if self.config.offload:
             for parameter, values in self._adam.state.items():
                 values |= {key: values[key].to(parameter.device) for key in MOMENTS}
 
-    def _put_away(self) -> None:
+    def _offload_moments(self) -> None:
         """With `offload`, move the moments to CPU memory, where they stay between updates."""
         if self.config.offload:
             for values in self._adam.state.values():
@@ -137,7 +137,7 @@ def clip_gradients(groups: list[list[Tensor]], limit: float) -> float:
     return total.item()
 
 
-def _at_rest(parameter: Tensor) -> dict[str, Tensor]:
+def _initial_state(parameter: Tensor) -> dict[str, Tensor]:
     """Return AdamW's state of a parameter before its first step."""
     moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in MOMENTS}
     return {"step": torch.tensor(0.0, dtype=torch.float32), **moments}

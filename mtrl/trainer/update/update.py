@@ -55,8 +55,8 @@ class Updater:
                 did not change the weights.
         """
         parts = [self._batches(part) for part in mini_batches(samples, self.config.trainer, self.config.seed, step)]
-        dealt = self.learners.update([part for part in parts if part], step, self.kl.coefficient)
-        report = dealt.report
+        update = self.learners.update([part for part in parts if part], step, self.kl.coefficient)
+        report = update.report
         if stopped := report.stopped:
             write_jsonl(self.dump, samples, mode="w")
             raise UserError(
@@ -64,8 +64,8 @@ class Updater:
                 "weights are as before: look at its log-probs and advantages, then lower trainer.optimizer.lr or raise "
                 "model.dtype to float32"
             )
-        first_logprobs = [pair for batch, logprobs in dealt.first_logprobs for pair in per_sample(batch, logprobs)]
-        return Update(report, first_logprobs, [self._work(batches) for batches in dealt.by_rank])
+        first_logprobs = [pair for batch, logprobs in update.first_logprobs for pair in per_sample(batch, logprobs)]
+        return Update(report, first_logprobs, [self._work(batches) for batches in update.by_rank])
 
     def _work(self, batches: list[MicroBatch]) -> Work:
         """Return the work of one rank: the passes of the optimiser steps, and the additional passes without
@@ -84,8 +84,8 @@ class Updater:
         pairs = list(zip(samples, weights, strict=True))
         if algorithm.drop_zero_advantage and not algorithm.kl_loss_coef and not algorithm.entropy_coef:
             # Whole trajectories are dropped or kept, since losses per trajectory need all samples of a trajectory.
-            taught = {key(sample) for sample in samples if any(sample.advantages)}
-            pairs = [(sample, weight) for sample, weight in pairs if key(sample) in taught]
+            with_advantage = {key(sample) for sample in samples if any(sample.advantages)}
+            pairs = [(sample, weight) for sample, weight in pairs if key(sample) in with_advantage]
         return micro_batches(
             [sample for sample, _ in pairs],
             [weight for _, weight in pairs],

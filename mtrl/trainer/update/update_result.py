@@ -30,7 +30,7 @@ def note_advantages(groups: Sequence[Group], samples: Iterable[Sample]) -> None:
     """Set `Turn.advantages` of every turn in `samples`: a single number if all of its tokens have the same
     advantage."""
     pairs = ((sample, sample) for sample in samples)
-    for turn, values in _by_turn(groups, pairs, lambda sample: _said(sample, sample.advantages)):
+    for turn, values in _by_turn(groups, pairs, lambda sample: _sampled_values(sample, sample.advantages)):
         turn.advantages = values[:1] if len(set(values)) == 1 else values
 
 
@@ -40,7 +40,7 @@ def note_logprobs(groups: Sequence[Group], first_logprobs: Iterable[tuple[Sample
         turn.trainer_logprobs = values
 
 
-def _said(sample: Sample, values: Sequence[float]) -> list[float]:
+def _sampled_values(sample: Sample, values: Sequence[float]) -> list[float]:
     """Return the values of the sampled tokens."""
     return list(compress(values, sample.loss_mask))
 

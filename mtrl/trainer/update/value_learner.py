@@ -23,7 +23,7 @@ from mtrl.trainer.setup.loading import load_peer
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy_learner import NonFiniteError
 
-Lesson = tuple[MicroBatch, Tensor, Tensor]
+ValueBatch = tuple[MicroBatch, Tensor, Tensor]
 """A micro-batch, the values [N] before the step's first update, and the target values [N]."""
 
 
@@ -69,7 +69,7 @@ class ValueLearner:
         reshard(self.model)
         return found
 
-    def update(self, parts: list[list[Lesson]], step: int) -> CriticReport:
+    def update(self, parts: list[list[ValueBatch]], step: int) -> CriticReport:
         """Make the optimiser steps of training step `step` (0-based), one for each of `parts`."""
         report = CriticReport()
         try:
@@ -82,7 +82,7 @@ class ValueLearner:
     def _forward(self, batch: MicroBatch) -> Tensor:
         return self.model(batch.action_mask, **batch.inputs)
 
-    def _optimiser_step(self, part: list[Lesson], step: int, report: CriticReport) -> None:
+    def _optimiser_step(self, part: list[ValueBatch], step: int, report: CriticReport) -> None:
         total = 0.0
         for on_cpu, old, wanted in part:
             batch = on_cpu.to(self.device)

@@ -1,4 +1,4 @@
-"""Dealing micro-batches to ranks: all of them, once, the same number for each, and balanced."""
+"""Balancing micro-batches over ranks: all of them, once, the same number for each, and balanced."""
 
 import random
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.data.dealing import cost, deal
+from mtrl.trainer.data.rank_balance import balance, cost
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample
 
@@ -48,31 +48,31 @@ def batches_of(lengths, budget, ranks, layout=PADDED, whole=False):
 )
 def test_every_sample_is_worked_on_once_and_ranks_stay_in_step(lengths, budget, ranks, layout):
     batches = batches_of(lengths, budget, ranks, layout)
-    hands = deal(batches, ranks, SMALL)
-    assert len(hands) == ranks and len({len(hand) for hand in hands}) == 1
-    assert sorted(row for hand in hands for batch in hand for row in batch.rows) == list(range(len(lengths)))
-    total = sum(float(batch.weights.sum()) for hand in hands for batch in hand)
+    assignments = balance(batches, ranks, SMALL)
+    assert len(assignments) == ranks and len({len(share) for share in assignments}) == 1
+    assert sorted(row for share in assignments for batch in share for row in batch.rows) == list(range(len(lengths)))
+    total = sum(float(batch.weights.sum()) for share in assignments for batch in share)
     assert total == pytest.approx(sum(length - 1 for length in lengths) / sum(lengths))
-    fillers = sum(batch.is_filler for hand in hands for batch in hand)
-    assert fillers == 0 or len(lengths) < ranks * len(hands[0])  # only where there is too little to share
-    assert all(batch.weights.any() != batch.is_filler for hand in hands for batch in hand)
+    fillers = sum(batch.is_filler for share in assignments for batch in share)
+    assert fillers == 0 or len(lengths) < ranks * len(assignments[0])  # only where there is too little to share
+    assert all(batch.weights.any() != batch.is_filler for share in assignments for batch in share)
     for batch in batches:  # what was halved for the sake of the ranks is not larger than the budget
         assert batch.token_ids.numel() <= budget or len(batch.rows) == 1
 
 
 def test_one_rank_gets_what_there_is_in_its_order():
     batches = batches_of([9, 3, 30, 12], 30, 1)
-    assert deal(batches, 1, SMALL) == [batches]
+    assert balance(batches, 1, SMALL) == [batches]
 
 
 def test_the_work_is_balanced():
     rng = random.Random(1)
     lengths = [min(2000, int(rng.lognormvariate(5, 1)) + 2) for _ in range(256)]
     batches = batches_of(lengths, 4096, 4)
-    hands = deal(batches, 4, SMALL)
+    assignments = balance(batches, 4, SMALL)
     assert len(batches) == 20
-    work = [sum(cost(batch, SMALL) for batch in hand if not batch.is_filler) for hand in hands]
-    rounds = [max(cost(batch, SMALL) for batch in played) for played in zip(*hands, strict=True)]
+    work = [sum(cost(batch, SMALL) for batch in share if not batch.is_filler) for share in assignments]
+    rounds = [max(cost(batch, SMALL) for batch in row) for row in zip(*assignments, strict=True)]
     assert max(work) < 1.1 * sum(work) / 4
     in_order = [max(cost(batch, SMALL) for batch in batches[i::5]) for i in range(5)]
     assert sum(rounds) < 1.25 * sum(work) / 4 < 0.85 * sum(in_order)  # all ranks wait for the slowest of a round
@@ -95,8 +95,8 @@ def test_a_trajectory_stays_whole():
     weights = [np.ones(10)] * 6
     batches = micro_batches(samples, weights, 1000, whole_trajectories=True, ranks=4)
     assert sorted(sorted(batch.rows) for batch in batches) == [[0, 1, 2], [3, 4, 5]]
-    hands = deal(batches, 4, SMALL)
-    assert [hand[0].is_filler for hand in hands].count(True) == 2
+    assignments = balance(batches, 4, SMALL)
+    assert [share[0].is_filler for share in assignments].count(True) == 2
 
 
 def test_a_filler_has_the_shape_of_work_and_no_weight():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrl.config.schema import Config
-from mtrl.preflight.foothold import Baseline, out_of_turns, token_cap
+from mtrl.preflight.policy_checks import Baseline, out_of_turns, token_cap
 from mtrl.preflight.result import Status
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 

@@ -18,7 +18,7 @@ def cost(batch: MicroBatch, model: ModelFlops) -> float:
     return model.training([end - start for start, end in zip(starts, ends, strict=True)], len(batch.weights))
 
 
-def deal(batches: Sequence[MicroBatch], ranks: int, model: ModelFlops) -> list[list[MicroBatch]]:
+def balance(batches: Sequence[MicroBatch], ranks: int, model: ModelFlops) -> list[list[MicroBatch]]:
     """Return the micro-batches of each rank: the same number for every rank, with similar costs in the same round.
 
     Ranks of a sharded model synchronise at every layer, so a round takes as long as its costliest micro-batch.
@@ -28,13 +28,13 @@ def deal(batches: Sequence[MicroBatch], ranks: int, model: ModelFlops) -> list[l
     if ranks == 1:
         return [list(batches)]
     ordered = sorted(batches, key=lambda batch: -cost(batch, model))
-    hands: list[list[MicroBatch]] = [[] for _ in range(ranks)]
-    work = [0.0] * ranks
+    assignments: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    assigned_cost = [0.0] * ranks
     for start in range(0, len(ordered), ranks):
-        played = ordered[start : start + ranks]
-        filled = [*played, *[played[-1].filler()] * (ranks - len(played))]
-        # The costliest micro-batch of a round goes to the rank with the least work so far.
-        for rank, batch in zip(sorted(range(ranks), key=work.__getitem__), filled, strict=True):
-            hands[rank].append(batch)
-            work[rank] += cost(batch, model)
-    return hands
+        round_batches = ordered[start : start + ranks]
+        padded_round = [*round_batches, *[round_batches[-1].filler()] * (ranks - len(round_batches))]
+        # The costliest micro-batch of a round goes to the rank with the lowest cost so far.
+        for rank, batch in zip(sorted(range(ranks), key=assigned_cost.__getitem__), padded_round, strict=True):
+            assignments[rank].append(batch)
+            assigned_cost[rank] += cost(batch, model)
+    return assignments

@@ -51,7 +51,7 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
     from mtrl.rollout.rollouts import Rollouts
     from mtrl.scoring.heldout import score_groups
     from mtrl.trainer.setup.parts import set_up
-    from mtrl.trainer.setup.servers import are_given
+    from mtrl.trainer.setup.servers import are_external
 
     config = context.config
     parts, size = set_up(config, on_warm_start), config.algorithm.group_size
@@ -59,11 +59,11 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
     rows = [parts.splits.train[index * len(parts.splits.train) // count] for index in range(count)]
     composer = RewardComposer(config.reward)
 
-    async def play() -> list[Group]:
-        if are_given(config):
+    async def sample() -> list[Group]:
+        if are_external(config):
             await parts.engine.load_weights(parts.learners.weights(), 0)
-        player = Rollouts(parts.loop, config.seed, max_failed_share=1.0)
-        report = await player.collect("preflight", rows, size, parts.sampling)
+        sampler = Rollouts(parts.loop, config.seed, max_failed_share=1.0)
+        report = await sampler.collect("preflight", rows, size, parts.sampling)
         for group in report.groups:
             await composer.apply_async(group)
         await score_groups(parts.family, report.groups, config.environment.episode_timeout)
@@ -71,10 +71,10 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
         await parts.engine.close()
         return report.groups
 
-    return Baseline(asyncio.run(play()), parts)
+    return Baseline(asyncio.run(sample()), parts)
 
 
-def foothold(context: Context, baseline: Baseline) -> Result:
+def success_rate(context: Context, baseline: Baseline) -> Result:
     """Check that the policy succeeds sometimes, and not always."""
     wins, trials = _successes(context, baseline)
     rewards = [t.reward for t in baseline.trajectories]
@@ -184,7 +184,7 @@ def informative(rate: float, size: int) -> float:
 
 ModelCheck = Callable[[Context, Baseline], Result]
 CHECKS: tuple[tuple[str, ModelCheck], ...] = (
-    ("foothold", foothold),
+    ("foothold", success_rate),
     ("policy_optimum", policy_optimum),
     ("failures", failures),
     ("policy_agreement", policy_agreement),

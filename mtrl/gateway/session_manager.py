@@ -1,4 +1,4 @@
-"""Trajectories of programs that mtrl does not start: they are opened by name, and written to a file when they end."""
+"""Sessions of programs that mtrl does not start: they are opened by name, and written to a file when they end."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mtrl.gateway.session import Session
 from mtrl.rollout.rollouts import stream_seed
 from mtrl.types import StopReason, Trajectory, write_jsonl
 
-SECONDS_TO_PAY = 2.0
+SECONDS_FOR_REWARD = 2.0
 """Seconds to wait for the reward of a trajectory that was completed without one: SageMaker's SDK reports it right
 afterwards."""
 
 
 @dataclass
-class Desk:
-    """Opens trajectories, waits for their end and writes them."""
+class SessionManager:
+    """Opens sessions by the name of their trajectory, waits for their end and writes the trajectories to a file."""
 
     gateway: Gateway
     sampling: SamplingParams
     seed: int
-    out: Path
+    path: Path
     """JSONL file to which trajectories are appended."""
     seconds: float
     """Time limit of a trajectory, from its opening to its completion, in seconds."""
@@ -37,11 +37,12 @@ class Desk:
     written: int = 0
     unwritten: int = 0
     """Number of trajectories that could not be written to the file."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    shutdown: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the engine is lost, and by the caller that ends the gateway."""
     failure: EngineLostError | None = None
-    """The loss of the engine, if that set `over`."""
-    _following: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """The loss of the engine, if that set `shutdown`."""
+    _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Task that waits for the end of each open session, by the name of its trajectory."""
 
     def open(self, name: str) -> Session:
         """Open the trajectory of a name.
@@ -51,57 +52,59 @@ class Desk:
         """
         seed = stream_seed(self.seed, name, 0)
         session = self.gateway.open(name, replace(self.sampling, seed=seed))
-        self._following[name] = asyncio.create_task(self._follow(session), name=f"mtrl-desk-{name}")
+        self._watchers[name] = asyncio.create_task(self._watch(session), name=f"mtrl-session-{name}")
         return session
 
     async def close(self) -> None:
         """Close and write the trajectories that are still open."""
-        tasks = list(self._following.values())
+        tasks = list(self._watchers.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _follow(self, session: Session) -> None:
-        stop = StopReason.ABORTED
+    async def _watch(self, session: Session) -> None:
+        stop_reason = StopReason.ABORTED
         try:
             async with asyncio.timeout(self.seconds):
                 await session.finished.wait()
-            stop = _stop_of(session)
+            stop_reason = _stop_reason(session)
             with suppress(TimeoutError):
-                await asyncio.wait_for(session.paid.wait(), SECONDS_TO_PAY)
+                await asyncio.wait_for(session.rewards_reported.wait(), SECONDS_FOR_REWARD)
         except TimeoutError:
-            stop = session.stop or StopReason.TIMEOUT
+            stop_reason = session.stop_reason or StopReason.TIMEOUT
         finally:
             self.gateway.close_session(session)
-            del self._following[session.name]
-            self._write(session, stop)
+            del self._watchers[session.name]
+            self._write(session, stop_reason)
             if isinstance(session.failure, EngineLostError):
                 self.failure = session.failure
-                self.over.set()
+                self.shutdown.set()
 
-    def _write(self, session: Session, stop: StopReason) -> None:
-        trajectory = Trajectory(session.name, session.name, 0, session.turns(), stop, metrics=dict(session.metrics))
-        trajectory.trainable = stop != StopReason.ABORTED
+    def _write(self, session: Session, stop_reason: StopReason) -> None:
+        trajectory = Trajectory(
+            session.name, session.name, 0, session.turns(), stop_reason, metrics=dict(session.metrics)
+        )
+        trajectory.trainable = stop_reason != StopReason.ABORTED
         trajectory.error = session.error
         if not trajectory.turns:
             self.note(f"{session.name}: not a single call, so nothing is written")
             return
-        before = self.out.stat().st_size if self.out.exists() else 0
+        size = self.path.stat().st_size if self.path.exists() else 0
         try:
-            write_jsonl(self.out, [trajectory])
+            write_jsonl(self.path, [trajectory])
         except OSError as error:
             self.unwritten += 1
-            self.note(f"{session.name}: lost, for {self.out} cannot be written ({error.strerror})")
+            self.note(f"{session.name}: lost, for {self.path} cannot be written ({error.strerror})")
             with suppress(OSError):  # half a line would corrupt the next one
-                os.truncate(self.out, before)
+                os.truncate(self.path, size)
             return
         self.written += 1
         reward = f", reward {trajectory.reward:g}" if session.rewards is not None else ", without a reward"
-        self.note(f"{session.name}: {stop}, {len(trajectory.turns)} turns{reward}")
+        self.note(f"{session.name}: {stop_reason}, {len(trajectory.turns)} turns{reward}")
 
 
-def names_in(out: Path) -> set[str]:
+def names_in(path: Path) -> set[str]:
     """Return the names of the trajectories in a file; incomplete lines are skipped.
 
     Raises:
@@ -109,19 +112,19 @@ def names_in(out: Path) -> set[str]:
     """
     names: set[str] = set()
     try:
-        with out.open("rb") as file:
+        with path.open("rb") as file:
             for line in file:
                 with suppress(ValueError, KeyError, TypeError, RecursionError):
                     names.add(str(json.loads(line)["task_id"]))
     except FileNotFoundError:
         return names
     except OSError as error:
-        raise UserError(f"{out} cannot be read ({error.strerror}); name another folder by gateway.out") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}); name another folder by gateway.out") from error
     return names
 
 
-def _stop_of(session: Session) -> StopReason:
+def _stop_reason(session: Session) -> StopReason:
     """Return the stop reason of a trajectory that has ended."""
     if session.status is None:  # the engine is lost
         return StopReason.ABORTED
-    return session.stop or (StopReason.DONE if session.status == "ready" else StopReason.ENV_ERROR)
+    return session.stop_reason or (StopReason.DONE if session.status == "ready" else StopReason.ENV_ERROR)
