@@ -37,6 +37,7 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 echo "installing mtrl${extras:+[$extras]} into $venv; this takes a minute or two"
 "$venv/bin/python" -m pip install --quiet --quiet "$torch"
+"$venv/bin/python" -m pip uninstall --quiet --quiet --yes mtrl  # the distribution's earlier name
 "$venv/bin/python" -m pip install --quiet --quiet --editable ".${extras:+[$extras]}"
 if [[ ",$extras," == *,dev,* ]]; then
     "$venv/bin/python" -m pip install --quiet --quiet --no-deps --requirement requirements/dev.bare

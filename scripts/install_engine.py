@@ -238,9 +238,12 @@ def install_packages(venv: Path, packages: Path, build: str) -> None:
 
 
 def install_mtrl(venv: Path) -> None:
-    """Install this checkout, so that servers run its code, without its requirements for training."""
+    """Install this checkout, so that servers run its code, without its requirements for training. The distribution
+    `mtrl`, the name of an earlier version of this project, is removed, since its plugins no longer exist."""
+    pip = [str(venv / "bin" / "python"), "-m", "pip"]
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--editable"]
-    call([str(venv / "bin" / "python"), "-m", "pip", "install", *options, str(ROOT)], "mtrl cannot be installed there")
+    call([*pip, "uninstall", "--quiet", "--yes", "mtrl"], "an earlier mtrl cannot be removed there")
+    call([*pip, "install", *options, str(ROOT)], "mtrl cannot be installed there")
 
 
 def check(engine: str, venv: Path) -> None:
