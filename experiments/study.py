@@ -5,7 +5,8 @@
 A study is a YAML file: `common` overrides, `seeds` (a list, or a range such as 100-139), and `arms`, each a list of
 overrides by name, or `{overrides: […], seeds: …}` where an arm has seeds of its own. `columns` names what the table
 shows, and `picture` is `curves` (metrics over steps) or `seeds` (success before and after, a dot per seed). `pages` are
-other Markdown files of the project, each with the arms that its own short table shows.
+other Markdown files of the project, each with the arms that its own short table shows. `pairs` names two arms each,
+whose difference over the same seeds a second table shows.
 
 The numbers of a run are added to results.json when it ends, and a run that is there is not repeated, so a study goes on
 where it was stopped. Delete results.json to begin anew. `--report-only` draws from what is there.
@@ -74,6 +75,7 @@ class Study:
     columns: list[str]
     picture: str
     pages: dict[str, list[str]]
+    pairs: list[list[str]]
     folder: Path
 
     @classmethod
@@ -87,7 +89,8 @@ class Study:
         columns = content.get("columns", [name for name in COLUMNS if name not in RARE])
         picture = content.get("picture", "curves")
         pages = content.get("pages", {})
-        return cls(path.parent.name, content.get("common", []), arms, columns, picture, pages, path.parent)
+        pairs = content.get("pairs", [])
+        return cls(path.parent.name, content.get("common", []), arms, columns, picture, pages, pairs, path.parent)
 
     def run_dir(self, root: Path, arm: Arm, seed: int) -> Path:
         return root / self.name / re.sub(r"\W+", "_", arm.name) / f"seed{seed}"
@@ -199,6 +202,25 @@ def table(study: Study, found: Found) -> str:
         for column in study.columns:
             if values := values_of(found, arm.name, column):
                 lines.append(f"| {arm.name} | {column} | {' | '.join(statistics(column, values))} |")
+    return "\n".join(lines) + "\n" + paired_table(study, found)
+
+
+def paired_table(study: Study, found: Found) -> str:
+    """Markdown: a line per pair of arms and column, with the mean difference over the same seeds, its 95 % interval by
+    Student's t, and the number of seeds on which the first arm is better; empty without pairs."""
+    if not study.pairs:
+        return ""
+    lines = ["", "| difference on the same seeds | | n | mean | better on |", "|---" * 5 + "|"]
+    for first, second in study.pairs:
+        for column in study.columns:
+            ours, theirs = found.get(first, {}), found.get(second, {})
+            pairs = [(ours[seed][column], theirs[seed][column]) for seed in ours if seed in theirs]
+            differences = [a - b for a, b in pairs if a is not None and b is not None]
+            if len(differences) > 1:
+                sign = 1 if column.startswith(SMALLER_IS_WORSE) else -1
+                wins = sum(sign * difference > 0 for difference in differences)
+                mean = statistics(column, differences)[-1].replace(" %", " points")
+                lines.append(f"| {first} − {second} | {column} | {len(differences)} | {mean} | {wins} |")
     return "\n".join(lines) + "\n"
 
 
@@ -320,7 +342,8 @@ def main() -> None:
         run(study, arguments.root, arguments.jobs)
         print(f"{time.monotonic() - begun:.0f} s", flush=True)
     found = known(study)
-    picture(study, arguments.root, found).savefig(study.folder / f"{study.picture}.png", dpi=110)
+    if study.picture == "seeds" or (arguments.root / study.name).is_dir():  # curves need the folders of the runs
+        picture(study, arguments.root, found).savefig(study.folder / f"{study.picture}.png", dpi=110)
     for page, text in tables(study, found).items():
         show_table(page, text)
     print(table(study, found))

@@ -6,7 +6,18 @@ from statistics import stdev
 import pytest
 
 import mtrl
-from experiments.study import Arm, Study, known, seeds_of, short_table, show_table, statistics, steps_to, tables
+from experiments.study import (
+    Arm,
+    Study,
+    known,
+    paired_table,
+    seeds_of,
+    short_table,
+    show_table,
+    statistics,
+    steps_to,
+    tables,
+)
 
 ROOT = Path(mtrl.__file__).parent.parent
 STUDIES = sorted((ROOT / "experiments").glob("*/study.yaml"))
@@ -69,3 +80,15 @@ def test_a_table_stands_between_its_marks(tmp_path):
 def test_steps_to_a_share_are_counted_from_one_and_never_is_one_more():
     rows = [{"success": share} for share in (0.5, 0.9, 1.0, 1.0)]
     assert steps_to(0.79, "success")(rows, {}) == 3.0 and steps_to(0.99, "success")(rows, {}) == 5.0
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("columns: [sampled after, steps to 90 %]\narms: {a: [], b: []}\npairs: [[a, b]]\n")
+    found = {
+        "a": {"1": {"sampled after": 0.8, "steps to 90 %": 3.0}, "2": {"sampled after": 0.6, "steps to 90 %": 5.0}},
+        "b": {"2": {"sampled after": 0.5, "steps to 90 %": 9.0}, "1": {"sampled after": 0.5, "steps to 90 %": 5.0}},
+    }
+    sampled, steps = paired_table(Study.read(path), found).splitlines()[3:]
+    assert sampled.startswith("| a − b | sampled after | 2 | 20 ± ") and sampled.endswith(" points | 2 |")
+    assert steps.startswith("| a − b | steps to 90 % | 2 | -3 ± ") and steps.endswith(" | 2 |")
