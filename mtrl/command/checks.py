@@ -23,11 +23,12 @@ from mtrl.command.runs import holds_run
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
 from mtrl.config import keys
-from mtrl.config.bounds import OPTIMIZERS, check_bounds
+from mtrl.config.bounds import check_bounds
 from mtrl.config.choices import CHOICES, WITH_TORCH
 from mtrl.config.messages import did_you_mean, unknown_choice
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
+from mtrl.config.schema import OptimizerConfig
 from mtrl.engines.endpoints.budget import check_spending
 from mtrl.errors import UserError
 from mtrl.utils.functions import load_function
@@ -119,7 +120,7 @@ def _batches(cfg: DictConfig) -> None:
 
 
 def _optimizers(cfg: DictConfig) -> None:
-    for optimizer in OPTIMIZERS:
+    for optimizer in (key.path for key in keys.all_keys().values() if key.type is OptimizerConfig):
         betas = OmegaConf.select(cfg, optimizer).betas
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise UserError(
@@ -136,11 +137,6 @@ def _lengths(cfg: DictConfig) -> None:
                 f"generator.{name}.max_generate_length={sampling.max_generate_length} leaves no room for a prompt in "
                 f"generator.max_context_length={context}; lower the first or raise the second"
             )
-    evaluated = cfg.generator.eval_sampling_params
-    if evaluated is not None and evaluated.temperature < 0:
-        raise UserError(
-            f"generator.eval_sampling_params.temperature={evaluated.temperature} must be at least 0 (0 is greedy)"
-        )
 
 
 def _evaluation(cfg: DictConfig) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mtrl.config.field import number
+
 
 @dataclass
 class AgentConfig:
@@ -19,18 +21,18 @@ class AgentConfig:
     """A program and its arguments, started in an empty folder for each episode."""
     url: str | None = None
     """http://HOST:PORT of an agent that runs already; it receives `POST /rollout` for each episode."""
-    max_concurrent: int = 16
+    max_concurrent: int = number(16, at_least=1)
     """Maximum number of programs that run at once."""
-    max_calls: int | None = None
+    max_calls: int | None = number(None, at_least=1)
     """Maximum number of model calls in an episode; null: generator.max_turns."""
-    max_calls_at_once: int = 8
+    max_calls_at_once: int = number(8, at_least=1)
     """Maximum number of model calls of one episode that are sampled at the same time; further calls wait."""
-    max_requests_per_second: float = 100.0
+    max_requests_per_second: float = number(100.0, above=0)
     """Maximum number of requests of one episode per second; further requests are refused with status 429 and can be
     retried."""
     host: str = "127.0.0.1"
     """Address of this machine at which programs reach the model."""
-    port: int = 0
+    port: int = number(0, at_least=0)
     """Port at that address; 0: a free port."""
     env: dict[str, str] = field(default_factory=dict)
     """command: additional environment variables of the program. They are written to config.yaml, so they must hold no

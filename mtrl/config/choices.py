@@ -1,6 +1,8 @@
-"""Keys that take one of a fixed set of words."""
+"""Words that keys take: those that the schema declares, and the names in registries of functions."""
 
 from __future__ import annotations
+
+from mtrl.config.keys import all_keys
 
 WITH_TORCH = {
     "algorithm.loss_fn": (
@@ -30,33 +32,8 @@ REGISTERED = {
 ALIASES = {"reinforce_is": "importance_sampling", "regular": "ppo"}
 """Alias -> name in `WITH_TORCH`."""
 
-CHOICES = {
-    "async_config.in_flight": ("continue", "drain"),
-    "async_config.on_stale": ("wait", "requeue"),
-    "algorithm.credit": ("trajectory", "turn", "turn+outcome"),
-    "algorithm.passk.estimator": ("pkpo_sloo1", "pkpo_sloo", "chen", "top2"),
-    "algorithm.critic.optimizer.schedule": ("constant", "linear", "cosine"),
-    "algorithm.dppo.divergence": ("tv", "kl"),
-    "algorithm.loss_anchor": ("rollout", "old"),
-    "diagnosis.live": ("warn", "stop", "none"),
-    "evaluation.split": ("test", "validation", "train"),
-    "generator.backend": ("local", "vllm", "sglang"),
-    **{
-        f"generator.{engine}.{key}": words
-        for engine in ("vllm", "sglang")
-        for key, words in {"weight_sync": ("disk", "distributed", "tensor"), "lora": ("merged", "adapter")}.items()
-    },
-    "model.name": ("tiny", "hf"),
-    "model.dtype": ("float32", "bfloat16", "float16"),
-    "model.attn_implementation": ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
-    "preflight.at_start": ("warn", "stop", "none"),
-    "reward.level": ("turn", "trajectory"),
-    "tracker.wandb.mode": ("online", "offline"),
-    "trainer.fsdp.param_dtype": ("bfloat16", "float16", "float32"),
-    "trainer.fsdp.reduce_dtype": ("float32", "bfloat16"),
-    "trainer.optimizer.schedule": ("constant", "linear", "cosine"),
-}
-"""Key -> the words that it takes; null is allowed where the type allows it."""
+CHOICES = {path: key.choices for path, key in all_keys().items() if key.choices}
+"""Key -> the words that it takes, which the schema declares; null is allowed where the type allows it."""
 
 BOUNDS = {
     "tis": (0.0, 2.0),

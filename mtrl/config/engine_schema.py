@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mtrl.config.field import number, one_of
+
 
 @dataclass
 class LocalEngineConfig:
@@ -30,9 +32,9 @@ class ServerConfig:
     """URLs http://HOST:PORT of servers that run already; empty: mtrl starts the servers."""
     api_key_env: str = "MTRL_ENGINE_KEY"
     """Environment variable with the token of the servers at `urls`; servers that mtrl starts get a new token."""
-    replicas: int = 1
+    replicas: int = number(1, at_least=1)
     """Number of servers to start, each with the whole model (data parallelism)."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int = number(1, at_least=1)
     """Number of GPUs of one replica."""
     devices: list[int] | None = None
     """Indices of the replicas' GPUs, `tensor_parallel_size` for each replica, in order; null: the GPUs that the
@@ -44,12 +46,12 @@ class ServerConfig:
     passes."""
     env: dict[str, str] = field(default_factory=dict)
     """Additional environment variables of the server."""
-    weight_sync: str = "disk"
+    weight_sync: str = one_of("disk", "distributed", "tensor")
     """Transport of new weights to the servers. disk: safetensors in `sync_folder` | distributed: broadcast by NCCL or
     gloo | tensor: shared memory, or CUDA IPC on a GPU"""
     sync_folder: str | None = None
     """disk: a folder that trainer and servers can access; null: shared memory of this machine."""
-    lora: str = "merged"
+    lora: str = one_of("merged", "adapter")
     """Weights that are sent with model.lora_rank. merged: whole weights with the adapters merged in | adapter: the
     adapters only, which the server applies"""
     pause_mode: str | None = None
@@ -57,19 +59,19 @@ class ServerConfig:
     says."""
     colocate: bool = False
     """Servers and trainers share GPUs: the servers free their memory while the policy is updated."""
-    canary_tolerance: float | None = None
+    canary_tolerance: float | None = number(None, at_least=0)
     """Largest allowed difference, in nats, between the log-probs of a server and of the trainer. After each change of
     weights every server samples a few tokens for this check. Null: 0.001 in float32, 0.3 in half precision; 0 skips
     the check."""
-    start_timeout: float = 600.0
+    start_timeout: float = number(600.0, above=0)
     """Time limit for a server to become ready, in seconds."""
-    request_timeout: float = 600.0
+    request_timeout: float = number(600.0, above=0)
     """Time limit of one turn, in seconds."""
-    sync_timeout: float = 300.0
+    sync_timeout: float = number(300.0, above=0)
     """Time limit of each step of a weight sync, in seconds."""
-    retries: int = 3
+    retries: int = number(3, at_least=0)
     """Maximum number of retries of a turn, on another server if there is one, before its episode fails."""
-    restarts: int = 3
+    restarts: int = number(3, at_least=0)
     """Maximum number of restarts of a server that died or hangs, without a sampled turn in between."""
 
 

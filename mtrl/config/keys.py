@@ -1,4 +1,4 @@
-"""The keys of the schema as dotted paths, with their types, and the nearest match of an unknown key."""
+"""The keys of the schema as dotted paths, with their types and values, and the nearest match of an unknown key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mtrl.config.bounds import broken_bound
+from mtrl.config.field import Bound
 from mtrl.config.schema import Config
 
 IDLE = (
@@ -37,6 +37,9 @@ class Key:
     """Type of the value without `None`; a dataclass for a section."""
     optional: bool
     default: Any
+    bound: Bound | None = None
+    choices: tuple[str, ...] = ()
+    """Words of which the value is one; empty: the schema does not limit it to words."""
 
     @property
     def is_section(self) -> bool:
@@ -100,7 +103,7 @@ def _walk(section: Any, prefix: str) -> typing.Iterator[Key]:
     for entry in fields(section):
         kind, optional = _without_none(hints[entry.name])
         default = getattr(section, entry.name)
-        key = Key(prefix + entry.name, kind, optional, default)
+        key = Key(prefix + entry.name, kind, optional, default, **entry.metadata)
         yield key
         if key.is_section:
             yield from _walk(kind() if default is None else default, f"{key.path}.")
@@ -132,7 +135,8 @@ def takes(path: str, value: str) -> bool:
             OmegaConf.update(_tree(), path, typed_value)
     except (HydraException, OmegaConfBaseException):
         return False
-    return not isinstance(typed_value, int | float) or broken_bound(path, typed_value) is None
+    bound = all_keys()[path].bound if path in all_keys() else None
+    return bound is None or not isinstance(typed_value, int | float) or bound.broken_by(typed_value) is None
 
 
 @cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mtrl.config.field import number, one_of
+
 
 @dataclass
 class WarmStartConfig:
@@ -60,22 +62,22 @@ class TinyConfig:
 class ModelConfig:
     """The policy."""
 
-    name: str = "tiny"
+    name: str = one_of("tiny", "hf")
     """tiny: built, warm-started and cached on this machine; hf: any Hugging Face causal LM."""
     path: str | None = None
     """model=hf: model folder or Hub name."""
-    dtype: str = "float32"
+    dtype: str = one_of("float32", "bfloat16", "float16")
     """float32 | bfloat16 | float16"""
     device: str = "auto"
     """auto | cpu | cuda | cuda:N"""
-    attn_implementation: str = "sdpa"
+    attn_implementation: str = one_of("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
     """sdpa | eager | flash_attention_2 | flash_attention_3 | flex_attention"""
     renderer: str = "auto"
     """Renderer that turns messages into tokens: auto, or a name of the `renderers` package."""
     trust_remote_code: bool = False
-    lora_rank: int = 0
+    lora_rank: int = number(0, at_least=0)
     """Rank of low-rank adapters (LoRA), which are trained instead of the weights; 0: train the weights."""
-    lora_alpha: int = 16
+    lora_alpha: int = number(16, at_least=1)
     """Numerator of the scale of the adapters' product, lora_alpha / lora_rank."""
     lora_target_modules: list[str] = field(default_factory=list)
     """Names of the linear layers that get adapters; empty: all linear layers except the head."""

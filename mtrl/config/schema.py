@@ -10,6 +10,7 @@ from omegaconf import II, MISSING
 from mtrl.config.agent_schema import AgentConfig
 from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.config.engine_schema import LocalEngineConfig, SglangConfig, VllmConfig
+from mtrl.config.field import number, one_of
 from mtrl.config.model_schema import ModelConfig
 
 
@@ -21,12 +22,12 @@ class DataConfig:
     """A folder with train/test files, one file (.jsonl, .json, .parquet, .csv) or a Hub name; null: synthetic data."""
     train_split: str = "train"
     test_split: str = "test"
-    max_train_rows: int | None = None
-    max_test_rows: int | None = 256
+    max_train_rows: int | None = number(None, at_least=1)
+    max_test_rows: int | None = number(256, at_least=1)
     """Maximum number of held-out rows for evaluations; always the first rows of the split."""
-    synthetic_train_rows: int = 4096
-    synthetic_test_rows: int = 256
-    validation_rows: int = 0
+    synthetic_train_rows: int = number(4096, at_least=1)
+    synthetic_test_rows: int = number(256, at_least=1)
+    validation_rows: int = number(0, at_least=0)
     """Number of rows that are moved from the training split, chosen by their content, to a validation split for the
     evaluations of a run, so that the choice of the best checkpoint never uses the test split; 0: a run evaluates on the
     test split."""
@@ -39,12 +40,12 @@ class PlacementConfig:
 
     name: str | None = None
     """Name of the placement in `model.recipe` whose settings apply."""
-    machines: int = 1
-    gpus: int | None = None
+    machines: int = number(1, at_least=1)
+    gpus: int | None = number(None, at_least=1)
     """Number of GPUs of each machine; null: as many as ranks and servers need."""
-    ranks: int | None = None
+    ranks: int | None = number(None, at_least=1)
     """Number of processes that torchrun starts on each machine; null: the number that it has started."""
-    gpu_memory: float = 79.0
+    gpu_memory: float = number(79.0, above=0)
     """Memory of each GPU, in GiB; 79 is the size that torch reports for a GPU of 80 GB."""
 
 
@@ -57,15 +58,15 @@ class EnvironmentConfig:
     """`package.module.Name` of a Family or a BaseEnvironment class outside of this tree."""
     config: dict[str, Any] = field(default_factory=dict)
     """Settings of the task family, passed to its environment and loader."""
-    step_timeout: float = 30.0
+    step_timeout: float = number(30.0, above=0)
     """Time limit of reset or of one step, in seconds."""
-    episode_timeout: float = 600.0
+    episode_timeout: float = number(600.0, above=0)
     """Time limit of a whole episode, of loading the rows, and of scoring one episode, in seconds each."""
-    retries: int = 1
+    retries: int = number(1, at_least=0)
     """Maximum number of retries of an episode after an environment error, before the whole group is replaced."""
-    max_failed_share: float = 0.5
+    max_failed_share: float = number(0.5, at_most=1)
     """Maximum share of failed episodes in a step; above it the run stops."""
-    max_workers: int = 16
+    max_workers: int = number(16, at_least=1)
     """Number of threads that run synchronous environments."""
 
 
@@ -75,7 +76,7 @@ class RewardConfig:
 
     scheme: str = "default"
     """Name of the reward rule, one of those that the environment offers."""
-    level: str = "turn"
+    level: str = one_of("turn", "trajectory")
     """turn: each turn keeps its reward; trajectory: the last turn receives the sum, the other turns 0."""
     components: dict[str, Any] = field(default_factory=lambda: {"environment": 1.0})
     """Weight of each component by its name: `environment` (the reward that step returned), a component that the
@@ -84,15 +85,15 @@ class RewardConfig:
 
 @dataclass
 class OptimizerConfig:
-    lr: float = 1e-6
+    lr: float = number(1e-6, above=0)
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    schedule: str = "constant"
+    weight_decay: float = number(0.0, at_least=0)
+    max_grad_norm: float = number(1.0, above=0)
+    schedule: str = one_of("constant", "linear", "cosine")
     """constant | linear | cosine"""
-    warmup_steps: int = 0
-    min_lr_ratio: float = 0.0
+    warmup_steps: int = number(0, at_least=0)
+    min_lr_ratio: float = number(0.0, at_least=0, at_most=1)
     offload: bool = False
     """Store the optimiser's moments in CPU memory between updates; for models on a GPU."""
 
@@ -101,8 +102,8 @@ class OptimizerConfig:
 class PassKConfig:
     """advantage_method=grpo_passk: reward the best of k."""
 
-    k: int = 4
-    estimator: str = "pkpo_sloo1"
+    k: int = number(4, at_least=1)
+    estimator: str = one_of("pkpo_sloo1", "pkpo_sloo", "chen", "top2")
     """pkpo_sloo1 | pkpo_sloo | chen | top2"""
 
 
@@ -113,9 +114,9 @@ class CriticConfig:
     path: str | None = None
     """Model folder that the critic starts from; null: the policy's weights at the start of the run."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
-    value_clip: float | None = 0.2
+    value_clip: float | None = number(0.2, above=0)
     """Maximum distance of a value from its value at rollout time before its loss is clipped; null: no clip."""
-    warmup_steps: int = 0
+    warmup_steps: int = number(0, at_least=0)
     """Number of steps at the start of the run in which only the critic is trained."""
 
 
@@ -123,18 +124,18 @@ class CriticConfig:
 class SapoConfig:
     """loss_fn=sapo: temperatures of the soft gate."""
 
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
+    tau_positive: float = number(1.0, above=0)
+    tau_negative: float = number(1.05, above=0)
 
 
 @dataclass
 class DppoConfig:
     """loss_fn=dppo: limits on the change of a token's probability, beyond which the token is masked."""
 
-    divergence: str = "tv"
+    divergence: str = one_of("tv", "kl")
     """Divergence of the binary distribution "this token or another". tv: total variation | kl: KL divergence"""
-    delta_low: float = 0.2
-    delta_high: float = 0.2
+    delta_low: float = number(0.2, above=0)
+    delta_high: float = number(0.2, above=0)
 
 
 @dataclass
@@ -145,16 +146,16 @@ class AlgorithmConfig:
     """grpo (also group_based) | dr_grpo | rloo | opo | gpg | maxrl | gdpo | reinforce_pp | reinforce_pp_baseline |
     monte_carlo | grpo_passk | turn_rloo | group_based_per_turn | mt_grpo | gigpo | turn_gae | gae |
     package.module.function"""
-    credit: str | None = None
+    credit: str | None = one_of(None, "trajectory", "turn", "turn+outcome")
     """Rewards that a turn gets credit for. trajectory: the sum of all rewards | turn: the rewards from this turn on,
     compared with the peers that reached it | turn+outcome: the last turn's reward, plus the turn rewards from this turn
     on | null: as the method is published"""
-    group_size: int = 8
+    group_size: int = number(8, at_least=1)
     norm_by_std: bool = True
     """grpo, mt_grpo, gigpo: divide by the group's standard deviation."""
-    gamma: float = 1.0
+    gamma: float = number(1.0, at_least=0, at_most=1)
     """Discount per turn (gae: per token)."""
-    gae_lambda: float = 1.0
+    gae_lambda: float = number(1.0, at_least=0, at_most=1)
     turn_advantage_coef: float = 1.0
     """mt_grpo, gigpo, credit=turn+outcome: weight of the advantage that comes from the turn rewards."""
     whiten_advantages: bool = True
@@ -163,46 +164,50 @@ class AlgorithmConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     loss_fn: str = "ppo"
     """ppo | cispo | importance_sampling | gspo | sapo | dppo | decoupled_ppo | package.module.function"""
-    clip_low_threshold: float = 0.8
+    clip_low_threshold: float = number(
+        0.8, at_least=0, at_most=1, why="it is a bound on the probability ratio, 0.8 for an epsilon of 0.2"
+    )
     """Lower bound on the probability ratio."""
-    clip_high_threshold: float = 1.2
+    clip_high_threshold: float = number(
+        1.2, at_least=1, why="it is a bound on the probability ratio, 1.2 for an epsilon of 0.2"
+    )
     """Upper bound on the probability ratio."""
-    dual_clip: float | None = None
-    is_cap: float = 2.0
+    dual_clip: float | None = number(None, at_least=1)
+    is_cap: float = number(2.0, above=0)
     """importance_sampling, dppo: cap on the ratio; decoupled_ppo: cap on the behaviour weight."""
     sapo: SapoConfig = field(default_factory=SapoConfig)
     dppo: DppoConfig = field(default_factory=DppoConfig)
     loss_reduction: str = "token_mean"
     """token_mean | sequence_mean | seq_mean_token_sum | seq_mean_token_sum_norm | turn_mean | prompt_mean"""
-    max_sequence_length: int | None = None
+    max_sequence_length: int | None = number(None, at_least=1)
     """seq_mean_token_sum_norm: the constant divisor."""
-    kl_loss_coef: float = 0.0
+    kl_loss_coef: float = number(0.0, at_least=0)
     """Weight of the KL to the reference as a term of the loss."""
-    kl_reward_coef: float = 0.0
+    kl_reward_coef: float = number(0.0, at_least=0)
     """Weight of the KL to the reference as a penalty on the reward of each turn."""
     kl_estimator: str = "k3"
     """k1 | k2 | k3 | k3_plus | k1_unbiased | k3_unbiased; in the reward it is always k1"""
-    kl_target: float | None = None
+    kl_target: float | None = number(None, above=0)
     """Target of the KL, in nats per token, that an adaptive coefficient holds; null: the coefficient is fixed."""
-    kl_horizon: int = 10_000
+    kl_horizon: int = number(10_000, at_least=1)
     """kl_target: number of trajectories over which an error of a fifth of the target or more changes the coefficient by
     about a fifth."""
     kl_reference: str | None = None
     """Model folder of the reference; null: the policy at the start of the run."""
     entropy_coef: float = 0.0
-    loss_anchor: str = "rollout"
+    loss_anchor: str = one_of("rollout", "old")
     """Log-probs of the old policy in the loss. rollout: those of the engine | old: those of the trainer, recomputed
     before the update"""
     off_policy_correction: str = "none"
     """Correction for the difference between the log-probs of engine and trainer: none | tis | sequence_tis | icepop |
     mis | geometric"""
-    correction_low: float | None = None
+    correction_low: float | None = number(None, at_least=0)
     """Lower bound of the correction; null: the value of its paper."""
-    correction_high: float | None = None
+    correction_high: float | None = number(None, above=0)
     """Upper bound of the correction; null: the value of its paper."""
     drop_zero_advantage: bool = True
     """Leave trajectories without advantage out of the update; denominators still count them."""
-    dynamic_sampling_rounds: int = 0
+    dynamic_sampling_rounds: int = number(0, at_least=0)
     """Maximum number of times per step that groups without an advantage are replaced by groups of new prompts; 0: such
     groups are not replaced."""
     overlong_filtering: bool = False
@@ -215,10 +220,12 @@ class AlgorithmConfig:
 class SamplingConfig:
     """Sampling of turns."""
 
-    max_generate_length: int = 1024
+    max_generate_length: int = number(1024, at_least=1)
     """Maximum number of sampled tokens per turn."""
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float = number(
+        1.0, above=0, why="greedy trajectories of one prompt are all the same and teach nothing"
+    )
+    top_p: float = number(1.0, above=0, at_most=1)
     top_k: int = -1
     stop: list[str] = field(default_factory=list)
 
@@ -227,8 +234,8 @@ class SamplingConfig:
 class EvalSamplingConfig(SamplingConfig):
     """Sampling of turns in evaluations: greedy, with all other settings as in training."""
 
-    max_generate_length: int = II("generator.sampling_params.max_generate_length")
-    temperature: float = 0.0
+    max_generate_length: int = number(II("generator.sampling_params.max_generate_length"), at_least=1)
+    temperature: float = number(0.0, at_least=0, why="0 is greedy")
     top_p: float = II("generator.sampling_params.top_p")
     top_k: int = II("generator.sampling_params.top_k")
     stop: list[str] = II("generator.sampling_params.stop")  # noqa: RUF009
@@ -238,18 +245,18 @@ class EvalSamplingConfig(SamplingConfig):
 class GeneratorConfig:
     """Rollouts."""
 
-    backend: str = "local"
+    backend: str = one_of("local", "vllm", "sglang")
     """local | vllm | sglang"""
     use_conversation_multi_turn: bool = True
-    max_turns: int = 5
-    max_context_length: int | None = None
+    max_turns: int = number(5, at_least=1)
+    max_context_length: int | None = number(None, at_least=1)
     """Maximum length of a whole conversation, in tokens; null: the limit of the model."""
     sampling_params: SamplingConfig = field(default_factory=SamplingConfig)
     eval_sampling_params: EvalSamplingConfig | None = None
     """Sampling parameters of evaluations; null: sampling_params, but greedy."""
-    max_num_seqs: int = 128
+    max_num_seqs: int = number(128, at_least=1)
     """Maximum number of trajectories that the engine holds at once."""
-    gpu_memory_utilization: float = 0.8
+    gpu_memory_utilization: float = number(0.8, above=0, at_most=1)
     """vllm, sglang: share of a GPU's memory that a server takes; 0.7 leaves headroom for long conversations."""
     local: LocalEngineConfig = field(default_factory=LocalEngineConfig)
     vllm: VllmConfig = field(default_factory=VllmConfig)
@@ -259,9 +266,9 @@ class GeneratorConfig:
 
 @dataclass
 class CheckpointConfig:
-    every_steps: int = 20
+    every_steps: int = number(20, at_least=0)
     """Number of steps between checkpoints; 0: only at the end."""
-    keep_last: int = 2
+    keep_last: int = number(2, at_least=1)
     keep_best: bool = True
     background: bool = True
     """Write checkpoints in the background, while training continues."""
@@ -271,19 +278,19 @@ class CheckpointConfig:
 class FsdpConfig:
     """Sharding of models over `torchrun`'s ranks (FSDP2, `fully_shard`): every rank holds a shard of each parameter."""
 
-    param_dtype: str | None = None
+    param_dtype: str | None = one_of(None, "bfloat16", "float16", "float32")
     """Dtype of forward and backward passes: bfloat16 | float16 | float32; the weights stay in model.dtype. Null:
     model.dtype."""
-    reduce_dtype: str = "float32"
+    reduce_dtype: str = one_of("float32", "bfloat16")
     """Dtype of the sum of gradients over ranks: float32 | bfloat16"""
     reshard_after_forward: bool = True
     """Free gathered weights after the forward pass and gather them again for the backward pass; false is faster and
     needs more memory."""
     cpu_offload: bool = False
     """Store parameters, gradients and moments in CPU memory."""
-    replicas: int = 1
+    replicas: int = number(1, at_least=1)
     """Hybrid sharding (HSDP): number of copies of the model, each sharded over ranks / replicas ranks."""
-    timeout: float = 600.0
+    timeout: float = number(600.0, above=0)
     """Maximum time that ranks wait for each other before the job ends, in seconds."""
 
 
@@ -291,38 +298,38 @@ class FsdpConfig:
 class TrainerConfig:
     """The training loop."""
 
-    max_steps: int = 100
-    epochs: float | None = None
+    max_steps: int = number(100, at_least=0)
+    epochs: float | None = number(None, above=0)
     """Number of passes over the training rows. If set, it replaces `max_steps` by the smallest number of steps that
     draws each row that often. Rows that dynamic sampling and failed groups draw in addition are not counted.
     config.yaml of the run holds the number of steps."""
-    prompts_per_step: int = 16
-    mini_batches: int = 1
+    prompts_per_step: int = number(16, at_least=1)
+    mini_batches: int = number(1, at_least=1)
     """Number of optimiser updates per step of rollouts and per update epoch."""
-    update_epochs: int = 1
-    max_tokens_per_microbatch: int = 16384
+    update_epochs: int = number(1, at_least=1)
+    max_tokens_per_microbatch: int = number(16384, at_least=1)
     """Maximum number of tokens of one forward and backward pass, padding included. `model=tiny` sets 2048."""
     packing: bool = False
     """Concatenate the samples of a micro-batch in one row instead of padding each to the longest. With FlashAttention
     and sdpa each sample attends to itself only; with eager, and for models with a sliding window, a mask of tokens x
     tokens separates the samples, which is slower than padding."""
-    threads: int | None = None
+    threads: int | None = number(None, at_least=1)
     """Number of CPU threads; null: 1 for models under 5 M parameters, else all cores."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of storing them."""
-    max_logits_per_chunk: int = 2**27
+    max_logits_per_chunk: int = number(2**27, at_least=1)
     """Maximum number of logits (tokens x vocabulary) in memory at once; the log-probs of more tokens are computed in
     chunks."""
     compile: bool = False
     """Apply torch.compile to each layer of the models that are trained."""
-    profile_step: int | None = None
+    profile_step: int | None = number(None, at_least=1)
     """Step (from 1) whose trace, for Perfetto or chrome://tracing, is written to the folder of the run."""
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    max_steps_without_signal: int = 20
+    max_steps_without_signal: int = number(20, at_least=1)
     """Maximum number of consecutive steps in which no group has an advantage; after them the run stops."""
-    save_trajectories_every: int = 10
+    save_trajectories_every: int = number(10, at_least=0)
     """Number of steps between saved training trajectories; 0: never. Trajectories of evaluations are always saved."""
 
 
@@ -330,12 +337,12 @@ class TrainerConfig:
 class EvaluationConfig:
     """Held-out evaluation by the scorer."""
 
-    every_steps: int = 20
+    every_steps: int = number(20, at_least=0)
     before_train: bool = True
-    rows: int = 200
-    sampled_rows: int = 200
+    rows: int = number(200, at_least=1, why="every evaluation plays them, greedily")
+    sampled_rows: int = number(200, at_least=0)
     """Number of rows of the temperature-1 evaluation before and after training; 0 skips this evaluation."""
-    samples_per_row: int = 1
+    samples_per_row: int = number(1, at_least=1)
     """Number of trajectories per row; with more than 1, they are sampled at temperature 1 and give pass@k."""
     pass_k_values: list[int] = field(default_factory=lambda: [1])
     success_threshold: float = 1.0
@@ -343,7 +350,7 @@ class EvaluationConfig:
     claim_threshold: float | None = None
     """Smallest reward with which the reward counts an episode as a success; null: success_threshold. Reward and scorer
     disagree about an episode if this verdict differs from the scorer's."""
-    keep_disagreements: int = 16
+    keep_disagreements: int = number(16, at_least=0)
     """Maximum number of trajectories per training step that are saved because reward and scorer disagree; all
     disagreements are counted."""
     model: str | None = None
@@ -352,9 +359,9 @@ class EvaluationConfig:
     compare: list[str] = field(default_factory=list)
     """mtrl.evaluate: further models, each compared with `model` on the same rows; `base` is the policy before
     training."""
-    split: str = "test"
+    split: str = one_of("test", "validation", "train")
     """mtrl.evaluate: split of the rows: test | validation | train"""
-    confidence: float = 0.95
+    confidence: float = number(0.95, between=(0, 1), why="0.95 is the usual level")
     """Confidence level of the intervals."""
     output: str | None = None
     """mtrl.evaluate: folder of the report; null: outputs/evaluations/NAME/TIME. An evaluation in an existing folder is
@@ -372,7 +379,7 @@ class MlflowConfig:
 
 @dataclass
 class WandbConfig:
-    mode: str = "online"
+    mode: str = one_of("online", "offline")
     """online | offline"""
     entity: str | None = None
 
@@ -387,7 +394,7 @@ class TrackerConfig:
     report_to: list[str] = field(default_factory=list)
     """Trackers: mlflow | wandb | tensorboard. They read the folder of the run, and data that cannot be sent at once is
     sent later."""
-    trajectories: int = 64
+    trajectories: int = number(64, at_least=0)
     """Maximum number of trajectories of each trajectory file that are sent to the trackers; the folder of the run holds
     all."""
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
@@ -398,10 +405,10 @@ class TrackerConfig:
 class DiagnosisConfig:
     """The rules of `python -m mtrl.diagnose`, applied during a run."""
 
-    live: str = "warn"
+    live: str = one_of("warn", "stop", "none")
     """Reaction of a run to a symptom. warn: the symptom is logged | stop: a collapse, a hacked reward or a wide gap to
     held-out rows also ends the run, after it is saved | none: no diagnosis during the run"""
-    window: int = 25
+    window: int = number(25, at_least=5)
     """Number of steps that a decision is based on; the effect of one changed setting takes 25 to 50 steps to show."""
 
 
@@ -409,7 +416,7 @@ class DiagnosisConfig:
 class PreflightConfig:
     """The checklist before a run, `python -m mtrl.preflight`, and its cheap checks at the start of a run."""
 
-    at_start: str = "warn"
+    at_start: str = one_of("warn", "stop", "none")
     """Reaction of a run to the findings of its cheap checks. warn: findings are logged | stop: a failed check ends the
     run | none: the checks are skipped"""
     rows: int = 64
@@ -431,16 +438,16 @@ class PreflightConfig:
 class AsyncConfig:
     """Overlap of rollouts and updates."""
 
-    max_steps_off_policy: int = 0
+    max_steps_off_policy: int = number(0, at_least=0)
     """Maximum staleness of a token, in training steps: the number of steps by which the weights that train on it may be
     newer than the weights that sampled it; 0: rollouts and updates alternate."""
-    on_stale: str = "wait"
+    on_stale: str = one_of("wait", "requeue")
     """Treatment of a group that would become too stale. wait: the next update waits for the group | requeue: the group
     is dropped, and its prompt is sampled again"""
-    in_flight: str = "continue"
+    in_flight: str = one_of("continue", "drain")
     """Effect of new weights on turns that are being sampled. continue: sampling continues with the new weights | drain:
     the turns are finished before the weights change"""
-    max_concurrent_groups: int | None = None
+    max_concurrent_groups: int | None = number(None, at_least=1)
     """Maximum number of groups whose episodes run at once; null: as many as max_steps_off_policy allows."""
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import DictConfig
 
+from mtrl.config.bounds import check_bounds
+from mtrl.config.choices import CHOICES
 from mtrl.config.keys import flat
 from mtrl.config.messages import unknown_choice
 from mtrl.config.plain_yaml import check_size
@@ -51,10 +53,9 @@ def check_trackers(cfg: DictConfig) -> list[str]:
     tracker = cfg.tracker
     for name in tracker.report_to:
         check_tracker(name)
-    if tracker.wandb.mode not in ("online", "offline"):
-        raise unknown_choice("tracker.wandb.mode", tracker.wandb.mode, ("online", "offline"))
-    if tracker.trajectories < 0:
-        raise UserError(f"tracker.trajectories={tracker.trajectories} must be at least 0")
+    if tracker.wandb.mode not in CHOICES["tracker.wandb.mode"]:
+        raise unknown_choice("tracker.wandb.mode", tracker.wandb.mode, CHOICES["tracker.wandb.mode"])
+    check_bounds(cfg)
     uri = tracker.mlflow.uri
     if uri and not re.match(r"\w[\w+.-]*://|databricks|arn:", uri):
         raise UserError(

@@ -1,0 +1,58 @@
+"""Fields that state which values they take are fields like any other, and what they state is what is checked."""
+
+from dataclasses import dataclass, fields
+from math import inf, nan
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import ValidationError
+
+from mtrl.config.field import Bound, number, one_of
+
+
+@dataclass
+class Section:
+    share: float = number(0.5, between=(0, 1), why="it is a share")
+    rows: int | None = number(None, at_least=1)
+    mode: str = one_of("wait", "drop")
+    credit: str | None = one_of(None, "turn", "trajectory")
+
+
+@pytest.mark.parametrize(
+    ("bound", "within", "broken"),
+    [
+        (Bound(at_least=1), (1, 1.0, inf), {0: "at least 1", 0.99: "at least 1", nan: "at least 1"}),
+        (Bound(above=0), (1e-9, 5), {0: "above 0", -1: "above 0", nan: "above 0"}),
+        (Bound(at_most=1), (-5, 1), {1.01: "at most 1", nan: "at most 1"}),
+        (Bound(at_least=0, at_most=1), (0, 0.5, 1), {-0.1: "at least 0", 2: "at most 1"}),
+        (Bound(above=0, at_most=1), (0.1, 1), {0: "above 0", 2: "at most 1"}),
+        (Bound(between=(0, 1)), (0.01, 0.99), {0: "between 0 and 1", 1: "between 0 and 1", nan: "between 0 and 1"}),
+        (Bound(), (-inf, nan), {}),
+    ],
+    ids=str,
+)
+def test_the_bound_that_is_broken_is_named(bound, within, broken):
+    assert [bound.broken_by(value) for value in within] == [None] * len(within)
+    assert {value: bound.broken_by(value) for value in broken} == broken
+
+
+def test_what_a_field_states_is_in_its_metadata():
+    stated = {entry.name: dict(entry.metadata) for entry in fields(Section)}
+    assert stated == {
+        "share": {"bound": Bound(between=(0, 1), why="it is a share")},
+        "rows": {"bound": Bound(at_least=1)},
+        "mode": {"choices": ("wait", "drop")},
+        "credit": {"choices": ("turn", "trajectory")},
+    }
+
+
+def test_defaults_and_types_are_those_of_plain_fields():
+    assert Section() == Section(0.5, None, "wait", None)
+    cfg = OmegaConf.structured(Section)
+    assert cfg == {"share": 0.5, "rows": None, "mode": "wait", "credit": None}
+    cfg.rows, cfg.share = 3, 1
+    assert OmegaConf.to_object(cfg) == Section(share=1.0, rows=3)
+    with pytest.raises(ValidationError):
+        cfg.rows = "many"
+    with pytest.raises(ValidationError):
+        cfg.mode = None
