@@ -15,6 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mtrl import track
+from mtrl.cli.command import answer
 from mtrl.cli.command import find as find_command
 from mtrl.command.compose import compose
 from mtrl.config.keys import find
@@ -61,7 +62,7 @@ def commands(path):
 
 def spelled_out(words):
     """`mtrl train …` as `python -m mtrl.main …`."""
-    if words[0] != "mtrl":
+    if Path(words[0]).name != "mtrl" or answer(words[1:]) is not None:
         return words
     module, rest = find_command(words[1:])
     return ["python", "-m", module, *rest]
@@ -206,6 +207,8 @@ def test_other_commands_are_of_a_kind_that_exists(words, snippets):
         assert all((ROOT / word.partition("::")[0]).exists() for word in words[3:] if not word.startswith("-"))
     elif program == "python":
         assert (ROOT / words[1]).exists()
+    elif program == "mtrl":
+        assert answer(words[1:])
     elif program == "bash":
         subprocess.run(["bash", "-n", ROOT / words[1]], check=True, capture_output=True)
     elif program == "pip":
