@@ -31,9 +31,9 @@ def wanted() -> dict[str, list[Requirement]]:
     """Return the requirements of the installed distribution by extra; `BASE` is the key of those of mtrl itself.
 
     Raises:
-        importlib.metadata.PackageNotFoundError: mtrl is not installed, only its source is on the path.
+        importlib.metadata.PackageNotFoundError: mtrl-agents is not installed, only its source is on the path.
     """
-    return sort(metadata.requires("mtrl") or ())
+    return sort(metadata.requires("mtrl-agents") or ())
 
 
 def sort(lines: Iterable[str]) -> dict[str, list[Requirement]]:

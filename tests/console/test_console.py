@@ -23,7 +23,7 @@ run   outputs/1
 
 
 evaluation at step 0 ───────────────────────────────────────────────────────────
-success 30.0% [23.0, 36.0]   sampled 20.0%   pass@1 20.0%   reward 0.250
+success 30.0% [23.0, 36.0]  sampled 20.0%  reward 0.250
 ╭─  best  reward +1.00  ───────────────────────────────────────────────────────╮
 │ user      3 boxes of 4 marbles: how many?                                    │
 │ assistant <calc>3*4</calc>                                             +0.10 │

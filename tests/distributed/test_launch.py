@@ -67,7 +67,7 @@ TRAINING = """
 import json, os, signal, sys, types
 from contextlib import closing
 from pathlib import Path
-from mtrl.distributed import launch
+from mtrl.utils import launch
 from mtrl.utils.signals import Interrupt
 
 class Worker:

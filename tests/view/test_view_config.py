@@ -7,6 +7,8 @@ import pytest
 from mtrl.record.config import read_config
 from mtrl.record.runs import Library
 
+DEEP = ("more than 50 levels", "while increasing flow level")
+"""What is said of deep nesting: by the check, or by the parser in C, which has a limit since PyYAML 6.0.4."""
 WIDE = "[" + ", ".join(["*a"] * 9) + "]"
 
 
@@ -30,8 +32,8 @@ def test_any_config_is_read(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[" * 500_000, "more than 50 levels"),  # the parser in C would end the process
-        ("{a: " * 100_000, "more than 50 levels"),
+        ("[" * 500_000, DEEP),  # the parser in C would end the process
+        ("{a: " * 100_000, DEEP),
         ("a: &a {x: 1}\n" + "".join(f"b{n}: &a {{<<: {WIDE}}}\n" for n in range(20)), "*a holds itself"),
         ("a: &a [x]\n" + "".join(f"b{n}: &a {WIDE}\n" for n in range(20)), "*a holds itself"),
         (bomb(), "more than 4,194,304 characters, with its aliases written out"),
@@ -44,7 +46,7 @@ def test_any_config_is_read(tmp_path, text):
 )
 def test_a_config_that_would_stop_the_viewer_is_refused(tmp_path, text, said):
     flat, (problem,) = read(tmp_path, text)
-    assert flat == {} and said in problem
+    assert flat == {} and any(words in problem for words in ([said] if isinstance(said, str) else said))
 
 
 def test_a_config_of_many_keys_is_cut(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from mtrl.engines.sglang.platform import PLATFORM, activate
 from mtrl.engines.sglang.secret import Secret
 
-SETUP = Path(__file__).parents[4] / "setup.py"
+SETUP = Path(__file__).parents[3] / "setup.py"
 
 
 def test_it_is_ours_where_there_is_no_gpu(monkeypatch):
