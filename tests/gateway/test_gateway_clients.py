@@ -347,9 +347,7 @@ class TestLiteLLM:
             ask(session)
         for messages, status in ((LARGE, 413), (ASK, 429)):
             del asked[:]
-            with pytest.raises(
-                (openai.APIStatusError, litellm.APIError)
-            ) as caught:  # LiteLLM 1.110: the latter for 413
+            with pytest.raises((openai.APIStatusError, litellm.APIError)) as caught:  # 1.110: 413
                 ask(session, messages=messages, max_retries=5)
             assert (caught.value.status_code, len(asked)) == (status, 1)
 
