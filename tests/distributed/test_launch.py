@@ -82,7 +82,7 @@ def join():
     world = World.join(60.0)
     return closing(world), Crew(world, Worker())
 
-def train(cfg):
+def train(cfg, hooks):
     run, attempt = Path(cfg.run_dir), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (run / "metrics.jsonl").touch()
     (run / f"attempt_{attempt}").write_text(json.dumps([cfg.resume, cfg.seed]))
