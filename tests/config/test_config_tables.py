@@ -20,7 +20,9 @@ def test_the_names_written_down_are_those_of_the_registries():
     registries = {**tensors, ESTIMATORS.key: ESTIMATORS, REDUCTIONS.key: REDUCTIONS}
     assert registries.keys() == REGISTERED.keys()
     for key, names in REGISTERED.items():
-        assert sorted(names) == registries[key].names()
+        found = [(name, registries[key].find(name).function.__module__) for name in registries[key].names()]
+        ours = [name for name, module in found if module.startswith("mtrl.")]  # other tests register some of their own
+        assert sorted(names) == ours
     for alias in set(LOSSES.names()) & ALIASES.keys():
         assert LOSSES.find(alias).name == ALIASES[alias]
     assert {name for name in LOSSES.names() if LOSSES.find(name).name != name} == ALIASES.keys()
