@@ -12,78 +12,29 @@ Training and evaluation run as processes of their own, as the commands do; nothi
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer
 from mtrl.config.keys import flat
-from mtrl.config.plain_yaml import read_config
 from mtrl.errors import UserError
-from mtrl.record.metrics import MetricsLog
+from mtrl.figures.runs import Run, read_run
 from mtrl.record.run_dir import RunDir, such_as
-from mtrl.record.stored import read
-from mtrl.types import Trajectory
 
 Show = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run, read from its folder; a run that goes on shows what it has written so far."""
-
-    path: Path
-
-    @property
-    def folder(self) -> RunDir:
-        return RunDir(self.path)
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """The configuration by dotted key."""
-        return flat(read_config(self.folder.config))
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The contents of summary.json; empty before the end of the run."""
-        summary = self.folder.summary
-        return json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """One row of metrics per step, for example for `pandas.DataFrame`."""
-        return MetricsLog(self.folder.metrics).read()
-
-    def series(self, key: str) -> dict[int, float]:
-        """Return step -> value of one metric, for the steps that have a finite value."""
-        values = {row["step"]: row.get(key) for row in self.metrics}
-        return {
-            step: float(value)
-            for step, value in values.items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
-
-    def trajectories(self, kind: str = "train") -> Iterator[Trajectory]:
-        """Yield the stored trajectories of a kind: train, disagree, eval_greedy or eval_sampled. Lines that cannot be
-        read are left out."""
-        for file in sorted(self.folder.trajectories.glob(f"{kind}_*.jsonl")):
-            yield from (stored.trajectory for stored in read(file) if stored.trajectory is not None)
 
 
 def load(run: str | Path) -> Run:
     """Return the run in a folder.
 
     Raises:
-        UserError: the folder holds no run.
+        UserError: the folder holds no run, or its files cannot be read.
     """
     path = Path(run).expanduser()
     if not RunDir(path).config.is_file():
         raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run{such_as(path)}")
-    return Run(path)
+    return read_run(path)
 
 
 def train(experiment: str = "gsm8k", *overrides: str, show: Show = print, **keys: Any) -> Run:

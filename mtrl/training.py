@@ -35,10 +35,9 @@ def start(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float |
     show(cfg)
 
     from mtrl.preflight.at_start import check_at_start
-    from mtrl.trainer.hooks import Hooks
+    from mtrl.trainer.hooks import Hooks, nothing
     from mtrl.trainer.run import train
 
-    hooks = Hooks(check_at_start) if on_evaluation is None else Hooks(check_at_start, on_evaluation)
-    summary = train(cfg, hooks)
+    summary = train(cfg, Hooks(check_at_start, on_evaluation or nothing))
     value = summary.get(cfg.objective)
     return None if value is None else float(value)

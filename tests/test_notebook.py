@@ -22,9 +22,9 @@ def run(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_is_trained_and_read(run):
-    assert run.config["seed"] == 3 and run.config["trainer.max_steps"] == 1
+    assert run.settings["seed"] == 3 and run.settings["trainer.max_steps"] == 1
     assert run.summary["steps"] == 1 and run.summary["seed"] == 3
-    assert [row["step"] for row in run.metrics] == [0, 1]
+    assert [row["step"] for row in run.rows] == [0, 1]
     assert list(run.series("val/success/mean")) == [0, 1] and run.series("no/such") == {}
     assert {turn.finish.value for t in run.trajectories("eval_greedy") for turn in t.turns} <= {"stop", "length"}
     assert len(list(run.trajectories())) == 4

@@ -19,6 +19,8 @@ class Command:
     module: str
     """Module that `python -m` runs."""
     summary: str
+    takes_keys: bool = True
+    """Whether it takes configuration keys, rather than options and paths alone."""
 
 
 GROUPS: dict[str, dict[str, Command]] = {
@@ -27,21 +29,21 @@ GROUPS: dict[str, dict[str, Command]] = {
         "preflight": Command("mtrl.preflight", "checks of a task: hermetic, and no reward without success"),
         "play": Command("mtrl.play", "be the policy at the keyboard"),
         "demonstrate": Command("mtrl.demonstrate", "write a task's demonstrations as JSONL"),
-        "sft": Command("mtrl.sft", "fine-tune a model on conversations"),
+        "sft": Command("mtrl.sft", "fine-tune a model on conversations", takes_keys=False),
     },
     "train": {
         "train": Command("mtrl.main", "train an agent; -m trains one for each combination of values"),
-        "sweep": Command("mtrl.sweep", "the table of a sweep's runs"),
+        "sweep": Command("mtrl.sweep", "the table of a sweep's runs", takes_keys=False),
         "gateway": Command("mtrl.gateway", "a policy behind OpenAI's API, for programs of your own"),
-        "serve": Command("", "a server for a run: serve vllm, serve sglang, serve retriever"),
+        "serve": Command("", "a server for a run: serve vllm, serve sglang, serve retriever", takes_keys=False),
     },
     "after a run": {
-        "diagnose": Command("mtrl.diagnose", "the symptoms of a run, and the one thing to change"),
-        "view": Command("mtrl.view", "runs, trajectories and tokens in the browser"),
+        "diagnose": Command("mtrl.diagnose", "the symptoms of a run, and the one thing to change", takes_keys=False),
+        "view": Command("mtrl.view", "runs, trajectories and tokens in the browser", takes_keys=False),
         "evaluate": Command("mtrl.evaluate", "any model on held-out rows"),
         "rescore": Command("mtrl.rescore", "another reward or scorer on stored trajectories"),
-        "figures": Command("mtrl.figures", "figures of one run or many"),
-        "track": Command("mtrl.track", "send a run to MLflow, W&B or TensorBoard"),
+        "figures": Command("mtrl.figures", "figures of one run or many", takes_keys=False),
+        "track": Command("mtrl.track", "send a run to MLflow, W&B or TensorBoard", takes_keys=False),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
@@ -63,8 +65,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if text is None:
             module, rest = find(words)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        from mtrl.config.messages import refuse  # imports Hydra, which no other line here needs
+
+        refuse(str(error))
     if text is not None:
         print(text)
         return

@@ -24,8 +24,6 @@ HOW = {
     "zsh": 'eval "$(mtrl completion zsh)"',
 }
 """How each shell takes its script; a comment at its top says so."""
-WITHOUT_KEYS = ("view", "diagnose", "figures", "track", "sweep", "sft", "serve")
-"""Commands that take options and paths instead of configuration keys."""
 
 
 def script(words: Sequence[str]) -> str:
@@ -54,7 +52,7 @@ def completions(line: str = "") -> list[str]:
         return _starting(SERVERS, begun) if len(before) == 2 else []
     if before[1] == "completion":
         return _starting(SCRIPTS, begun)
-    if before[1] in WITHOUT_KEYS or before[1] not in COMMANDS:
+    if before[1] not in COMMANDS or not COMMANDS[before[1]].takes_keys:
         return []
     key, equals, value = begun.rpartition("=")
     return _starting(_values(key), value) if equals else _keys(begun)

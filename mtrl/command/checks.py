@@ -23,8 +23,8 @@ from mtrl.command.runs import holds_run
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
 from mtrl.config import keys
-from mtrl.config.bounds import check_bounds
-from mtrl.config.choices import CHOICES, WITH_TORCH
+from mtrl.config.bounds import check_bounds, check_choices
+from mtrl.config.choices import WITH_TORCH
 from mtrl.config.messages import did_you_mean, unknown_choice
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
@@ -70,10 +70,7 @@ def _plugins(cfg: DictConfig) -> None:
 
 
 def _choices(cfg: DictConfig) -> None:
-    for path, known in CHOICES.items():
-        value = OmegaConf.select(cfg, path)
-        if value is not None and value not in known:
-            raise unknown_choice(path, value, known)
+    check_choices(cfg)
     for registry in (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS):
         _function(registry, OmegaConf.select(cfg, registry.key))
 

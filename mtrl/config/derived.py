@@ -13,6 +13,9 @@ from mtrl.config.overrides import CONF
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 
+PLAYERS = ("target", "command", "url")
+"""Keys of `generator.agent` that name the program; at most one may be set."""
+
 
 def ranks() -> int:
     """Return the number of processes that `torchrun` has started for this job."""
@@ -38,10 +41,6 @@ def is_deterministic(cfg: DictConfig | Config) -> bool:
     """Return whether turns wait for each other, so that the composition of decoding batches does not depend on time."""
     chosen = cfg.generator.local.deterministic
     return not serves(cfg) and (not overlaps(cfg) if chosen is None else bool(chosen))
-
-
-PLAYERS = ("target", "command", "url")
-"""Keys of `generator.agent` that name the program; at most one may be set."""
 
 
 def plays_agent(cfg: DictConfig | Config) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.record.metrics import MetricsLog
 from mtrl.record.run_dir import RunDir
+from mtrl.record.stored import read
+from mtrl.types import Trajectory
 
 LEVELS = 2
 """Maximum depth below a given folder at which runs are searched: sweep/run, study/arm/seed."""
@@ -47,6 +50,18 @@ class Run:
     def series(self, key: str) -> dict[int, float]:
         """Return step -> value for all steps with a finite value."""
         return {row["step"]: float(row[key]) for row in self.rows if is_number(row.get(key))}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Contents of summary.json; empty before the end of the run."""
+        summary = self.folder.summary
+        return json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+
+    def trajectories(self, kind: str = "train") -> Iterator[Trajectory]:
+        """Yield the stored trajectories of a kind: train, disagree, eval_greedy or eval_sampled. Lines that cannot be
+        read are left out."""
+        for file in sorted(self.folder.trajectories.glob(f"{kind}_*.jsonl")):
+            yield from (stored.trajectory for stored in read(file) if stored.trajectory is not None)
 
     @cached_property
     def spans(self) -> list[dict[str, Any]]:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import DictConfig
 
-from mtrl.config.bounds import check_bounds
-from mtrl.config.choices import CHOICES
 from mtrl.config.keys import flat
 from mtrl.config.messages import unknown_choice
 from mtrl.config.plain_yaml import check_size
@@ -53,9 +51,6 @@ def check_trackers(cfg: DictConfig) -> list[str]:
     tracker = cfg.tracker
     for name in tracker.report_to:
         check_tracker(name)
-    if tracker.wandb.mode not in CHOICES["tracker.wandb.mode"]:
-        raise unknown_choice("tracker.wandb.mode", tracker.wandb.mode, CHOICES["tracker.wandb.mode"])
-    check_bounds(cfg)
     uri = tracker.mlflow.uri
     if uri and not re.match(r"\w[\w+.-]*://|databricks|arn:", uri):
         raise UserError(

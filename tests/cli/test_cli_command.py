@@ -62,15 +62,15 @@ def test_the_status_of_a_program_is_the_status_of_its_command(tmp_path):
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        (["trian"], "error: mtrl trian is no command; did you mean mtrl train?"),
-        (["xyz"], "error: mtrl xyz is no command; mtrl --help lists them"),
-        (["seed=1", "a=2"], "error: mtrl seed=1 names no command; to train with it write mtrl train seed=1 a=2"),
-        (["serve"], "error: mtrl serve names no server; write mtrl serve with one of vllm, sglang, retriever"),
+        (["trian"], "mtrl trian is no command; did you mean mtrl train?"),
+        (["xyz"], "mtrl xyz is no command; mtrl --help lists them"),
+        (["seed=1", "a=2"], "mtrl seed=1 names no command; to train with it write mtrl train seed=1 a=2"),
+        (["serve"], "mtrl serve names no server; write mtrl serve with one of vllm, sglang, retriever"),
         (
             ["serve", "tgi"],
-            "error: mtrl serve tgi names no server; write mtrl serve with one of vllm, sglang, retriever",
+            "mtrl serve tgi names no server; write mtrl serve with one of vllm, sglang, retriever",
         ),
-        (["completion", "csh"], "error: mtrl completion csh names no known shell; write one of bash, zsh"),
+        (["completion", "csh"], "mtrl completion csh names no known shell; write one of bash, zsh"),
     ],
 )
 def test_a_wrong_command_ends_in_one_sentence(words, sentence, capsys):

@@ -95,6 +95,8 @@ def test_while_the_run_itself_sends(run, capsys):
         (("RUN", "--to", "tensorboard", "tracker.projekt=x"), "did you mean tracker.project=x?"),
         (("RUN", "--to", "tensorboard", "trainer.max_steps=3"), "changes nothing here: sending a run reads tracker.*"),
         (("RUN", "--to", "tensorboard", "tracker.trajectories=many"), "must be an integer"),
+        (("RUN", "--to", "tensorboard", "tracker.trajectories=-1"), "tracker.trajectories=-1 must be at least 0"),
+        (("RUN", "--to", "tensorboard", "tracker.wandb.mode=ofline"), "did you mean offline"),
         (("RUN", "--to", "tensorboard", "tracker"), "tracker is no setting"),
     ],
 )

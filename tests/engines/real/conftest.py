@@ -34,13 +34,13 @@ WORDS = {
 }
 
 STARTING = 240.0
-"""Seconds until a server has to be ready: on a busy machine most of it is the import of the engine."""
+"""Seconds within which a server must be ready; on a busy machine the import of the engine takes most of them."""
 LOOK = 0.25
-"""Seconds between two questions whether it is."""
+"""Seconds between two requests that ask whether the server is ready."""
 
 
 def pytest_collection_modifyitems(items):
-    """Those that name no group of their own run in one process of a parallel run: there are never many servers."""
+    """Put the tests without a group of their own into one process of a parallel run, so that few servers run at once."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and item.get_closest_marker("xdist_group") is None:
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 
 def make_backend(name: str, model: Path, context=CONTEXT, max_num_seqs=16, max_lora_rank=0, **settings) -> Backend:
-    """Of a real engine, with these keys of `generator.<engine>`."""
+    """Return the backend of a real engine, with these keys of `generator.<engine>`."""
     api, command, config = WORDS[name]
     chosen = config(**settings)
     launch = Launch(
