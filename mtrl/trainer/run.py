@@ -248,13 +248,15 @@ def title(config: Config) -> str:
 
 
 def shown_paths(run: RunDir) -> dict[str, str]:
-    return {
-        "curves": str(run.curves),
-        "metrics": str(run.metrics),
-        "trajectories": str(run.trajectories),
-        "model": str(run.export),
-        "checkpoints": str(run.checkpoints),
+    """Return the files and folders that the last lines name; without `tracker.plots` there are no curves."""
+    paths = {
+        "curves": run.curves,
+        "metrics": run.metrics,
+        "trajectories": run.trajectories,
+        "model": run.export,
+        "checkpoints": run.checkpoints,
     }
+    return {name: str(path) for name, path in paths.items() if path.exists()}
 
 
 def hints(config: Config, run: RunDir) -> dict[str, str]:

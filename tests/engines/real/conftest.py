@@ -40,7 +40,7 @@ LOOK = 0.25
 
 
 def pytest_collection_modifyitems(items):
-    """Put the tests without a group of their own into one process of a parallel run, so that few servers run at once."""
+    """Put the tests without a group of their own into one process of a parallel run, so that few servers run."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and item.get_closest_marker("xdist_group") is None:
