@@ -15,10 +15,15 @@ _mtrl() {{
     [[ ${{#COMPREPLY[@]}} -eq 1 && ${{COMPREPLY[0]}} != *[=.] ]] && COMPREPLY[0]+=' '
 }}
 complete -o nospace -o default -F _mtrl mtrl"""
-SCRIPTS = {
-    "bash": BASH,
-    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{BASH}",
-}
+ZSH = f"""\
+_mtrl() {{
+    local -a found
+    found=("${{(@f)$(mtrl {COMPLETE} "$LBUFFER" 2>/dev/null)}}")
+    compset -P '*='
+    [[ $#found -eq 1 && $found[1] != *[=.] ]] && compadd -- $found || compadd -S '' -- $found
+}}
+compdef _mtrl mtrl"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH}
 HOW = {
     "bash": 'eval "$(mtrl completion bash)"',
     "zsh": 'eval "$(mtrl completion zsh)"',

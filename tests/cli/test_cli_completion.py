@@ -1,8 +1,12 @@
 """Completion of commands, keys and values, in a real bash too."""
 
 import os
+import pty
+import select
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,3 +50,36 @@ def test_bash_completes(line, replies):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(["bash", "-c", program], env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert done.stdout == replies, done.stderr
+
+
+ZSHRC = "PS1='ready '\nautoload -Uz compinit && compinit -u -d {dump}\n{script}\n"
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("mtrl dia", "mtrl diagnose "), ("mtrl train algorithm.loss_fn=gs", "loss_fn=gspo "), ("mtrl train see", "seed=")],
+)
+def test_zsh_completes(typed, completed, tmp_path):
+    """The words after a Tab in an interactive zsh."""
+    (tmp_path / ".zshrc").write_text(ZSHRC.format(dump=tmp_path / "dump", script=script(["zsh"])))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe("zsh", ["zsh", "-i"], {**os.environ, "ZDOTDIR": str(tmp_path), "TERM": "dumb", "PATH": path})
+    try:
+        read_until(terminal, "ready ")
+        os.write(terminal, f"{typed}\t".encode())
+        assert completed in read_until(terminal, completed)
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+
+
+def read_until(terminal, words, seconds=60):
+    """What a terminal shows until it shows these words, or until the time is over."""
+    shown, end = "", time.monotonic() + seconds
+    while words not in shown and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.2)[0]:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+    return shown
