@@ -1,6 +1,6 @@
-"""Write the documents that are generated from the code: configuration reference, names of other frameworks, messages.
+"""Write the documents that are generated from the code: the configuration reference and other frameworks' names.
 
-python scripts/write_reference.py            write docs/configuration.md, and the tables of two others
+python scripts/write_reference.py            write docs/configuration.md and the tables of docs/migration.md
 python scripts/write_reference.py --check    exit with status 1 if they do not match the code
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
@@ -29,20 +30,21 @@ BEGIN, END = "<!-- made by scripts/write_reference.py -->", "<!-- /made -->"
 OPENING = """\
 # Configuration reference
 
-Every key of the schema (`mtrl/config/schema.py`), its type and its default. `conf/` holds the choices of each group; an
-experiment (`conf/experiment/`) sets several at once, and words on the command line come last. A key that does not exist
-is refused with the nearest one that does.
+The tables list every key of the schema (`mtrl/config/schema.py`) with its type and its default. The files in `conf/`
+are the choices of each group, a file of `conf/experiment/` sets several keys at once, and the settings of the command
+line override both. A key that does not exist is refused, and the message names the nearest key.
 """
 
 
 def configuration() -> str:
     """Return the page of all keys, with a table for each section."""
+    sections = {key.path: key for key in keys.all_keys().values() if key.is_section}
     parts = [OPENING, table(key for key in top(Config) if not key.is_section)]
-    for key in keys.all_keys().values():
-        if key.is_section:
-            own = [keys.all_keys()[f"{key.path}.{entry.name}"] for entry in fields(key.type)]
-            rows = table(key for key in own if not key.is_section)
-            parts += [f"## `{key.path}`\n\n{about(key)}{rows}"]
+    for key in sections.values():
+        alike = [other for other in sections if signature(sections[other]) == signature(key)]
+        home = sections[min(alike, key=len)]
+        content = table(scalars(key)) if home is key else reference(key, home)
+        parts.append(f"## `{key.path}`\n\n{about(key)}{content}")
     return "\n".join(parts)
 
 
@@ -50,26 +52,52 @@ def top(config: type) -> Iterator[Key]:
     return (keys.all_keys()[entry.name] for entry in fields(config))
 
 
+def scalars(section: Key) -> list[Key]:
+    """Return the keys of a section that are no sections."""
+    own = [keys.all_keys()[f"{section.path}.{entry.name}"] for entry in fields(section.type)]
+    return [key for key in own if not key.is_section]
+
+
+def signature(section: Key) -> list[tuple[str, str, str]]:
+    """Return name, type and description of each key of a section; sections with equal ones share a table."""
+    return [(name_of(key), key.expected(), described(key)) for key in scalars(section)] or [(section.path, "", "")]
+
+
+def name_of(key: Key) -> str:
+    return key.path.rpartition(".")[2]
+
+
+def reference(section: Key, home: Key) -> str:
+    """Return a sentence that replaces the table of a section whose keys are those of another section."""
+    pairs = zip(scalars(section), scalars(home), strict=True)
+    different = [f"`{name_of(key)}={typed(key)}`" for key, same in pairs if key.default != same.default]
+    exception = f", except for the default {', '.join(different)}" if different else ""
+    return f"The keys, types and defaults are those of `{home.path}`{exception}.\n"
+
+
 def about(key: Key) -> str:
     """Return the description of a section."""
-    said = described(key) or own_words(key.type)
+    description = described(key) or " ".join((ast.get_docstring(tree(key.type)) or "").split())
     is_null = " Null unless one of its keys is set." if key.default is None else ""
-    return f"{said}{is_null}\n\n" if said or is_null else ""
-
-
-def own_words(kind: type) -> str:
-    """Return the docstring of a class; empty if it has none."""
-    said = ast.get_docstring(tree(kind)) or ""
-    return " ".join(said.split())
+    return f"{description}{is_null}\n\n" if description or is_null else ""
 
 
 def table(rows: Iterable[Key]) -> str:
-    lines = [f"| `{key.path}` | {key.expected()} | {default(key)} | {cell(described(key))} |\n" for key in rows]
-    return "".join(["| key | type | default | |\n|---|---|---|---|\n", *lines]) if lines else ""
+    lines = [f"| `{key.path}` | {type_of(key)} | {default(key)} | {cell(described(key))} |\n" for key in rows]
+    return "".join(["| key | type | default | description |\n|---|---|---|---|\n", *lines]) if lines else ""
+
+
+def type_of(key: Key) -> str:
+    """Return the type without its article."""
+    return re.sub(r"^an? ", "", key.expected())
+
+
+def typed(key: Key) -> str:
+    return cell(keys.typed(key.default))
 
 
 def default(key: Key) -> str:
-    return "has to be set" if key.default == MISSING else f"`{cell(keys.typed(key.default))}`"
+    return "has to be set" if key.default == MISSING else f"`{typed(key)}`"
 
 
 def cell(text: str) -> str:
@@ -84,14 +112,16 @@ def described(key: Key) -> str:
 
 @cache
 def words(kind: type) -> dict[str, str]:
-    """Return the attribute docstring of each field of a dataclass, by name."""
-    found, name = {}, ""
-    for node in tree(kind).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
-        elif name and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found[name] = " ".join(inspect.cleandoc(str(node.value.value)).split())
-            name = ""
+    """Return the attribute docstring of each field of a dataclass and of its bases, by name."""
+    found = {}
+    for base in reversed(kind.__mro__[:-1]):
+        name = ""
+        for node in tree(base).body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+            elif name and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                found[name] = " ".join(inspect.cleandoc(str(node.value.value)).split())
+                name = ""
     return found
 
 
@@ -104,76 +134,31 @@ def tree(kind: type) -> ast.ClassDef:
 
 
 def names() -> str:
-    """Return a table for each framework: its key, and mtrl's key or an instruction."""
+    """Return a table for each framework: its keys, and mtrl's key or an instruction for each."""
     parts = []
     for framework, entries in FRAMEWORKS.items():
-        rows = "".join(f"| `{theirs}` | {ours_of(ours)} |\n" for theirs, ours in entries.items())
+        rows = "".join(f"| {theirs} | {ours_of(ours)} |\n" for ours, theirs in inverted(entries).items())
         parts.append(f"### {framework}\n\n| there | here |\n|---|---|\n{rows}")
     tables = {**VALUES, **VALUES_OF_FOREIGN_KEY, **{key: {"false": ours} for key, ours in FOREIGN_WHEN_FALSE.items()}}
     values = "".join(
-        f"| `{key}` | `{theirs}` | {cell(ours) if ours.startswith(('set ', 'leave ')) else f'`{ours}`'} |\n"
-        for key, table_ in tables.items()
-        for theirs, ours in table_.items()
+        f"| `{key}` | {theirs} | {cell(ours) if ours.startswith(('set ', 'leave ')) else f'`{ours}`'} |\n"
+        for key, entries in tables.items()
+        for ours, theirs in inverted(entries).items()
     )
     return "\n".join([*parts, f"### Values\n\n| key | there | here |\n|---|---|---|\n{values}"])
+
+
+def inverted(entries: dict[str, str]) -> dict[str, str]:
+    """Return the foreign names, as one text in backticks, by the answer that they share."""
+    found: dict[str, list[str]] = {}
+    for theirs, ours in entries.items():
+        found.setdefault(ours, []).append(f"`{theirs}`")
+    return {ours: ", ".join(theirs) for ours, theirs in found.items()}
 
 
 def ours_of(ours: str) -> str:
     """Return a key in backticks, and a sentence unchanged."""
     return cell(ours) if " " in ours else f"`{ours}`"
-
-
-@cache
-def messages() -> str:
-    """Return every message of a `UserError`, by the part of mtrl that raises it."""
-    parts = []
-    for folder in sorted(path for base in ("mtrl", "envs") for path in (ROOT / base).iterdir()):
-        files = [folder] if folder.suffix == ".py" else sorted(folder.rglob("*.py"))
-        said = list(dict.fromkeys(sentence for path in files for sentence in sentences(path)))
-        if said:
-            name = folder.relative_to(ROOT).with_suffix("")
-            parts.append(f"### `{name}`\n\n" + "".join(f"- {sentence}\n" for sentence in said))
-    return "\n".join(parts)
-
-
-def sentences(path: Path) -> Iterator[str]:
-    """Yield the messages of a file's `UserError`s, with … for variable parts."""
-    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            texts = {
-                node.targets[0].id: template(node.value, {})
-                for node in ast.walk(function)
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            }
-            raised = [
-                node
-                for node in ast.walk(function)
-                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UserError" and node.args
-            ]
-            for node in sorted(raised, key=lambda node: node.lineno):
-                text = " ".join(template(node.args[0], texts).split())
-                if len(text.replace("…", "").split()) > 2:
-                    yield quoted(text)
-
-
-def template(node: ast.expr, texts: dict[str, str]) -> str:
-    """Return a text of the code, with … for its variable parts."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(template(part, texts) for part in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return template(node.value, texts)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return template(node.left, texts) + template(node.right, texts)
-    if isinstance(node, ast.Name):
-        return texts.get(node.id) or "…"
-    return "…"
-
-
-def quoted(text: str) -> str:
-    """Return the text as inline code, so that its characters are not read as markup."""
-    return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def between(page: str, made: str) -> str:
@@ -185,10 +170,10 @@ def between(page: str, made: str) -> str:
 
 def documents() -> dict[Path, str]:
     """Return the generated content of each document."""
-    tables = {DOCS / "migration.md": names(), DOCS / "troubleshooting.md": messages()}
+    migration = DOCS / "migration.md"
     return {
         DOCS / "configuration.md": configuration(),
-        **{path: between(path.read_text(encoding="utf-8"), made) for path, made in tables.items()},
+        migration: between(migration.read_text(encoding="utf-8"), names()),
     }
 
 
