@@ -303,8 +303,9 @@ def test_the_parts_of_the_guide_to_rewards_are_paid_as_they_say(snippets, monkey
     assert repeats(SimpleNamespace(turns=said), {}) == [0.0, 0.0, -1.0, -1.0]
 
 
-def test_the_readme_names_what_a_run_leaves():
-    section = (ROOT / "README.md").read_text().partition("A run leaves one folder")[2].partition("\n\nCtrl-C")[0]
+def test_the_quickstart_names_every_file_of_a_run():
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    section = page.partition("A run leaves one folder")[2].partition("\n## ")[0]
     named = {name.rstrip("/") for name in re.findall(r"^\| `([\w./]+)` \|", section, re.MULTILINE)}
     values = [value.fget(RunDir("run")) for value in vars(RunDir).values() if isinstance(value, property)]
     contract = {value.name for value in values if isinstance(value, Path)}
@@ -317,8 +318,8 @@ def test_the_guide_has_the_rules_of_the_diagnosis_in_their_order():
     assert told == [(rule.name, rule.summary, ", ".join(rule.requirements)) for rule in RULES]
 
 
-def test_the_readmes_tree_is_there():
-    tree = (ROOT / "README.md").read_text().partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
+def test_the_tree_of_the_architecture_exists():
+    tree = (ROOT / "docs" / "architecture.md").read_text().partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
     folder = ROOT
     for line in tree.splitlines():
         name = line.split()[0]

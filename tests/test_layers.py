@@ -117,8 +117,9 @@ def test_no_cycle_of_packages(edges):
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_the_readme_lists_the_packages_in_this_order():
-    tree = (PACKAGE.parent / "README.md").read_text(encoding="utf-8").partition("\nmtrl/ ")[2].partition("\nenvs/ ")[0]
+def test_the_architecture_lists_the_packages_in_this_order():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = page.partition("\nmtrl/ ")[2].partition("\nenvs/ ")[0]
     columns = [re.split(r"\s{2,}", line.strip())[0] for line in tree.splitlines()[1:]]
     listed = [re.sub(r"/$|\.py$", "", name) for column in columns for name in column.split()]
     packages = {name for name in LEVEL if (PACKAGE / name).is_dir()} - {"entrypoints", "mtrl"}
