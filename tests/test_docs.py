@@ -1,4 +1,4 @@
-"""The documents hold: commands compose or run, snippets work, and what the ledger names is there."""
+"""Tests of the documents: commands compose or run, snippets work, and every file and test of the ledger exists."""
 
 import json
 import os
@@ -47,7 +47,7 @@ LEDGER = ROOT / "docs" / "requirements.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 FILE = r"(conf|docs|envs|examples|experiments|mtrl|scripts|tests|benchmarks)/|[A-Z]+(\.md)?$|Makefile$|setup\.py$"
-"""What a file of this tree looks like where the ledger quotes it."""
+"""Pattern of a file of this tree in the ledger."""
 
 
 def blocks(path, language):
@@ -55,13 +55,13 @@ def blocks(path, language):
 
 
 def commands(path):
-    """The commands of a document's bash blocks, as lists of words."""
+    """Return the commands of a document's bash blocks, each as a list of words."""
     lines = "".join(blocks(path, "bash")).replace("\\\n", " ").splitlines()
     return [spelled_out(words) for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def spelled_out(words):
-    """`mtrl train …` as `python -m mtrl.main …`."""
+    """Return `mtrl train …` as `python -m mtrl.main …`, and other commands unchanged."""
     if Path(words[0]).name != "mtrl" or answer(words[1:]) is not None:
         return words
     module, rest = find_command(words[1:])
@@ -80,7 +80,7 @@ def is_training(words):
 
 
 def overrides_of(words):
-    """What a training command, or a make command with ARGS, hands to `mtrl.main`."""
+    """Return the overrides that a training command, or a make command with ARGS, passes to `mtrl.main`."""
     if is_training(words):
         return words[words.index("mtrl.main") + 1 :]
     return next((shlex.split(word.removeprefix("ARGS=")) for word in words if word.startswith("ARGS=")), [])
@@ -91,7 +91,7 @@ TRAINING = {name: words for name, words in ALL_COMMANDS.items() if is_training(w
 
 @pytest.fixture
 def snippets(tmp_path, monkeypatch):
-    """A folder with the files that the documents show, as the reader would have made them, and one earlier run."""
+    """Make a folder with the files that the documents show and with one earlier run, and change to it."""
     for path in DOCUMENTS:
         for text in blocks(path, "python"):
             if name := re.match(r"# (\w+\.py)\n", text):
@@ -110,7 +110,7 @@ def snippets(tmp_path, monkeypatch):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if the engines were; nothing is started."""
+    """Let the checks find both engines; no server is started."""
     for engine in ("VLLM", "SGLANG"):
         monkeypatch.setenv(f"MTRL_{engine}_PYTHON", sys.executable)
 
@@ -136,7 +136,7 @@ def play_composes(words):
 
 
 def rescore_composes(words):
-    """The run is the reader's own; the settings are tried on the default experiment and on text_to_sql."""
+    """Compose the settings on the default experiment and on text_to_sql, since the run is the reader's own."""
     source, *rest = words
     _, overrides = rescore.split_out([word for word in rest if word != "--json"])
     if source.endswith(".jsonl"):
@@ -152,7 +152,7 @@ def rescore_composes(words):
 
 
 def evaluate_composes(words):
-    """A run that is named is the one that the reader has made: here of the default experiment."""
+    """Compose with the earlier run of the default experiment in place of the reader's run."""
     earlier = "outputs/gsm8k/earlier"
     words = [word if "=" in word else re.sub(r"^outputs/\w+/RUN", earlier, word) for word in words]
     evaluate_settings.configuration(evaluate_settings.Words.of(words), None)
@@ -182,7 +182,7 @@ OTHER_OVERRIDES = {
 
 
 def test_commands_that_play_and_rescore_are_composed():
-    """Also where no document has one that is wrong."""
+    """Wrong words are refused, so that the tests of the documents' commands can fail."""
     play_composes(["+experiment=text_to_sql", "row=3", "player=gold"])
     rescore_composes(["outputs/RUN", "reward.scheme=skyrl", "--json"])
     for composes, words in (
@@ -195,7 +195,7 @@ def test_commands_that_play_and_rescore_are_composed():
 
 
 @pytest.mark.parametrize("words", OTHERS.values(), ids=OTHERS.keys())
-def test_other_commands_are_of_a_kind_that_exists(words, snippets):
+def test_other_commands_name_existing_programs_and_settings(words, snippets):
     program = Path(words[0]).name
     if program == "make":
         subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
@@ -221,7 +221,7 @@ def test_other_commands_are_of_a_kind_that_exists(words, snippets):
 
 
 def run(words, folder, *more):
-    """Run a training command as the reader would, on one thread."""
+    """Run a training command on one thread and return its output."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = forked.run(
         [sys.executable, "-m", "mtrl.main", *overrides_of(words), *more],
@@ -242,7 +242,7 @@ RUNNABLE = {  # without downloads, and without what other tests run
 
 
 def engine_of(words):
-    """What a command needs to be installed, if anything."""
+    """Return the name of the engine that a command needs, or None."""
     found = [re.fullmatch(r"generator(?:\.backend)?=(vllm|sglang)", word) for word in words]
     return next((match[1] for match in found if match), None)
 
@@ -255,7 +255,7 @@ UNSERVED = {name: words for name, words in RUNNABLE.items() if name not in SERVE
 @pytest.mark.rare
 @pytest.mark.parametrize("words", SERVED.values(), ids=SERVED.keys())
 def test_commands_with_servers_run(words, snippets):
-    """As below."""
+    """Run the commands whose turns a server samples."""
     engine_python(engine_of(words))
     test_training_commands_run(words, snippets)
 
@@ -263,13 +263,13 @@ def test_commands_with_servers_run(words, snippets):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", UNSERVED.values(), ids=UNSERVED.keys())
 def test_training_commands_run(words, snippets):
-    """Each with `debug=fast`, which leaves what the command says as it is."""
+    """Run each command with `debug=fast`, which does not change the keys that the command sets."""
     run(words, snippets, "debug=fast", "trainer.max_steps=1", "run_dir=run")
     assert list((snippets / "run").rglob("summary.json"))
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_as_the_readme_says(tmp_path):
+def test_an_ended_run_resumes_by_the_documented_command(tmp_path):
     run(["python", "-m", "mtrl.main"], tmp_path, "debug=fast")
     shown = run(["python", "-m", "mtrl.main", "resume=latest"], tmp_path, "debug=fast", "trainer.max_steps=3")
     (summary,) = (tmp_path / "outputs" / "gsm8k").glob("*/summary.json")
@@ -277,7 +277,7 @@ def test_a_killed_run_goes_on_as_the_readme_says(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_environment_of_the_readme_is_learned(snippets):
+def test_the_environment_of_the_quickstart_is_learned(snippets):
     words = next(words for name, words in TRAINING.items() if "vault.Vault" in name)
     run(words, snippets, "run_dir=run")
     summary = json.loads((snippets / "run" / "summary.json").read_text())
@@ -285,7 +285,7 @@ def test_the_environment_of_the_readme_is_learned(snippets):
     assert summary["success_after"] > 0.9 and summary["success_sampled_after"] > 0.9
 
 
-def test_the_environment_of_the_readme_plays(snippets):
+def test_the_environment_of_the_quickstart_runs_an_episode(snippets):
     from vault import Vault
 
     vault = Vault(max_turns=3)
@@ -294,13 +294,13 @@ def test_the_environment_of_the_readme_plays(snippets):
     assert vault.step("517", {"answer": "517"}) == (1.0, None, True)
 
 
-def test_the_parts_of_the_guide_to_rewards_are_paid_as_they_say(snippets, monkeypatch):
+def test_the_example_components_return_the_documented_rewards(snippets, monkeypatch):
     monkeypatch.setattr(SHAPINGS, "_entries", {})  # a test of its command may have registered the part
     from parts import brief, repeats
 
     assert [brief([{"content": "x" * n}], {}, letters=3) for n in (3, 4)] == [1.0, 0.0]
-    said = [SimpleNamespace(text=text) for text in ("look", "4", "look", "look")]
-    assert repeats(SimpleNamespace(turns=said), {}) == [0.0, 0.0, -1.0, -1.0]
+    turns = [SimpleNamespace(text=text) for text in ("look", "4", "look", "look")]
+    assert repeats(SimpleNamespace(turns=turns), {}) == [0.0, 0.0, -1.0, -1.0]
 
 
 def test_the_quickstart_names_every_file_of_a_run():
@@ -312,14 +312,15 @@ def test_the_quickstart_names_every_file_of_a_run():
     assert named == contract
 
 
-def test_the_guide_has_the_rules_of_the_diagnosis_in_their_order():
+def test_the_rules_of_the_diagnosis_are_documented_in_their_order():
     table = (ROOT / "docs" / "evaluation.md").read_text().partition("| rule |")[2].partition("\n\n")[0]
-    told = re.findall(r"^\| `(\w+)` \| (.+) \((.+)\) \|$", table, re.MULTILINE)
-    assert told == [(rule.name, rule.summary, ", ".join(rule.requirements)) for rule in RULES]
+    documented = re.findall(r"^\| `(\w+)` \| (.+) \((.+)\) \|$", table, re.MULTILINE)
+    assert documented == [(rule.name, rule.summary, ", ".join(rule.requirements)) for rule in RULES]
 
 
 def test_the_tree_of_the_architecture_exists():
-    tree = (ROOT / "docs" / "architecture.md").read_text().partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tree = page.partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
     folder = ROOT
     for line in tree.splitlines():
         name = line.split()[0]
@@ -336,7 +337,7 @@ def ledger():
 
 
 def shown(pattern):
-    """What the ledger's last column quotes, of one kind."""
+    """Return the quoted words of the ledger's last column that match a pattern."""
     quoted = {word for _, evidence in ledger().values() for word in INLINE.findall(evidence)}
     return sorted(word for word in quoted if re.match(pattern, word))
 
@@ -352,7 +353,7 @@ def test_every_row_has_evidence():
         assert INLINE.search(evidence) and not evidence.startswith("open"), number
 
 
-def test_every_file_and_test_that_the_ledger_names_is_there():
+def test_every_file_and_test_of_the_ledger_exists():
     for word in shown(FILE):
         path, _, name = word.partition("::")
         assert (ROOT / path).exists(), word
