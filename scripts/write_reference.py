@@ -60,17 +60,13 @@ def scalars(section: Key) -> list[Key]:
 
 def signature(section: Key) -> list[tuple[str, str, str]]:
     """Return name, type and description of each key of a section; sections with equal ones share a table."""
-    return [(name_of(key), key.expected(), described(key)) for key in scalars(section)] or [(section.path, "", "")]
-
-
-def name_of(key: Key) -> str:
-    return key.path.rpartition(".")[2]
+    return [(last(key.path), key.expected(), described(key)) for key in scalars(section)] or [(section.path, "", "")]
 
 
 def reference(section: Key, home: Key) -> str:
     """Return a sentence that replaces the table of a section whose keys are those of another section."""
     pairs = zip(scalars(section), scalars(home), strict=True)
-    different = [f"`{name_of(key)}={typed(key)}`" for key, same in pairs if key.default != same.default]
+    different = [f"`{last(key.path)}={typed(key)}`" for key, same in pairs if key.default != same.default]
     exception = f", except for the default {', '.join(different)}" if different else ""
     return f"The keys, types and defaults are those of `{home.path}`{exception}.\n"
 
@@ -134,10 +130,11 @@ def tree(kind: type) -> ast.ClassDef:
 
 
 def names() -> str:
-    """Return a table for each framework: its keys, and mtrl's key or an instruction for each."""
+    """Return a table for each framework: its keys whose last part differs from mtrl's, and the answer to each."""
     parts = []
     for framework, entries in FRAMEWORKS.items():
-        rows = "".join(f"| {theirs} | {ours_of(ours)} |\n" for ours, theirs in inverted(entries).items())
+        other = {theirs: ours for theirs, ours in entries.items() if last(theirs) != last(ours)}
+        rows = "".join(f"| {theirs} | {ours_of(ours)} |\n" for ours, theirs in inverted(other).items())
         parts.append(f"### {framework}\n\n| there | here |\n|---|---|\n{rows}")
     tables = {**VALUES, **VALUES_OF_FOREIGN_KEY, **{key: {"false": ours} for key, ours in FOREIGN_WHEN_FALSE.items()}}
     values = "".join(
@@ -146,6 +143,10 @@ def names() -> str:
         for ours, theirs in inverted(entries).items()
     )
     return "\n".join([*parts, f"### Values\n\n| key | there | here |\n|---|---|---|\n{values}"])
+
+
+def last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def inverted(entries: dict[str, str]) -> dict[str, str]:
