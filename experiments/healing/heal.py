@@ -121,7 +121,7 @@ def verdict(was: dict[str, Any]) -> str:
 
 def table(cases: list[Case], found: dict[str, dict[str, Any]]) -> str:
     """Markdown: a line per case, and how many recovered."""
-    titles = ("run", "what ails it", "first finding", "first change", "ill", "control", "healed", "recovered")
+    titles = ("run", "fault", "first finding", "first change", "ill", "control", "healed", "recovered")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     verdicts = {case.name: verdict(found[case.name]) for case in cases if case.name in found}
     for case in cases:
