@@ -181,7 +181,7 @@ def test_padding_may_reach_past_the_last_position(name, pristine, model, play, c
 
 
 def test_prefill_in_several_passes(name, pristine, model, play, contexts, monkeypatch):
-    monkeypatch.setattr("mtrl.engines.local.engine.PREFILL_TOKENS", 24)
+    monkeypatch.setattr("mtrl.engines.local.prefill.PREFILL_TOKENS", 24)
     played = play(LocalEngine(model, None, max_context_length=128), PROMPTS)
     check_logprobs(pristine, PROMPTS, played, contexts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,12 @@ from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.engines.local import fused
 from mtrl.engines.local.batch import DecodeBatch
 from mtrl.engines.local.half import HalfRunner
+from mtrl.engines.local.prefill import PASS, PREFILL_TOKENS, PrefillPlan, SharedPrefix, passes, plan_prefill
 from mtrl.engines.local.runner import HfRunner, Runner
 from mtrl.engines.local.session import Request, Session
 from mtrl.engines.local.stops import StopStrings
 from mtrl.engines.local.weights import copy_weights
 from mtrl.types import FinishReason
-
-PREFILL_TOKENS = 16384
-"""Maximum number of new tokens, padding included, in one prefill pass."""
-PASS = {"cpu": 64}
-"""Cost of an additional prefill pass by device type, as the number of tokens that the device computes in the same time;
-`PREFILL_TOKENS` on other devices. A pass holds at most this many tokens of padding."""
 
 
 class LocalEngine:
@@ -247,48 +242,71 @@ class LocalEngine:
             session.ids = session.ids[: session.common_prefix(request.context)]
             request.note_cached(len(session.ids))
             self.stats.prompt_tokens += len(request.context)
-        fed, copies = _share_prompts(admitted)
-        first_rows = [*fed, *(copy for copy, _ in copies)]
-        decoding = self._arrange(decoding, first_rows)
-        logits = self._prefill(fed, copies)
-        first = self._new_batch(first_rows)
+        plan = plan_prefill(admitted, self._pass_cost)
+        decoding = self._arrange(decoding, plan.sessions)
+        logits = self._prefill(plan)
+        first = self._new_batch(plan.sessions)
         first.take(logits)
         self._settle(first)
         return self._arrange([s for s in [*decoding, *first.sessions] if s.request is not None])
 
-    def _prefill(self, fed: list[Session], copies: list[tuple[Session, Session]]) -> Tensor:
-        """Prefill `fed`, copy cache rows for `copies`, and return the logits [len(fed) + len(copies), V] after each
-        context."""
-        longest = max(len(s.request.context) for s in fed)
+    @property
+    def _pass_cost(self) -> int:
+        return PASS.get(self.model.device.type, PREFILL_TOKENS)
+
+    def _prefill(self, plan: PrefillPlan) -> Tensor:
+        """Feed and copy as planned, and return the logits [len(plan.sessions), V] after each context."""
+        longest = max(len(s.request.context) for s in plan.fed)
         held = max(len(s.ids) for s in self._rows)
         self.runner.cache.fit(len(self._rows), max(held, longest) + 1)
-        further = PASS.get(self.model.device.type, PREFILL_TOKENS)
-        parts = [self._feed(chunk) for chunk in _chunks(fed, further)]
-        for session in fed:
-            self.stats.cached_tokens += len(session.ids)
+        self.stats.cached_tokens += sum(len(s.ids) for s in plan.fed)
+        for prefix in plan.prefixes:
+            self._feed_prefix(prefix)
+        parts = [self._feed(sessions) for sessions in passes(plan.fed, self._pass_cost)]
+        for session in plan.fed:
             session.ids = list(session.request.context)
         logits = torch.cat(parts)
-        if copies:
-            sources = [source.slot for _, source in copies]
-            self.runner.cache.move(sources, [copy.slot for copy, _ in copies], longest)
-            for copy, source in copies:
+        if plan.copies:
+            sources = [source.slot for _, source in plan.copies]
+            self.runner.cache.move(sources, [copy.slot for copy, _ in plan.copies], longest)
+            for copy, source in plan.copies:
                 copy.ids = list(source.ids)
-                copy.request.note_cached(len(copy.ids) - 1)
-                self.stats.cached_tokens += len(copy.ids) - 1
-            logits = torch.cat((logits, logits[[slot - fed[0].slot for slot in sources]]))
+                self._count_cached(copy, len(copy.ids) - 1)
+            logits = torch.cat((logits, logits[[slot - plan.fed[0].slot for slot in sources]]))
         return logits
 
-    def _feed(self, chunk: list[Session]) -> Tensor:
-        news = [s.request.context[len(s.ids) :] for s in chunk]
+    def _feed_prefix(self, prefix: SharedPrefix) -> None:
+        """Feed a shared prefix in the slot of its first session, and copy it to the slots of the others."""
+        first, *others = prefix.sessions
+        self._forward([first.request.context[: prefix.length]], [0], first.slot)
+        self.runner.cache.move([first.slot] * len(others), [other.slot for other in others], prefix.length)
+        for session in prefix.sessions:
+            session.ids = session.request.context[: prefix.length]
+        for other in others:
+            self._count_cached(other, prefix.length)
+
+    def _count_cached(self, session: Session, tokens: int) -> None:
+        """Record that the first `tokens` tokens of the context were copied instead of computed."""
+        session.request.note_cached(tokens)
+        self.stats.cached_tokens += tokens
+
+    def _feed(self, sessions: list[Session]) -> Tensor:
+        """Feed the tokens of each context that are not cached yet, and return the logits [n, V] after them. The
+        sessions hold consecutive slots."""
+        news = [s.request.context[len(s.ids) :] for s in sessions]
+        return self._forward(news, [len(s.ids) for s in sessions], sessions[0].slot)
+
+    def _forward(self, news: list[list[int]], starts: list[int], first_slot: int) -> Tensor:
+        """Feed the token ids `news` to consecutive slots that hold `starts` tokens, and return the logits [n, V] after
+        them."""
         length = max(map(len, news))
         device = self.model.device
         ids = torch.tensor([new + [0] * (length - len(new)) for new in news], device=device)
-        starts = torch.tensor([len(s.ids) for s in chunk], device=device)
         lengths = torch.tensor([len(new) for new in news], device=device)
-        width = int(starts.max()) + length
+        width = max(starts) + length
         # Padding may reach past the longest prompt; it is masked, and later tokens overwrite it.
         self.runner.cache.reserve(len(self._rows), width)
-        return self.runner.forward(ids, starts, lengths, chunk[0].slot, width)
+        return self.runner.forward(ids, torch.tensor(starts, device=device), lengths, first_slot, width)
 
     def _decode(self) -> None:
         """Sample one token for every decoding row."""
@@ -368,38 +386,3 @@ def _seated(sessions: list[Session], first: int) -> list[Session]:
     sitting = {s.slot: s for s in sessions if s.slot in slots}
     others = (s for s in sessions if s.slot not in slots)
     return [sitting.get(slot) or next(others) for slot in slots]
-
-
-def _share_prompts(admitted: list[Session]) -> tuple[list[Session], list[tuple[Session, Session]]]:
-    """Split `admitted` into sessions to feed and `(copy, source)` pairs, so that equal new prompts, such as those of a
-    group, are fed once.
-
-    The sessions to feed are sorted by their number of new tokens, so that a pass needs little padding.
-    """
-    sources: dict[tuple[int, ...], Session] = {}
-    fed: list[Session] = []
-    copies: list[tuple[Session, Session]] = []
-    for session in sorted(admitted, key=lambda s: s.order):
-        source = sources.setdefault(tuple(session.request.context), session) if not session.ids else session
-        if source is session:
-            fed.append(session)
-        else:
-            copies.append((session, source))
-    fed.sort(key=lambda s: (len(s.request.context) - len(s.ids), s.order))
-    return fed, copies
-
-
-def _chunks(sessions: list[Session], max_padding: int) -> Iterator[list[Session]]:
-    """Split sessions into consecutive runs whose new tokens fit one prefill pass with at most `max_padding` tokens of
-    padding."""
-    chunk: list[Session] = []
-    tokens = 0
-    for session in sessions:
-        length = len(session.request.context) - len(session.ids)
-        cells = (len(chunk) + 1) * length
-        if chunk and (cells > PREFILL_TOKENS or cells - tokens - length > max_padding):
-            yield chunk
-            chunk, tokens = [], 0
-        chunk.append(session)
-        tokens += length
-    yield chunk
