@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from mtrl.config.schema import Config, FsdpConfig, TrainerConfig
 from mtrl.distributed.world import World
-from mtrl.models.packing import prepare_packing
+from mtrl.models.preparation import prepare_packing
 from mtrl.models.tiny import train_tokenizer
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.setup.models import prepared

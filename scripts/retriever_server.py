@@ -2,7 +2,7 @@
 
 import sys
 
-from mtrl.retrieval.command import main
+from mtrl.retrieval.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,7 @@ The implementation is registered with Transformers through its attention interfa
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from mtrl.models.onednn import multiplies
+for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    # oneDNN caches code and buffers for each shape of a product, by default for 1,024 shapes. Rollouts and packs keep
+    # producing new shapes: at 1,024 the cache of a policy of a million parameters took a gigabyte.
+    os.environ.setdefault(cache, "128")
+
+ONEDNN: bool = torch.backends.mkldnn.is_available()
+"""Whether this build of PyTorch has oneDNN, its library for matrix products on a CPU."""
+ONEDNN_BFLOAT16: bool = ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether oneDNN and the processor support matrix products in bfloat16."""
 
 OWN = "mtrl_sdpa"
 """Name of this attention implementation in Transformers."""
@@ -43,6 +52,11 @@ def use_own_attention(model: Any) -> bool:
     AttentionMaskInterface.register(OWN, _mask)
     model.set_attn_implementation(OWN)
     return True
+
+
+def multiplies(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN has matrix products in this half-precision dtype on this machine."""
+    return dtype == torch.bfloat16 and ONEDNN_BFLOAT16
 
 
 def products_are_faster(dtype: torch.dtype, device: torch.device) -> bool:

@@ -7,9 +7,8 @@ from typing import Any
 
 from mtrl.errors import UserError
 from mtrl.retrieval.corpus import load_corpus
-from mtrl.retrieval.options import checked
 from mtrl.retrieval.passage import Passage
-from mtrl.retrieval.retriever import Hit, Retriever, RetrieverError
+from mtrl.retrieval.retriever import Hit, Retriever, RetrieverError, checked_options
 
 __all__ = ["Hit", "Passage", "Retriever", "RetrieverError", "load_corpus", "make_retriever"]
 
@@ -37,7 +36,7 @@ def make_retriever(
     if given[other] is not None:
         raise UserError(f"retriever={kind} makes no use of {other}; leave it out, or choose another retriever")
     constructor = _constructor(kind)
-    return constructor(given[needed], **checked(f"retriever={kind}", constructor, options))
+    return constructor(given[needed], **checked_options(f"retriever={kind}", constructor, options))
 
 
 def _constructor(kind: str) -> Callable[..., Retriever]:

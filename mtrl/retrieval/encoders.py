@@ -12,7 +12,7 @@ import numpy as np
 
 from mtrl.errors import UserError
 from mtrl.retrieval.bm25 import words_of
-from mtrl.retrieval.options import checked
+from mtrl.retrieval.retriever import checked_options
 
 _BUCKETS = 2**18
 """Size of the table in which the hashing encoder counts the passages per feature, in rows."""
@@ -56,10 +56,10 @@ def make_encoder(name: str, **options: Any) -> Encoder:
         UserError: an option is unknown, or the model does not exist.
     """
     if name == "hashing":
-        return HashingEncoder(**checked("encoder hashing", HashingEncoder, options))
+        return HashingEncoder(**checked_options("encoder hashing", HashingEncoder, options))
     from mtrl.retrieval.sentences import SentenceEncoder
 
-    return SentenceEncoder(name, **checked(f"encoder {name}", SentenceEncoder, options))
+    return SentenceEncoder(name, **checked_options(f"encoder {name}", SentenceEncoder, options))
 
 
 class HashingEncoder:

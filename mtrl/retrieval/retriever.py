@@ -1,11 +1,13 @@
-"""The interface of retrievers, and the preparation of queries that all kinds share."""
+"""The interface of retrievers, and the checks of queries and options that all kinds share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from mtrl.errors import UserError
 from mtrl.retrieval.passage import Passage
 
 LONGEST_QUERY = 4096
@@ -51,3 +53,21 @@ def clean_queries(queries: Sequence[str], topk: int) -> list[str]:
     if topk < 1:
         raise ValueError(f"topk={topk} must be at least 1")
     return [query[:LONGEST_QUERY].encode("utf-8", "replace").decode().strip() for query in queries]
+
+
+def checked_options(what: str, function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options, if `function` takes them all. Only parameters with a default are options.
+
+    Args:
+        what: start of the error message, such as "retriever=bm25".
+
+    Raises:
+        UserError: an option does not exist.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return options  # the function checks them itself
+    allowed = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
+    if unknown := sorted(options.keys() - set(allowed)):
+        raise UserError(f"{what} has no option {unknown[0]!r}; it has {', '.join(allowed)}")
+    return options

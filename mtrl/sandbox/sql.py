@@ -25,8 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mtrl.errors import UserError
-from mtrl.sandbox.clock import freeze
-from mtrl.sandbox.printf import FormatError, bounded_printf
+from mtrl.sandbox.sql_functions import FormatError, bounded_printf, freeze_clock
 
 COPY_LIMIT = 8 * 2**20
 """Maximum size in bytes of files that are copied into memory. Larger files are read in place, also read-only, because
@@ -173,7 +172,7 @@ class SqlSandbox:
             connection.execute("select 1 from sqlite_master limit 0")
         for name in ("printf", "format"):
             connection.create_function(name, -1, self._printf, deterministic=True)
-        freeze(connection)
+        freeze_clock(connection)
         connection.set_progress_handler(self._check, _OPERATIONS_PER_CHECK)
         self._uncounted = {"sqlite_master"} | _open_virtual_tables(connection)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self.limits.value_bytes)

@@ -6,7 +6,7 @@ import pytest
 
 from mtrl.config.outputs import check_file, is_address
 from mtrl.errors import UserError
-from mtrl.retrieval.command import parse, run
+from mtrl.retrieval.__main__ import parse, run
 
 PROGRAMS = [
     ("mtrl.main.prepare", ["hydra.sweep.dir={}"]),

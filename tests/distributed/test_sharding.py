@@ -26,7 +26,7 @@ from mtrl.distributed.sharding import (
     shard,
 )
 from mtrl.errors import UserError
-from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.value_head import ValueModel
 
 STEPS = 2

@@ -13,8 +13,8 @@ from mtrl.engines.local.engine import LocalEngine
 from mtrl.engines.local.half import HalfRunner
 from mtrl.engines.local.runner import HfRunner
 from mtrl.errors import UserError
-from mtrl.models import onednn
-from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.attention import ONEDNN
+from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.tiny import save
 from mtrl.trainer.update.policy import Policy
 
@@ -214,9 +214,7 @@ def test_other_models_sample_in_the_precision_of_their_weights():
 # -- matrices packed by oneDNN ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    not (torch.backends.mkl.is_available() and onednn.AVAILABLE), reason="this PyTorch has no MKL, or no oneDNN"
-)
+@pytest.mark.skipif(not (torch.backends.mkl.is_available() and ONEDNN), reason="this PyTorch has no MKL, or no oneDNN")
 @pytest.mark.parametrize("name", FUSED, indirect=True)
 def test_packed_matrices_are_the_models(pristine, model, play, contexts, monkeypatch):
     monkeypatch.setattr(fused, "LARGE", 2000)

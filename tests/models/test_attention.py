@@ -1,13 +1,17 @@
-"""Attention by products of bfloat16 is what `eager` and `sdpa` compute, and is used where it is faster alone."""
+"""Attention by products of bfloat16 gives what `eager` and `sdpa` give, and is used only where it is faster."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
 
 from mtrl.models import attention
-from mtrl.models.attention import OWN, use_own_attention
-from mtrl.models.onednn import multiplies
-from mtrl.models.packing import prepare_packing
+from mtrl.models.attention import OWN, multiplies, use_own_attention
+from mtrl.models.preparation import prepare_packing
 
 BFLOAT16 = pytest.mark.skipif(not multiplies(torch.bfloat16), reason="no products of bfloat16 on this processor")
 SIZES = {
@@ -111,3 +115,32 @@ def test_what_is_more_than_causal_products_is_left_to_sdpa(more):
     assert attention._has_more(torch.nn.Module(), more)
     nothing = {"dropout": 0.0, "scaling": 0.1, "is_causal": None, "position_bias": None}
     assert not attention._has_more(torch.nn.Module(), nothing)
+
+
+CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"}
+PRODUCTS = """
+import torch
+import mtrl.models.attention
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+
+weight = torch.ones(256, 256, dtype=torch.bfloat16)
+before = resident()
+for rows in range(1, 400):
+    torch.nn.functional.linear(torch.ones(rows, 256, dtype=torch.bfloat16), weight)
+print(resident() - before)
+"""
+
+
+def pages(**environment):
+    """Return the number of memory pages that a process gains while it computes 400 products of different shapes."""
+    others = {name: value for name, value in os.environ.items() if name not in CACHES}
+    command = [sys.executable, "-c", PRODUCTS]
+    return int(subprocess.run(command, env=others | environment, check=True, capture_output=True, text=True).stdout)
+
+
+@BFLOAT16
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_the_cache_of_shapes_is_small_unless_the_user_sets_its_size():
+    assert pages() < 0.5 * pages(**CACHES)

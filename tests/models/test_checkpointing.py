@@ -7,8 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mtrl.models.checkpointing import checkpoint_gradients
-from mtrl.models.packing import prepare_packing
+from mtrl.models.preparation import checkpoint_gradients, prepare_packing
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 50,
          "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip

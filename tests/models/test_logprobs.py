@@ -11,8 +11,8 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from mtrl.errors import UserError
-from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.logprobs import token_logprobs
+from mtrl.models.preparation import checkpoint_gradients
 
 VOCABULARY = 61
 SIZES = {

@@ -7,8 +7,8 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.errors import UserError
-from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.logprobs import token_logprobs
+from mtrl.models.preparation import checkpoint_gradients
 from tests.distributed.ranks import run_ranks
 
 VOCABULARY = 61

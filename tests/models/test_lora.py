@@ -21,7 +21,6 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.local import fused
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.errors import UserError
-from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.lora import (
     LoraWeights,
     adapter_state,
@@ -31,6 +30,7 @@ from mtrl.models.lora import (
     scaling_of,
     without_adapters,
 )
+from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.tiny import make_model
 from mtrl.trainer.update.policy import Policy
 

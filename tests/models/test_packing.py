@@ -7,7 +7,7 @@ from torch import nn
 
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, use_own_attention
-from mtrl.models.packing import keeps_apart, prepare_packing
+from mtrl.models.preparation import keeps_apart, prepare_packing
 
 SIZES = {
     "vocab_size": 90,

@@ -256,7 +256,7 @@ def test_a_port_that_is_taken_is_told(corpus, server):
 def test_a_missing_package_names_the_extra(corpus):
     program = (
         "import sys; sys.modules['faiss'] = None\n"
-        "from mtrl.retrieval.command import main\n"
+        "from mtrl.retrieval.__main__ import main\n"
         f"sys.exit(main(['--corpus', {str(corpus)!r}, '--port', '0', '--retriever', 'dense']))"
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)

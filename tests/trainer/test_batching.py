@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
-from mtrl.models.packing import prepare_packing
+from mtrl.models.preparation import prepare_packing
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Sample

@@ -6,8 +6,7 @@ from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose
 from mtrl.errors import UserError
-from mtrl.models.attention import OWN
-from mtrl.models.onednn import multiplies
+from mtrl.models.attention import OWN, multiplies
 from mtrl.models.tiny import save
 from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer
 from mtrl.trainer.setup.models import reference_model

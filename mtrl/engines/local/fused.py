@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrl.engines.local.cache import SlotCache
-from mtrl.models import onednn
+from mtrl.models.attention import ONEDNN
 
 SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 LARGE = 2**17 + 1
@@ -136,7 +136,7 @@ class FusedRunner:
     def _packs(self, weight: Tensor) -> bool:
         """Whether oneDNN with a packed matrix is faster than MKL, which PyTorch uses for float32 on a CPU."""
         large = weight.numel() >= LARGE and weight.dtype == torch.float32
-        return large and weight.device.type == "cpu" and onednn.AVAILABLE and torch.backends.mkl.is_available()
+        return large and weight.device.type == "cpu" and ONEDNN and torch.backends.mkl.is_available()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)

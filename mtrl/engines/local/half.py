@@ -14,8 +14,7 @@ from torch import Tensor
 
 from mtrl.engines.local.cache import SlotCache
 from mtrl.engines.local.fused import FusedRunner, Layer
-from mtrl.models.attention import products
-from mtrl.models.onednn import multiplies
+from mtrl.models.attention import multiplies, products
 
 SCORES = 2**24
 """Maximum number of attention scores (query-key pairs) that are in memory at once."""

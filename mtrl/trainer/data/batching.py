@@ -145,7 +145,7 @@ PADDED = Layout(_partition_by_width, _pad)
 """Layout with a row per sample, padded to the longest sample; it works with any causal model."""
 PACKED = Layout(_partition_first_fit, _pack)
 """Layout with all samples concatenated in one row. The model must keep them apart by their positions
-(`mtrl.models.packing`)."""
+(`mtrl.models.preparation`)."""
 
 
 def micro_batches(

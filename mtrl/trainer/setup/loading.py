@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.models.attention import products_are_faster, use_own_attention
-from mtrl.models.packing import prepare_packing
+from mtrl.models.preparation import prepare_packing
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.hub import is_out_of_reach, model_options

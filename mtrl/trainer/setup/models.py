@@ -14,8 +14,8 @@ from torch import Tensor
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compile_layers, needs_sharding, shard
 from mtrl.distributed.world import World
-from mtrl.models.checkpointing import checkpoint_gradients
 from mtrl.models.lora import add_adapters, without_adapters
+from mtrl.models.preparation import checkpoint_gradients
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer, pick_device

@@ -16,7 +16,7 @@ from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compute_device, reshard
 from mtrl.distributed.sums import all_sum
-from mtrl.models.checkpointing import checkpoint_gradients
+from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.value_head import ValueModel
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.setup.loading import load_peer

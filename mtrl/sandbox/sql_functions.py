@@ -1,7 +1,13 @@
-"""SQLite's date and time functions with a frozen clock, so that a query has the same result at any time."""
+"""Functions of SQLite that the sandbox replaces: those that read the clock, and `printf`, whose widths are bounded.
+
+With a frozen clock, a query has the same result at any time. `printf('%.*c', 2000000000, 'x')` is one instruction that
+takes seconds. No progress handler runs within an instruction, so it could not be stopped, and a format may hold a
+hundred widths.
+"""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 from functools import partial
@@ -13,16 +19,19 @@ _KEYWORDS = {"current_timestamp": NOW, "current_date": NOW[:10], "current_time":
 _FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff")
 _NOW_WORDS = ("now", "subsec", "subsecond")
 _ZONES = ("localtime", "utc")
+_WIDTHS = re.compile(r"%[-+ #0,!]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?")
+_plain = threading.local()
+"""A connection per thread, with SQLite's own `printf`."""
 
 
-def freeze(connection: sqlite3.Connection) -> None:
+def freeze_clock(connection: sqlite3.Connection) -> None:
     """Replace the functions that read the clock or the time zone: `now` is `NOW`, and the local time is UTC."""
     for name, value in _KEYWORDS.items():
         connection.create_function(name, 0, partial(str, value), deterministic=True)
     clock = _Clock()
     for name in _FUNCTIONS:
         if clock.has(name):
-            connection.create_function(name, -1, partial(clock.ask, name), deterministic=True)
+            connection.create_function(name, -1, partial(clock.compute, name), deterministic=True)
 
 
 class _Clock:
@@ -33,11 +42,12 @@ class _Clock:
         self._lock = threading.Lock()
 
     def has(self, name: str) -> bool:
-        """Whether this SQLite has the function; old versions lack `unixepoch` and `timediff`."""
+        """Return whether this SQLite has the function; old versions lack `unixepoch` and `timediff`."""
         found = self._connection.execute("select 1 from pragma_function_list where name = ?", (name,)).fetchone()
         return found is not None
 
-    def ask(self, name: str, *arguments: Any) -> Any:
+    def compute(self, name: str, *arguments: Any) -> Any:
+        """Return the value of the function, with words for the present time replaced."""
         marks = ", ".join("?" * len(arguments := _frozen(name, arguments)))
         with self._lock:
             return self._connection.execute(f"select {name}({marks})", arguments).fetchone()[0]
@@ -62,3 +72,27 @@ def _frozen(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def _word(argument: Any) -> str:
     text = argument.decode("utf-8", "replace") if isinstance(argument, bytes) else str(argument)
     return text.partition("\0")[0].strip().lower()
+
+
+class FormatError(ValueError):
+    """A width or precision is too large. The model sees the text of this error."""
+
+
+def bounded_printf(most: int, *arguments: Any) -> Any:
+    """Return SQLite's `printf(*arguments)`, if its widths sum to at most `most` characters.
+
+    Raises:
+        FormatError: the widths sum to more.
+    """
+    template = arguments[0] if arguments else ""
+    template = template.decode("latin-1") if isinstance(template, bytes) else str(template)
+    widths = [width for both in _WIDTHS.findall(template) for width in both if width]
+    if "*" in widths:  # any of the arguments may be the width
+        widths += [str(int(min(abs(each), 1e10))) for each in arguments[1:] if isinstance(each, int | float)]
+    if sum(most + 1 if len(width) > 9 else int(width) for width in widths if width != "*") > most:
+        raise FormatError(f"a width of printf is larger than {most}")
+    if not hasattr(_plain, "connection"):
+        _plain.connection = sqlite3.connect(":memory:", isolation_level=None)
+        _plain.connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    places = ", ".join("?" * len(arguments))
+    return _plain.connection.execute(f"select printf({places})", arguments).fetchone()[0]

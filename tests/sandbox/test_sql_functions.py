@@ -1,14 +1,15 @@
-"""SQLite's printf with bounded widths: the same text as SQLite's own, or an error."""
+"""SQLite functions that the sandbox replaces: no query can read the clock, and `printf` has bounded widths."""
 
 import sqlite3
+import time
 from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.sandbox.printf import FormatError, bounded_printf
 from mtrl.sandbox.sql import SqlSandbox
+from mtrl.sandbox.sql_functions import FormatError, bounded_printf
 
 MOST = 1000
 VALUES = (
@@ -23,9 +24,52 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.fixture
+def evaluate():
+    sandbox = SqlSandbox.from_script("create table t(a)")
+    yield lambda expression: sandbox.run(f"select {expression}").rows
+    sandbox.close()
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("current_timestamp", "2025-01-01 00:00:00"),
+        ("current_date", "2025-01-01"),
+        ("current_time", "00:00:00"),
+        ("datetime()", "2025-01-01 00:00:00"),
+        ("datetime(' NOW ')", "2025-01-01 00:00:00"),
+        ("datetime(x'6e6f77')", "2025-01-01 00:00:00"),
+        ("date('now', '-1 day')", "2024-12-31"),
+        ("datetime('now', 'localtime')", "2025-01-01 00:00:00"),
+        ("time('now', 'utc')", "00:00:00"),
+        ("julianday('now')", 2460676.5),
+        ("unixepoch('now')", 1735689600),
+        ("strftime('%Y')", "2025"),
+        ("strftime('%s', 'now')", "1735689600"),
+        ("date('2014-06-30', 'start of month')", "2014-06-01"),
+        ("strftime('%Y', '2014-06-30')", "2014"),
+        ("date(null)", None),
+        ("date('nonsense')", None),
+    ],
+)
+def test_functions_that_read_the_clock_are_frozen(evaluate, expression, value):
+    assert evaluate(expression) == [(value,)]
+
+
+def test_queries_do_not_use_the_time_zone_of_the_machine(evaluate, monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert evaluate("datetime('2014-06-30 12:00:00', 'localtime')") == [("2014-06-30 12:00:00",)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 @settings(deadline=None)
 @given(st.lists(PIECES, max_size=5).map("".join), st.lists(VALUES, max_size=4))
-def test_the_same_as_sqlites_own(template, values):
+def test_bounded_printf_gives_the_text_of_sqlites_printf(template, values):
     if "*" in template and any(isinstance(value, int | float) and abs(value) > 200 for value in values):
         with suppress(FormatError):  # SQLite's own text may have gigabytes
             assert len(bounded_printf(MOST, template, *values) or "") < 10 * MOST
@@ -43,12 +87,12 @@ def test_the_same_as_sqlites_own(template, values):
     2),
      (b"%9999d", 1), ("%" + "9" * 40 + "d", 1), ("%*d", float("inf"), 1)],
 )  # fmt: skip
-def test_wide_ones_are_refused(arguments):
+def test_printf_refuses_large_widths(arguments):
     with pytest.raises(FormatError, match="width of printf"):
         bounded_printf(MOST, *arguments)
 
 
-def test_in_queries():
+def test_queries_use_the_bounded_printf():
     sandbox = SqlSandbox.from_script("create table t(a); insert into t values (3.14159), (null)")
     assert sandbox.run("select printf('%.2f', a), format('%5s|', 'é') from t").rows == [
         ("3.14", "   é|"),

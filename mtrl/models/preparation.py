@@ -1,5 +1,7 @@
-"""Packed samples: each must attend only to itself. The boundaries follow from the positions, which restart at 0 with
-every sample."""
+"""Preparation of a model for training: packed samples that attend only to themselves, and recomputed activations.
+
+The boundaries of packed samples follow from the positions, which restart at 0 with every sample.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +53,18 @@ def keeps_apart(model: Any) -> bool:
     except TypeError:  # the model takes no position ids
         return False
     return bool(leak <= torch.finfo(model.dtype).eps ** 0.5 * (joined - apart).norm())
+
+
+def checkpoint_gradients(model: Any) -> None:
+    """Recompute activations in the backward pass instead of storing them.
+
+    Transformers' layers do this only in training mode, so these layers are switched to it. All other modules, including
+    attention with its dropout, stay in evaluation mode, because the log-probs of training must equal those of sampling.
+    """
+    # The first name is that of Transformers 6; the second is that of early 5.x, which later versions deprecate.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.eval()
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module.training = True
