@@ -357,7 +357,7 @@ def rounds(sizes: Sizes, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "sizes": asdict(sizes),
         "rounds": found,
-        "trees": {name: _best(sizes, several) for name, several in found.items()},
+        "trees": {name: best_of(sizes, several) for name, several in found.items()},
         **{key: found["now"][0][key] for key in ("counts", "machine")},
         "load_average": [found["now"][0]["load_average"][0], found["now"][-1]["load_average"][1]],
     }
@@ -373,7 +373,7 @@ def _once(tree: Path, sizes: Sizes, tokenizer: str | None) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def _best(sizes: Sizes, several: list[dict[str, Any]]) -> dict[str, Any]:
+def best_of(sizes: Sizes, several: list[dict[str, Any]]) -> dict[str, Any]:
     parts = several[0]["parts"]
     least = {name: min((one["parts"][name] for one in several), key=lambda cost: cost["cpu_s"]) for name in parts}
     engine = least.pop(ENGINE)

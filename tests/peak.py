@@ -1,20 +1,24 @@
-"""What the children of a test take at most, for bombs whose limits are to hold."""
+"""`Peak` measures the maximum memory and number of the child processes of a test."""
 
 import os
 import threading
 
-from mtrl.sandbox import execution
+from mtrl.sandbox.execution import process_tree, proportional_memory
 
 
 class Peak:
-    """The most memory and processes below this process while it is open, without what was there before.
+    """Context manager that samples the processes below this process, except those that existed before.
 
-    A worker of the tests may have a server of its own beside it (`tests/forked.py`), which is no part of a bomb.
+    Attributes:
+        bytes: maximum memory of these processes together, with shared pages divided by their number of processes.
+        processes: maximum number of these processes.
+
+    A worker of pytest-xdist may have started the server of `tests/forked.py`, which is one of the processes before.
     """
 
     def __enter__(self):
         self.bytes = self.processes = 0
-        self._before = execution._family(os.getpid())
+        self._before = process_tree(os.getpid())
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
         self._thread.start()
@@ -22,9 +26,9 @@ class Peak:
 
     def _sample(self):
         while not self._over.wait(0.02):
-            family = execution._family(os.getpid()) - self._before
-            self.processes = max(self.processes, len(family))
-            self.bytes = max(self.bytes, sum(map(execution._proportional, family)))
+            new = process_tree(os.getpid()) - self._before
+            self.processes = max(self.processes, len(new))
+            self.bytes = max(self.bytes, sum(map(proportional_memory, new)))
 
     def __exit__(self, *_):
         self._over.set()

@@ -52,7 +52,7 @@ def test_shares_are_of_the_sum(tmp_path):
     cost, dear = {"wall_s": 2.0, "cpu_s": 1.0}, {"wall_s": 9.0, "cpu_s": 9.0}
     names = ["episodes", control_plane.ONE, "samples", "trajectories", control_plane.ENGINE]
     rounds = [{"parts": {name: each for name in names}} for each in (dear, cost)]
-    best = control_plane._best(sizes, rounds)
+    best = control_plane.best_of(sizes, rounds)
     every, usual, after = best["totals"].values()
     assert every == {"wall_s": 6.0, "cpu_s": 3.0}  # neither one rank nor the stand-in
     assert usual["cpu_s"] == pytest.approx(2.1) and after["cpu_s"] == pytest.approx(1.1)

@@ -84,12 +84,13 @@ BUILT_IN = {name: f"envs.{name}" for name in ("gsm8k", "text_to_sql", "games", "
 
 PLACE = "write package.module.Name, of the folder where you start or installed"
 
-_registered: dict[str, Family] = {}
+REGISTERED: dict[str, Family] = {}
+"""Families that `register` added, by name."""
 
 
 def register(family: Family) -> Family:
     """Register a family that is defined outside of this repository under its name."""
-    _registered[family.name] = family
+    REGISTERED[family.name] = family
     return family
 
 
@@ -101,10 +102,10 @@ def get_family(name: str, target: str | None = None) -> Family:
     """
     if target:
         return _from_target(target)
-    if name in _registered:
-        return _registered[name]
+    if name in REGISTERED:
+        return REGISTERED[name]
     if name not in BUILT_IN:
-        known = ", ".join(sorted({*BUILT_IN, *_registered}))
+        known = ", ".join(sorted({*BUILT_IN, *REGISTERED}))
         raise UserError(f"environment.name={name} is not known; choose one of {known}, or set environment.target")
     return importlib.import_module(BUILT_IN[name]).FAMILY
 

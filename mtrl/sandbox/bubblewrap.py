@@ -27,10 +27,11 @@ NOBODY = 65534
 _INSIDE = "1000"
 """User and group id of commands inside the sandbox."""
 _PYTHON = "/opt/python"
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Search path of the programs: folders that also exist in the mount namespace, where most of the programs are run."""
 _START_SECONDS = 60
-_PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "mount": "mount", "bash": "bash"}
+PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "mount": "mount", "bash": "bash"}
+"""Program that the sandbox needs -> package of Debian that contains it."""
 _ENVIRONMENT = {
     "PATH": f"{_PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
     "HOME": "/workspace",
@@ -81,9 +82,9 @@ def find_programs() -> dict[str, str]:
     """
     if not sys.platform.startswith("linux"):
         raise UserError(f"the process sandbox needs Linux namespaces, which {sys.platform} lacks; use Linux, or a VM")
-    paths = {name: shutil.which(name, path=_SYSTEM_PATH) for name in _PACKAGES}
+    paths = {name: shutil.which(name, path=SYSTEM_PATH) for name in PACKAGES}
     if missing := [name for name, path in paths.items() if path is None]:
-        packages = " ".join(sorted({_PACKAGES[name] for name in missing}))
+        packages = " ".join(sorted({PACKAGES[name] for name in missing}))
         raise UserError(
             f"the process sandbox needs {', '.join(missing)}, and commands never run without it; install it with: "
             f"apt-get install {packages} (or the same package of your system){_elsewhere(missing)}"

@@ -105,8 +105,8 @@ class Execution:
                 with suppress(OSError):  # it has ended
                     self._init = os.pidfd_open(self._pid)
             return bool(data)
-        kept = self._outputs[descriptor]
-        kept += data[: self.limits.output_bytes - len(kept)]
+        stored = self._outputs[descriptor]
+        stored += data[: self.limits.output_bytes - len(stored)]
         self._printed[descriptor] += len(data)
         if sum(self._printed.values()) > self.limits.printed_bytes:
             self.stop("output")
@@ -119,8 +119,8 @@ class Execution:
         exceeds the limit.
         """
         most = self.limits.memory_bytes
-        family = _family(self._pid) if self._pid else set()
-        if sum(map(_resident, family)) > most and sum(map(_proportional, family)) > most:
+        tree = process_tree(self._pid) if self._pid else set()
+        if sum(map(resident_memory, tree)) > most and sum(map(proportional_memory, tree)) > most:
             self.stop("memory")
 
     def _report(self) -> dict[str, int]:
@@ -148,7 +148,8 @@ class Execution:
     def _result(self) -> ProcessResult:
         code = self._report().get("exit-code")
         stdout, stderr = (
-            _decode(bytes(kept), self._printed[descriptor] > len(kept)) for descriptor, kept in self._outputs.items()
+            _decode(bytes(stored), self._printed[descriptor] > len(stored))
+            for descriptor, stored in self._outputs.items()
         )
         if self._killed_by:
             code = _KILLED
@@ -158,7 +159,7 @@ class Execution:
             exit_code=code,
             stdout=stdout,
             stderr=stderr,
-            truncated=any(self._printed[descriptor] > len(kept) for descriptor, kept in self._outputs.items()),
+            truncated=any(self._printed[descriptor] > len(stored) for descriptor, stored in self._outputs.items()),
             timed_out=self._killed_by == "time",
             killed_by=self._killed_by,
             seconds=time.monotonic() - self._started,
@@ -169,12 +170,12 @@ def _start(
     namespace: Namespace, command: list[str], limits: ProcessLimits, stdin: bytes | None
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start bubblewrap; return its process, and a descriptor from which its reports are read."""
-    with ExitStack() as given, ExitStack() as kept:
+    with ExitStack() as inherited, ExitStack() as own:
         reader, writer = os.pipe()
-        kept.callback(os.close, reader)
-        given.callback(os.close, writer)
-        given.callback(os.close, refused := _pipe_with(denied_system_calls()))
-        given.callback(os.close, source := _file_with(stdin))
+        own.callback(os.close, reader)
+        inherited.callback(os.close, writer)
+        inherited.callback(os.close, refused := _pipe_with(denied_system_calls()))
+        inherited.callback(os.close, source := _file_with(stdin))
         process = subprocess.Popen(
             namespace.command_line(command, limits, writer, refused),
             stdin=source,
@@ -184,7 +185,7 @@ def _start(
             env={},
             start_new_session=True,  # Ctrl-C goes to mtrl only, which then ends the command
         )
-        kept.pop_all()
+        own.pop_all()
         return process, reader
 
 
@@ -215,20 +216,20 @@ def _decode(data: bytes, cut: bool) -> str:
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not cut)
 
 
-def _family(pid: int) -> set[int]:
+def process_tree(pid: int) -> set[int]:
     """Return the ids of a process and of all its descendants."""
-    todo, family = [pid], set[int]()
+    todo, found = [pid], set[int]()
     while todo:
         parent = todo.pop()
-        family.add(parent)
+        found.add(parent)
         with suppress(OSError):  # it has ended
             for task in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{task}/children", "rb") as children:
-                    todo += [child for child in map(int, children.read().split()) if child not in family]
-    return family
+                    todo += [child for child in map(int, children.read().split()) if child not in found]
+    return found
 
 
-def _resident(pid: int) -> int:
+def resident_memory(pid: int) -> int:
     """Return the resident memory of one process, in bytes."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
@@ -237,7 +238,7 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def _proportional(pid: int) -> int:
+def proportional_memory(pid: int) -> int:
     """Return the resident memory of one process in bytes, with each shared page divided by its number of processes."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:

@@ -17,8 +17,9 @@ _PROMISES = {"CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
 _OPEN_FILES = 16384
 """Number of open files that the process should be allowed. Hundreds of sandboxes hold 3 descriptors each, and 6 more
 while a command runs; the usual soft limit is 1024."""
+CHECKED = threading.Event()
+"""Set once a command ran isolated in this process."""
 _lock = threading.Lock()
-_checked = False
 
 
 def check_isolation() -> None:
@@ -27,13 +28,12 @@ def check_isolation() -> None:
     Raises:
         UserError: something is missing or forbidden; the message names it, and how to install or permit it.
     """
-    global _checked
     with _lock:
-        if not _checked:
+        if not CHECKED.is_set():
             _check_machine()
             _check_command()
             _allow_descriptors()
-            _checked = True
+            CHECKED.set()
 
 
 def _check_machine() -> None:

@@ -260,22 +260,29 @@ class _Copies:
     """Counts the bytes of memory that copies of database files hold."""
 
     def __init__(self) -> None:
-        self._held = 0
+        self.held = 0
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
         """Reserve `size` bytes if there is room for them; return whether there is."""
         with self._lock:
-            fits = self._held + size <= COPIES_LIMIT
-            self._held += size * fits
+            fits = self.held + size <= COPIES_LIMIT
+            self.held += size * fits
             return fits
 
     def give_back(self, size: int) -> None:
         with self._lock:
-            self._held -= size
+            self.held -= size
 
 
 _copies = _Copies()
+
+
+def copied_bytes() -> int:
+    """Return the number of bytes of memory that copies of database files hold in this process."""
+    return _copies.held
+
+
 _READING = frozenset(
     (
         sqlite3.SQLITE_SELECT,

@@ -24,7 +24,7 @@ def test_built_in_families_keep_their_name(name):
 
 
 def test_a_registered_family_is_found(monkeypatch):
-    monkeypatch.setattr("mtrl.environments.family._registered", {})
+    monkeypatch.setattr("mtrl.environments.family.REGISTERED", {})
     assert register(MINE) is MINE and get_family("mine") is MINE
 
 

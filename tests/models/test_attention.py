@@ -110,11 +110,17 @@ def test_where_they_gain_nothing_sdpa_is_asked(case, monkeypatch):
     assert not shapes and model.config._attn_implementation == OWN
 
 
-@pytest.mark.parametrize("more", [{"dropout": 0.1}, {"is_causal": False}, {"position_bias": torch.zeros(1)}])
-def test_what_is_more_than_causal_products_is_left_to_sdpa(more):
-    assert attention._has_more(torch.nn.Module(), more)
+@BFLOAT16
+@pytest.mark.parametrize("more", [{"dropout": 0.1}, {"is_causal": False}, {"position_bias": torch.zeros(1, 1, 5, 5)}])
+def test_attention_that_needs_more_than_causal_products_uses_sdpa(more, monkeypatch):
+    shapes, model = multiplied(monkeypatch), build("qwen3")
+    use_own_attention(model)
+    attend, states = hf.AttentionInterface()[OWN], torch.ones(3, 1, 4, 5, 32, dtype=torch.bfloat16)
     nothing = {"dropout": 0.0, "scaling": 0.1, "is_causal": None, "position_bias": None}
-    assert not attention._has_more(torch.nn.Module(), nothing)
+    attend(model.model.layers[0].self_attn, *states, None, **nothing)
+    assert len(shapes) == 1
+    attend(model.model.layers[0].self_attn, *states, None, **nothing | more)
+    assert len(shapes) == 1
 
 
 CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"}

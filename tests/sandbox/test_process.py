@@ -318,7 +318,7 @@ def test_a_host_without_descriptors():
 @pytest.fixture
 def fresh_check(monkeypatch):
     """As in a new process."""
-    monkeypatch.setattr(isolation, "_checked", False)
+    monkeypatch.setattr(isolation, "CHECKED", threading.Event())
     bubblewrap.find_programs.cache_clear()
     yield
     bubblewrap.find_programs.cache_clear()
@@ -337,13 +337,13 @@ def test_bubblewrap_is_missing(fresh_check, monkeypatch):
 
 def test_programs_outside_of_the_system_are_not_taken(fresh_check, monkeypatch, tmp_path):
     """The mount namespace holds /usr and nothing of a home or a conda environment."""
-    for name in bubblewrap._PACKAGES:
+    for name in bubblewrap.PACKAGES:
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert not [path for path in bubblewrap.find_programs().values() if path.startswith(str(tmp_path))]
     bubblewrap.find_programs.cache_clear()
-    monkeypatch.setattr(bubblewrap, "_SYSTEM_PATH", "/nonexistent")
+    monkeypatch.setattr(bubblewrap, "SYSTEM_PATH", "/nonexistent")
     with pytest.raises(UserError, match=f"apt-get install .*{tmp_path}/bwrap.* cannot be taken"):
         bubblewrap.find_programs()
 

@@ -272,16 +272,16 @@ def test_any_text_gives_a_result_and_changes_nothing(text):
 def test_copies_of_files_are_bounded_together(file, monkeypatch):
     """Where there is no room for another copy, the file is read in place: the same rows, and nothing is written."""
     size = file.stat().st_size
-    monkeypatch.setattr(module, "COPIES_LIMIT", module._copies._held + 2 * size)
-    held = module._copies._held
+    monkeypatch.setattr(module, "COPIES_LIMIT", module.copied_bytes() + 2 * size)
+    held = module.copied_bytes()
     sandboxes = [SqlSandbox.from_path(file) for _ in range(4)]
-    assert module._copies._held == held + 2 * size
+    assert module.copied_bytes() == held + 2 * size
     assert [sandbox.run("select sum(a) from t").rows for sandbox in sandboxes] == [[(7,)]] * 4
     assert all(sandbox.run("delete from t").error for sandbox in sandboxes)
     for sandbox in sandboxes:
         sandbox.close()
         sandbox.close()
-    assert module._copies._held == held
+    assert module.copied_bytes() == held
 
 
 def test_tables_may_be_wider_than_results():
