@@ -8,7 +8,7 @@ import os
 import signal
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Numbers of the errors by which a file system says that it is full, over a quota, or read-only."""
+"""Numbers of the errors by which a file system reports that it is full, over a quota, or read-only."""
 
 
 class UserError(ValueError):
@@ -45,13 +45,16 @@ class EndedAtOnce(KeyboardInterrupt):
     """A signal, usually the second one, ended the run before it could save. The message, if not empty, is a sentence
     for the user; the exit status is 128 + the number of the signal, the convention of shells."""
 
-    def __init__(self, number: int, said: str = ""):
-        super().__init__(said)
+    def __init__(self, number: int, message: str = ""):
+        super().__init__(message)
         self.number = signal.Signals(number)
 
 
 class JobLost(SystemExit):
-    """Another rank of the job is lost or has failed, so this rank ends with one line on stderr and exit status 1."""
+    """Another rank of the job is unreachable or has failed: this rank ends with one line on stderr.
+
+    The exit status is 1.
+    """
 
     def __init__(self, rank: int, size: int, reason: str):
         super().__init__(
@@ -60,7 +63,7 @@ class JobLost(SystemExit):
 
 
 def unwritable(error: Exception) -> str | None:
-    """The sentence about a file whose disk is full or read-only; None for any other error.
+    """Return the sentence about a file whose disk is full or read-only; None for any other error.
 
     An error names its file only where the file could not be opened. `safetensors` has an error class of its own, which
     is recognised by its text.

@@ -179,8 +179,8 @@ class Trajectory:
     @property
     def messages(self) -> list[Message]:
         """The messages of the whole conversation, including the last observation."""
-        spoken = chain.from_iterable([*turn.observation, turn.message] for turn in self.turns)
-        return [*spoken, *self.final_observation]
+        exchanged = chain.from_iterable([*turn.observation, turn.message] for turn in self.turns)
+        return [*exchanged, *self.final_observation]
 
 
 @dataclass

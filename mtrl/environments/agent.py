@@ -17,8 +17,7 @@ class ProgramTask(BaseEnvironment):
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
         raise UserError(
-            "this task is played by a program; set generator.agent.target, generator.agent.command or "
-            "generator.agent.url"
+            "this task is run by a program; set generator.agent.target, generator.agent.command or generator.agent.url"
         )
 
 

@@ -123,8 +123,8 @@ def _from_target(target: str) -> Family:
     except Exception as error:  # the module is the user's: importing it can fail in any way
         expected = isinstance(error, ImportError | AttributeError | ValueError)
         fix = extra_hint(error) or (PLACE if expected else "mend the module")
-        said = error if expected else reason(error)
-        raise UserError(f"environment.target={target} cannot be imported ({said}); {fix}") from error
+        problem = error if expected else reason(error)
+        raise UserError(f"environment.target={target} cannot be imported ({problem}); {fix}") from error
     if isinstance(value, Family):
         return value
     if isinstance(value, type) and issubclass(value, BaseEnvironment):

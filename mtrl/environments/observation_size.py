@@ -23,11 +23,12 @@ def bounded(messages: list[Message]) -> list[Message]:
             an end.
     """
     left = LARGEST
-    kept: list[Message] = []
+    result: list[Message] = []
     for number, message in enumerate(messages):
         size = _size({key: value for key, value in message.items() if not _is_text(key, value)})
         if size > left:
-            return [*kept[:-1], _noted(kept[-1], f"{len(messages) - number} more messages were cut")] if kept else []
+            note = f"{len(messages) - number} more messages were cut"
+            return [*result[:-1], _noted(result[-1], note)] if result else []
         left -= size
         if _is_text("content", content := message["content"]):
             if len(content) > left:
@@ -35,8 +36,8 @@ def bounded(messages: list[Message]) -> list[Message]:
                     {**message, "content": content[:left]}, f"{len(content) - left} more characters were cut"
                 )
             left = max(0, left - len(content))
-        kept.append(message)
-    return kept
+        result.append(message)
+    return result
 
 
 def _noted(message: Message, note: str) -> Message:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from mtrl.environments.detachable_task import DetachableTask
-from mtrl.utils.process_guard import CallTimeoutError, guarded, said
+from mtrl.utils.process_guard import CallTimeoutError, guarded, safe_text
 
 
 class EnvironmentPool:
@@ -20,7 +20,7 @@ class EnvironmentPool:
     def __init__(self, workers: int):
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._workers = workers
-        self._last: set[asyncio.Future[None]] = set()
+        self._final_calls: set[asyncio.Future[None]] = set()
         for _ in range(workers):
             self._start_worker()
 
@@ -45,10 +45,10 @@ class EnvironmentPool:
         Raises:
             CallTimeoutError: the call took longer than `timeout` seconds; its thread is replaced.
         """
-        last = asyncio.ensure_future(self._finish(function, timeout))
-        self._last.add(last)
-        last.add_done_callback(self._last.discard)
-        await asyncio.shield(last)
+        call = asyncio.ensure_future(self._finish(function, timeout))
+        self._final_calls.add(call)
+        call.add_done_callback(self._final_calls.discard)
+        await asyncio.shield(call)
 
     def close(self) -> None:
         """Let the idle threads end."""
@@ -59,7 +59,7 @@ class EnvironmentPool:
         if inspect.iscoroutinefunction(function):
             await _within(function(), function, timeout)
         else:  # a thread makes the call even if this event loop ends first
-            await self._on_thread(_LastCall(function, (), _await), timeout)
+            await self._on_thread(_FinalCall(function, (), _await), timeout)
 
     async def _on_thread(self, call: _Call, timeout: float) -> Any:
         self._calls.put(call)
@@ -131,7 +131,7 @@ class _Call:
         """Make the call on this thread. Return False if the thread was replaced meanwhile."""
         if not self._begin():
             return True
-        self._tell(self.started, None, None)
+        self._deliver(self.started, None, None)
         value, error = None, None
         try:
             with guarded():
@@ -139,7 +139,7 @@ class _Call:
         except BaseException as caught:  # an environment's SystemExit must not end a worker silently
             error = caught
         if self._end([] if error else [value]):
-            self._tell(self.result, value, error)
+            self._deliver(self.result, value, error)
             return True
         if error is None and self.discard:
             with guarded():
@@ -157,12 +157,12 @@ class _Call:
             self._running, self._results = False, results
             return not self._abandoned
 
-    def _tell(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    def _deliver(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
         with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self.loop.call_soon_threadsafe(_settle, future, value, error)
 
 
-class _LastCall(_Call):
+class _FinalCall(_Call):
     """A call that a thread makes even if it was abandoned before."""
 
     def _begin(self) -> bool:
@@ -188,6 +188,6 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
     elif isinstance(error, Exception) and not isinstance(error, StopIteration):  # which no future accepts
         future.set_exception(error)
     else:
-        wrapped = RuntimeError(said(error, repr))
+        wrapped = RuntimeError(safe_text(error, repr))
         wrapped.__cause__ = error
         future.set_exception(wrapped)

@@ -35,19 +35,19 @@ def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
     )
 
 
-def add_payments(turn: Turn, payments: Any, environment: BaseEnvironment) -> None:
+def add_components(turn: Turn, components: Any, environment: BaseEnvironment) -> None:
     """Add the reward components that `truncate` returned to a turn's components and reward.
 
     Raises:
-        TypeError: `payments` is no mapping from names to finite numbers.
+        TypeError: `components` is no mapping from names to finite numbers.
     """
     name = f"{type(environment).__name__}.truncate"
-    if not isinstance(payments, dict):
-        raise TypeError(f"{name} returned {payments!r:.200}; it must return a mapping from names to numbers")
-    for key, value in payments.items():
-        payment = finite(value, f"{name} returned the payment {key!r} =")
-        turn.components[key] = turn.components.get(key, 0.0) + payment
-        turn.reward += payment
+    if not isinstance(components, dict):
+        raise TypeError(f"{name} returned {components!r:.200}; it must return a mapping from names to numbers")
+    for key, value in components.items():
+        amount = finite(value, f"{name} returned the component {key!r} =")
+        turn.components[key] = turn.components.get(key, 0.0) + amount
+        turn.reward += amount
 
 
 def _truth(value: Any, what: str) -> bool:

@@ -330,7 +330,7 @@ def _final(name: str, result: Any) -> StepResult | None:
     if not isinstance(result, StepResult):
         return None
     if not result.done:
-        raise UserError(f"tool {name} returned a StepResult with done=False; only the end of an episode can be paid")
+        raise UserError(f"tool {name} returned a StepResult with done=False; only the end of an episode has a reward")
     return result
 
 
@@ -353,7 +353,7 @@ def _json(name: str, result: Any) -> str:
         return json.dumps(result, ensure_ascii=False, default=_dump)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, RecursionError) or "digits" in str(error):
-            raise ToolError(f"the result of {name} is nested too deep or too large to be told") from error
+            raise ToolError(f"the result of {name} is nested too deep or too large") from error
         raise UserError(f"tool {name} returned {type(result).__name__}, which is not JSON ({error})") from error
 
 

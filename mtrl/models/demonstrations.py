@@ -34,35 +34,35 @@ def demonstrations(
     Raises:
         UserError: the environment failed, or one episode took longer than `timeout` seconds.
     """
-    played: queue.Queue[list[Message] | BaseException] = queue.Queue(maxsize=64)
+    results: queue.Queue[list[Message] | BaseException] = queue.Queue(maxsize=64)
     over = threading.Event()
 
-    def play() -> None:
+    def run() -> None:
         for index in range(count):
             try:
                 with guarded():
                     messages = demonstrate(family, make_environment, rows[index % len(rows)], rng)
-                played.put(messages)
+                results.put(messages)
             except BaseException as error:  # a SystemExit would end the thread silently
-                played.put(error)
+                results.put(error)
                 return
             if over.is_set():
                 return
 
-    threading.Thread(target=play, daemon=True, name="mtrl-demonstrations").start()
+    threading.Thread(target=run, daemon=True, name="mtrl-demonstrations").start()
     try:
         for index in range(count):
-            yield _next(played, rows[index % len(rows)], timeout)
+            yield _next(results, rows[index % len(rows)], timeout)
     finally:
         over.set()
-        while not played.empty():  # the thread may be blocked in `put`, and must be able to see `over`
-            played.get_nowait()
+        while not results.empty():  # the thread may be blocked in `put`, and must be able to see `over`
+            results.get_nowait()
 
 
-def _next(played: queue.Queue[list[Message] | BaseException], row: Row, timeout: float) -> list[Message]:
+def _next(results: queue.Queue[list[Message] | BaseException], row: Row, timeout: float) -> list[Message]:
     where = f"the warm start's demonstration of row {row.get('id')}"
     try:
-        episode = played.get(timeout=timeout)
+        episode = results.get(timeout=timeout)
     except queue.Empty:
         raise UserError(
             f"{where} took longer than environment.step_timeout={timeout} s; mend the environment, or raise it"
@@ -80,21 +80,21 @@ def demonstrate(
     """Run one episode with the family's demonstrator. Return the messages up to its last response."""
     assert family.demonstrate is not None
     row = copy.deepcopy(row)  # changes that an environment makes to its row stay local
-    player = family.demonstrate(row, rng)
+    demonstrator = family.demonstrate(row, rng)
     environment = make_environment()
     try:
         opening = _now(environment.reset(row))
         messages = list(row["prompt"]) if opening is None else as_messages(opening)
         observation: str | None = None
         for _ in range(environment.max_turns):
-            response = player.act(observation)
+            response = demonstrator.act(observation)
             messages.append({"role": "assistant", "content": response})
             result: StepResult = as_step_result(_now(environment.step(response, row["ground_truth"])), environment)
             if result.done:
                 break
-            said = as_messages(result.observation)
-            messages += said
-            observation = "".join(str(m["content"]) for m in said)
+            new = as_messages(result.observation)
+            messages += new
+            observation = "".join(str(m["content"]) for m in new)
         while messages[-1]["role"] != "assistant":
             messages.pop()
         return messages

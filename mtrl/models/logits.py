@@ -50,7 +50,7 @@ class Tail:
         """Return the logits [N, V] of hidden states [N, H], the inputs of the head."""
         with ExitStack() as stack:
             for body, output in self._bodies.items():
-                stack.enter_context(_forward_as(body, lambda *_, kept=output, **__: kept))
+                stack.enter_context(_forward_as(body, lambda *_, stored=output, **__: stored))
             stack.enter_context(self._head.register_forward_pre_hook(lambda *_: (hidden[None],)))
             return self._forward().logits.squeeze(0)  # the gradient of indexing would be a copy
 

@@ -173,7 +173,7 @@ class LoraWeights:
     base: dict[str, Tensor] = field(default_factory=dict)
     """W0 by layer. The trainer's frozen matrices are shared if they are not sharded; else the first load copies the
     matrices of the module, which must have their values from before training."""
-    _told: bool = field(default=False, repr=False)
+    _warned: bool = field(default=False, repr=False)
 
     @classmethod
     def of(cls, module: Any) -> LoraWeights:
@@ -204,8 +204,8 @@ class LoraWeights:
             a, b = pairs[name]
             weight.copy_(_merged(self.base[name].to(weight.device), a, b, self.scaling))
             lost += bool(b.any()) and torch.equal(weight, self.base[name].to(weight.device))
-        if lost and not self._told:
-            self._told = True
+        if lost and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"the engine's {str(next(iter(targets.values())).dtype).removeprefix('torch.')} weights round the whole"
                 f" change of {lost} of {len(targets)} adapted matrices away, so that it samples as if they had learnt "

@@ -21,7 +21,7 @@ class PlainTokenizer:
 
     def __init__(self, tokenizer: Any):
         self._tokenizer, self._backend = tokenizer, tokenizer.backend_tokenizer
-        self._kept = lru_cache(maxsize=4096)(lambda text: tuple(self._ids(text)))
+        self._cached_ids = lru_cache(maxsize=4096)(lambda text: tuple(self._ids(text)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # in particular `__call__`, by which `renderers` recognises an `OffsetTokenizer`
@@ -37,7 +37,7 @@ class PlainTokenizer:
         """Return the same ids as the tokenizer's own method."""
         if add_special_tokens or options or self._pads():
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
-        return list(self._kept(text)) if len(text) <= SHORT else self._ids(text)
+        return list(self._cached_ids(text)) if len(text) <= SHORT else self._ids(text)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
         """Return the same text as the tokenizer's own method."""

@@ -175,7 +175,7 @@ class TemplateRenderer(DefaultRenderer):
             if out.token_ids[:end] != until[:end]:
                 raise UserError(
                     f"the chat template of {self._tokenizer.name_or_path} changes an assistant's turn when messages "
-                    "follow, so it does not say what to train; name a renderer that does, such as qwen3"
+                    "follow, so it does not mark the trained tokens; name a renderer that does, such as qwen3"
                 )
             out.sampled_mask[start:end] = [True] * (end - start)
         return out

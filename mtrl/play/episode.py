@@ -16,7 +16,7 @@ from mtrl.rollout.episode import fail
 from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
 from mtrl.types import Group, Message, Row, Trajectory
 from mtrl.utils.plain_numbers import finite
-from mtrl.utils.process_guard import failing_alone
+from mtrl.utils.process_guard import exit_as_error
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ async def judge(
         await composer.apply_async(Group(trajectory.group_id, row, [trajectory]))
         seconds = rules.step_timeout
         judged = await rules.pool.call(score, trajectory, copy.deepcopy(row), timeout=seconds)
-        with failing_alone():
+        with exit_as_error():
             trajectory.score = finite(judged, "the scorer returned")
     except Exception as error:
         fail(trajectory, error)

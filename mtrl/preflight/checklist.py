@@ -20,7 +20,7 @@ from mtrl.preflight.optimum import local_optimum
 from mtrl.preflight.prompt import prompt
 from mtrl.preflight.result import Result, failed, skipped
 from mtrl.preflight.rewards import gold, growth, reward_range, robust, spread
-from mtrl.utils.process_guard import failing_alone
+from mtrl.utils.process_guard import exit_as_error
 
 Check = Callable[[Context], Result]
 
@@ -76,7 +76,7 @@ def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Resul
 
 def _guarded(check: Check, context: Context) -> Result:
     """Return the result of a check, during which the task's own code, such as `gold`, cannot end the process."""
-    with failing_alone():
+    with exit_as_error():
         return check(context)
 
 

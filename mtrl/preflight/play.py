@@ -18,7 +18,7 @@ from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
 from mtrl.types import Group, Row, StopReason, Trajectory
 from mtrl.utils.plain_numbers import finite
-from mtrl.utils.process_guard import failing_alone
+from mtrl.utils.process_guard import exit_as_error
 from mtrl.utils.reasons import reason
 
 Moves = Callable[[str | None], str | None]
@@ -189,7 +189,7 @@ class Stage:
                 await stepper.close(pool, self.step_timeout)
             await self.composer.apply_async(Group("preflight", row, [trajectory]))
             score = await pool.call(self.score, trajectory, copy.deepcopy(script.row), timeout=self.step_timeout)
-            with failing_alone():
+            with exit_as_error():
                 trajectory.score = finite(score, "the scorer returned")
         except Exception as error:
             late = isinstance(error, CallTimeoutError)

@@ -18,7 +18,7 @@ from mtrl.utils.serving import address_of, bind, serve
 
 DESCRIPTION = """\
 Serve the passages of a file over HTTP: POST /retrieve {"queries": [...], "topk": 3, "return_scores": true} and
-GET /health. Prints one line that begins with `ready` and the address when it can be asked."""
+GET /health. Prints one line that begins with `ready` and the address once it accepts requests."""
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -28,11 +28,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--retriever", choices=("bm25", "dense"), default="bm25", help="default %(default)s")
     parser.add_argument("--encoder", help="dense: hashing (default), or a folder or Hub name of a transformers encoder")
-    parser.add_argument("--index", help="dense: folder in which vectors are kept for the next time")
-    parser.add_argument("--topk", type=int, default=3, help="passages where a request names no number; default 3")
+    parser.add_argument("--index", help="dense: folder in which vectors are cached")
+    parser.add_argument("--topk", type=int, default=3, help="passages per query, if a request sets none; default 3")
     parser.add_argument("--host", default="127.0.0.1", help="default %(default)s; others only with a token")
     parser.add_argument("--port", type=int, default=8000, help="default %(default)s; 0: a free one")
-    parser.add_argument("--token", help=f"what clients must send; better: the environment variable {TOKEN_VARIABLE}")
+    parser.add_argument("--token", help=f"token of the clients; better: the environment variable {TOKEN_VARIABLE}")
     parser.add_argument("--workers", type=int, default=4, help="threads that search; default %(default)s")
     return parser.parse_args(words)
 

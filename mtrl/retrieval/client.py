@@ -60,9 +60,9 @@ class ServerRetriever:
                 message names the URL and the server's answer.
         """
         hits: list[list[Hit]] = [[] for _ in queries]
-        asked = [(place, query) for place, query in enumerate(clean_queries(queries, topk)) if query]
-        for start in range(0, len(asked), QUERIES_PER_REQUEST):
-            part = asked[start : start + QUERIES_PER_REQUEST]
+        pending = [(place, query) for place, query in enumerate(clean_queries(queries, topk)) if query]
+        for start in range(0, len(pending), QUERIES_PER_REQUEST):
+            part = pending[start : start + QUERIES_PER_REQUEST]
             found = self._ask([query for _, query in part], topk)
             for (place, _), some in zip(part, found, strict=True):
                 hits[place] = some[:topk]
@@ -84,7 +84,7 @@ class ServerRetriever:
             else:
                 if response.status_code == 200:
                     return self._hits(response.content, len(queries))
-                problem = f"answered HTTP {response.status_code}: {said(response)}"
+                problem = f"answered HTTP {response.status_code}: {_excerpt(response)}"
                 if response.status_code < 500:
                     raise RetrieverError(f"the retriever at {self.url} {problem}")
             log.info("the retriever at %s %s (attempt %d)", self.url, problem, attempt + 1)
@@ -97,7 +97,7 @@ class ServerRetriever:
             raise RetrieverError(f"the retriever at {self.url} gave an answer of another form: {error}") from None
 
 
-def said(response: httpx.Response) -> str:
+def _excerpt(response: httpx.Response) -> str:
     """Return the beginning of an answer, in one line."""
     return " ".join(response.text[:1000].split())[:200] or "nothing"
 

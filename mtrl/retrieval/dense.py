@@ -64,10 +64,10 @@ class DenseRetriever:
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         hits: list[list[Hit]] = [[] for _ in queries]
-        asked = [(place, query) for place, query in enumerate(clean_queries(queries, topk)) if query]
-        vectors = self._encoder.encode_queries([query for _, query in asked])
+        pending = [(place, query) for place, query in enumerate(clean_queries(queries, topk)) if query]
+        vectors = self._encoder.encode_queries([query for _, query in pending])
         with _one_thread(self._faiss):
-            for (place, _), vector in zip(asked, vectors, strict=True):
+            for (place, _), vector in zip(pending, vectors, strict=True):
                 if vector.any():
                     hits[place] = self._nearest(vector, min(topk, len(self.passages)))
         return hits

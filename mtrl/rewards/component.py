@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from mtrl.environments.detachable_task import DetachableTask
 from mtrl.errors import UserError
 from mtrl.rewards.shaping import SHAPINGS
-from mtrl.rewards.user_function import Ask, as_function, check_call
+from mtrl.rewards.user_function import RewardFunction, as_function, check_call
 from mtrl.types import ENVIRONMENT, LARGEST_REWARD, Row, Trajectory
 from mtrl.utils.functions import load_function
 from mtrl.utils.plain_numbers import LARGEST_METRIC, named, shown
-from mtrl.utils.process_guard import failing_alone
+from mtrl.utils.process_guard import exit_as_error
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CHECK = "check_component"
@@ -53,10 +53,10 @@ def parse_component(name: str, spec: Any) -> Component:
     target = parameters.pop("target", name if "." in name else None)
     if target is not None:
         function = load_function(target, key)
-        ask = as_function(function, parameters, key)
+        reward_function = as_function(function, parameters, key)
         if (check := getattr(function, _CHECK, None)) is not None:
             check(**parameters)
-        return Component(name, weight, partial(_ask, ask, key))
+        return Component(name, weight, partial(_user_rewards, reward_function, key))
     if name in SHAPINGS:
         function = SHAPINGS.find(name).function
         check_call(function, (None, {}), parameters, key)
@@ -101,7 +101,7 @@ def finite(value: Any, where: str) -> float:
     """
     number = math.nan
     if not isinstance(value, str | bytes):
-        with suppress(Exception), failing_alone():  # no number, too large for a float, or an error of its own code
+        with suppress(Exception), exit_as_error():  # no number, too large for a float, or an error of its own code
             number = float(value)
     if not abs(number) < LARGEST_REWARD:
         raise UserError(f"{where} is {shown(value)}; a reward must be a finite number below {LARGEST_REWARD:g}")
@@ -112,11 +112,11 @@ def _reported(name: str, trajectory: Trajectory, row: Row) -> list[Any]:
     return [turn.components.get(name, 0.0) for turn in trajectory.turns]
 
 
-async def _ask(function: Ask, key: str, trajectory: Trajectory, row: Row) -> list[Any]:
+async def _user_rewards(function: RewardFunction, key: str, trajectory: Trajectory, row: Row) -> list[Any]:
     """Return the values of a user's reward function, one per turn; a single number is the value of the last turn. Its
     metrics are added to the trajectory's."""
     try:
-        with failing_alone():
+        with exit_as_error():
             result = function(trajectory.messages, row)
         if inspect.isawaitable(result):
             result = await (DetachableTask(result) if inspect.iscoroutine(result) else result)
@@ -126,7 +126,7 @@ async def _ask(function: Ask, key: str, trajectory: Trajectory, row: Row) -> lis
     has_metrics = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | None)
     reward, metrics = result if has_metrics else (result, None)
     try:
-        with failing_alone():
+        with exit_as_error():
             trajectory.metrics |= named(metrics or {}, f"{key} returned metrics", LARGEST_METRIC)
     except TypeError as error:
         raise UserError(f"{error} (trajectory {trajectory.index} of group {trajectory.group_id})") from error

@@ -58,7 +58,7 @@ class RewardComposer:
 
     async def apply_async(self, group: Group) -> None:
         """Like `apply`, but in the running event loop; async functions run concurrently over the trajectories."""
-        await asyncio.gather(*(self._pay(trajectory, group.row) for trajectory in group.trajectories))
+        await asyncio.gather(*(self._set_rewards(trajectory, group.row) for trajectory in group.trajectories))
 
     def check(self) -> None:
         """Check that the environment has reported every component that it should report. Call it after the first step.
@@ -74,7 +74,8 @@ class RewardComposer:
                 f"{self._turns} turns (it should report 0.0 where it does not apply)"
             )
 
-    async def _pay(self, trajectory: Trajectory, row: Row) -> None:
+    async def _set_rewards(self, trajectory: Trajectory, row: Row) -> None:
+        """Set the rewards and components of a trajectory's turns."""
         turns = trajectory.turns
         if not turns:
             return
@@ -82,16 +83,16 @@ class RewardComposer:
         self._reported.update(name for turn in turns for name in turn.components)
         environment = await _values(Component(ENVIRONMENT, 1.0, environment_rewards), trajectory, row)
         if self._is_identity:
-            paid, parts = environment, {}
+            rewards, parts = environment, {}
         else:
             parts = {component.name: await _values(component, trajectory, row) for component in self.components}
-            paid = [math.fsum(c.weight * parts[c.name][n] for c in self.components) for n in range(len(turns))]
+            rewards = [math.fsum(c.weight * parts[c.name][n] for c in self.components) for n in range(len(turns))]
             parts[ENVIRONMENT] = environment
         if self.level == "trajectory":
-            paid = at_last(math.fsum(paid), len(turns))
-        paid = [finite(value, f"the sum of reward.components of {_named(trajectory)}") for value in paid]
+            rewards = at_last(math.fsum(rewards), len(turns))
+        rewards = [finite(value, f"the sum of reward.components of {_named(trajectory)}") for value in rewards]
         for n, turn in enumerate(turns):
-            turn.reward = paid[n]
+            turn.reward = rewards[n]
             turn.components |= {name: values[n] for name, values in parts.items()}
 
 

@@ -282,7 +282,7 @@ class Judge:
             self._refuse(error, key)
             return None, error.attempts
         except BudgetSpentError as error:
-            cache = "" if settings.cache is None else f"; the verdicts so far are kept in {settings.cache}"
+            cache = "" if settings.cache is None else f"; the verdicts so far are stored in {settings.cache}"
             raise BudgetSpentError(f"{error}{cache}") from error
         self._answered = True
         self._write(key, answer.value)
@@ -328,7 +328,7 @@ class Judge:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.warning("%s: %s cannot be read and is asked for again: %s", self.settings.name, path, error)
+            log.warning("%s: %s cannot be read and is requested again: %s", self.settings.name, path, error)
             return None
 
     def _write(self, key: str, verdict: Verdict) -> None:

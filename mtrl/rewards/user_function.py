@@ -17,10 +17,10 @@ from mtrl.errors import UserError
 from mtrl.types import Message, Row
 
 TRUTH = "ground_truth"
-Ask = Callable[[list[Message], Row], Any]
+RewardFunction = Callable[[list[Message], Row], Any]
 
 
-def as_function(target: Callable[..., Any], parameters: Mapping[str, Any], key: str) -> Ask:
+def as_function(target: Callable[..., Any], parameters: Mapping[str, Any], key: str) -> RewardFunction:
     """Return a function of messages and row that calls `target` with its parameters.
 
     Args:
@@ -62,18 +62,18 @@ def _takes(function: Callable[..., Any], positional: tuple[Any, ...], given: Map
     return True
 
 
-def _as_instances(cls: type, parameters: Mapping[str, Any], key: str) -> Ask:
+def _as_instances(cls: type, parameters: Mapping[str, Any], key: str) -> RewardFunction:
     """Return a function that creates an instance for each episode. The ground truth is passed to the constructor if it
     takes one, else set as an attribute."""
     constructed = TRUTH in inspect.signature(cls).parameters
     check_call(cls, (), {**parameters, TRUTH: {}} if constructed else parameters, key)
     check_call(cls.__call__, (None, []), {}, key)
 
-    def ask(messages: list[Message], row: Row) -> Any:
+    def reward_of(messages: list[Message], row: Row) -> Any:
         if constructed:
             return cls(**parameters, ground_truth=row[TRUTH])(messages)
         reward = cls(**parameters)
         reward.ground_truth = row[TRUTH]
         return reward(messages)
 
-    return ask
+    return reward_of

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.factory import close_now
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.environments.results import add_payments, as_messages, as_step_result
+from mtrl.environments.results import add_components, as_messages, as_step_result
 from mtrl.environments.tool_calls import message_calls, parse_calls
 from mtrl.types import FinishReason, Message, Row, StopReason, Trajectory, Turn
-from mtrl.utils.process_guard import failing_alone
+from mtrl.utils.process_guard import exit_as_error
 
 CHARACTERS_PER_TOKEN = 4
 """Estimated number of characters per token, for turns of text. No tokenizer exists there, so a response gets that
@@ -101,7 +101,7 @@ class Stepper:
         observation as messages. After the last turn the trajectory's stop reason and final observation are set."""
         begun = time.perf_counter()
         value = await self._step(turn)
-        with failing_alone():
+        with exit_as_error():
             result = as_step_result(value, self.environment)
             observation = as_messages(result.observation)
         turn.seconds_environment = time.perf_counter() - begun
@@ -123,8 +123,8 @@ class Stepper:
     async def truncate(self) -> None:
         """End the episode because a limit of the run was reached; the environment may still pay for the last turn."""
         self.over = True
-        payments = await self.call(self.environment.truncate, self.row["ground_truth"])
-        add_payments(self.trajectory.turns[-1], payments, self.environment)
+        components = await self.call(self.environment.truncate, self.row["ground_truth"])
+        add_components(self.trajectory.turns[-1], components, self.environment)
 
     async def close(self, pool: EnvironmentPool, seconds: float) -> None:
         """Close the environment within `seconds`, if it was created. A second call has no effect."""

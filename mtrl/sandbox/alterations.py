@@ -48,22 +48,22 @@ def alterations(sandbox: SqlSandbox, tables: Collection[str], literals: Collecti
     each of `literals`. The copies have the views, but no constraints or indexes, and at most 2000 rows per table before
     rows are drawn.
     """
-    kept, views = _read(sandbox)
-    for altered in islice(_altered(kept, tables, literals), MOST):
+    copied, views = _read(sandbox)
+    for altered in islice(_altered(copied, tables, literals), MOST):
         yield SqlSandbox(_build(altered, views), sandbox.limits)
 
 
-def _altered(kept: list[_Table], tables: Collection[str], literals: Collection[str]) -> Iterator[list[_Table]]:
-    yield [_mapped(table, _shifted) for table in kept]
-    yield [_mapped(table, _suffixed) for table in kept]
+def _altered(copied: list[_Table], tables: Collection[str], literals: Collection[str]) -> Iterator[list[_Table]]:
+    yield [_mapped(table, _shifted) for table in copied]
+    yield [_mapped(table, _suffixed) for table in copied]
     for start in (0, 1):
-        yield [table.holding(table.rows[start::2]) for table in kept]
-    yield [table.holding([]) for table in kept]
-    yield from _mixtures(kept, tables, sorted(literals))
+        yield [table.holding(table.rows[start::2]) for table in copied]
+    yield [table.holding([]) for table in copied]
+    yield from _mixtures(copied, tables, sorted(literals))
     for change in (_other, *(_Filled(literal) for literal in literals), _lowered):
-        for place, table in enumerate(kept):
+        for place, table in enumerate(copied):
             for column in range(len(table.columns)) if table.name in tables else ():
-                yield [*kept[:place], _mapped(table, change, column), *kept[place + 1 :]]
+                yield [*copied[:place], _mapped(table, change, column), *copied[place + 1 :]]
 
 
 def _mapped(table: _Table, change: Any, column: int | None = None) -> _Table:
@@ -76,10 +76,10 @@ def _mapped(table: _Table, change: Any, column: int | None = None) -> _Table:
     )
 
 
-def _mixtures(kept: list[_Table], tables: Collection[str], literals: Sequence[str]) -> Iterator[list[_Table]]:
+def _mixtures(copied: list[_Table], tables: Collection[str], literals: Sequence[str]) -> Iterator[list[_Table]]:
     """Yield copies with random cells in `tables`. The more tables gold reads, the fewer rows each copy of a table has,
     because the size of a join grows with the product of the row counts."""
-    share = max(1, sum(table.name in tables for table in kept))
+    share = max(1, sum(table.name in tables for table in copied))
     for seed, recipe in enumerate(_RECIPES):
         rows = max(4, min(recipe.rows // share, 600 // share**2))
         mixture, rng = replace(recipe, rows=rows), random.Random(seed)
@@ -87,7 +87,7 @@ def _mixtures(kept: list[_Table], tables: Collection[str], literals: Sequence[st
             table.holding(mixture.draw(table, literals, rng) * max(recipe.times // share, 1))
             if table.name in tables
             else table
-            for table in kept
+            for table in copied
         ]
 
 

@@ -217,9 +217,9 @@ def _read_pid(holder: subprocess.Popen[bytes]) -> int:
     raise UserError(forbidden(holder.stderr.read().decode(errors="replace")))
 
 
-def forbidden(said: str) -> str:
-    """Return the error message for a system on which bubblewrap cannot isolate; `said` is the output of bubblewrap."""
-    said = " ".join(said.split())[:300] or "it said nothing"
+def forbidden(output: str) -> str:
+    """Return the error message for a system on which bubblewrap cannot isolate; `output` is that of bubblewrap."""
+    output = " ".join(output.split())[:300] or "it printed nothing"
     for name, wrong, right in (
         ("user/max_user_namespaces", "0", "10000"),
         ("kernel/unprivileged_userns_clone", "0", "1"),
@@ -234,4 +234,4 @@ def forbidden(said: str) -> str:
             "in a container, start it with: --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
             "--security-opt systempaths=unconfined --cap-add SYS_ADMIN"
         )
-    return f"bubblewrap cannot isolate commands here ({said}), and they never run without; {fix}"
+    return f"bubblewrap cannot isolate commands here ({output}), and they never run without; {fix}"

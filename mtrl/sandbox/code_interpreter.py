@@ -86,10 +86,10 @@ class CodeInterpreter:
         line = command if isinstance(command, str) else shlex.join(command)
         seconds = min(timeout or self.limits.seconds, self.limits.seconds)
         limited = f"timeout -k 1 {seconds:g} bash -c {shlex.quote(line)}"
-        told = self._invoke("executeCommand", command=limited).get("structuredContent") or {}
-        stdout, cut_stdout = self._cut(told.get("stdout") or "")
-        stderr, cut_stderr = self._cut(told.get("stderr") or "")
-        status = int(told.get("exitCode", 1))
+        content = self._invoke("executeCommand", command=limited).get("structuredContent") or {}
+        stdout, cut_stdout = self._cut(content.get("stdout") or "")
+        stderr, cut_stderr = self._cut(content.get("stderr") or "")
+        status = int(content.get("exitCode", 1))
         timed_out = status in (_TIMED_OUT, 128 + 9)
         return ProcessResult(
             exit_code=137 if timed_out else status,
@@ -98,7 +98,7 @@ class CodeInterpreter:
             truncated=cut_stdout or cut_stderr,
             timed_out=timed_out,
             killed_by="time" if timed_out else None,
-            seconds=float(told.get("executionTime") or 0.0),
+            seconds=float(content.get("executionTime") or 0.0),
         )
 
     def write_file(self, path: str, content: str | bytes) -> None:
@@ -152,8 +152,8 @@ class CodeInterpreter:
         return results[-1]
 
     def _cut(self, text: str) -> tuple[str, bool]:
-        kept = text.encode(errors="replace")[: self.limits.output_bytes].decode(errors="replace")
-        return kept, len(kept) < len(text)
+        cut = text.encode(errors="replace")[: self.limits.output_bytes].decode(errors="replace")
+        return cut, len(cut) < len(text)
 
 
 def _connect(region: str | None, seconds: float, options: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from mtrl.sandbox.limits import ProcessLimits, SandboxError
 from mtrl.sandbox.seccomp import denied_system_calls
 
 _OLDEST_KERNEL = (5, 14)
-_PROMISES = {"CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
+_PRIVILEGES = {"CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
 _OPEN_FILES = 16384
 """Number of open files that the process should be allowed. Hundreds of sandboxes hold 3 descriptors each, and 6 more
 while a command runs; the usual soft limit is 1024."""
@@ -63,10 +63,10 @@ def _check_command() -> None:
         raise UserError(forbidden(str(error))) from error
     finally:
         namespace.close()
-    held = dict(line.split(":\t", 1) for line in status.stdout.splitlines() if ":\t" in line)
-    for name, promised in _PROMISES.items():
-        if held.get(name) != promised:
-            raise UserError(forbidden(f"{name} is {held.get(name)} instead of {promised}; {status.stderr}"))
+    found = dict(line.split(":\t", 1) for line in status.stdout.splitlines() if ":\t" in line)
+    for name, expected in _PRIVILEGES.items():
+        if found.get(name) != expected:
+            raise UserError(forbidden(f"{name} is {found.get(name)} instead of {expected}; {status.stderr}"))
     if python.exit_code:
         raise UserError(
             f"this Python does not run inside the sandbox ({' '.join(python.stderr.split())[:200]}); use one that is "

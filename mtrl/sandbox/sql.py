@@ -111,7 +111,7 @@ class SqlSandbox:
         self._connection = connection
         self._lock = threading.Lock()
         self._closing = False
-        self._give_back = lambda: None
+        self._release = lambda: None
         self._start()
         self._harden()
 
@@ -134,14 +134,14 @@ class SqlSandbox:
         with file.open("rb") as stream:
             if stream.read(16) != b"SQLite format 3\0":
                 raise UserError(f"database {file} is not an SQLite 3 file; convert it, or correct the row's path")
-        if stat.st_size > COPY_LIMIT or not _copies.take(stat.st_size):
+        if stat.st_size > COPY_LIMIT or not _copies.reserve(stat.st_size):
             return cls(_in_place(file), limits)
         try:
             sandbox = cls(_in_memory(_image_of_file(file, stat.st_size, stat.st_mtime_ns)), limits)
         except BaseException:
-            _copies.give_back(stat.st_size)
+            _copies.release(stat.st_size)
             raise
-        sandbox._give_back = weakref.finalize(sandbox, _copies.give_back, stat.st_size)
+        sandbox._release = weakref.finalize(sandbox, _copies.release, stat.st_size)
         return sandbox
 
     def run(self, sql: str, rows: int | None = None) -> SqlResult:
@@ -160,7 +160,7 @@ class SqlSandbox:
         self._closing = True
         with self._lock:
             self._connection.close()
-        self._give_back()
+        self._release()
 
     def _harden(self) -> None:
         connection = self._connection
@@ -263,14 +263,14 @@ class _Copies:
         self.held = 0
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Reserve `size` bytes if there is room for them; return whether there is."""
         with self._lock:
             fits = self.held + size <= COPIES_LIMIT
             self.held += size * fits
             return fits
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._lock:
             self.held -= size
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtrl.types import LARGEST_REWARD
-from mtrl.utils.process_guard import said
+from mtrl.utils.process_guard import safe_text
 
 LARGEST_METRIC = 1e100
 """Upper bound of a metric's magnitude; means and squares of metrics are computed in float64."""
@@ -66,4 +66,4 @@ def plain(value: Any) -> float:
 
 def shown(value: Any) -> str:
     """Return the text of a value for a message, at most 200 characters."""
-    return f"{said(value, repr):.200}"
+    return f"{safe_text(value, repr):.200}"

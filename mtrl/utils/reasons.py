@@ -22,9 +22,9 @@ LONGEST_ACCOUNT = 20_000
 
 def reason(error: BaseException) -> str:
     """Return one line with the error and its place in the user's own code: `KeyError in vault.py, line 9: 'tag'`."""
-    from mtrl.utils.process_guard import said  # imports asyncio, which --help does not need
+    from mtrl.utils.process_guard import safe_text  # imports asyncio, which --help does not need
 
-    line = next(iter(said(error).splitlines()), "")
+    line = next(iter(safe_text(error).splitlines()), "")
     if isinstance(error, ImportError | SyntaxError):
         return line  # the message names the place itself
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -37,9 +37,9 @@ def reason(error: BaseException) -> str:
 def account(error: BaseException) -> str:
     """Return the text that a failed episode stores about its error: one line with type and message, then the
     traceback. The text is cut after `LONGEST_ACCOUNT` characters, since an environment chooses the message."""
-    from mtrl.utils.process_guard import guarded, said
+    from mtrl.utils.process_guard import guarded, safe_text
 
-    first = next(iter(said(error).splitlines()), "")[:LONGEST_LINE]
+    first = next(iter(safe_text(error).splitlines()), "")[:LONGEST_LINE]
     with guarded():  # formatting the traceback calls the error's own code too
         trace = "".join(traceback.format_exception(error))
     text = f"{type(error).__name__}: {first}\n{trace}"

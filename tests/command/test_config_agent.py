@@ -116,5 +116,5 @@ def test_tasks_that_programs_play_load_rows(tmp_path):
     task = load_task(OmegaConf.to_object(compose(["environment=agent", TARGET, f"data.path={tmp_path}"])))
     assert [row["prompt"][-1]["content"] for row in (*task.splits.train, *task.splits.test)] == ["train?", "test?"]
     assert not task.family.has_scorer and agent_family("mine", lambda trajectory, row: 1.0).has_scorer
-    with pytest.raises(UserError, match="this task is played by a program"):
+    with pytest.raises(UserError, match="this task is run by a program"):
         ProgramTask().step("hello", {})

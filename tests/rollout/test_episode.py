@@ -125,7 +125,7 @@ def test_what_a_limit_cuts_settles_its_last_turn(make_loop, play_episode, steppi
     ("payments", "sentence"),
     [
         (None, "Env.truncate returned None; it must return a mapping from names to numbers"),
-        ({"a": float("nan")}, "Env.truncate returned the payment 'a' = nan; it must be a finite number"),
+        ({"a": float("nan")}, "Env.truncate returned the component 'a' = nan; it must be a finite number"),
     ],
 )
 def test_a_settlement_that_is_none_fails_the_episode(make_loop, play_episode, stepping, payments, sentence):

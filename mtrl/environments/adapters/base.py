@@ -137,8 +137,8 @@ def action_text(response: str) -> str:
 def plain_message(message: Any) -> Message:
     """Return a copy of a message as plain JSON values; frameworks use dicts or pydantic models."""
     dump = getattr(message, "model_dump", None)
-    held = dump(mode="json", exclude_none=True) if dump else message
-    plain = {name: _plain(value) for name, value in held.items()}
+    fields = dump(mode="json", exclude_none=True) if dump else message
+    plain = {name: _plain(value) for name, value in fields.items()}
     return plain if "content" in plain else {**plain, "content": ""}
 
 

@@ -108,8 +108,8 @@ def _validated(kind: Any, value: dict[str, Any], expected: str) -> Any:
             for problem in getattr(error, "errors", list)()
             if set(problem["loc"][:1]) <= kind.model_fields.keys()
         ]
-        told = "; ".join(f"{'.'.join(map(str, problem['loc'][:1]))}: {problem['msg']}" for problem in found)
-        raise ValueError(told or expected) from error
+        problems = "; ".join(f"{'.'.join(map(str, problem['loc'][:1]))}: {problem['msg']}" for problem in found)
+        raise ValueError(problems or expected) from error
 
 
 def _observation(result: Any) -> Any:

@@ -60,20 +60,20 @@ class MessageEnvAdapter(Adapter):
 
 def _message(message: Message) -> dict[str, Any]:
     """Return the message in the form to which tinker's renderers parse it."""
-    said: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    parsed: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
     calls = message.get("tool_calls")
     if not calls:
-        return said
+        return parsed
     try:
         from tinker_cookbook.renderers.base import ToolCall, UnparsedToolCall
     except ImportError as error:
         raise missing_extra("tinker_cookbook", "tinker") from error
-    said["tool_calls"], said["unparsed_tool_calls"] = [], []
+    parsed["tool_calls"], parsed["unparsed_tool_calls"] = [], []
     for call in calls:
         function = call["function"]
         if problem := call.get("malformed"):
-            said["unparsed_tool_calls"].append(UnparsedToolCall(raw_text=str(function["arguments"]), error=problem))
+            parsed["unparsed_tool_calls"].append(UnparsedToolCall(raw_text=str(function["arguments"]), error=problem))
         else:
             body = ToolCall.FunctionBody(name=function["name"], arguments=json.dumps(function["arguments"]))
-            said["tool_calls"].append(ToolCall(id=call.get("id"), function=body))
-    return said
+            parsed["tool_calls"].append(ToolCall(id=call.get("id"), function=body))
+    return parsed

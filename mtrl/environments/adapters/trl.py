@@ -56,7 +56,7 @@ class TRLAdapter(ToolEnvironment, Adapter):
             return self.env.reward
         raise TypeError(
             f"{type(self).__name__} has neither get_reward() nor a number as its attribute reward; "
-            "define get_reward, which may return 0.0 where reward.components pays"
+            "define get_reward, which may return 0.0 where reward.components defines the reward"
         )
 
 

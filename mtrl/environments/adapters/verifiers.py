@@ -49,8 +49,8 @@ class VerifiersAdapter(Adapter):
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The schemas of the environment's tools, in OpenAI's form."""
-        held = self.env.tool_defs if self.state is None else self.state.get("tool_defs")
-        return [_schema(each) for each in held or ()]
+        definitions = self.env.tool_defs if self.state is None else self.state.get("tool_defs")
+        return [_schema(each) for each in definitions or ()]
 
     @classmethod
     def build(cls, **config: Any) -> Any:
@@ -108,9 +108,9 @@ class VerifiersAdapter(Adapter):
         self.current_turn += 1
         env, state = self.env, self.state
         await env.add_model_response(state, self.prompt, _response(message, self.current_turn))
-        said = state["trajectory"][-1]
-        reward = said["reward"] or 0.0
-        known = len(self.prompt) + len(said["completion"])
+        last = state["trajectory"][-1]
+        reward = last["reward"] or 0.0
+        known = len(self.prompt) + len(last["completion"])
         done = await env.is_completed(state)
         new: list[Any] = []
         if not done:
@@ -119,7 +119,7 @@ class VerifiersAdapter(Adapter):
             done = await env.is_completed(state)  # `env_response` may have ended it
             new = _as_messages(state["final_env_response"]) if state.get("final_env_response") else new
         if state.get("error") is not None:
-            raise RuntimeError(f"{type(self).__name__} gave up: {state['error']!r}") from state["error"]
+            raise RuntimeError(f"{type(self).__name__} failed: {state['error']!r}") from state["error"]
         observation = [plain_message(each) for each in new]
         cut = state.get("stop_condition") == "max_turns_reached"
         if not done and self.current_turn < self.max_turns:
@@ -180,27 +180,27 @@ def _response(message: Message, turn: int) -> Any:
         ToolCall(id=call["id"], name=call["function"]["name"], arguments=_text(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
     ]
-    said = ResponseMessage(
+    sampled = ResponseMessage(
         content=message.get("content") or "",
         reasoning_content=message.get("reasoning_content"),
         tool_calls=calls or None,
         finish_reason="tool_calls" if calls else "stop",
         is_truncated=False,
     )
-    return Response(id=f"turn-{turn}", created=0, model="policy", message=said)
+    return Response(id=f"turn-{turn}", created=0, model="policy", message=sampled)
 
 
 def _text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def _as_messages(said: Any) -> list[Any]:
-    return [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+def _as_messages(response: Any) -> list[Any]:
+    return [{"role": "user", "content": response}] if isinstance(response, str) else list(response)
 
 
 def _schema(tool: Any) -> dict[str, Any]:
-    held = tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True)
-    return {"type": "function", "function": {name: held[name] for name in ("name", "description", "parameters")}}
+    definition = tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True)
+    return {"type": "function", "function": {name: definition[name] for name in ("name", "description", "parameters")}}
 
 
 def _with_system_prompt(splits: Splits, text: str | None) -> Splits:
