@@ -35,7 +35,7 @@ def _forked(monkeypatch):
     ],
     ids=str,
 )
-def test_a_value_stays_what_it_is(key, value):
+def test_override_preserves_value_and_type(key, value):
     read = OmegaConf.select(compose([override(key, value), "run_dir=somewhere"]), key)
     read = OmegaConf.to_container(read) if OmegaConf.is_config(read) else read
     if isinstance(value, dict):  # other components may stand beside it
@@ -57,7 +57,7 @@ def test_arguments_are_keys(tmp_path):
 
 
 @pytest.mark.slow
-def test_train_go_on_and_evaluate(tmp_path):
+def test_a_trainer_trains_resumes_and_is_evaluated(tmp_path):
     trainer = MultiTurnRLTrainer(overrides={"debug": "fast"}, run_dir=tmp_path / "run")
     lines = []
     assert trainer.train(lines.append)["steps"] == 2
@@ -71,7 +71,7 @@ def test_train_go_on_and_evaluate(tmp_path):
     assert len(report["models"]) == 2
 
 
-def test_what_is_wrong_is_its_last_words(tmp_path):
+def test_the_error_contains_the_last_line_of_the_command(tmp_path):
     trainer = MultiTurnRLTrainer(overrides={"trainer.max_stepz": 2}, run_dir=tmp_path / "run")
     with pytest.raises(UserError, match=r"mtrl.main .* ended with 2: .*trainer.max_steps"):
         trainer.train(lambda line: None)
@@ -81,7 +81,7 @@ ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
 
 
 @pytest.mark.slow
-def test_the_articles_lines_run_here(tmp_path):
+def test_the_code_of_the_sagemaker_article_runs(tmp_path):
     """Steps 6 and 7 of the article on SageMaker AI, but for a debug run, a local MLflow and folders of the test."""
     mlflow = pytest.importorskip("mlflow")
     server, overrides, lines = f"sqlite:///{tmp_path}/mlflow.db", {"debug": "fast"}, []
@@ -102,7 +102,7 @@ def test_the_articles_lines_run_here(tmp_path):
     assert "val/reward/mean" in mlflow.MlflowClient(server).get_run(run_id).data.metrics
 
 
-def test_the_services_names_are_ours(tmp_path):
+def test_arguments_of_the_service_are_accepted(tmp_path):
     evaluator = MultiTurnRLEvaluator(
         "a/b", recipe="gsm8k", agent_config="a.function", mlflow_resource_arn="arn:aws:sagemaker:x", output="o"
     )
@@ -123,17 +123,17 @@ def test_the_services_names_are_ours(tmp_path):
         ({"s3_output_path": "s3://my-bucket/eval-output/base/"}, r"is an address, .*; give output=FOLDER, and copy it"),
     ],
 )
-def test_what_only_aws_has_is_answered(service, said):
+def test_arguments_that_need_aws_are_refused(service, said):
     with pytest.raises(UserError, match=said):
         MultiTurnRLEvaluator("a/b", **service)
 
 
-def test_no_argument_is_swallowed():
+def test_unknown_arguments_are_refused():
     with pytest.raises(TypeError, match="rolle is no argument; those of SageMaker AI's SDK that are taken: agent"):
         MultiTurnRLTrainer(rolle=ROLE, run_dir="r")
 
 
-def test_a_run_without_mlflow_says_how_it_gets_there(tmp_path):
+def test_a_run_without_mlflow_is_refused_with_the_fix(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("name: mine\nenvironment: {name: gsm8k}\n")
@@ -142,7 +142,7 @@ def test_a_run_without_mlflow_says_how_it_gets_there(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "openai-reasoning-gpt-oss-20b", "{folder}", "base"])
-def test_a_model_without_a_task_is_told_to_name_its_recipe(tmp_path, monkeypatch, model):
+def test_a_model_without_a_task_needs_a_recipe(tmp_path, monkeypatch, model):
     """The constructor refuses, in words of its arguments and not of the command, before a folder is made."""
     monkeypatch.chdir(tmp_path)
     model = model.format(folder=tmp_path)

@@ -24,7 +24,7 @@ def read(path):
 
 
 @pytest.mark.slow
-def test_ways_are_compared_within_a_round(tmp_path):
+def test_modes_are_compared_within_a_round(tmp_path):
     done = bench(tmp_path, "--quick", "--ways", "synchronous", "overlapped", "--json", "found.json", "--runs", "runs")
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads((tmp_path / "found.json").read_text())

@@ -26,7 +26,7 @@ def run(folder, script, *words):
     return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_every_part_of_a_step_is_booked(tmp_path):
+def test_every_part_of_a_step_is_measured(tmp_path):
     done = run(tmp_path, "control_plane.py", *SMALL.split(), "--once")
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout)
@@ -42,7 +42,7 @@ def test_every_part_of_a_step_is_booked(tmp_path):
     assert 3 * counts["sent_bytes_most"] >= counts["sent_bytes"] > 0
 
 
-def test_shares_are_of_the_sum(tmp_path):
+def test_shares_are_fractions_of_published_steps(tmp_path):
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         import control_plane
@@ -64,7 +64,7 @@ def test_shares_are_of_the_sum(tmp_path):
     assert next(iter(scaled["shares"].values())) == pytest.approx(3 / scaled["seconds"])
 
 
-def test_a_tree_that_is_none_is_refused(tmp_path):
+def test_a_folder_without_mtrl_is_refused(tmp_path):
     done = run(tmp_path, "control_plane.py", "--against", str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("holds no mtrl")
@@ -88,7 +88,7 @@ def test_steps_are_read_and_fitted(tmp_path):
     assert len(found["readings"]) == 6 and all(one["objects"] > 0 for one in found["readings"])
 
 
-def test_a_line_is_the_least_squares_one():
+def test_a_line_is_fitted_by_least_squares():
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         import episodes

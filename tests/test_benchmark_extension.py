@@ -36,7 +36,7 @@ def test_tokens_add_up_and_gradients_agree(tmp_path):
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
 
 
-def test_what_makes_no_rollouts_is_refused(tmp_path):
+def test_sizes_without_rollouts_are_refused(tmp_path):
     done = bench(tmp_path, "--turns", "0", "2")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--turns must be at least 1")

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_small_load(tmp_path):
+def test_a_small_load_loses_no_call(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = ["--trajectories", "6", "--calls", "3", "--delay", "0.01", "--json", "load.json"]
     command = [sys.executable, str(ROOT / "benchmarks" / "gateway.py"), *words]

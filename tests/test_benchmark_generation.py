@@ -47,7 +47,7 @@ def model(bench):
 
 
 @torch.inference_mode()
-def test_a_pass_costs_what_the_model_multiplies(bench, model):
+def test_the_flops_and_bytes_of_a_pass_equal_those_of_the_model(bench, model):
     of = bench.generation.QUICK.geometry
     assert of.weights == sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
     model.set_attn_implementation("eager")  # whose products are counted
@@ -71,7 +71,7 @@ def test_a_plan_feeds_every_token_but_the_last_once(bench):
     assert plan[-1].held + plan[-1].new == 5 + 3 * 6 + 2 * 4 - 1
 
 
-def test_of_each_pass_the_longer_of_reading_and_multiplying_counts(bench):
+def test_the_bound_is_the_maximum_of_reading_and_multiplying_per_pass(bench):
     of, least = bench.generation.QUICK.geometry, bench.generation_bound.least_seconds
     plan = list(bench.generation_bound.passes(2, 1, 5, 4, 6))
     read, multiplied = (sum(getattr(step, what)(of) for step in plan) for what in ("bytes", "flops"))
@@ -80,7 +80,7 @@ def test_of_each_pass_the_longer_of_reading_and_multiplying_counts(bench):
     assert read < least(of, plan, *rates) < read + multiplied
 
 
-def test_limits_are_of_every_kind(bench, monkeypatch):
+def test_all_limits_of_the_machine_are_measured(bench, monkeypatch):
     monkeypatch.setattr(bench.generation_bound, "LARGE", 2**20)
     monkeypatch.setattr(bench.generation_bound, "SQUARE", 64)
     monkeypatch.setattr(bench.generation_bound.best, "__defaults__", (0.0, 1))
@@ -109,7 +109,7 @@ class Recorder:
         return Generation([1000 + len(turns)] * self.tokens, [0.0] * self.tokens, FinishReason.LENGTH, [])
 
 
-def test_engines_are_asked_with_contexts_that_grow(bench):
+def test_engines_get_growing_contexts(bench):
     wave = bench.generation.Cell(trajectories=2, turns=3).wave(7, bench.generation.QUICK)
     assert wave.sampled == 2 * 3 * 4 and wave != bench.generation.Cell(2, 3).wave(8, bench.generation.QUICK)
     engine = Recorder(tokens=4)
@@ -125,7 +125,7 @@ def test_engines_are_asked_with_contexts_that_grow(bench):
         asyncio.run(bench.generation_players.EnginePlayer(Recorder(tokens=3)).play(wave))
 
 
-def test_generate_samples_the_same_with_its_cache_kept(bench, model):
+def test_generate_samples_the_same_tokens_with_a_reused_cache(bench, model):
     wave = bench.generation.Cell(trajectories=2, turns=3).wave(1, bench.generation.QUICK)
     computed, sampled = {}, {}
     for keeps_cache in (False, True):
@@ -148,7 +148,7 @@ def test_generate_samples_the_same_with_its_cache_kept(bench, model):
     assert [shape[1] for shape in computed[True] if shape[1] > 1] == [5, 3 + 1, 3 + 1]
 
 
-def test_seconds_of_processes_below_count(bench):
+def test_seconds_of_child_processes_are_counted(bench):
     meter = bench.generation_players.Meter()
     with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()

@@ -15,7 +15,7 @@ def run(*words):
 
 
 @pytest.mark.slow
-def test_two_ways_of_a_recipe():
+def test_two_settings_of_a_recipe_are_compared():
     done = run("--steps", "2", "--rounds", "1", "--ways", "debug=fast", "debug=fast trainer.packing=true")
     assert done.returncode == 0, done.stderr
     first, second = (line for line in done.stdout.splitlines() if "debug=fast" in line)
@@ -23,7 +23,7 @@ def test_two_ways_of_a_recipe():
     assert "(x " not in first and second.count("(x ") == 6
 
 
-def test_a_run_that_fails_ends_it_in_its_own_words():
+def test_a_failed_run_ends_the_benchmark_with_the_error_of_the_run():
     done = run("--steps", "2", "--rounds", "1", "--ways", "trainer.max_step=1")
     assert done.returncode == 1 and "trainer.max_step=1" in done.stderr, done.stderr
 

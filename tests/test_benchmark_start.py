@@ -50,7 +50,7 @@ def tree(tmp_path):
     return make
 
 
-def test_this_checkout(start, tmp_path, capsys):
+def test_the_starts_of_this_checkout_are_measured(start, tmp_path, capsys):
     words = ["--only", "python", "sweep help", "--no-step", "--rounds", "1", "--json", str(tmp_path / "start.json")]
     with pytest.raises(SystemExit):
         start.main(words)  # there is no such command
@@ -62,7 +62,7 @@ def test_this_checkout(start, tmp_path, capsys):
     assert "| wrong key | 2 |" in capsys.readouterr().out
 
 
-def test_two_trees_in_turns(start, tree, tmp_path, capsys):
+def test_two_checkouts_are_measured_in_turns(start, tree, tmp_path, capsys):
     trees = [tree("old"), tree("new")]
     found = tmp_path / "start.json"
     assert start.main(["--trees", *trees, "--only", "help", "--rounds", "2", "--json", str(found)]) == 0
@@ -77,11 +77,11 @@ def test_two_trees_in_turns(start, tree, tmp_path, capsys):
     assert "CPU, last to first" in shown and shown.count("| help | 1.5 |") == 1
 
 
-def test_a_command_that_ends_otherwise_is_told(start, tree, capsys):
+def test_an_unexpected_exit_status_is_reported(start, tree, capsys):
     assert start.main(["--trees", tree("one"), "--only", "wrong key", "--no-step", "--rounds", "0"]) == 1
     assert "wrong key ended with 1, not 2: trainer.max_step=1 is not a key of mtrl" in capsys.readouterr().out
 
 
-def test_a_step_that_was_not_trained_is_told(start, tree, capsys):
+def test_an_untrained_step_is_reported(start, tree, capsys):
     assert start.main(["--trees", tree("one", rows='{"step": 0}\n'), "--only", "--rounds", "0"]) == 1
     assert "the first step ended with 0: 1 0.343" in capsys.readouterr().out

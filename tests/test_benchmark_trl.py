@@ -97,7 +97,7 @@ def scaled(result, **factors):
     return result
 
 
-def test_a_small_step_of_both(found):
+def test_small_steps_of_both_are_compared(found):
     said, result = found
     theirs, mine = result["runs"]
     assert (theirs["name"], mine["name"]) == ("TRL float32/4", "mtrl")
@@ -131,7 +131,7 @@ def test_ratios_are_to_the_least_of_the_same_round(report, found):
     assert "| mtrl / TRL's best | " in report.table(runs) and " | 0.500 (0.500-0.500) | 0.250" in report.table(runs)
 
 
-def test_more_threads_are_timed_by_the_wall(report, found):
+def test_steps_on_several_threads_are_timed_by_the_wall_clock(report, found):
     result = found[1]["runs"][0]["result"]
     assert report.Run("TRL", "TRL", 1, 0, result).figures["step"] == 40
     assert report.Run("TRL", "TRL", 2, 0, result).figures["step"] == 80
@@ -139,14 +139,14 @@ def test_more_threads_are_timed_by_the_wall(report, found):
 
 
 @pytest.mark.parametrize("key", ["sampled", "trained", "tools"])
-def test_other_work_is_refused(report, found, key):
+def test_steps_with_different_work_are_refused(report, found, key):
     runs = [report.Run(side, side, 1, 0, scaled(found[1]["runs"][1]["result"], others=1.0)) for side in ("mtrl", "TRL")]
     runs[1].result["steps"][0]["tokens"][key] -= 1
     with pytest.raises(UserError, match=f"not the same work: a step of TRL has .* as its number of {key}, one of mtrl"):
         report.check(runs)
 
 
-def test_who_gives_up_a_lesson_is_told(report):
+def test_a_side_that_does_not_learn_its_lesson_is_reported(report):
     lesson = {"lesson": {"most": 9, "enough": 0.5, "lr": 0.1}, "steps": {"TRL": [4, 10], "mtrl": [3, 5]}}
     lesson |= {"median": {"TRL": 7.0, "mtrl": 4.0}, "ahead": [0.1, 0.3], "had": 3}
     said = report.lesson_table(lesson).splitlines()
@@ -168,7 +168,7 @@ def test_mtrl_learns_its_lesson(tmp_path):
     assert short == whole[0][:1]
 
 
-def test_no_trl_is_one_sentence(tmp_path):
+def test_a_missing_trl_is_one_sentence(tmp_path):
     without = script(tmp_path / "without", "#!/bin/sh", "exit 1")
     for python, said in (
         (str(tmp_path / "none"), f"--trl-python={tmp_path / 'none'} is no program; give the interpreter"),
@@ -190,7 +190,7 @@ def test_a_process_that_fails_is_shown(tmp_path):
     assert done.stderr.splitlines()[-2:] == ["out of luck", "trl_step.py ended with 3; see what it said above"]
 
 
-def test_a_way_that_trl_has_not_is_refused(tmp_path):
+def test_an_unknown_mode_of_trl_is_refused(tmp_path):
     done = bench(tmp_path, "trl.py", "--ways", "float16/4")
     assert done.returncode == 2
     assert "'float16/4' is not DTYPE/COMPLETIONS" in done.stderr.splitlines()[-1]

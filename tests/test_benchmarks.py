@@ -55,7 +55,7 @@ def test_a_step_adds_up(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step.json"]
 
 
-def test_sizes_that_cannot_be_kept_are_refused(tmp_path):
+def test_impossible_sizes_are_refused(tmp_path):
     done = bench(tmp_path, "--tool-tokens", "3")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--tool-tokens must be at least 4")
@@ -82,7 +82,7 @@ def test_every_estimator_is_timed(tmp_path):
     assert "other machines" in done.stdout
 
 
-def test_repeats_and_groups_that_say_nothing_are_refused(tmp_path):
+def test_too_few_repeats_and_groups_are_refused(tmp_path):
     for words, said in ((["--repeats", "0"], "at least 1"), (["--group-size", "3"], "at least 4")):
         done = run(tmp_path, "advantages.py", *words)
         assert done.returncode == 2
@@ -97,7 +97,7 @@ def test_a_step_in_bfloat16_has_weights_in_float32(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_update_beside_its_bound(tmp_path, dtype):
+def test_the_update_is_compared_with_its_bound(tmp_path, dtype):
     small = "--samples 6 --mean-tokens 12 --turns 2 --hidden-size 32 --layers 1 --rounds 1 --micro-batch-tokens 40"
     done = run(tmp_path, "update.py", *small.split(), "--dtype", dtype, "--json", "update.json")
     assert done.returncode == 0, done.stderr[-4000:]

@@ -57,7 +57,7 @@ def test_json_files_of_the_hub_hold_one_object_per_line(tmp_path):
     assert read_rows(str(tmp_path), "train") == ROWS
 
 
-def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path):
+def test_a_byte_order_mark_is_skipped(tmp_path):
     for suffix in (".jsonl", ".json", ".csv"):
         WRITERS[suffix](path := tmp_path / f"train{suffix}", ROWS)
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
@@ -72,7 +72,7 @@ def test_parquet_shards_are_read_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["test", "validation", "val", "dev"])
-def test_the_held_out_split_goes_by_several_names(tmp_path, name):
+def test_the_held_out_split_has_several_names(tmp_path, name):
     write_jsonl(tmp_path / f"{name}.jsonl", ROWS)
     assert read_rows(str(tmp_path), "test") == ROWS
     with pytest.raises(UserError, match=f"no split 'train': looked for train.jsonl.*found {name}.jsonl"):
@@ -125,7 +125,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BROKEN)
-def test_broken_files_are_named_with_their_line(tmp_path, name, content, message):
+def test_broken_files_are_user_errors_with_their_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_rows(str(tmp_path), "train")
@@ -140,12 +140,12 @@ def test_broken_files_are_named_with_their_line(tmp_path, name, content, message
         ("word", r"data\.path=word does not exist"),
     ],
 )
-def test_a_path_that_is_not_there(path, message):
+def test_a_missing_path_is_a_user_error(path, message):
     with pytest.raises(UserError, match=message):
         read_rows(path, "train")
 
 
-def test_a_file_of_another_kind(tmp_path):
+def test_a_file_with_an_unknown_suffix_is_a_user_error(tmp_path):
     (tmp_path / "rows.txt").write_text("a")
     with pytest.raises(UserError, match=r"rows\.txt ends in \.txt; it must be one of \.jsonl"):
         read_rows(str(tmp_path / "rows.txt"), "train")
@@ -169,13 +169,13 @@ def hub(monkeypatch):
     return asked
 
 
-def test_hub_names(hub):
+def test_data_sets_of_the_hub_are_read(hub):
     assert read_rows("owner/name", "train") == ROWS
     assert read_rows("owner/name:main", "test") == ROWS[:2]
     assert hub == [("owner/name", None), ("owner/name", "main")]
 
 
-def test_a_hub_that_cannot_be_reached(hub):
+def test_an_unreachable_hub_is_a_user_error(hub):
     with pytest.raises(
         UserError, match=r"data\.path=data/gsm8k is not a folder.*ConnectionError: Couldn't reach the Hub\)"
     ):
@@ -197,7 +197,7 @@ def test_a_hub_that_cannot_be_reached(hub):
         ({"prompt": [{"role": "user", "content": "a?", "tool_calls": None}]}, "a?", {}),
     ],
 )
-def test_columns(raw, prompt, ground_truth):
+def test_columns_become_prompt_and_ground_truth(raw, prompt, ground_truth):
     row = to_row({**raw, "extra": 1}, "train", 3)
     assert row["prompt"] == [{"role": "user", "content": prompt}]
     assert row["ground_truth"] == ground_truth
@@ -216,7 +216,7 @@ def test_columns(raw, prompt, ground_truth):
         ),
     ],
 )
-def test_rows_without_a_prompt(raw, message):
+def test_rows_without_a_prompt_are_user_errors(raw, message):
     with pytest.raises(UserError, match=message):
         to_row(raw, "train", 0)
 
@@ -240,29 +240,29 @@ def test_held_out_prompts_leave_the_training_rows(tmp_path, caplog):
     assert "dropped 5 training rows whose prompt is held out as well" in caplog.text
 
 
-def test_the_same_rows_twice(tmp_path):
+def test_equal_training_and_held_out_rows_are_a_user_error(tmp_path):
     with pytest.raises(UserError, match="every training row is a held-out row as well"):
         load_rows(write_splits(tmp_path, ROWS, ROWS))
 
 
-def test_ids_that_start_over_in_each_split(tmp_path):
+def test_ids_that_repeat_across_splits_get_the_split_as_prefix(tmp_path):
     numbered = [{**row, "id": index % 10} for index, row in enumerate(ROWS)]
     splits = load_rows(write_splits(tmp_path, numbered[:10], numbered[10:]))
     assert (splits.train[3]["id"], splits.test[3]["id"]) == ("train-3", "test-3")
 
 
-def test_ids_that_occur_twice_in_a_split(tmp_path):
+def test_duplicate_ids_in_a_split_are_a_user_error(tmp_path):
     twice = [{**row, "id": "same"} for row in ROWS]
     with pytest.raises(UserError, match="two rows have id=train-same"):
         load_rows(write_splits(tmp_path, twice[:10], ROWS[10:]))
 
 
-def test_no_path():
+def test_a_missing_path_setting_is_a_user_error():
     with pytest.raises(UserError, match=r"data\.path=null, and this environment has no synthetic data"):
         load_rows(DataConfig())
 
 
-def test_rows_of_a_third_split_are_told(tmp_path, caplog):
+def test_rows_of_a_third_split_are_reported(tmp_path, caplog):
     names = ["train"] * 12 + ["dev"] * 3 + ["test"] * (len(ROWS) - 15)
     write_jsonl(path := tmp_path / "all.jsonl", [{**row, "split": n} for row, n in zip(ROWS, names, strict=True)])
     data = DataConfig(path=str(path))
@@ -293,7 +293,7 @@ def test_a_split_column_without_a_name_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("asked", ["test", "dev"])
-def test_a_file_of_a_third_split_is_told(tmp_path, caplog, asked):
+def test_a_file_of_a_third_split_is_reported(tmp_path, caplog, asked):
     data = write_splits(tmp_path, ROWS[:12], ROWS[12:16])
     load_rows(data)
     assert not caplog.records
@@ -306,7 +306,7 @@ def test_a_file_of_a_third_split_is_told(tmp_path, caplog, asked):
     )
 
 
-def test_a_third_split_of_the_hub_is_told(hub, monkeypatch, caplog):
+def test_a_third_split_of_the_hub_is_reported(hub, monkeypatch, caplog):
     load_rows(DataConfig(path="owner/name"))
     assert "not read" not in caplog.text and len(hub) == 1, "it is loaded once for both"
     datasets = pytest.importorskip("datasets")
@@ -328,7 +328,7 @@ SAME_PROMPT = {
 
 @pytest.mark.parametrize("kind", SAME_PROMPT)
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_rows_that_share_their_prompt_are_told_apart_by_their_columns(tmp_path, kind, is_folder, caplog):
+def test_rows_with_equal_prompts_are_distinguished_by_their_columns(tmp_path, kind, is_folder, caplog):
     rows = [SAME_PROMPT[kind](n) for n in range(40)]
     if is_folder:
         data = write_splits(tmp_path, [*rows[:32], rows[35]], rows[32:])

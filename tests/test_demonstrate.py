@@ -20,7 +20,7 @@ def test_every_task_writes_what_sft_reads(experiment, tmp_path, capsys):
     assert "9 episodes on 9 training rows" in capsys.readouterr().out
 
 
-def test_held_out_rows_do_not_occur(tmp_path):
+def test_demonstrations_contain_no_held_out_rows(tmp_path):
     from mtrl.command.compose import compose
     from mtrl.environments.factory import load_task
 
@@ -40,7 +40,7 @@ def test_the_same_seed_writes_the_same_file(tmp_path):
     assert one == two != other
 
 
-def test_what_cannot_be_written_is_one_sentence(tmp_path):
+def test_output_that_cannot_be_written_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="--count=0 must be 1 or more"):
         main(["experiment=gsm8k", "--count", "0", "--out", str(tmp_path / "out")])
     (tmp_path / "there").touch()

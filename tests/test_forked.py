@@ -39,7 +39,7 @@ def environment(**more):
 
 @pytest.mark.parametrize("word", ["0", "75", "300", "words of an error"])
 @pytest.mark.parametrize("kind", ["code", "script", "module"])
-def test_it_is_the_program_that_was_asked_for(tmp_path, word, kind):
+def test_a_forked_program_equals_the_started_one(tmp_path, word, kind):
     (tmp_path / "looks.py").write_text(LOOK)
     words = {"code": ["-c", LOOK], "script": ["looks.py"], "module": ["-m", "looks"]}[kind]
     env = environment(PYTHONPATH=str(tmp_path), TZ="Asia/Tokyo")
@@ -48,14 +48,14 @@ def test_it_is_the_program_that_was_asked_for(tmp_path, word, kind):
     assert "typed" in true.stdout and true.returncode == {"0": 0, "75": 75, "300": 44}.get(word, 1)
 
 
-def test_an_error_has_its_traceback(tmp_path):
+def test_a_forked_error_has_its_traceback(tmp_path):
     true, copy = both(["-c", "def f(): raise KeyError('a')\nf()"], tmp_path)
     assert copy.returncode == true.returncode == 1 and copy.stdout == ""
     assert copy.stderr.splitlines()[-1] == true.stderr.splitlines()[-1] == "KeyError: 'a'"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_signals_end_it(number):
+def test_signals_end_a_forked_program(number):
     words = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"]
     ends = []
     for starts in (subprocess, forked):
@@ -68,7 +68,7 @@ def test_signals_end_it(number):
     assert ends == [-number, -number]
 
 
-def test_everything_is_imported_already_and_nothing_else_has_happened(monkeypatch, tmp_path):
+def test_modules_are_imported_and_no_other_state_is_inherited(monkeypatch, tmp_path):
     code = """
     import sys
     assert {"torch", "transformers", "hydra", "matplotlib"} <= sys.modules.keys() and "pytest" not in sys.modules
@@ -83,14 +83,14 @@ def test_everything_is_imported_already_and_nothing_else_has_happened(monkeypatc
     assert said[0][:2] != said[1][:2] and said[0][2:] == said[1][2:]
 
 
-def test_what_is_settled_at_the_start_is_refused():
+def test_settings_that_python_reads_at_its_start_are_refused():
     for command, env in ((["true"], None), ([sys.executable, "-c", ""], environment(PYTHONHASHSEED="7"))):
         with pytest.raises(ValueError, match="only subprocess"):
             forked.Popen(command, env=env)
 
 
 @pytest.mark.slow
-def test_a_forked_run_is_the_true_one(tmp_path):
+def test_a_forked_run_equals_a_started_one(tmp_path):
     """The README's first command, made small: the same metrics, weights and words on the console."""
     words = ["-m", "mtrl.main", "debug=fast", "run_dir=run"]
     runs = []
@@ -114,7 +114,7 @@ def test_a_forked_run_is_the_true_one(tmp_path):
     assert true.stdout.splitlines()[-1] == copy.stdout.splitlines()[-1]
 
 
-def test_an_error_of_the_user_is_the_same_sentence(tmp_path):
+def test_a_user_error_is_the_same_sentence(tmp_path):
     true, copy = both(["-m", "mtrl.main", "algorithm.group_sise=3"], tmp_path, env=environment())
     assert shown(copy) == shown(true)
     assert true.returncode == 2 and "algorithm.group_size" in true.stderr

@@ -42,7 +42,7 @@ def follow(module, folder, *more, **keywords):
     return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True, **keywords)
 
 
-def test_one_plays_it(folder, monkeypatch):
+def test_the_environment_of_the_guide_can_be_run_by_hand(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     from library import Library
 
@@ -53,7 +53,7 @@ def test_one_plays_it(folder, monkeypatch):
     assert re.search(r"score\s+1", done.stdout), done.stdout
 
 
-def test_the_pre_flight_finds_nothing(folder):
+def test_the_pre_flight_finds_no_problem(folder):
     """On half of its rows."""
     done = follow("preflight", folder, "preflight.rows=32", "preflight.rollouts=50")
     assert done.returncode == 0, done.stdout
@@ -72,7 +72,7 @@ def test_the_pre_flight_finds_the_lenient_answer_and_the_few_turns(folder, tmp_p
     assert re.findall(r"^warn  (\w+)", done.stdout, re.MULTILINE) == ["turns"]
 
 
-def test_one_trains_it(folder):
+def test_the_environment_of_the_guide_is_learned(folder):
     done = follow("main", folder, "evaluation.every_steps=0", "run_dir=run")
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "run" / "summary.json").read_text())

@@ -108,7 +108,7 @@ def test_no_job_of_a_sweep_starts_when_one_is_wrong(jobs, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_latest_of_a_sweep_needs_its_folder(jobs, capsys):
+def test_resuming_a_sweep_needs_its_folder(jobs, capsys):
     with pytest.raises(SystemExit):
         main_module.cli(["-m", "seed=0,1", "resume=latest"])
     assert (
@@ -116,7 +116,7 @@ def test_latest_of_a_sweep_needs_its_folder(jobs, capsys):
     )
 
 
-def test_what_training_refuses_is_one_sentence_too(jobs, monkeypatch, capsys):
+def test_a_user_error_of_training_is_one_sentence(jobs, monkeypatch, capsys):
     from mtrl.errors import UserError
 
     def train(cfg, hooks):
@@ -131,7 +131,7 @@ def test_what_training_refuses_is_one_sentence_too(jobs, monkeypatch, capsys):
 
 @pytest.mark.parametrize("words", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
-def test_an_interrupted_run_has_a_status_of_its_own_and_ends_its_sweep(jobs, monkeypatch, capsys, words, name, status):
+def test_an_interrupted_run_has_its_own_exit_status_and_ends_its_sweep(jobs, monkeypatch, capsys, words, name, status):
     from mtrl.errors import Interrupted
 
     def train(cfg, hooks):
@@ -164,7 +164,7 @@ def test_a_follower_only_follows(jobs, followed, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["seed=1", "--cfg", "job"], ["--info"], ["--hydra-help"]])
-def test_a_follower_does_not_wait_for_a_leader_that_only_shows_something(jobs, followed, capsys, words):
+def test_a_follower_does_not_wait_for_a_leader_that_only_prints(jobs, followed, capsys, words):
     main_module.cli(words)
     assert followed == jobs == [] and capsys.readouterr() == ("", "")
 
@@ -179,7 +179,7 @@ def test_a_follower_ends_without_a_traceback_after_control_c(jobs, followed, mon
     assert caught.value.code == 130 and capsys.readouterr() == ("", "")
 
 
-def test_control_c_before_there_is_a_run_says_so(jobs, monkeypatch, capsys):
+def test_control_c_before_the_run_starts_is_one_sentence(jobs, monkeypatch, capsys):
     def train(cfg, hooks):
         raise KeyboardInterrupt
 
@@ -190,7 +190,7 @@ def test_control_c_before_there_is_a_run_says_so(jobs, monkeypatch, capsys):
     assert capsys.readouterr().err == "SIGINT: mtrl.main ended before it had a run to save\n"
 
 
-def test_a_missing_peft_is_said_before_a_folder_is_made(jobs, monkeypatch, capsys, tmp_path):
+def test_a_missing_peft_is_reported_before_a_folder_is_made(jobs, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(main_module, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as caught:
         main_module.cli(["model.lora_rank=8"])
@@ -241,7 +241,7 @@ def test_program_refuses_in_one_sentence(tmp_path, words, said):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_program_shows_what_would_run(tmp_path):
+def test_program_prints_the_configuration(tmp_path):
     from omegaconf import OmegaConf
 
     done = program("--cfg", "job", "experiment=text_to_sql", "seed=4", cwd=tmp_path)
@@ -251,7 +251,7 @@ def test_program_shows_what_would_run(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_program_helps(tmp_path):
+def test_program_prints_its_help(tmp_path):
     done = program("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "python -m mtrl.main experiment=text_to_sql" in done.stdout
@@ -294,7 +294,7 @@ for stage in json.loads(sys.argv[1]):
 """
 
 
-def test_what_only_answers_imports_nothing_heavy(tmp_path):
+def test_commands_that_only_print_import_no_heavy_package(tmp_path):
     command = [sys.executable, "-c", IMPORTS, json.dumps(list(STAGES))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)

@@ -31,14 +31,14 @@ def _sglang_as_if_installed(monkeypatch):
 
 
 @pytest.mark.parametrize("module", ["mtrl.main", "mtrl", "mtrl.entrypoints.main_base"])
-def test_its_entry_point(module, tmp_path):
+def test_the_entry_points_of_the_guide_work(module, tmp_path):
     """`tests/engines/real` and `tests/test_docs.py` run the command; here every name of the module takes it."""
     cfg = shown(["-m", module, *SQL, "--cfg", "job"], tmp_path)
     assert cfg["name"] == "text_to_sql"
     assert cfg["generator"]["backend"] == "sglang" and cfg["generator"]["max_turns"] == 5
 
 
-def test_its_scripts_and_folders_are_where_it_says():
+def test_the_scripts_and_folders_of_the_guide_exist():
     """`tests/examples/test_recipes.py` runs both scripts."""
     for name in (
         "turn_level_rewards/README.md", "turn_level_rewards/gsm8k_multi_turn_dataset.py",
@@ -89,7 +89,7 @@ def flat(tree, prefix=""):
 
 
 @pytest.mark.parametrize("text", SETTINGS.values(), ids=SETTINGS)
-def test_its_settings(text):
+def test_the_settings_of_the_guide_compose(text):
     settings = dict(flat(yaml.safe_load(text)))
     words = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
     cfg = compose([*words, "model=hf", "model.path=you/model", "trainer.optimizer.lr=1e-6"])
@@ -105,13 +105,13 @@ def test_a_file_of_settings_is_an_experiment(tmp_path):
     assert compose(words, str(tmp_path)).generator.sampling_params.max_generate_length == 1024
 
 
-def test_its_refusal():
+def test_the_refusal_of_the_guide_has_the_same_text():
     with pytest.raises(NotImplementedError) as error:
         compose([*SQL, "generator.use_conversation_multi_turn=false"])
     assert str(error.value) == "`use_conversation_multi_turn=False` is not supported for SGLang backend"
 
 
-def test_its_import():
+def test_the_import_of_the_guide_works():
     """`tests/rollout/test_guide_environments.py` plays its environments."""
     from mtrl.environments.base import BaseEnvironment as ours
     from mtrl.environments.base_environment import BaseEnvironment
@@ -119,7 +119,7 @@ def test_its_import():
     assert BaseEnvironment is ours
 
 
-def test_the_page_has_all_of_it():
+def test_the_page_shows_every_setting():
     page = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     written = {re.sub(r"\s*#.*", "", line).strip() for line in page.splitlines()}
     for text in SETTINGS.values():
@@ -127,7 +127,7 @@ def test_the_page_has_all_of_it():
             assert re.sub(r"\s*#.*", "", line).strip() in written
 
 
-def test_the_page_has_its_table_and_answers_its_troubles():
+def test_the_page_has_the_table_and_the_troubleshooting():
     page = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     table = page.partition("## Quick reference")[2].partition("\n## ")[0]
     named = {name for name in re.findall(r"`([\w.]+)`", table) if "." in name and find(name)}

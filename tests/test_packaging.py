@@ -102,7 +102,7 @@ def parsed(*folders):
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in python_files(*folders)}
 
 
-def test_importing_mtrl_pulls_in_no_torch():
+def test_importing_mtrl_imports_no_torch():
     heavy = "[name for name in ('torch', 'transformers') if name in sys.modules]"
     code = f"import sys, mtrl, mtrl.types, mtrl.environments.base; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -117,7 +117,7 @@ def test_nothing_optional_is_imported_at_module_level(package):
         assert not imports(tree, module_level=True) & optional - inside(path), path
 
 
-def test_the_trainers_side_of_engines_imports_none():
+def test_the_trainers_modules_import_no_engine():
     only_there = [path for path, modules in INSIDE.items() if modules & {"vllm", "sglang"}]
     code = (
         "import sys, mtrl.trainer.loop, mtrl.trainer.setup.servers, mtrl.evaluation.contenders; "
@@ -127,7 +127,7 @@ def test_the_trainers_side_of_engines_imports_none():
     assert done.stdout.strip() == "[]"
 
 
-def test_everything_that_is_imported_is_required(package):
+def test_every_imported_package_is_required(package):
     """By the base at module level; by the base or an extra inside of functions."""
     base = modules_of(package["install_requires"])
     extras = {extra: modules_of(names) for extra, names in package["extras_require"].items() if extra != "dev"}
@@ -137,7 +137,7 @@ def test_everything_that_is_imported_is_required(package):
         assert imports(tree) <= base.union(own, inside(path), *extras.values()), path
 
 
-def test_everything_that_is_required_is_imported(package):
+def test_every_required_package_is_imported(package):
     """The base is light: nothing stays in it by habit."""
     imported = set().union(*(imports(tree) for tree in parsed(*PACKAGES).values()))
     assert not modules_of(package["install_requires"]) - imported
@@ -196,7 +196,7 @@ def test_the_wheel_holds_code_configuration_and_licence(wheel):
     assert not [name for name in held if name.startswith(("tests/", "build/"))]
 
 
-def test_the_wheel_composes_far_from_the_tree(wheel, tmp_path):
+def test_the_wheel_composes_outside_of_the_tree(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     program = (
         f"import sys; sys.path[:0] = [{str(tmp_path / 'site')!r}]; import mtrl.main as m; print(m.__file__); m.cli()"

@@ -68,7 +68,7 @@ def shown(capsys, *words):
     return status, capsys.readouterr().out
 
 
-def test_by_its_own_settings_a_run_stays_as_it_was(run, found):
+def test_a_run_rescored_with_its_own_settings_is_unchanged(run, found):
     status, report = found(run)
     before = stored(run)
     assert status == 0 and report["not_rescored"] == [] and report["all"]["changed"] == 0
@@ -84,7 +84,7 @@ def test_by_its_own_settings_a_run_stays_as_it_was(run, found):
     }
 
 
-def test_other_components_are_paid(run, found):
+def test_other_components_change_the_rewards(run, found):
     status, report = found(run, "reward.components={turn_penalty:0.5}")
     assert status == 0 and report["environment_played"]
     before = stored(run)
@@ -94,7 +94,7 @@ def test_other_components_are_paid(run, found):
     assert report["all"]["changed"] == sum(len(t.turns) > 1 for t in before.values()) > 0
 
 
-def test_another_scheme_pays_otherwise_and_the_score_stays(played, found):
+def test_another_scheme_changes_the_rewards_and_not_the_scores(played, found):
     status, own = found(played)
     assert status == 0 and own["all"]["changed"] == 0
     assert 0 < own["all"]["success_before"] < 1, "the demonstrator is sometimes right"
@@ -111,7 +111,7 @@ def test_another_scheme_pays_otherwise_and_the_score_stays(played, found):
     assert paid["a"] != paid["b"]
 
 
-def test_lines_that_are_no_trajectories_are_counted(run, found, tmp_path):
+def test_unreadable_lines_are_counted(run, found, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     file = copy / "trajectories" / "train_step_000001.jsonl"
     first = file.read_text().splitlines()[0]
@@ -131,7 +131,7 @@ def test_lines_that_are_no_trajectories_are_counted(run, found, tmp_path):
     assert all(line["told"] for line in left)
 
 
-def test_an_environment_that_answers_otherwise_is_named_by_row_and_turn(played, found, capsys):
+def test_an_environment_with_other_observations_is_reported_by_row_and_turn(played, found, capsys):
     """Without its calculator the environment says something else to a call."""
     status, report = found(played, "environment.config.calculator=false")
     before = stored(played)
@@ -147,7 +147,7 @@ def test_an_environment_that_answers_otherwise_is_named_by_row_and_turn(played, 
     assert status == 1 and f"{len(differing)} not rescored, episodes that the environment answers otherwise now" in text
 
 
-def test_fewer_turns_than_were_played_differ(played, found):
+def test_fewer_turns_than_the_recording_differ(played, found):
     status, report = found(played, "generator.max_turns=1", "environment.config.calculator=false")
     long = {where: t for where, t in stored(played).items() if len(t.turns) > 1}
     left = {line["where"]: line["told"] for line in report["not_rescored"]}
@@ -157,7 +157,7 @@ def test_fewer_turns_than_were_played_differ(played, found):
         assert told == f"row {long[where].task_id}, {wanted}"
 
 
-def test_a_row_that_is_not_certain_is_not_taken():
+def test_an_ambiguous_row_is_not_used():
     prompt = [{"role": "user", "content": "?"}]
     rows = [{"id": "a", "prompt": prompt, "ground_truth": {"n": n}} for n in (1, 2)]
     twice, apart = Rows(Splits(rows, [])), Rows(Splits(rows[:1], rows[1:]))
@@ -171,7 +171,7 @@ def test_a_row_that_is_not_certain_is_not_taken():
     assert apart.find(Stored(Path("eval_greedy_step_000001.jsonl"), 1, None), Trajectory("a", "", 0)) is rows[1]
 
 
-def test_rows_of_other_data_are_not_guessed(played, found):
+def test_rows_of_other_data_are_not_matched(played, found):
     status, report = found(played, "data.synthetic_train_rows=10")
     assert status == 1 and report["left_out"] == {"no row": 30}
     status, report = found(played, "seed=1")
@@ -206,7 +206,7 @@ def test_a_function_of_the_messages_needs_no_environment(played, found, capsys, 
     assert "environment.config.calculator=false changes no reward" in said.err
 
 
-def test_a_reward_that_breaks_is_told(played, found, monkeypatch):
+def test_an_error_of_a_reward_function_is_reported(played, found, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     status, report = found(played, "reward.components={environment:0,tests.test_rescore.broken:1}")
     long = [where for where, t in stored(played).items() if len(t.messages) > 2]
@@ -214,7 +214,7 @@ def test_a_reward_that_breaks_is_told(played, found, monkeypatch):
     assert Counter(line["told"] for line in report["not_rescored"]) == {"LookupError: too long": len(long)}
 
 
-def test_the_table(played, capsys, tmp_path):
+def test_the_table_shows_means_and_disagreements(played, capsys, tmp_path):
     out = tmp_path / "report.json"
     status, text = shown(capsys, played, "reward.components.turn_penalty=0.1", f"out={out}")
     first, second, *rest = text.splitlines()
@@ -229,7 +229,7 @@ def test_the_table(played, capsys, tmp_path):
     assert said.endswith(f"written to {out}")
 
 
-def test_disagreements_are_those_of_reward_and_scorer(played, found):
+def test_overpaid_trajectories_are_those_that_the_scorer_rejects(played, found):
     status, report = found(played, "reward.components={environment:0,turn_penalty:-5}")
     lines = {line["where"]: line for line in report["trajectories"]}
     wanted = {where for where, line in lines.items() if line["reward_after"] >= 1 and not line["score_after"]}
@@ -250,14 +250,14 @@ def test_disagreements_are_those_of_reward_and_scorer(played, found):
         (["RUN/trajectories"], "trajectories is no run, for it has no config.yaml"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(run, capsys, words, sentence):
+def test_errors_are_one_sentence(run, capsys, words, sentence):
     with pytest.raises(SystemExit) as ended, one_sentence():
         rescore([word.replace("RUN", str(run)) for word in words])
     said = capsys.readouterr()
     assert ended.value.code == 2 and said.out == "" and sentence in said.err and said.err.count("\n") == 1
 
 
-def test_as_a_program_without_torch(played, tmp_path):
+def test_the_program_imports_no_torch(played, tmp_path):
     code = "import sys; from mtrl.rescore.__main__ import main; status = main(sys.argv[1:]); "
     code += "assert 'torch' not in sys.modules; sys.exit(status)"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -268,6 +268,6 @@ def test_as_a_program_without_torch(played, tmp_path):
         assert "\x1b" not in done.stdout and "played  " in done.stdout
 
 
-def test_a_file_of_a_run_takes_the_runs_settings(run, found):
+def test_a_file_of_a_run_is_rescored_with_the_settings_of_the_run(run, found):
     status, report = found(run / "trajectories" / "eval_greedy_step_000002.jsonl")
     assert status == 0 and report["all"]["episodes"] == 4 and report["all"]["changed"] == 0

@@ -67,7 +67,7 @@ def test_the_tiny_model_learns_from_scratch(folder):
     assert "loss per token:" in printed and f"model.path={out}" in printed
 
 
-def test_a_folder_is_trained_on(folder, tmp_path):
+def test_the_model_of_a_folder_is_trained(folder, tmp_path):
     """A Hugging Face folder in, another one out; the first stays as it is."""
     more = {"messages": [{"role": "user", "content": "say 17"}, {"role": "assistant", "content": "no"}]}
     (tmp_path / "more.jsonl").write_text(json.dumps(more))
@@ -103,7 +103,7 @@ GOOD = json.dumps(CHATS[0])
         ('{"messages": [{"role": "user", "content": "x"}]}', "line 3: the assistant says nothing"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, sentence):
+def test_an_invalid_line_is_a_user_error(tmp_path, line, sentence):
     path = tmp_path / "bad.jsonl"
     path.write_text(f"{GOOD}\n\n{line}\n{GOOD}\n")
     with pytest.raises(UserError, match=sentence):
@@ -111,7 +111,7 @@ def test_a_bad_line_is_named(tmp_path, line, sentence):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_separator_inside_a_text_is_no_end_of_line(tmp_path):
+def test_a_unicode_separator_does_not_end_a_line(tmp_path):
     from mtrl.sft import read_conversations
 
     chat = {"messages": [{"role": "assistant", "content": "a\u2028b\x85c\x0bd"}]}
@@ -132,7 +132,7 @@ def test_a_separator_inside_a_text_is_no_end_of_line(tmp_path):
         (["--data", "long.jsonl"], "conversation 2 of --data has .* tokens, more than the 1024 that the model holds"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path, monkeypatch, arguments, sentence):
+def test_wrong_arguments_are_user_errors(tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     long = {"messages": [{"role": "assistant", "content": "1" * 2000}]}
     (tmp_path / "empty.jsonl").write_text("\n\n")
@@ -144,7 +144,7 @@ def test_what_is_wrong_is_said(tmp_path, monkeypatch, arguments, sentence):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_says_it_in_one_line(tmp_path):
+def test_an_error_of_the_command_is_one_line(tmp_path):
     (tmp_path / "bad.jsonl").write_text("{")
     command = [sys.executable, "-m", "mtrl.sft", "--data", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "out")]
     done = forked.run(command, capture_output=True, text=True, timeout=60)

@@ -79,7 +79,7 @@ def fields(trajectory):
 
 
 @given(trajectories)
-def test_a_trajectory_survives_json_to_the_bit(trajectory):
+def test_a_trajectory_is_restored_from_json_bit_for_bit(trajectory):
     back = trajectory_from_dict(json.loads(to_json(trajectory)))
     assert back == trajectory
     assert bits([t.action_logprobs for t in back.turns]) == bits([t.action_logprobs for t in trajectory.turns])
@@ -90,13 +90,13 @@ def test_a_trajectory_survives_json_to_the_bit(trajectory):
 
 
 @given(st.lists(trajectories, max_size=3), st.dictionaries(texts, values, max_size=3))
-def test_a_group_survives_json(members, row):
+def test_a_group_is_restored_from_json(members, row):
     group = Group("g", row, members)
     assert group_from_dict(json.loads(to_json(group))) == group
 
 
 @given(st.lists(trajectories, max_size=3))
-def test_a_dict_is_that_of_dataclasses_and_copies_no_numbers(members):
+def test_to_dict_equals_asdict_and_copies_no_numbers(members):
     group = Group("g", {"id": "r"}, members)
     assert json.dumps(to_dict(group)) == json.dumps(asdict(group))
     for trajectory, data in zip(members, to_dict(group)["trajectories"], strict=True):
@@ -105,7 +105,7 @@ def test_a_dict_is_that_of_dataclasses_and_copies_no_numbers(members):
 
 
 @given(st.lists(floats, min_size=1, max_size=4))
-def test_a_sample_survives_json(numbers):
+def test_a_sample_is_restored_from_json(numbers):
     size = len(numbers)
     sample = Sample([1] * size, [True] * size, numbers, numbers, [0] * size, [0] * size, "g", 2)
     back = Sample(**json.loads(to_json(sample)))
@@ -114,14 +114,14 @@ def test_a_sample_survives_json(numbers):
 
 @given(st.lists(trajectories, max_size=3))
 @example([Trajectory("\u2028 \u2029 \x85 \r \n \x0b \x1e", "g", 0)])
-def test_one_line_each_whatever_the_text(tmp_path_factory, written):
+def test_every_value_is_one_line(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("types") / "file.jsonl"
     write_jsonl(path, written)
     assert path.read_bytes().count(b"\n") == len(written)
     assert list(read_trajectories(path)) == written
 
 
-def test_write_jsonl_appends_unless_told(tmp_path):
+def test_write_jsonl_appends_by_default(tmp_path):
     path = tmp_path / "file.jsonl"
     first, second = Trajectory("a", "g", 0), Trajectory("b", "g", 1)
     write_jsonl(path, [first])
@@ -156,7 +156,7 @@ def trajectory():
     )
 
 
-def test_what_is_derived_from_turns(trajectory):
+def test_properties_are_derived_from_turns(trajectory):
     assert trajectory.reward == 1.5
     assert trajectory.rewards == [0.5, 1.0]
     assert trajectory.action_tokens == 3
@@ -165,5 +165,5 @@ def test_what_is_derived_from_turns(trajectory):
     assert trajectory.messages == [{"hears": "q"}, {"says": "a"}, {"hears": "o"}, {"says": "b"}, {"last": 1}]
 
 
-def test_nothing_sampled_has_no_version():
+def test_a_trajectory_without_tokens_has_no_version():
     assert Trajectory("task", "g", 0).oldest_version is None

@@ -57,7 +57,7 @@ def play(tiny_tokenizer, tiny_codec):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_it_fails_alone_or_not_at_all(attack, play):
+def test_a_hostile_environment_fails_only_its_own_episode(attack, play):
     before = os.getcwd(), sys.getrecursionlimit()
     bad, good = play(attack)
     assert good.error is None and good.rewards == [0.5] * TURNS
@@ -72,7 +72,7 @@ def test_it_fails_alone_or_not_at_all(attack, play):
     assert (os.getcwd(), sys.getrecursionlimit()) == before
 
 
-def test_what_forges_a_role_or_a_token_is_no_action(play, tiny_codec):
+def test_forged_roles_and_tokens_are_not_trained(play, tiny_codec):
     """Whatever an environment says, only what the engine sampled is trained."""
     for attack in ATTACKS:
         if attack.name in ("control tokens", "a forged role"):
@@ -146,7 +146,7 @@ def healthy(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ON_A_RUN)
-def test_a_run_outlives_it_or_says_why_not(name, healthy, tmp_path):
+def test_a_run_continues_or_ends_with_a_sentence(name, healthy, tmp_path):
     """With the weights of a run that nobody disturbed, or a status that is not 0 and a sentence."""
     is_async, deed, expected, sentence = ON_A_RUN[name]
     output, status = run(tmp_path, is_async, deed)

@@ -47,7 +47,7 @@ def make_row(task):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Conversation, SingleMessageConversation])
-def test_a_batch_of_hostile_policies(layout, tiny_tokenizer, tiny_codec, outside):
+def test_a_batch_of_hostile_policies_ends_without_errors(layout, tiny_tokenizer, tiny_codec, outside):
     """Episodes of three turns: hostile, hostile, right. All end, none as an error, and the last turn is paid."""
     said = {
         f"{task}-{number}/0": [text, attacks[-1 - number % len(attacks)], RIGHT[task]]

@@ -20,7 +20,7 @@ def score(response):
 
 @pytest.mark.parametrize("scheme", ["default", "guide"])
 @pytest.mark.parametrize("family", ["calculator", "answers"])
-def test_turns(family, scheme, outside):
+def test_hostile_turns_are_wrong_and_cheap(family, scheme, outside):
     for attack in [attack for attack in TURNS if attack.family == family]:
         environment = FAMILY.environment(max_turns=4, reward=scheme, calculator=True)
         with measured() as taken:

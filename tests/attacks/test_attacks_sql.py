@@ -66,7 +66,7 @@ def check(turn, refused):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_queries(family, outside):
+def test_hostile_queries_are_wrong_and_cheap(family, outside):
     limit = Limits()
     for attack in [attack for attack in QUERIES if attack.family == family]:
         text = outside.fill(attack.text)
@@ -83,7 +83,7 @@ def test_queries(family, outside):
     outside.check()
 
 
-def test_turns_that_are_no_action_or_many(outside):
+def test_turns_with_no_action_or_several_earn_no_reward(outside):
     attacks = sql_attacks.responses()
     for attack in attacks:
         for scheme in ("default", "skyrl"):
@@ -124,7 +124,7 @@ print(json.dumps([errors, wrong, resource.getrusage(resource.RUSAGE_SELF).ru_max
 
 
 @pytest.mark.slow
-def test_queries_that_only_a_limit_on_memory_stops(outside):
+def test_the_memory_limit_stops_queries_that_compile_to_gigabytes(outside):
     """Most never come to their first instruction, and took over 5 GB. Others keep their right answers meanwhile."""
     attacks = [*sql_attacks.nested_bombs(), *sql_attacks.swelling_aggregates()]
     child = subprocess.run(

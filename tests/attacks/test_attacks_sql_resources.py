@@ -55,7 +55,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_query_ends_takes_little_and_repeats(name, folder):
+def test_a_hostile_query_ends_within_limits_and_repeats(name, folder):
     heard, query = [], ATTACKS[name]
     for _ in range(2):
         sandbox = SqlSandbox.from_script(SCRIPT, LIMITS)

@@ -74,7 +74,7 @@ DEEDS = {
 
 
 @pytest.mark.parametrize("name", DEEDS)
-def test_a_run_says_what_ended_it(name, tmp_path):
+def test_a_run_reports_what_ended_it(name, tmp_path):
     where, deed, expected, sentence = DEEDS[name]
     (tmp_path / "bad.py").write_text(MODULE.format(deed=deed))
     run = str(tmp_path / "run")

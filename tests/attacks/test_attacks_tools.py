@@ -78,7 +78,7 @@ def step(environment, text):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_turns(family, outside):
+def test_hostile_turns_are_answered_and_earn_no_reward(family, outside):
     for attack in [attack for attack in TURNS if attack.family == family]:
         environment = Shop()
         try:
@@ -105,7 +105,7 @@ def test_turns(family, outside):
     outside.check()
 
 
-def test_what_a_turn_may_not_repeat_back():
+def test_errors_contain_no_markup_of_the_model():
     """Errors never hold markup or control tokens that the model made up."""
     for attack in TURNS:
         if attack.family not in ("names", "keys"):
@@ -117,7 +117,7 @@ def test_what_a_turn_may_not_repeat_back():
         environment.close()
 
 
-def test_calls_after_the_end(outside):
+def test_calls_after_the_end_are_not_run(outside):
     over = '<tool_call>{"name": "end", "arguments": {}}</tool_call>'
     for attack in TURNS[::7]:
         environment = Shop()
@@ -129,7 +129,7 @@ def test_calls_after_the_end(outside):
     outside.check()
 
 
-def test_recorded_tools():
+def test_hostile_arguments_match_no_recording():
     """A hostile argument is never found among recordings, and never breaks the episode."""
     for value in tool_attacks.VALUES:
         environment = Shop()
@@ -141,7 +141,7 @@ def test_recorded_tools():
         environment.close()
 
 
-def test_depths_around_the_limit_of_recursion():
+def test_nesting_near_the_recursion_limit_is_answered():
     """Where Python gives up on nesting depends on the caller; whatever it says, the call is answered."""
     for name in ("look", "echo", "price"):
         for depth in range(200, 1100, 50):

@@ -148,7 +148,7 @@ def played(environment) -> list:
     return results
 
 
-def test_the_guides_third_pattern_pays_partial_credit_at_the_last_turn():
+def test_the_third_pattern_of_the_guide_gives_partial_credit_at_the_last_turn():
     first, second, last = played(Pasted(3))
     assert first == second == (pytest.approx(0.04), "go on", False)
     assert last == (0.4, None, True)
@@ -159,6 +159,6 @@ def test_every_turn_is_counted_once(environment):
     assert len(played(environment(max_turns=3))) == 3
 
 
-def test_an_episode_begins_at_no_turn():
+def test_reset_sets_the_current_turn_to_0():
     environment = Pasted(3)
     assert len(played(environment)) == len(played(environment)) == 3

@@ -19,7 +19,7 @@ def program(code):
     return done.stdout.split()
 
 
-def test_an_event_loop_ends_though_a_coroutine_ignores_that():
+def test_an_event_loop_ends_although_a_coroutine_ignores_its_cancellation():
     code = """
     import asyncio
     from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
@@ -46,7 +46,7 @@ def test_an_event_loop_ends_though_a_coroutine_ignores_that():
     assert program(code) == ["late", "CancelledError", "over"]
 
 
-def test_who_is_detached_may_clear_up():
+def test_a_detached_coroutine_can_clean_up():
     said = []
 
     async def tidy():
@@ -69,7 +69,7 @@ def test_who_is_detached_may_clear_up():
     assert said == ["tidy"]
 
 
-def test_who_is_on_it_does_as_without():
+def test_an_attached_coroutine_behaves_as_without_the_wrapper():
     async def work():
         for _ in range(2):  # as a library does that tries again
             try:
@@ -90,7 +90,7 @@ def test_who_is_on_it_does_as_without():
     assert asyncio.run(awaited()) == ["a", "1"]
 
 
-def test_a_coroutine_that_exits_ends_nothing_but_itself():
+def test_a_coroutine_that_exits_raises_an_error_and_the_loop_continues():
     async def exits():
         await asyncio.sleep(0)
         sys.exit(3)

@@ -75,7 +75,7 @@ def config_of(*overrides):
     return OmegaConf.to_object(compose(overrides))
 
 
-def test_it_needs_no_torch():
+def test_the_factory_imports_no_torch():
     code = "import sys, mtrl.environments.factory; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -89,20 +89,20 @@ def test_the_task_of_the_default_experiment():
     assert environment_factory(config, task.family, 9)().max_turns == 9
 
 
-def test_the_scheme_reaches_environments_that_have_several():
+def test_environments_with_several_reward_schemes_get_the_configured_one():
     config = config_of("reward=guide")
     assert load_task(config).make_environment.keywords["reward"] == "guide"
     cfg, _ = composed("Open")
     assert "reward" not in load_task(OmegaConf.to_object(cfg)).make_environment.keywords
 
 
-def test_loading_a_task_draws_nothing():
+def test_loading_a_task_does_not_use_the_global_random_state():
     before = random.getstate()
     load_task(config_of())
     assert random.getstate() == before
 
 
-def test_one_environment_is_tried_and_closed():
+def test_load_task_makes_and_closes_one_environment():
     cfg, _ = composed("Strict")
     closed = Strict.closed
     load_task(OmegaConf.to_object(cfg))
@@ -145,7 +145,7 @@ class Leaves(BaseEnvironment):
         (Leaves, "making an environment of .* failed: SystemExit"),
     ],
 )
-def test_one_that_hangs_or_fails_at_the_start_is_told(environment, said):
+def test_an_environment_that_hangs_or_fails_at_the_start_is_a_user_error(environment, said):
     config = config_of("environment.step_timeout=0.2")
     family = Family("own", environment, None, None)
     begun = time.monotonic()
@@ -184,7 +184,7 @@ def mistypes(*_, **config):
         (mistypes, "failed: TypeError in test_factory.py, line .*; mend the loader or its data"),
     ],
 )
-def test_a_loader_that_hangs_or_fails_is_told(load, said, monkeypatch):
+def test_a_loader_that_hangs_or_fails_is_a_user_error(load, said, monkeypatch):
     monkeypatch.setattr(Open, "load", load)
     config = config_of("environment.name=x", f"environment.target={__name__}.Open", "environment.config={}")
     config.environment.episode_timeout = 0.2 if load is hangs else 60.0
@@ -199,14 +199,14 @@ def test_a_loader_that_hangs_or_fails_is_told(load, said, monkeypatch):
         ("Calculates", "hrd", "environment.config.hrd is not a key of Calculates; it takes max_turns, calculator"),
     ],
 )
-def test_a_key_that_nobody_takes_is_refused(name, key, said):
+def test_an_unknown_environment_key_is_refused(name, key, said):
     cfg, _ = composed(name, f"environment.config.{key}=1")
     with pytest.raises(UserError) as caught:
         load_task(OmegaConf.to_object(cfg))
     assert said in str(caught.value)
 
 
-def test_keys_of_the_task_that_is_replaced_are_left_out_with_a_warning():
+def test_environment_keys_of_the_replaced_task_are_dropped_with_a_warning():
     cfg, warnings = composed("Strict", "environment.config.hard=true")
     assert cfg.environment.config == {"hard": True}
     target = f"{__name__}.Strict"
@@ -217,22 +217,22 @@ def test_keys_of_the_task_that_is_replaced_are_left_out_with_a_warning():
     assert load_task(OmegaConf.to_object(cfg)).make_environment().hard is True
 
 
-def test_those_that_the_target_takes_stay():
+def test_environment_keys_that_the_target_accepts_stay():
     for name, more in (("Calculates", ()), ("Open", ()), ("Calculates", ("environment.config.hrd=1",))):
         cfg, warnings = composed(name, *more)
         assert cfg.environment.config.calculator is True and warnings == []
 
 
-def test_a_foreign_function_that_takes_anything_does_not_get_them():
+def test_a_foreign_function_with_arbitrary_keywords_gets_no_keys_of_the_replaced_task():
     cfg, warnings = composed("FOREIGN", "environment.config.id=lake")
     assert cfg.environment.config == {"id": "lake"} and len(warnings) == 1
 
 
-def test_of_another_experiment_as_well():
+def test_environment_keys_of_another_experiment_are_dropped_too():
     cfg, warnings = composed("Strict", "experiment=games_hf", "model=tiny", "model.path=null")
     assert cfg.environment.config == {} and "environment.name=games" in warnings[0]
 
 
-def test_without_a_target_they_are_refused_as_before():
+def test_unknown_environment_keys_without_a_target_are_refused():
     with pytest.raises(UserError, match="environment.config.calculator is not a key of text_to_sql"):
         compose(["environment=text_to_sql"])

@@ -46,7 +46,7 @@ def test_a_bare_class_becomes_a_family():
 OPTIONAL = ("demonstrate", "gold", "decoys", "answered", "explain", "measure", "waits_for_processes")
 
 
-def test_what_a_bare_class_brings_is_the_familys():
+def test_attributes_of_a_bare_class_become_fields_of_the_family():
     whole = type("Whole", (Own,), {name: object() for name in ("load", "score", *OPTIONAL)})
     family = family_of_class(whole)
     assert all(getattr(family, name) is getattr(whole, name) for name in ("load", "score", *OPTIONAL))
@@ -68,7 +68,7 @@ def test_what_a_bare_class_brings_is_the_familys():
         ("x", "mtrl.types.Turn", "environment.target=mtrl.types.Turn is a type; it must be a Family or"),
     ],
 )
-def test_what_is_not_a_family_is_said(name, target, sentence):
+def test_a_name_or_target_that_is_no_family_is_a_user_error(name, target, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         get_family(name, target)
 
@@ -87,6 +87,6 @@ def test_a_module_that_cannot_be_imported_names_the_line(tmp_path, monkeypatch, 
         get_family("x", "broken.Env")
 
 
-def test_an_environment_without_step_says_so():
+def test_an_environment_without_step_raises_not_implemented():
     with pytest.raises(NotImplementedError, match=r"Own does not define step\(response, ground_truth\)"):
         Own().step("x", {})

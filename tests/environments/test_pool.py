@@ -50,14 +50,14 @@ def kinds(results):
     return [type(result).__name__ if isinstance(result, BaseException) else result for result in results]
 
 
-def test_results_and_arguments(make_pool):
+def test_calls_get_their_arguments_and_return_results(make_pool):
     async def go(pool):
         return await asyncio.gather(*(pool.call(pow, i, 2, timeout=5) for i in range(20)))
 
     assert run(go(make_pool(3))) == [i**2 for i in range(20)]
 
 
-def test_calls_run_side_by_side_on_other_threads(make_pool):
+def test_calls_run_concurrently_on_other_threads(make_pool):
     together = threading.Barrier(4, timeout=10)
 
     def meet():
@@ -67,7 +67,7 @@ def test_calls_run_side_by_side_on_other_threads(make_pool):
     assert run(many(make_pool(4), [meet] * 4)) == [True] * 4
 
 
-def test_a_hung_call_is_left_behind_and_its_thread_replaced(make_pool, release):
+def test_a_hung_call_is_abandoned_and_its_thread_replaced(make_pool, release):
     """With one worker, three hung calls after each other still leave one for the next."""
     pool = make_pool(1)
 
@@ -87,7 +87,7 @@ def test_the_error_names_the_call_and_the_key(make_pool, release):
         run(make_pool(1).call(Env().step, timeout=0.01))
 
 
-def test_a_call_is_not_named_while_all_is_well(make_pool):
+def test_the_repr_of_a_call_is_not_computed_without_an_error(make_pool):
     """The `repr` of a `partial` is as long as its arguments are, such as a corpus that all environments share."""
 
     class Large:
@@ -98,13 +98,13 @@ def test_a_call_is_not_named_while_all_is_well(make_pool):
     assert asyncio.run(pool.call(partial(id, Large()), timeout=60))
 
 
-def test_waiting_for_a_thread_is_not_the_calls_time(make_pool):
+def test_the_time_limit_excludes_the_wait_for_a_thread(make_pool):
     """Five calls share one thread; together they take longer than one may."""
     results = run(many(make_pool(1), [partial(time.sleep, 0.1)] * 5, timeout=0.3))
     assert results == [None] * 5
 
 
-def test_a_call_whose_caller_is_cancelled_gives_its_thread_back(make_pool, release):
+def test_the_thread_of_a_cancelled_call_is_replaced(make_pool, release):
     """An episode's own time limit cancels its call, running or still queued."""
     pool = make_pool(1)
     before = pool_threads()
@@ -122,7 +122,7 @@ def test_a_call_whose_caller_is_cancelled_gives_its_thread_back(make_pool, relea
     assert len(pool_threads() - before) == 2, "one for each hung thread, none for a call that no thread had"
 
 
-def test_a_late_thread_ends_when_its_call_does(make_pool, release):
+def test_the_thread_of_an_abandoned_call_ends_with_the_call(make_pool, release):
     pool = make_pool(1)
 
     async def go():
@@ -150,7 +150,7 @@ def test_a_late_thread_ends_when_its_call_does(make_pool, release):
         (KeyboardInterrupt(), "RuntimeError('KeyboardInterrupt()')"),
     ],
 )
-def test_errors_propagate_and_cost_no_thread(make_pool, error, expected):
+def test_errors_propagate_and_the_thread_continues(make_pool, error, expected):
     def fail():
         raise error
 
@@ -199,7 +199,7 @@ def test_an_environment_that_cancels_itself_does_not_cancel_the_run(make_pool):
     assert kinds(run(many(make_pool(1), [confused]))) == ["RuntimeError"]
 
 
-def test_what_comes_too_late_is_discarded(make_pool, release):
+def test_a_result_after_the_time_limit_is_discarded(make_pool, release):
     discarded = []
 
     def slow():
@@ -218,7 +218,7 @@ def test_what_comes_too_late_is_discarded(make_pool, release):
     assert discarded == ["thing"]
 
 
-def test_what_comes_at_the_moment_of_cancelling_is_discarded(make_pool):
+def test_a_result_at_the_moment_of_cancellation_is_discarded(make_pool):
     """The thread has ended, but the coroutine is cancelled before it hears of that."""
     discarded = []
     entered, leave = threading.Event(), threading.Event()
@@ -263,7 +263,7 @@ asyncio.run(go())
 
 
 @pytest.mark.parametrize("cancellations", [1, 2])
-def test_a_last_call_is_made_although_nobody_waits_for_it(make_pool, release, cancellations):
+def test_finish_makes_its_call_although_the_caller_is_cancelled(make_pool, release, cancellations):
     """Cancelled while every thread is busy; the thread serves others afterwards."""
     done = threading.Event()
 
@@ -284,7 +284,7 @@ def test_a_last_call_is_made_although_nobody_waits_for_it(make_pool, release, ca
 
 
 @pytest.mark.parametrize("kind", ["coroutine function", "function that returns a coroutine"])
-def test_a_last_call_that_is_async_is_made_to_its_end(make_pool, kind):
+def test_finish_completes_an_async_call(make_pool, kind):
     begun, done = threading.Event(), threading.Event()
 
     async def close():
@@ -303,7 +303,7 @@ def test_a_last_call_that_is_async_is_made_to_its_end(make_pool, kind):
     assert run(go(make_pool(2)))
 
 
-def test_a_last_call_raises_as_others_do(make_pool, release):
+def test_finish_raises_the_errors_of_its_call(make_pool, release):
     async def go(pool):
         with pytest.raises(ZeroDivisionError):
             await pool.finish(lambda: 1 // 0, timeout=5)
@@ -314,7 +314,7 @@ def test_a_last_call_raises_as_others_do(make_pool, release):
     run(go(make_pool(1)))
 
 
-def test_a_last_call_is_made_although_its_loop_ends_first(make_pool, release):
+def test_finish_makes_its_call_although_the_event_loop_ends_first(make_pool, release):
     done = threading.Event()
     pool = make_pool(1)
 

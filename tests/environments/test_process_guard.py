@@ -38,12 +38,12 @@ async def exits_async():
 
 
 @pytest.mark.parametrize("function", [exits, exits_async])
-def test_one_that_exits_fails_its_call_alone(function):
+def test_os_exit_in_a_call_fails_only_that_call(function):
     with pytest.raises(RuntimeError, match=r"os._exit\(0\) in an environment"):
         called(function)
 
 
-def test_a_child_that_it_forks_may_exit():
+def test_a_forked_child_may_exit():
     def forks():
         child = os.fork()
         if child == 0:
@@ -53,7 +53,7 @@ def test_a_child_that_it_forks_may_exit():
     assert called(forks) == 7
 
 
-def test_the_event_loop_of_the_run_goes_on():
+def test_the_event_loop_of_the_run_cannot_be_stopped():
     async def stops():
         asyncio.get_running_loop().stop()
 
@@ -61,7 +61,7 @@ def test_the_event_loop_of_the_run_goes_on():
         called(stops)
 
 
-def test_a_loop_of_its_own_may_be_stopped():
+def test_an_environment_may_stop_its_own_event_loop():
     def runs():
         loop = asyncio.new_event_loop()
         loop.call_soon(loop.stop)
@@ -72,7 +72,7 @@ def test_a_loop_of_its_own_may_be_stopped():
     assert called(runs) == "done"
 
 
-def test_what_it_starts_is_guarded_too_and_its_threads_hold_up_no_exit():
+def test_threads_of_an_environment_are_guarded_daemons():
     said = []
 
     def starts():
@@ -91,7 +91,7 @@ def test_what_it_starts_is_guarded_too_and_its_threads_hold_up_no_exit():
     assert not threading.Thread(target=print).daemon, "one that is started elsewhere is as it was"
 
 
-def test_the_recursion_limit_is_put_back():
+def test_the_recursion_limit_is_restored():
     before = sys.getrecursionlimit()
     called(lambda: sys.setrecursionlimit(500))
     assert sys.getrecursionlimit() == before

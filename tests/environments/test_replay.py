@@ -48,7 +48,7 @@ def call(name, **arguments):
     return {"type": "function", "id": "c", "function": {"name": name, "arguments": arguments}}
 
 
-def test_recorded_calls(replay):
+def test_recorded_calls_return_their_results(replay):
     assert replay.call("get_account", pin=12, id="A1") == {"name": "Ann", "tags": ["x"]}
     assert replay.call("today") == "1 May" and replay.call("search", query="tea") is None
     assert replay.calls == {"get_account": 1, "today": 1, "search": 1} and not replay.misses
@@ -67,7 +67,7 @@ def test_recorded_calls(replay):
         ("search", {}, "query, page"),
     ],
 )
-def test_what_was_not_recorded(replay, name, arguments, knows):
+def test_calls_without_a_recording_are_tool_errors(replay, name, arguments, knows):
     """The error names arguments and never a value, and is the same for every wrong call."""
     with pytest.raises(ToolError) as caught:
         replay.call(name, **arguments)
@@ -108,7 +108,7 @@ def _leaves(value):
         yield value
 
 
-def test_whole_numbers_are_the_same_however_they_are_written():
+def test_integers_and_integral_floats_are_the_same_argument():
     recordings = Recordings([{"tool": "t", "arguments": {"n": 1.0, "deep": [{"m": 2}]}, "result": 1}])
     assert recordings.find("t", {"n": 1, "deep": [{"m": 2.0}]}) == 1
     for other in (True, "1", 1.5):
@@ -119,7 +119,7 @@ def test_whole_numbers_are_the_same_however_they_are_written():
 # -- files and tables -------------------------------------------------------------------------------------------------
 
 
-def test_a_file(tmp_path):
+def test_recordings_are_read_from_a_file(tmp_path):
     file = tmp_path / "r.jsonl"
     file.write_text("\n".join(json.dumps(line) for line in LINES) + "\n\n", encoding="utf-8")
     assert Recordings.from_jsonl(file).tools == ["get_account", "today", "search"]
@@ -141,7 +141,7 @@ def test_a_file(tmp_path):
         ),
     ],
 )
-def test_broken_files(tmp_path, text, message):
+def test_broken_files_are_user_errors(tmp_path, text, message):
     file = tmp_path / "r.jsonl"
     if text is not None:
         file.write_text(text, encoding="utf-8")
@@ -149,7 +149,7 @@ def test_broken_files(tmp_path, text, message):
         Recordings.from_jsonl(file)
 
 
-def test_the_same_recording_twice_is_one():
+def test_duplicate_recordings_count_once():
     assert len(Recordings([LINES[0], LINES[0]])) == 1
 
 
@@ -159,7 +159,7 @@ ROWS = [
 ]
 
 
-def test_rows_of_a_table():
+def test_table_rows_become_recordings():
     replay = ReplayTools(Recordings(recordings_of_rows("validate", ROWS, ["account_id"], ["state", "balance"])))
     assert replay.call("validate", account_id="B2") == {"state": "closed", "balance": 0}
     renamed = recordings_of_rows("validate", ROWS, {"accountId": "account_id"}, ["state"])
@@ -174,7 +174,7 @@ def test_rows_of_a_table():
 # -- in an environment ------------------------------------------------------------------------------------------------
 
 
-def test_schemas_are_read_off_the_recordings(recordings):
+def test_schemas_are_inferred_from_the_recordings(recordings):
     account, _, search = (recordings.schema(name)["function"]["parameters"] for name in recordings.tools)
     assert account["properties"] == {"id": {"type": "string"}, "pin": {"type": "integer"}}
     assert account["required"] == ["id", "pin"]
@@ -205,7 +205,7 @@ def test_recorded_tools_in_an_environment(recordings):
     environment.close()
 
 
-def test_typed_tools_that_ask_the_recordings(recordings):
+def test_typed_tools_can_call_the_recordings(recordings):
     class Support(ToolEnvironment):
         @tool
         def get_account(self, id: str, pin: int) -> dict:
@@ -225,7 +225,7 @@ def test_typed_tools_that_ask_the_recordings(recordings):
     environment.close()
 
 
-def test_schemas_of_production(replay):
+def test_given_schemas_replace_the_inferred_ones(replay):
     schema = {"type": "function", "function": {"name": "today", "description": "Now.", "parameters": {}}}
     assert toolbox(*replay.tools([schema]))["today"].schema == schema
     schema["function"]["name"] = "yesterday"

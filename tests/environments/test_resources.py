@@ -45,7 +45,7 @@ def take(resources, kind, held):
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.booleans()), max_size=8))
-def test_reverse_order_also_where_teardowns_fail(taken):
+def test_resources_are_released_in_reverse_order_although_releases_fail(taken):
     environment, log = BaseEnvironment(), []
     for number, (kind, fails) in enumerate(taken):
         take(environment.resources, kind, Held(log, number, fails))
@@ -62,7 +62,7 @@ def test_reverse_order_also_where_teardowns_fail(taken):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_after_the_end_is_given_back_at_once(kind):
+def test_a_resource_that_is_added_after_close_is_released_at_once(kind):
     resources, log = Resources(), []
     resources.close()
     held = Held(log, "late", False)
@@ -71,7 +71,7 @@ def test_what_comes_after_the_end_is_given_back_at_once(kind):
     assert log == ["+late", "-late"]
 
 
-def test_what_was_being_entered_when_the_episode_ended():
+def test_a_context_that_is_entered_during_close_is_exited():
     resources, log = Resources(), []
 
     @contextmanager
@@ -168,7 +168,7 @@ CALLS = [{"id": "c", "function": {"name": name, "arguments": {}}} for name in ("
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors in /proc")
-def test_a_thousand_episodes_leave_nothing(tmp_path):
+def test_a_thousand_episodes_leak_no_thread_descriptor_or_file(tmp_path):
     Sandbox.folder = str(tmp_path)
     failures = []
 

@@ -33,7 +33,7 @@ calls = st.tuples(st.text(min_size=1, max_size=9), st.dictionaries(st.text(max_s
 
 
 @given(st.lists(st.tuples(words, calls), max_size=4), words)
-def test_what_is_written_is_read(pairs, end):
+def test_formatted_calls_are_parsed_back(pairs, end):
     text = "".join(before + format_call(*call) for before, call in pairs) + end
     content, found = parse_calls(text)
     assert content == "".join(before for before, _ in pairs) + end
@@ -66,21 +66,21 @@ def test_what_is_written_is_read(pairs, end):
         ('{"name": ["f"], "arguments": {}}', "missing_name"),
     ],
 )
-def test_what_is_malformed_is_said_to_be(body, status):
+def test_malformed_calls_have_a_status(body, status):
     good = format_call("g", {})
     content, found = parse_calls(f"a{good}b{OPEN}{body}{CLOSE}c{good}")
     assert [call.status for call in found] == ["ok", status, "ok"] and content == "abc"
     assert found[1].raw == body and found[1].name is None and status in PROBLEMS
 
 
-def test_tags_without_a_partner():
+def test_unpaired_tags_are_malformed_calls():
     assert [c.status for c in parse_calls(f'x {OPEN}{{"name": "f", "arguments": {{}}}}')[1]] == ["unclosed_block"]
     text = f'{{"name": "f", "arguments": {{}}}}{CLOSE} and {format_call("g", {})}'
     assert [(c.status, c.name) for c in parse_calls(text)[1]] == [("malformed_structure", None), ("ok", "g")]
 
 
 @given(st.lists(st.sampled_from([OPEN, CLOSE, "{", "}", '"name"', ":", '"f"', ",", '"arguments"', "x"]), max_size=20))
-def test_every_opening_is_an_attempt(pieces):
+def test_every_tag_is_a_call_attempt(pieces):
     text = "".join(pieces)
     content, found = parse_calls(text)
     assert OPEN not in content and CLOSE not in content
@@ -95,7 +95,7 @@ def attempt(name, arguments, status="ok", **more):
     return SimpleNamespace(raw="RAW", name=name, arguments=arguments, status=ToolCallParseStatus(status), **more)
 
 
-def test_calls_of_a_message():
+def test_attempts_become_calls_of_a_message():
     made = message_calls(
         [
             attempt("f", {"a": 1}),
@@ -126,7 +126,7 @@ def test_calls_of_a_message():
     json.dumps(made).encode()
 
 
-def test_messages_as_text():
+def test_messages_are_written_as_text():
     call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": {"a": "é"}}}
     written = '<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
     assert text_of({"role": "assistant", "content": None, "tool_calls": [call]}) == written
@@ -139,7 +139,7 @@ def test_messages_as_text():
 
 
 @pytest.mark.parametrize(("levels", "status"), [(90, "ok"), (120, "invalid_json"), (700, "invalid_json")])
-def test_what_is_nested_deep_is_malformed_while_python_can_still_copy_it(levels, status):
+def test_deeply_nested_arguments_are_malformed(levels, status):
     text = format_call("f", {}).replace(": {}", f': {{"a": {"[" * levels}{"]" * levels}}}')
     _, (call,) = parse_calls(text)
     assert call.status == status
@@ -148,7 +148,7 @@ def test_what_is_nested_deep_is_malformed_while_python_can_still_copy_it(levels,
     assert made.get("malformed", "ok") == status
 
 
-def test_the_description_holds_the_schemas_and_a_form_that_is_read():
+def test_the_description_contains_the_schemas_and_a_parsable_form():
     schemas = [{"type": "function", "function": {"name": "f", "description": "Ä", "parameters": {}}}]
     text = describe_tools(schemas)
     assert json.loads(text.split("<tools>\n")[1].split("\n</tools>")[0]) == schemas[0]
@@ -163,6 +163,6 @@ def test_canonical_json_is_one_text_per_value(value):
 
 
 @pytest.mark.parametrize("text", ["", "NaN", "[1,]", '{"a": 1, "a": 1}', "[" * 100_000, "1 2", "-Infinity"])
-def test_strict_json(text):
+def test_strict_json_refuses_invalid_text(text):
     with pytest.raises(ValueError):
         strict_loads(text)

@@ -147,7 +147,7 @@ def test_schemas_in_openais_form(make_shop):
     json.dumps(list(schemas.values()))
 
 
-def test_names_that_pydantic_keeps_for_itself():
+def test_parameters_may_have_names_that_pydantic_reserves():
     @tool
     def odd(schema: str, model_config: int, _x: int, copy: bool = False):
         """Odd names."""
@@ -188,7 +188,7 @@ def not_found(a: "Nowhere"):  # noqa: F821
         (tool(name="a b")(lambda: None), "has the name 'a b'; write 1 to 64 letters"),
     ],
 )
-def test_what_cannot_be_a_tool(function, message):
+def test_invalid_tools_are_user_errors(function, message):
     with pytest.raises(UserError, match=message):
         toolbox(function if hasattr(function, "__mtrl_tool__") else tool(function))
 
@@ -209,7 +209,7 @@ class Manager:
         raise AssertionError("looking for tools must not read properties")
 
 
-def test_tools_of_a_manager(make_shop):
+def test_objects_provide_tools_for_the_toolbox(make_shop):
     shop = make_shop()
     shop.toolbox |= toolbox(Manager({"name": "Ann"}))
     assert contents(respond(shop, call("name"))) == ["Ann"]
@@ -286,7 +286,7 @@ def test_an_answer_may_be_async_and_have_metrics(make_shop):
     assert result.reward == 0.5 and result.metrics["mine"] == 1.0 and result.metrics["tool_calls"] == 0
 
 
-def test_what_is_no_result_is_left_to_the_episode(make_shop):
+def test_an_invalid_answer_is_returned_unchanged(make_shop):
     class Wrong(Shop):
         def answer(self, response, ground_truth):
             return "done"
@@ -294,7 +294,7 @@ def test_what_is_no_result_is_left_to_the_episode(make_shop):
     assert respond(make_shop(Wrong)) == "done"
 
 
-def test_the_turns_run_out(make_shop):
+def test_the_last_turn_truncates_the_episode(make_shop):
     shop = make_shop(max_turns=2)
     assert not respond(shop, call("stock", item="pen")).done
     result = respond(shop, call("stock", item="pen"))
@@ -309,7 +309,7 @@ def test_a_tool_may_end_the_episode_and_nothing_runs_after_it(make_shop):
     assert result.metrics["amount"] == 3 and result.metrics["tool_calls"] == 2 and shop.ran == []
 
 
-def test_no_call_is_paid(make_shop):
+def test_a_call_that_does_not_end_the_episode_earns_no_reward(make_shop):
     class Bribed(ToolEnvironment):
         @tool
         def bribe(self) -> StepResult:
@@ -367,7 +367,7 @@ def raw(name, arguments, **more):
         ({}, "there is no tool ; "),
     ],
 )
-def test_every_failure_is_an_observation(make_shop, wrong, content):
+def test_every_failed_call_is_an_observation(make_shop, wrong, content):
     shop = make_shop()
     result = respond(shop, wrong, call("stock", item="pen"))
     (failure, success), ran = contents(result), shop.ran
@@ -379,13 +379,13 @@ def test_every_failure_is_an_observation(make_shop, wrong, content):
 
 
 @pytest.mark.parametrize("name", ["hangs", "sleeps"])
-def test_a_tool_that_takes_too_long(make_shop, name):
+def test_a_tool_that_exceeds_its_time_limit_is_an_error_observation(make_shop, name):
     shop = make_shop(tool_timeout=0.05)
     result = respond(shop, call(name), call("price", item="pen"))
     assert contents(result)[0] == f"Error: {name} took longer than 0.05 s" and len(shop.ran) == 1
 
 
-def test_too_many_calls(make_shop):
+def test_calls_beyond_the_limit_are_not_run(make_shop):
     shop = make_shop(max_tool_calls=2)
     result = respond(shop, *(call("stock", str(i), item="pen") for i in range(50)))
     assert contents(result) == ["7", "7"] + ["Error: not run: a turn may make 2 tool calls"] * 48
@@ -393,7 +393,7 @@ def test_too_many_calls(make_shop):
     assert len(shop.ran) == 2 and result.metrics["tool_calls"] == 50 and result.metrics["tool_errors"] == 48
 
 
-def test_a_broken_task_is_no_mistake_of_the_model(make_shop):
+def test_a_user_error_of_a_tool_ends_the_episode(make_shop):
     with pytest.raises(UserError, match="row 3 has no shop"):
         respond(make_shop(), call("broken"))
 
@@ -443,7 +443,7 @@ def test_only_environments_with_tools_take_messages():
     assert not isinstance(Own(), TakesMessages)
 
 
-def test_the_episodes_thread_ends_with_it():
+def test_close_ends_the_thread_of_the_episode():
     before = set(threading.enumerate())
     shop = Shop()
     respond(shop, call("price", item="pen"))

@@ -39,7 +39,7 @@ def shown(name):
 
 
 @pytest.mark.parametrize(("said", "paid"), [(["45", "46"], 1.0), (["45", "47", "48"], 0.0)])
-def test_the_function_plays_and_the_scorer_agrees(tiny_codec, said, paid):
+def test_the_function_of_the_guide_agrees_with_its_scorer(tiny_codec, said, paid):
     run, family = shown("riddle_agent.py")["run"], shown("riddles.py")["FAMILY"]
     trajectory = by_agent(CallableRunner(run, 1), ROW, said, tiny_codec)
     assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, paid, len(said))
@@ -47,7 +47,7 @@ def test_the_function_plays_and_the_scorer_agrees(tiny_codec, said, paid):
     assert all(turn.break_reason is None for turn in trajectory.turns)
 
 
-def test_what_a_service_is_sent():
+def test_the_documented_request_is_the_one_that_is_sent():
     sent = rollout_request(Assignment(ROW, "http://h/v1", "sk", "mtrl", "t", 1.0, 1.0, 64, "http://h"))
     documented = json.loads(block("json", '"metadata"').replace("[…]", "[]").replace("{…}", "{}"))
     camel = {"jobArn", "trajectoryId", "rolloutId", "inferenceParams"}
@@ -57,13 +57,13 @@ def test_what_a_service_is_sent():
     assert camel <= sent.keys() | sent["metadata"].keys()
 
 
-def test_the_service_that_is_started_is_there():
+def test_the_service_in_the_guide_exists():
     (command,) = [line for line in block("sh", "uvicorn").splitlines() if "uvicorn" in line]
     assert shlex.split(command)[-1] == "examples.agents.rft_agent:app"
     assert {"/rollout", "/health"} <= {route.path for route in rft_agent.app.routes}
 
 
-def test_curl_asks_pays_and_completes(tiny_codec, tmp_path):
+def test_the_curl_script_samples_rewards_and_completes(tiny_codec, tmp_path):
     live, opened = Live(tiny_codec, lambda name, turn: "46"), []
     live.gateway.allow_admin(KEY, lambda name: opened.append(live.gateway.open(name, sampling)) or opened[-1])
     with live:

@@ -19,7 +19,7 @@ def called(row, responses, codec):
     return by_agent(CallableRunner(langchain_agent.run, 2), row, responses, codec)
 
 
-def test_it_says_what_the_native_loop_says(row, tiny_codec):
+def test_the_agent_trains_the_tokens_of_the_native_loop(row, tiny_codec):
     for responses in (FAMILY.gold(row), ["#### 1"]):
         agent = called(row, responses, tiny_codec)
         native = by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
@@ -28,7 +28,7 @@ def test_it_says_what_the_native_loop_says(row, tiny_codec):
         assert FAMILY.score(agent, row) == agent.reward
 
 
-def test_it_ends_where_it_computes_for_ever(row, tiny_codec):
+def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
     trajectory = called(row, [format_call("calculate", {"expression": "1+2"})] * 9, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)
     assert 2 <= len(trajectory.turns) <= 4

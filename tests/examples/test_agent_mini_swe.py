@@ -24,7 +24,7 @@ def bash(command):
     return f"```bash\n{command}\n```"
 
 
-def test_its_code_is_the_packages(row):
+def test_the_agent_uses_the_classes_of_the_package(row):
     from minisweagent.agents.default import DefaultAgent
     from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 
@@ -35,7 +35,7 @@ def test_its_code_is_the_packages(row):
     assert (type(agent), type(agent.model)) == (DefaultAgent, LitellmTextbasedModel)
 
 
-def test_it_repairs_a_row(row, tiny_codec):
+def test_the_agent_repairs_a_row(row, tiny_codec):
     trajectory = called(row, FAMILY.gold(row), tiny_codec)
     assert (trajectory.error, trajectory.stop_reason) == (None, StopReason.DONE)
     assert (trajectory.reward, FAMILY.score(trajectory, row)) == (1.0, 1.0)
@@ -45,7 +45,7 @@ def test_it_repairs_a_row(row, tiny_codec):
     assert tokens(trajectory) == tokens(native)
 
 
-def test_long_output_and_failures_are_told_as_in_the_native_loop(row, tiny_codec):
+def test_long_output_and_failures_are_observed_as_in_the_native_loop(row, tiny_codec):
     responses = [bash("seq 500; exit 3"), bash("echo no >&2; false"), bash("cat f.py")]
     agent, native = called(row, responses, tiny_codec), by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
     assert tokens(agent) == tokens(native) and len(native.turns) == 3
@@ -53,7 +53,7 @@ def test_long_output_and_failures_are_told_as_in_the_native_loop(row, tiny_codec
     assert (agent.reward, FAMILY.score(agent, row)) == (0.0, 0.0)
 
 
-def test_only_what_is_submitted_is_paid(row, tiny_codec):
+def test_only_submitted_repairs_are_rewarded(row, tiny_codec):
     look, repair = FAMILY.gold(row)
     undone = repair.replace(" && echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "")
     trajectory = called(row, [look, undone, look], tiny_codec)
@@ -63,7 +63,7 @@ def test_only_what_is_submitted_is_paid(row, tiny_codec):
         assert (trajectory.reward, FAMILY.score(trajectory, row)) == (0.0, 0.0)
 
 
-def test_an_answer_without_a_command_leaves_its_history(row, tiny_codec):
+def test_a_response_without_a_command_starts_a_new_sample(row, tiny_codec):
     """mini-swe-agent drops it from its messages and asks again: a sample of its own, and the rest goes on."""
     look, repair = FAMILY.gold(row)
     trajectory = called(row, [look, "no command", repair], tiny_codec)
@@ -73,7 +73,7 @@ def test_an_answer_without_a_command_leaves_its_history(row, tiny_codec):
     assert (trajectory.reward, FAMILY.score(trajectory, row)) == (1.0, 1.0)
 
 
-def test_rows_are_the_familys_with_an_opening():
+def test_rows_equal_those_of_the_family_with_a_system_message():
     data = DataConfig(synthetic_train_rows=4, synthetic_test_rows=2)
     ours, theirs = FAMILY.load(data, 0), mini_swe.load(data, 0)
     assert [row["prompt"][1:] for row in ours.train] == [row["prompt"] for row in theirs.train]

@@ -31,7 +31,7 @@ def compute(expression):
     return format_call("calculate", {"expression": expression})
 
 
-def test_it_says_what_the_native_loop_says(row, tiny_codec):
+def test_the_agent_trains_the_tokens_of_the_native_loop(row, tiny_codec):
     answer = f"#### {row['ground_truth']['answer']}"
     for responses in (
         FAMILY.gold(row),
@@ -49,24 +49,24 @@ def test_it_says_what_the_native_loop_says(row, tiny_codec):
         assert all(turn.break_reason is None for turn in agent.turns)
 
 
-def test_a_call_that_is_none_is_told(row, tiny_codec):
+def test_a_malformed_call_is_an_error_observation(row, tiny_codec):
     trajectory = called(row, ["<tool_call>{oops</tool_call>", "#### 1"], tiny_codec)
     assert trajectory.turns[1].observation[0]["content"].startswith("Error: ")
     assert [turn.break_reason for turn in trajectory.turns] == [None, None]
 
 
-def test_it_stops_by_itself(row, tiny_codec):
+def test_the_agent_stops_after_its_own_limit(row, tiny_codec):
     trajectory = called(row, [compute("1+2")] * 9, tiny_codec)
     assert (len(trajectory.turns), trajectory.reward) == (openai_tools.MOST_CALLS, 0.0)
     assert trajectory.stop_reason == StopReason.DONE
 
 
-def test_the_run_stops_it(row, tiny_codec):
+def test_the_run_stops_the_agent_after_max_turns(row, tiny_codec):
     trajectory = called(row, [compute("1+2")] * 9, tiny_codec, calls=2)
     assert (len(trajectory.turns), trajectory.stop_reason) == (2, StopReason.MAX_TURNS)
 
 
-def test_as_a_program(row, tiny_codec):
+def test_the_agent_runs_as_a_program(row, tiny_codec):
     """In a folder of its own, with nothing of mtrl to import."""
     runner = ProgramRunner([sys.executable, str(PROGRAM)], {}, 1)
     trajectory = by_agent(runner, row, FAMILY.gold(row), tiny_codec)
@@ -75,7 +75,7 @@ def test_as_a_program(row, tiny_codec):
     assert tokens(trajectory) == tokens(called(row, FAMILY.gold(row), tiny_codec))
 
 
-def test_it_imports_nothing_of_mtrl():
+def test_the_agent_imports_nothing_of_mtrl():
     """So that it runs wherever its client is."""
     source = PROGRAM.read_text(encoding="utf-8")
     assert "import mtrl" not in source and "from mtrl" not in source and "from envs" not in source

@@ -31,13 +31,13 @@ def without(monkeypatch):
         ("strands_agent", "strands", "strands-agents is not installed; .*pip install 'mtrl-agents\\[strands\\]'"),
     ],
 )
-def test_the_configuration_is_refused(without, example, module, sentence):
+def test_a_configuration_with_a_missing_framework_is_refused(without, example, module, sentence):
     without(module, example)
     with pytest.raises(UserError, match=f"^{sentence}$"):
         prepare(["experiment=agent_word_problems", f"generator.agent.target=examples.agents.{example}.run"])
 
 
-def test_a_service_does_not_start(without):
+def test_a_service_with_a_missing_framework_does_not_start(without):
     without("sagemaker.train.rft", "rft_agent")
     with pytest.raises(SystemExit, match="^sagemaker is not installed; .*pip install 'mtrl-agents\\[sagemaker\\]'$"):
         import_module("examples.agents.rft_agent")

@@ -23,7 +23,7 @@ def agent(monkeypatch):
         yield url
 
 
-def test_it_plays_and_pays(row, agent, tiny_codec):
+def test_the_agent_gives_tokens_and_rewards_of_the_native_loop(row, agent, tiny_codec):
     for responses in (FAMILY.gold(row), ["#### 1"]):
         trajectory = by_agent(RemoteRunner(agent, "MTRL_NO_KEY"), row, responses, tiny_codec)
         native = by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
@@ -32,7 +32,7 @@ def test_it_plays_and_pays(row, agent, tiny_codec):
         assert tokens(trajectory) == tokens(native)
 
 
-def test_its_failure_is_the_episodes(row, agent, tiny_codec, monkeypatch):
+def test_an_error_of_the_agent_fails_the_episode(row, agent, tiny_codec, monkeypatch):
     def broken(*_):
         raise RuntimeError("the tool is on fire")
 

@@ -24,7 +24,7 @@ def compute(expression):
     return format_call("calculate", {"expression": expression})
 
 
-def test_it_says_what_the_native_loop_says(row, tiny_codec):
+def test_the_agent_trains_the_tokens_of_the_native_loop(row, tiny_codec):
     for responses in (FAMILY.gold(row), ["#### 1"]):
         agent = called(row, responses, tiny_codec)
         native = by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
@@ -33,19 +33,19 @@ def test_it_says_what_the_native_loop_says(row, tiny_codec):
         assert FAMILY.score(agent, row) == agent.reward
 
 
-def test_an_expression_that_is_none_is_told(row, tiny_codec):
+def test_an_invalid_expression_is_an_error_observation(row, tiny_codec):
     trajectory = called(row, [compute("1/0"), "#### 1"], tiny_codec)
     assert trajectory.turns[1].observation[0]["content"].startswith("Error: ")
     assert [turn.break_reason for turn in trajectory.turns] == [None, None]
 
 
-def test_it_ends_where_it_computes_for_ever(row, tiny_codec):
+def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
     trajectory = called(row, [compute("1+2")] * 9, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)
     assert len(trajectory.turns) == openai_tools.MOST_CALLS
 
 
-def test_a_refusal_ends_it_at_once(row, tiny_codec):
+def test_a_refused_call_ends_the_agent_at_once(row, tiny_codec):
     """By itself Strands asks six times, with pauses of minutes: the episode would have no time left."""
     trajectory = called(row, [compute("1+2")] * 9, tiny_codec, calls=2)
     assert (len(trajectory.turns), trajectory.stop_reason) == (2, StopReason.MAX_TURNS)

@@ -32,21 +32,21 @@ def make_environment():
     return FAMILY.environment(max_turns=3)
 
 
-def test_a_perfect_player_is_paid_and_believed(splits, tiny_codec):
+def test_gold_responses_get_full_reward_and_score(splits, tiny_codec):
     for row in (*splits.train[:4], *splits.test[:4]):
         trajectory = by_environment(FAMILY, row, FAMILY.gold(row), tiny_codec, max_turns=3)
         assert (trajectory.reward, FAMILY.score(trajectory, row), len(trajectory.turns)) == (1.0, 1.0, 2)
         assert trajectory.turns[1].observation[0]["content"] == row["ground_truth"]["answer"]
 
 
-def test_decoys_are_neither_paid_nor_believed(splits, tiny_codec):
+def test_decoys_get_no_reward_and_no_score(splits, tiny_codec):
     row = splits.train[0]
     for response in FAMILY.decoys(row):
         trajectory = by_environment(FAMILY, row, [response], tiny_codec, max_turns=3)
         assert (trajectory.reward, FAMILY.score(trajectory, row)) == (0.0, 0.0)
 
 
-def test_demonstrations_call_the_tool_and_leave_something_to_learn(splits):
+def test_demonstrations_call_the_tool_in_some_episodes(splits):
     rng = random.Random(0)
     episodes = [demonstrate(FAMILY, make_environment, row, rng) for row in splits.train]
     called = [episode for episode in episodes if any(message["role"] == "tool" for message in episode)]
@@ -72,7 +72,7 @@ def _numbers(expression):
 
 
 @given(st.text(max_size=120) | st.text(alphabet="0123456789+-*/()., ex'", max_size=120))
-def test_whatever_is_called_is_answered(arguments):
+def test_every_call_is_answered(arguments):
     for text in (arguments, f'{{"expression": {arguments}}}', f'{{"expression": "{arguments}"}}'):
         told = result({"id": "call_0_0", "function": {"name": "calculate", "arguments": text}})
         assert told["role"] == "tool" and told["tool_call_id"] == "call_0_0" and len(told["content"]) < 500
@@ -81,7 +81,7 @@ def test_whatever_is_called_is_answered(arguments):
 @pytest.mark.parametrize(
     "expression", ["__import__('os')", "1/0", "9" * 101, "2**9", "True+1", "x", "", "1 if 1 else 2", "(" * 50, "1e999"]
 )
-def test_what_is_no_arithmetic_is_an_error(expression):
+def test_expressions_other_than_arithmetic_are_errors(expression):
     with pytest.raises((ValueError, ArithmeticError)):
         calculate(expression)
 
@@ -89,7 +89,7 @@ def test_what_is_no_arithmetic_is_an_error(expression):
 @given(st.text(alphabet="#1234567890.,- $\n", max_size=16) | st.sampled_from(["#### 72", "so #### 72.", "#### 72\n"]))
 @example("#### 72\n#### 72")
 @example("##### 72")
-def test_what_is_paid_is_believed(answer):
+def test_reward_and_scorer_agree(answer):
     """And the reverse, but for signs of money and thousands."""
     believed = FAMILY.score(trajectory_of([answer]), {"ground_truth": {"answer": "72"}})
     paid = reward(answer, "72")

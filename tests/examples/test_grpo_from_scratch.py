@@ -171,7 +171,7 @@ def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, pay, updates, 
 
 
 @pytest.mark.parametrize("credit", METHODS)
-def test_without_a_signal_neither_takes_a_step(credit, model, groups, tmp_path):
+def test_without_advantages_no_weight_changes(credit, model, groups, tmp_path):
     """Adam has momentum from an earlier step, which must not move the weights."""
     mine, theirs = copy.deepcopy(model), copy.deepcopy(model)
     cfg = config(credit)
@@ -195,7 +195,7 @@ def test_without_a_signal_neither_takes_a_step(credit, model, groups, tmp_path):
 # What is trained
 
 
-def test_recorded_log_probs_are_those_of_a_forward_over_the_whole_episode(model, groups):
+def test_recorded_log_probs_equal_those_of_a_forward_over_the_whole_episode(model, groups):
     for trajectory in chain(*groups):
         ids = example.token_ids(trajectory)
         with torch.no_grad():
@@ -208,7 +208,7 @@ def test_recorded_log_probs_are_those_of_a_forward_over_the_whole_episode(model,
             place += len(turn.action_ids)
 
 
-def test_the_mask_chooses_exactly_the_sampled_tokens(groups):
+def test_the_mask_selects_exactly_the_sampled_tokens(groups):
     trajectories = list(chain(*groups))
     batch = batch_of(groups, "turn")
     for trajectory, row in zip(trajectories, batch, strict=True):
@@ -219,7 +219,7 @@ def test_the_mask_chooses_exactly_the_sampled_tokens(groups):
         assert row[row[:, 1] == 1, 2].tolist() == pytest.approx([lp for turn in trajectory for lp in turn.logprobs])
 
 
-def test_observations_and_padding_are_context_and_not_trained(model, groups):
+def test_observations_and_padding_are_not_trained(model, groups):
     """Whatever stands beside tokens of mask 0, loss and gradient are the same; the ids of observations do matter."""
 
     def gradient(batch):
@@ -239,7 +239,7 @@ def test_observations_and_padding_are_context_and_not_trained(model, groups):
     assert any((a - b).abs().max() > 1e-3 for a, b in zip(gradient(other), expected, strict=True))
 
 
-def test_episodes_are_what_the_environment_and_the_policy_said(groups):
+def test_episodes_contain_the_texts_of_environment_and_policy(groups):
     """The environment answers what was decoded, and a turn that never ended is cut at the limit."""
     for secret, group in zip([2, 5, 7], groups[:-1], strict=True):
         for trajectory in group:
@@ -271,7 +271,7 @@ def test_halving_the_range_always_wins():
 
 
 @pytest.mark.parametrize("said", ["", "higher", "3 4", "3 3", "guess 3"])
-def test_what_is_no_number_costs_and_the_game_ends_after_four_turns(said):
+def test_an_invalid_guess_has_a_negative_reward_and_the_game_ends_after_four_turns(said):
     game = example.GuessTheNumber(3)
     assert [game.step(said) for _ in range(4)] == [(-0.5, "what?", False)] * 3 + [(-0.5, "what?", True)]
 
@@ -281,7 +281,7 @@ def test_what_is_no_number_costs_and_the_game_ends_after_four_turns(said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("credit", METHODS)
-def test_it_learns_to_listen(credit):
+def test_the_policy_learns_to_use_the_hints(credit):
     """Blind guesses that are all numbers would find 1 - (6/7)^4 = 46 % of them."""
     torch.set_num_threads(1)
     model = example.make_model(seed=0)
@@ -290,7 +290,7 @@ def test_it_learns_to_listen(credit):
     assert example.evaluate(model) > 0.6
 
 
-def test_it_prints_an_aligned_line_per_step_and_then_the_games(monkeypatch, capsys):
+def test_the_program_prints_an_aligned_line_per_step_and_then_the_games(monkeypatch, capsys):
     monkeypatch.setattr(example, "GAMES", 14)
 
     def shown():
@@ -308,7 +308,7 @@ def test_it_prints_an_aligned_line_per_step_and_then_the_games(monkeypatch, caps
     assert again[:3] == lines[:3] and again[6:] == lines[6:]  # the same seed, the same run
 
 
-def test_it_is_one_page_of_torch_transformers_and_the_standard_library():
+def test_the_example_is_short_and_imports_only_torch_and_transformers():
     source = Path(example.__file__).read_text(encoding="utf-8")
     assert len(source.splitlines()) < 300
     imported = set()

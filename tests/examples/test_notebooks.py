@@ -64,7 +64,7 @@ def test_custom_environment(tmp_path, monkeypatch):
     assert list(tmp_path.glob("outputs/vault/*/summary.json"))
 
 
-def test_nothing_that_was_run_is_kept():
+def test_notebooks_contain_no_outputs():
     """Outputs would be of somebody's machine, and a picture of each would be in every change."""
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)

@@ -75,7 +75,7 @@ def test_rows_are_written_and_trained_on(tmp_path):
     assert "path: data/gsm8k_multi_turn" in (tmp_path / "run" / "config.yaml").read_text()
 
 
-def test_a_real_model_is_asked_for_by_name(tmp_path):
+def test_the_recipe_accepts_a_model_and_an_engine(tmp_path):
     (tmp_path / "train.jsonl").write_text("")
     script = EXAMPLES / "turn_level_rewards" / "run_gsm8k_multi_turn.sh"
     status, shown = run(
@@ -85,7 +85,7 @@ def test_a_real_model_is_asked_for_by_name(tmp_path):
     assert "path: you/model" in shown and "backend: sglang" in shown and "lr: 1.0e-06" in shown
 
 
-def test_the_retriever_finds_what_the_questions_need(tmp_path):
+def test_the_retriever_answers_the_questions(tmp_path):
     script = EXAMPLES / "search" / "start_retriever.sh"
     with ending(start(["bash", script], tmp_path, PORT="0")) as server:
         ready = server.stdout.readline()
@@ -100,7 +100,7 @@ def test_the_retriever_finds_what_the_questions_need(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_agent_of_ones_own_is_trained(tmp_path):
+def test_the_custom_agent_is_trained(tmp_path):
     words = [
         "-m", "mtrl.main", "experiment=gsm8k", "debug=fast", "run_dir=run",
         "generator.agent.target=examples.custom_agent.my_agent.run",

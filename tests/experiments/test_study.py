@@ -24,14 +24,14 @@ STUDIES = sorted((ROOT / "experiments").glob("*/study.yaml"))
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
-def test_every_page_shows_what_was_found(path):
+def test_every_page_shows_the_tables_of_the_results(path):
     study = Study.read(path)
     for page, text in tables(study, known(study)).items():
         assert f"<!-- table -->\n{text}<!-- /table -->" in (ROOT / page).read_text(encoding="utf-8"), page
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
-def test_seeds_are_those_of_the_study(path):
+def test_results_have_only_seeds_of_the_study(path):
     """A run of another seed would have been chosen."""
     study = Study.read(path)
     for arm in study.arms:
@@ -57,7 +57,7 @@ def test_statistics_by_hand(n, quantile):
     assert float(shown) == pytest.approx(50 * (n - 1) / n, rel=5e-3) and float(spread) == pytest.approx(half, rel=0.03)
 
 
-def test_where_less_is_better_the_worst_is_the_largest():
+def test_the_worst_value_is_the_largest_if_less_is_better():
     assert statistics("steps to 90 %", [3.0, 1.0, 2.0])[:4] == ["3", "2", "3", "1"]
 
 

@@ -68,7 +68,7 @@ def multiplied(monkeypatch):
 @BFLOAT16
 @pytest.mark.parametrize("mask", [NONE, LEFT], ids=["no padding", "padding on the left"])
 @pytest.mark.parametrize("name", MODELS)
-def test_they_are_about_as_near_to_float32_as_eager_attention(name, mask, monkeypatch):
+def test_products_are_about_as_exact_as_eager_attention(name, mask, monkeypatch):
     shapes = multiplied(monkeypatch)
     own = build(name)
     assert use_own_attention(own)
@@ -81,7 +81,7 @@ def test_they_are_about_as_near_to_float32_as_eager_attention(name, mask, monkey
 
 
 @BFLOAT16
-def test_packed_samples_are_multiplied_one_by_one(monkeypatch):
+def test_products_are_computed_sample_by_sample(monkeypatch):
     shapes, model = multiplied(monkeypatch), build("qwen3")
     prepare_packing(model)
     shapes.clear()
@@ -95,7 +95,7 @@ def test_packed_samples_are_multiplied_one_by_one(monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["float32", "long", "cached"])
-def test_where_they_gain_nothing_sdpa_is_asked(case, monkeypatch):
+def test_sdpa_is_used_where_products_are_not_faster(case, monkeypatch):
     shapes, model = multiplied(monkeypatch), build("qwen3", torch.float32 if case == "float32" else torch.bfloat16)
     if case == "long":
         monkeypatch.setattr(attention, "SCORES", 4 * 11**2 - 1)

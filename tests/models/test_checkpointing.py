@@ -32,7 +32,7 @@ PACKED = torch.tensor([[*range(5), *range(7)]])
 
 
 @pytest.mark.parametrize("inputs", [{}, {"position_ids": PACKED}], ids=["padded", "packed"])
-def test_it_recomputes_and_drops_nothing(inputs):
+def test_activations_are_recomputed_without_dropout(inputs):
     plain, saving = twins()
     passes = []
     saving.model.layers[0].self_attn.register_forward_hook(lambda *_: passes.append(1))
@@ -47,7 +47,7 @@ def test_it_recomputes_and_drops_nothing(inputs):
         assert torch.equal(one.grad, other.grad)
 
 
-def test_nothing_else_is_in_training_mode():
+def test_only_the_layers_are_in_training_mode():
     _, saving = twins()
     training = {type(module).__name__ for module in saving.modules() if module.training}
     assert training == {"Qwen3Model", "Qwen3DecoderLayer"}
@@ -57,13 +57,13 @@ def test_packed_samples_stay_apart():
     prepare_packing(twins()[1])
 
 
-def test_nothing_deprecated_is_called():
+def test_no_deprecated_method_is_called():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         twins()
 
 
-def test_a_model_of_early_transformers_5():
+def test_the_older_method_name_is_used_where_it_is_the_only_one():
     """Which has the older name alone."""
 
     class Early(torch.nn.Module):

@@ -25,20 +25,20 @@ def play(family, environment, **row):
     return demonstrate(replace(family, demonstrate=Scripted), environment, {**ROW, **row}, random.Random(0))
 
 
-def test_a_whole_episode(echo):
+def test_demonstrate_runs_a_whole_episode(echo):
     messages = demonstrate(echo, echo.environment, ROW, random.Random(1))
     assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant"]
     assert [m["content"] for m in messages[2:]] == ["no, again", "<say>7</say>"]
     assert echo.environment.closed == 1
 
 
-def test_it_ends_with_a_response_when_the_turns_run_out(echo):
+def test_a_demonstration_ends_with_a_response_when_the_turns_run_out(echo):
     messages = play(echo, lambda: echo.environment(max_turns=3))
     assert [m["content"] for m in messages] == ["7?", "try 1", "no, again", "try 2", "no, again", "try 3"]
     assert Scripted.last.heard == [None, "no, again", "no, again"]
 
 
-def test_the_opening_of_reset_counts(echo):
+def test_the_opening_messages_of_reset_replace_the_prompt(echo):
     class Opening(BaseEnvironment):
         def reset(self, row):
             row["prompt"].clear()
@@ -67,7 +67,7 @@ def test_environments_may_be_async(echo):
     assert [m["content"] for m in play(echo, Async)] == ["7?", "try 1"] and closed == [True]
 
 
-def test_it_is_closed_after_an_error(echo):
+def test_the_environment_is_closed_after_an_error(echo):
     class Broken(echo.environment):
         def step(self, response, truth):
             return "nonsense"

@@ -98,7 +98,7 @@ def assert_same(expected, found, rounding):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_chunks_change_nothing(kind, entropy_gradient):
+def test_chunks_do_not_change_values_or_gradients(kind, entropy_gradient):
     model, (ids, mask) = make(kind), make_batch()
     options = {"temperature": 0.7, "entropy_gradient": entropy_gradient}
     expected = plain(model, ids, mask, **options)
@@ -118,7 +118,7 @@ def test_chunks_change_nothing(kind, entropy_gradient):
     kind=st.sampled_from(["tied", "soft cap"]),
 )
 @settings(max_examples=40, deadline=None)
-def test_any_chunk_any_mask(seed, share, rows, temperature, entropy_gradient, kind):
+def test_values_and_gradients_agree_for_any_chunk_size_and_mask(seed, share, rows, temperature, entropy_gradient, kind):
     model, (ids, mask) = make(kind), make_batch(seed, share=share)
     options = {"temperature": temperature, "entropy_gradient": entropy_gradient}
     expected = plain(model, ids, mask, **options)
@@ -129,7 +129,7 @@ def test_any_chunk_any_mask(seed, share, rows, temperature, entropy_gradient, ki
 
 
 @pytest.mark.parametrize("kind", ["plain", "tied"])
-def test_float32_agrees_to_a_millionth(kind):
+def test_float32_chunks_agree_to_a_millionth(kind):
     model, (ids, mask) = make(kind, torch.float32), make_batch(rows=8, width=30)
     expected = ours(model, ids, mask, 2**27, entropy_gradient=True)
     found = ours(model, ids, mask, 7 * VOCABULARY, entropy_gradient=True)
@@ -138,7 +138,7 @@ def test_float32_agrees_to_a_millionth(kind):
     assert_same(gradients(model, expected), gradients(model, found), 1e-6)
 
 
-def test_where_all_logits_fit_nothing_is_new():
+def test_logits_within_the_limit_give_the_bits_of_the_plain_formula():
     """Bit for bit what runs have computed before there were chunks."""
     model, (ids, mask) = make("tied", torch.float32), make_batch()
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits[mask] / 0.7
@@ -153,7 +153,7 @@ def test_where_all_logits_fit_nothing_is_new():
     assert all(torch.equal(gradient, found[name]) for name, gradient in expected.items())
 
 
-def test_many_chunks_in_bfloat16_are_as_right_as_one():
+def test_many_chunks_in_bfloat16_are_as_exact_as_one():
     """The sum over chunks is kept in float32, so more of them add no error to the head's gradient."""
     model, (ids, mask) = make("plain", torch.bfloat16), make_batch(rows=24, width=30)
     truth = copy.deepcopy(model).double()
@@ -168,7 +168,7 @@ def test_many_chunks_in_bfloat16_are_as_right_as_one():
     assert chunked < 1.2 * naive
 
 
-def test_nothing_sampled():
+def test_an_empty_mask_gives_empty_values_and_zero_gradients():
     model, (ids, _) = make("tied"), make_batch()
     mask = torch.zeros(3, 8, dtype=torch.bool)
     logprobs, entropy = ours(model, ids, mask, 0, entropy_gradient=True)
@@ -205,7 +205,7 @@ def test_the_root_and_its_layers_run_once(tiny_model):
     assert "forward" not in vars(tiny_model) and "forward" not in vars(tiny_model.model)
 
 
-def test_with_gradient_checkpointing():
+def test_chunks_work_with_gradient_checkpointing():
     model, (ids, mask) = make("plain"), make_batch()
     expected = gradients(model, plain(model, ids, mask))
     checkpoint_gradients(model)
@@ -213,7 +213,7 @@ def test_with_gradient_checkpointing():
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["q_proj", "lm_head"]])
-def test_adapters_alone_get_gradients(targets):
+def test_only_adapters_get_gradients(targets):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
     model, (ids, mask) = peft.get_peft_model(make("plain"), config).double(), make_batch()
@@ -245,7 +245,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("heads", [1, 2], ids=["no body", "a head that is called twice"])
-def test_a_model_that_cannot_be_cut_is_refused(heads):
+def test_a_model_whose_head_cannot_be_separated_is_refused(heads):
     model, (ids, mask) = Odd(heads), make_batch()
     with pytest.raises(UserError, match=r"Odd does something .*raise trainer\.max_logits_per_chunk"):
         ours(model, ids, mask, 4 * VOCABULARY)
@@ -266,7 +266,7 @@ class Fickle(Odd):
         return CausalLMOutput(logits=self.head(self.embedding(input_ids)) * self.calls)
 
 
-def test_logits_that_are_not_the_models_are_refused():
+def test_a_model_whose_logits_change_between_calls_is_refused():
     model, (ids, mask) = Fickle(), make_batch()
     with pytest.raises(UserError, match="Fickle does something around its head"):
         ours(model, ids, mask, 4 * VOCABULARY)

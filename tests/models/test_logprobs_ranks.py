@@ -101,7 +101,7 @@ def expected(case):
 @pytest.mark.slow
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_one_process(case, found):
+def test_gradients_equal_those_of_one_process(case, found):
     for gradients in (of_rank[case] for of_rank in found):
         assert gradients.keys() == expected(case).keys()
         for name, gradient in expected(case).items():
@@ -125,6 +125,6 @@ def refused_by_rank(rank):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ranks")
-def test_a_head_that_is_sharded_by_itself_is_refused(tmp_path):
+def test_a_separately_sharded_head_is_refused(tmp_path):
     for said in run_ranks(2, refused_by_rank, tmp_path):
         assert "the head or the body of the model was given to fully_shard" in said

@@ -104,7 +104,7 @@ def logprobs(model, context, token_ids):
     return found.gather(-1, torch.tensor(token_ids)[:, None])[:, 0]
 
 
-def test_only_adapters_train_and_the_first_policy_is_the_models_own():
+def test_only_adapters_are_trained_and_the_first_log_probs_equal_the_models():
     plain, before = build(), torch.random.get_rng_state()
     adapted = add_adapters(copy.deepcopy(plain), LORA, seed=3)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -117,7 +117,7 @@ def test_only_adapters_train_and_the_first_policy_is_the_models_own():
     assert [name for name, p in adapted.named_parameters() if p.grad is not None] == trained
 
 
-def test_the_same_seed_gives_the_same_adapters_whatever_was_drawn_before():
+def test_adapters_depend_only_on_the_seed():
     one = adapter_state(add_adapters(build(), LORA, seed=3))
     torch.rand(7)
     assert same(one, adapter_state(add_adapters(build(), LORA, seed=3)))
@@ -125,32 +125,32 @@ def test_the_same_seed_gives_the_same_adapters_whatever_was_drawn_before():
     assert not any(torch.equal(one[name], other[name]) for name in one if ".lora_A." in name)
 
 
-def test_chosen_layers_alone():
+def test_only_the_target_modules_get_adapters():
     config = ModelConfig(lora_rank=4, lora_target_modules=["q_proj", "mlp.down_proj"])
     found = {name.split(".lora_")[0].rpartition(".")[2] for name in adapter_state(add_adapters(build(), config))}
     assert found == {"q_proj", "down_proj"}
 
 
 @pytest.mark.parametrize("target", ["qproj", "lm_head", "embed_tokens", "proj"])
-def test_a_target_that_is_no_layer(target):
+def test_a_target_that_is_no_linear_layer_is_refused(target):
     config = ModelConfig(lora_rank=4, lora_target_modules=["q_proj", target])
     with pytest.raises(UserError, match=f"model.lora_target_modules={target} names no linear .* down_proj, gate_proj"):
         add_adapters(build(), config)
 
 
-def test_a_model_without_linear_layers():
+def test_a_model_without_linear_layers_is_refused():
     model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2))
     with pytest.raises(UserError, match="lora_rank=4 finds no linear layers in GPT2LMHeadModel to adapt; set it to 0"):
         add_adapters(model, LORA)
 
 
-def test_without_peft(monkeypatch):
+def test_missing_peft_is_a_user_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"peft is not installed; install it with: pip install 'mtrl-agents\[lora\]'"):
         add_adapters(build(), LORA)
 
 
-def test_a_rank_doubles_until_the_matrices_have_no_more(tiny_tokenizer):
+def test_a_rank_above_that_of_the_matrices_is_refused(tiny_tokenizer):
     """R018, on the tiny policy's 128: 64 with 128, once more, and then it is refused."""
     model = make_model(TinyConfig(layers=1), tiny_tokenizer, 0).eval()
     for rank in (64, 128):
@@ -180,7 +180,7 @@ def sampled(engine, prompts, sampling):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("fused_decode", [True, False])
-def test_an_engine_samples_from_the_policy_that_is_trained(name, fused_decode, tiny_tokenizer):
+def test_an_engine_samples_from_the_trained_policy(name, fused_decode, tiny_tokenizer):
     """Adapters that are loaded into an engine; its log-probs are those of peft's module."""
     plain = build(name)
     engine = LocalEngine(plain, tiny_tokenizer, max_context_length=128, fused_decode=fused_decode)
@@ -230,7 +230,7 @@ def test_weights_do_not_drift_over_a_hundred_loads():
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
 )
 @pytest.mark.filterwarnings("ignore:the engine's")
-def test_a_load_depends_on_the_last_adapters_alone(shape, scaling, loads, dtype):
+def test_a_load_depends_only_on_the_last_adapters(shape, scaling, loads, dtype):
     outputs, inputs, rank = shape
 
     def draw(seed, *size):
@@ -285,7 +285,7 @@ def test_adapters_that_do_not_fit_change_nothing(spoil, message):
     assert same(before, plain.state_dict())
 
 
-def test_a_matrix_that_the_engine_does_not_have():
+def test_adapters_of_a_missing_matrix_are_refused():
     adapted = taught(build("llama with biases"))
     with pytest.raises(ValueError, match=r"the adapter of model.layers.0.self_attn.q_proj has no matrix in Linear"):
         LoraWeights.of(adapted)(torch.nn.Linear(2, 2), adapter_state(adapted))
@@ -293,7 +293,7 @@ def test_a_matrix_that_the_engine_does_not_have():
         merged_state_of({}, adapter_state(adapted), 1.0)
 
 
-def test_the_base_is_the_trainers_and_travels_in_shared_memory():
+def test_the_base_weights_are_shared_with_the_trainer():
     adapted, plain = taught(build()), build()
     weights = LoraWeights.of(adapted)
     owned = {p.data_ptr() for p in adapted.parameters()}
@@ -306,7 +306,7 @@ def test_the_base_is_the_trainers_and_travels_in_shared_memory():
     assert same(pickle.loads(pickle.dumps(weights)).base, weights.base)
 
 
-def test_an_engine_that_has_no_base_keeps_one():
+def test_an_engine_without_base_weights_stores_its_own():
     adapted, plain = taught(build()), build()
     weights = LoraWeights(scaling_of(adapted), LoraWeights.of(adapted).matrices)
     weights(plain, {name: 3 * value for name, value in adapter_state(adapted).items()})
@@ -315,7 +315,7 @@ def test_an_engine_that_has_no_base_keeps_one():
     assert len(weights.base) == 14
 
 
-def test_half_precision_keeps_adapters_whole_and_tells_what_rounding_swallows():
+def test_half_precision_warns_where_rounding_removes_the_whole_change():
     plain = build().to(torch.bfloat16)
     adapted = taught(copy.deepcopy(plain))
     state = adapter_state(adapted)
@@ -333,7 +333,7 @@ def test_half_precision_keeps_adapters_whole_and_tells_what_rounding_swallows():
         weights(plain, little)
 
 
-def test_the_export_is_the_policy(tmp_path, tiny_tokenizer):
+def test_the_export_equals_the_policy(tmp_path, tiny_tokenizer):
     plain, adapted = build(), taught(build())
     state = merged_state(adapted)
     assert same(state, loaded(plain, adapted).state_dict())
@@ -360,7 +360,7 @@ def test_peft_loads_the_adapter_folder(tmp_path, gathered):
     assert torch.equal(logits(again), logits(adapted))
 
 
-def test_adapters_come_back_from_a_file(tmp_path):
+def test_adapters_are_restored_from_a_file(tmp_path):
     adapted, other = taught(build()), add_adapters(build(), LORA, seed=9)
     save_file(copies(adapter_state(adapted)), tmp_path / "adapters.safetensors")
     missing, unexpected = other.load_state_dict(load_file(tmp_path / "adapters.safetensors"), strict=False)
@@ -392,7 +392,7 @@ def test_a_module_that_trains_more_than_adapters_is_refused():
         adapter_state(build().requires_grad_(False))
 
 
-def test_a_few_steps_teach_a_sequence_and_leave_the_model_as_it_is():
+def test_training_changes_only_the_adapters():
     adapted, plain = add_adapters(build(), LORA), build()
     ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
     optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
@@ -425,7 +425,7 @@ def test_recomputed_activations_give_the_same_gradients():
     assert same(found[0], found[1]) and same(found[0], found[2])
 
 
-def test_an_engine_takes_what_the_policy_sends(tiny_tokenizer):
+def test_an_engine_loads_the_adapters_of_the_policy(tiny_tokenizer):
     """The same engine, its first policy and then its second: what it samples follows the adapters."""
     adapted, greedy = taught(build()), SamplingParams(8, temperature=0.0)
     engine = LocalEngine(build(), tiny_tokenizer, max_context_length=128, apply_weights=LoraWeights.of(adapted))

@@ -119,6 +119,6 @@ def compare_with_one_rank(rank, folder, shard):
 
 
 @pytest.mark.slow
-def test_two_ranks_train_the_adapters_that_one_trains(tmp_path):
+def test_two_ranks_train_the_same_adapters_as_one(tmp_path):
     """With weights that are gathered again for the backward pass, and with such that stay."""
     torch.multiprocessing.spawn(on_a_rank, (tmp_path,), nprocs=RANKS)

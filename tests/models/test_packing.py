@@ -57,7 +57,7 @@ def test_which_models_attend_sample_by_sample(name):
 
 
 @pytest.mark.parametrize("name", APART_ONES)
-def test_logits_and_gradients_are_those_of_the_mask(name):
+def test_logits_and_gradients_equal_those_of_the_dense_mask(name):
     """And of every sample alone."""
     masked, apart = build(MODELS[name]), build(MODELS[name])
     prepare_packing(apart)
@@ -72,7 +72,7 @@ def test_logits_and_gradients_are_those_of_the_mask(name):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_no_mask_of_tokens_by_tokens_is_made(monkeypatch):
+def test_no_dense_mask_is_made(monkeypatch):
     model = build(MODELS["qwen3"])
     prepare_packing(model)
     widths = []
@@ -88,7 +88,7 @@ def test_no_mask_of_tokens_by_tokens_is_made(monkeypatch):
     assert widths == [(length, None) for length in LENGTHS] * 2
 
 
-def test_rows_with_padding_are_as_before():
+def test_padded_rows_and_generation_are_unchanged():
     """What is no pack: rows of a batch, a mask for padding on the left, and a cache."""
     plain, apart = build(MODELS["qwen3"]), build(MODELS["qwen3"])
     prepare_packing(apart)
@@ -102,7 +102,7 @@ def test_rows_with_padding_are_as_before():
     assert torch.equal(*said)
 
 
-def test_a_model_whose_layers_are_not_told_the_positions_gets_a_mask():
+def test_a_model_whose_layers_get_no_positions_uses_the_dense_mask():
     model = build(MODELS["qwen3"])
     for layer in model.model.layers:
         attention = layer.self_attn
@@ -116,7 +116,7 @@ def test_a_model_whose_layers_are_not_told_the_positions_gets_a_mask():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_models_that_pack_are_told_from_those_that_do_not(dtype):
+def test_models_that_cannot_pack_are_refused(dtype):
     for make in MODELS.values():
         for attention in ("sdpa", "eager"):
             prepare_packing(build(make, dtype, attention))

@@ -23,7 +23,7 @@ def tokenizer(chatml_tokenizer):
 
 
 @given(words, st.booleans(), st.booleans())
-def test_ids_and_texts_are_the_same(tokenizer, text, special, skip):
+def test_ids_and_texts_equal_those_of_the_tokenizer(tokenizer, text, special, skip):
     one = plain(tokenizer)
     assert type(one) is PlainTokenizer
     for _ in range(2):  # the second time it may be kept
@@ -35,7 +35,7 @@ def test_ids_and_texts_are_the_same(tokenizer, text, special, skip):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "default"])
-def test_conversations_are_the_same(tokenizer, name):
+def test_conversations_equal_those_of_the_tokenizer(tokenizer, name):
     codecs = [Codec(each, make_renderer(each, name)) for each in (tokenizer, plain(tokenizer))]
     opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 12 + 30?"}]
     tools = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
@@ -50,13 +50,13 @@ def test_conversations_are_the_same(tokenizer, name):
     assert found[0] == found[1] and found[0][3] is not None
 
 
-def test_renderers_do_not_ask_it_for_offsets(tokenizer):
+def test_renderers_compute_no_offsets(tokenizer):
     one = plain(tokenizer)
     assert isinstance(one, Tokenizer) and not isinstance(one, OffsetTokenizer)
     assert _get_offset_tokenizer(tokenizer) is not None and _get_offset_tokenizer(one) is None
 
 
-def test_all_else_is_the_tokenizers_own(tokenizer, tiny_tokenizer):
+def test_other_attributes_are_those_of_the_tokenizer(tokenizer, tiny_tokenizer):
     one = plain(tokenizer)
     assert one.eos_token_id == tokenizer.eos_token_id and one.chat_template == tokenizer.chat_template
     assert one.decode(5) == tokenizer.decode(5) and len(one) == len(tokenizer)
@@ -64,7 +64,7 @@ def test_all_else_is_the_tokenizers_own(tokenizer, tiny_tokenizer):
     assert type(make_renderer(plain(tiny_tokenizer))) is TinyRenderer
 
 
-def test_a_backend_that_somebody_has_made_pad_or_cut_is_not_asked(tokenizer):
+def test_a_backend_with_padding_or_truncation_is_not_used_directly(tokenizer):
     one, text = plain(tokenizer), "one two three " * SHORT
     expected = tokenizer.encode(text, add_special_tokens=False)
     tokenizer.backend_tokenizer.enable_truncation(2)
@@ -73,7 +73,7 @@ def test_a_backend_that_somebody_has_made_pad_or_cut_is_not_asked(tokenizer):
     assert one.encode(text, add_special_tokens=False) == expected
 
 
-def test_tokenizers_that_do_more_than_their_backend_are_left_as_they_are(tokenizer):
+def test_tokenizers_that_differ_from_their_backend_are_not_wrapped(tokenizer):
     class Own(type(tokenizer)):
         def _decode(self, *args, **options):
             return "something else"
@@ -89,6 +89,6 @@ def test_tokenizers_that_do_more_than_their_backend_are_left_as_they_are(tokeniz
         assert plain(each) is each
 
 
-def test_what_is_no_attribute_says_so(tokenizer):
+def test_a_missing_attribute_is_an_attribute_error(tokenizer):
     with pytest.raises(AttributeError):
         plain(tokenizer).no_such_thing  # noqa: B018

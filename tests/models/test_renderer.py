@@ -31,19 +31,19 @@ def template_ids(tokenizer, messages, **options):
 # -- the tiny policy's ------------------------------------------------------------------------------------------------
 
 
-def test_the_tiny_template_has_a_renderer_of_its_own(renderer):
+def test_the_tiny_template_has_its_own_renderer(renderer):
     assert type(renderer) is TinyRenderer
 
 
 @given(conversations, st.booleans())
-def test_tiny_ids_are_those_of_the_template(renderer, tiny_tokenizer, messages, prompt):
+def test_ids_of_the_tiny_renderer_equal_those_of_its_template(renderer, tiny_tokenizer, messages, prompt):
     expected = template_ids(tiny_tokenizer, messages, add_generation_prompt=prompt)
     assert renderer.render_ids(messages, add_generation_prompt=prompt) == expected
     assert renderer.render(messages, add_generation_prompt=prompt).token_ids == expected
 
 
 @given(conversations, contents, conversations, st.booleans())
-def test_tiny_bridge_is_a_new_rendering(renderer, tiny_tokenizer, before, said, new, cut):
+def test_the_bridge_of_the_tiny_renderer_equals_a_new_rendering(renderer, tiny_tokenizer, before, said, new, cut):
     prompt = renderer.render_ids(before, add_generation_prompt=True)
     completion = tiny_tokenizer.encode(said, add_special_tokens=False)
     if not cut:
@@ -55,7 +55,7 @@ def test_tiny_bridge_is_a_new_rendering(renderer, tiny_tokenizer, before, said, 
     assert bridged.token_ids == renderer.render_ids(whole, add_generation_prompt=True)
 
 
-def test_tiny_mask_is_what_a_model_would_have_sampled(renderer, tiny_tokenizer):
+def test_the_mask_of_the_tiny_renderer_marks_sampled_tokens(renderer, tiny_tokenizer):
     messages = [
         {"role": "user", "content": "12?"},
         {"role": "assistant", "content": "34"},
@@ -72,7 +72,7 @@ def test_tiny_mask_is_what_a_model_would_have_sampled(renderer, tiny_tokenizer):
 
 
 @given(contents.filter(lambda text: "<|" not in text))
-def test_tiny_parses_what_was_said(renderer, tiny_tokenizer, text):
+def test_the_tiny_renderer_parses_responses(renderer, tiny_tokenizer, text):
     ids = tiny_tokenizer.encode(text, add_special_tokens=False)
     assert renderer.parse_response(ids).content == text
     assert renderer.parse_response([*ids, tiny_tokenizer.eos_token_id]).content == text
@@ -110,7 +110,7 @@ DIALOGUE = [
 )
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("eos", ["<|im_end|>", "<|endoftext|>"])
-def test_template_bridge_is_a_new_rendering(make_chatml_tokenizer, template, cut, eos):
+def test_the_bridge_of_a_template_equals_a_new_rendering(make_chatml_tokenizer, template, cut, eos):
     tokenizer = make_chatml_tokenizer(**({"template": template} if template else {}), eos=eos)
     renderer = make_renderer(tokenizer, "default")
     prompt = renderer.render_ids(DIALOGUE[:1], add_generation_prompt=True)
@@ -126,17 +126,17 @@ def test_a_base_model_stops_where_its_template_does(make_chatml_tokenizer):
     assert make_renderer(tokenizer, "default").get_stop_token_ids() == expected
 
 
-def test_no_bridge_over_what_the_template_does_not_close(make_chatml_tokenizer):
+def test_a_template_without_a_closing_token_has_no_bridge(make_chatml_tokenizer):
     tokenizer = make_chatml_tokenizer(template=NO_CLOSE, eos="<|endoftext|>")
     assert make_renderer(tokenizer, "default").bridge_to_next_turn([5], [6], DIALOGUE[2:]) is None
 
 
-def test_no_bridge_over_what_the_template_refuses(make_chatml_tokenizer):
+def test_messages_that_the_template_refuses_have_no_bridge(make_chatml_tokenizer):
     renderer = make_renderer(make_chatml_tokenizer(template=STRICT), "default")
     assert renderer.bridge_to_next_turn([5], [6], [{"role": "assistant", "content": "again"}]) is None
 
 
-def test_template_mask_is_what_a_model_would_have_sampled(chatml_tokenizer):
+def test_the_mask_of_a_template_marks_sampled_tokens(chatml_tokenizer):
     messages = [*DIALOGUE, {"role": "assistant", "content": "B"}]
     out = make_renderer(chatml_tokenizer, "default").render(messages)
     assert out.token_ids == template_ids(chatml_tokenizer, messages)
@@ -144,7 +144,7 @@ def test_template_mask_is_what_a_model_would_have_sampled(chatml_tokenizer):
     assert chatml_tokenizer.decode(trained) == "A<|im_end|>B<|im_end|>"
 
 
-def test_a_template_that_rewrites_turns_does_not_say_what_to_train(make_chatml_tokenizer):
+def test_a_template_that_rewrites_turns_cannot_be_trained_on(make_chatml_tokenizer):
     renderer = make_renderer(make_chatml_tokenizer(template=THINKING), "default")
     with pytest.raises(UserError, match="name a renderer that does"):
         renderer.render([*DIALOGUE, {"role": "assistant", "content": "B"}])
@@ -164,12 +164,12 @@ def test_a_known_model_gets_its_own(make_chatml_tokenizer):
     assert type(renderer).__name__ == "Qwen3Renderer" and renderer.effective_thinking_retention == "all"
 
 
-def test_an_unknown_name_is_said(chatml_tokenizer):
+def test_an_unknown_renderer_is_a_user_error(chatml_tokenizer):
     with pytest.raises(UserError, match="model.renderer=qwen99 is not known"):
         make_renderer(chatml_tokenizer, "qwen99")
 
 
-def test_no_chat_template_is_said(make_chatml_tokenizer):
+def test_a_missing_chat_template_is_a_user_error(make_chatml_tokenizer):
     with pytest.raises(UserError, match="has no chat template; use a chat model"):
         make_renderer(make_chatml_tokenizer(template=None))
 

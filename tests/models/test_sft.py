@@ -37,7 +37,7 @@ def train(model, examples, steps=1, **options):
     return losses, optimizer
 
 
-def test_an_example_marks_what_the_assistant_says(tiny_tokenizer):
+def test_an_example_marks_the_assistants_tokens(tiny_tokenizer):
     messages = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "34"}]
     example = to_example(make_renderer(tiny_tokenizer), messages)
     assert tiny_tokenizer.decode(example.ids) == "<|user|>12<|end|><|assistant|>34<|end|>"
@@ -45,14 +45,14 @@ def test_an_example_marks_what_the_assistant_says(tiny_tokenizer):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "default"])
-def test_an_example_of_any_renderer(chatml_tokenizer, name):
+def test_examples_work_with_every_renderer(chatml_tokenizer, name):
     messages = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "<think>\n\n</think>\n\n34"}]
     example = to_example(make_renderer(chatml_tokenizer, name), messages)
     said = [i for i, mask in zip(example.ids, example.mask, strict=True) if mask]
     assert chatml_tokenizer.decode(said).endswith("34<|im_end|>") and "user" not in chatml_tokenizer.decode(said)
 
 
-def test_the_loss_is_the_mean_over_what_the_assistant_says(make_tiny_model):
+def test_the_loss_is_the_mean_over_the_assistants_tokens(make_tiny_model):
     model = make_tiny_model()
     (loss,), _ = train(model, EXAMPLES)
     nll = []
@@ -84,13 +84,13 @@ def test_soft_capped_logits_are_trained_as_they_are_sampled():
     assert loss == pytest.approx(-(logprobs[1, 3] + logprobs[2, 4]).item() / 2, rel=1e-5)
 
 
-def test_the_rate_warms_up_and_runs_out(make_tiny_model):
+def test_the_learning_rate_warms_up_and_decays_to_0(make_tiny_model):
     _, optimizer = train(make_tiny_model(), EXAMPLES, steps=8, warmup=4)
     assert optimizer.scales == pytest.approx([min(1, (i + 1) / 4) * (1 - i / 8) for i in range(8)])
     assert optimizer.scales[0] == 0.25
 
 
-def test_an_update_is_one_batch_at_a_share_of_the_rates(make_tiny_model):
+def test_an_update_trains_one_batch_at_a_scaled_learning_rate(make_tiny_model):
     """It trains whatever mode the model was left in, and says the loss before it."""
     model = make_tiny_model()
     (loss,), _ = train(model, EXAMPLES)
@@ -100,7 +100,7 @@ def test_an_update_is_one_batch_at_a_share_of_the_rates(make_tiny_model):
 
 
 @pytest.mark.parametrize("muon", [0.02, None])
-def test_an_optimizer_goes_on_from_its_state(make_tiny_model, muon):
+def test_an_optimizer_continues_from_its_state(make_tiny_model, muon):
     """Two steps from a state are the same to the bit, made by the optimizer that had it or by another."""
     model = make_tiny_model()
     optimizer = MixedOptimizer(model, muon, 1e-2)
@@ -140,7 +140,7 @@ def test_every_weight_is_trained_by_one_optimizer(make_tiny_model, muon):
     assert len(changed) == len(before)
 
 
-def test_muon_leaves_embeddings_alone_whatever_they_are_called():
+def test_muon_does_not_train_embeddings():
     model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32))
     adam, muon = MixedOptimizer(model, 0.02, 1e-3).parts
     embeddings = {id(model.transformer.wte.weight), id(model.transformer.wpe.weight)}
@@ -148,7 +148,7 @@ def test_muon_leaves_embeddings_alone_whatever_they_are_called():
     assert len(muon.param_groups[0]["params"]) == 4
 
 
-def test_by_length_keeps_everything_under_the_budget():
+def test_by_length_keeps_micro_batches_under_the_token_limit():
     rng = random.Random(0)
     examples = [Example([i] * rng.randint(1, 30), []) for i in range(50)]
     parts = by_length(examples, 60)
@@ -158,7 +158,7 @@ def test_by_length_keeps_everything_under_the_budget():
     assert [len(part) for part in by_length([Example([0] * 99, [])] * 2, 60)] == [1, 1], "a long one is alone"
 
 
-def test_batches_pass_over_everything_before_anything_comes_again():
+def test_batches_draw_every_example_before_repeating_one():
     draw = batches([Example([i], []) for i in range(10)], 4, random.Random(0))
     drawn = [e.ids[0] for _ in range(10) for e in draw()]
     assert all(sorted(drawn[i : i + 10]) == list(range(10)) for i in range(0, 40, 10))

@@ -9,7 +9,7 @@ from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.models.tiny import make_model, save, train_tokenizer
 
 
-def test_the_model_is_a_function_of_recipe_and_seed(tiny_recipe, tiny_tokenizer):
+def test_the_model_depends_only_on_sizes_and_seed(tiny_recipe, tiny_tokenizer):
     torch.manual_seed(123)  # whatever ran before
     expected = torch.rand(3)
     torch.manual_seed(123)
@@ -19,7 +19,7 @@ def test_the_model_is_a_function_of_recipe_and_seed(tiny_recipe, tiny_tokenizer)
     assert not torch.equal(one["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
-def test_it_has_less_than_a_million_parameters_and_heads_that_an_engine_takes(tiny_tokenizer):
+def test_the_model_has_less_than_a_million_parameters_and_heads_that_vllm_accepts(tiny_tokenizer):
     """vLLM takes heads of 32 numbers and more on a CPU."""
     model = make_model(TinyConfig(), tiny_tokenizer, 0)
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
@@ -34,7 +34,7 @@ def test_saving_again_replaces_the_folder(tiny_model, tiny_tokenizer, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_loaded_again_it_speaks_the_same(tiny_model, tiny_tokenizer, tmp_path):
+def test_a_saved_model_gives_the_same_logits(tiny_model, tiny_tokenizer, tmp_path):
     save(tiny_model, tiny_tokenizer, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(make_renderer(tokenizer)) is TinyRenderer
@@ -63,7 +63,7 @@ def test_digits_stay_single(tokenizer, number):
     assert [t for t in tokens if any(c.isdigit() for c in t)] == [c for c in number if c.isdigit()]
 
 
-def test_tags_and_roles_are_whole(tokenizer):
+def test_tags_and_roles_are_single_tokens(tokenizer):
     for text in ("<say>", "</say>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|end|>"):
         assert len(tokenizer.encode(text)) == 1
         assert tokenizer.convert_ids_to_tokens(tokenizer.encode(f"1{text}2")) == ["1", text, "2"]
@@ -76,7 +76,7 @@ def test_tags_are_text_and_roles_are_not(tokenizer):
 
 
 @pytest.mark.parametrize("text", ["", " ", "a  b\n\n c", "é 漢 🙂", "\t<say> x </say>\r\n", "\x00\x7f"])
-def test_any_text_comes_back(tokenizer, text):
+def test_any_text_is_decoded_back(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

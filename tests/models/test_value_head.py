@@ -23,7 +23,7 @@ def with_a_head(model, seed=0):
     return model
 
 
-def test_a_new_critic_says_0_and_its_head_learns(make_tiny_model):
+def test_a_new_critic_returns_0_and_its_head_has_gradients(make_tiny_model):
     model = ValueModel(make_tiny_model(1))
     values = model(CHOSEN, input_ids=IDS)
     assert values.shape == (4,) and not values.any()
@@ -31,7 +31,7 @@ def test_a_new_critic_says_0_and_its_head_learns(make_tiny_model):
     assert model.head.weight.grad.abs().sum() > 0
 
 
-def test_values_are_read_off_the_last_hidden_state(make_tiny_model):
+def test_values_are_computed_from_the_last_hidden_state(make_tiny_model):
     lm = make_tiny_model(2)
     hidden = lm(IDS, output_hidden_states=True).hidden_states[-1]
     model = with_a_head(copy.deepcopy(lm))
@@ -39,7 +39,7 @@ def test_values_are_read_off_the_last_hidden_state(make_tiny_model):
     torch.testing.assert_close(model(CHOSEN, input_ids=IDS), expected)
 
 
-def test_the_head_over_the_vocabulary_is_gone(make_tiny_model):
+def test_the_value_model_has_no_head_over_the_vocabulary(make_tiny_model):
     lm = make_tiny_model()
     model = ValueModel(lm)
     assert not any(p.shape[0] == lm.vocab_size and name != "body.embed_tokens.weight" for name, p in _named(model))
@@ -50,7 +50,7 @@ def _named(model):
     return list(model.named_parameters())
 
 
-def test_what_an_architecture_does_to_logits_is_not_done_to_values():
+def test_operations_on_logits_are_not_applied_to_values():
     """Gemma 2 bounds its logits softly; values may be of any size."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Gemma2Config(vocab_size=20, head_dim=8, num_key_value_heads=1, final_logit_softcapping=2.0, **sizes)
@@ -67,7 +67,7 @@ def test_the_head_has_at_least_single_precision(dtype, head):
     assert values.dtype == head and values.isfinite().all()
 
 
-def test_an_architecture_without_a_body_is_told():
+def test_an_architecture_without_a_body_is_a_user_error():
     class Whole(nn.Module):
         @property
         def base_model(self):

@@ -49,7 +49,7 @@ def test_recall_is_measured_in_process_and_through_the_server(tmp_path, squad):
     ]
 
 
-def test_data_that_is_not_there_is_told(tmp_path):
+def test_missing_data_is_one_sentence(tmp_path):
     done = run(tmp_path, "--data", "none.json")
     assert done.returncode == 2
     assert "none.json cannot be read" in done.stderr.splitlines()[-1]

@@ -60,7 +60,7 @@ def test_scores_are_those_of_an_independent_implementation(passages, query, k1, 
 
 @settings(deadline=None, max_examples=100)
 @given(CORPORA, WORDS, st.integers(1, 9))
-def test_the_best_are_the_first_of_all_and_ties_keep_the_order_of_the_corpus(passages, query, topk):
+def test_topk_hits_are_the_first_of_all_hits_and_ties_are_in_corpus_order(passages, query, topk):
     retriever = make_retriever("bm25", passages)
     (everything,) = retriever.search([query], 100)
     assert retriever.search([query], topk) == [everything[:topk]]
@@ -70,7 +70,7 @@ def test_the_best_are_the_first_of_all_and_ties_keep_the_order_of_the_corpus(pas
 
 @settings(deadline=None, max_examples=100)
 @given(CORPORA, WORDS, st.randoms(use_true_random=False))
-def test_another_order_of_the_corpus_changes_nothing_but_ties(passages, query, rng):
+def test_the_order_of_the_corpus_affects_only_ties(passages, query, rng):
     shuffled = rng.sample(passages, len(passages))
     (before,), (after,) = (make_retriever("bm25", corpus).search([query], 100) for corpus in (passages, shuffled))
     assert {hit.passage.id: hit.score for hit in before} == {hit.passage.id: hit.score for hit in after}
@@ -81,7 +81,7 @@ def test_questions_find_their_passages(passages, questions):
     assert [hits[0].passage for hits in found] == passages
 
 
-def test_one_by_one_together_and_from_many_threads_alike(passages, questions):
+def test_hits_do_not_depend_on_batches_or_threads(passages, questions):
     retriever = make_retriever("bm25", passages)
     together = retriever.search(questions, 5)
     assert [retriever.search([question], 5)[0] for question in questions] == together
@@ -103,7 +103,7 @@ def test_one_by_one_together_and_from_many_threads_alike(passages, questions):
 HOSTILE = ["", " \n\t", "?!", "quux zyzzy", "\0", "\ud800", "\x00\ud800 \U0010ffff", "🙂"]
 
 
-def test_what_the_corpus_does_not_know_has_no_hits(passages):
+def test_queries_without_known_words_have_no_hits(passages):
     retriever = make_retriever("bm25", passages)
     assert retriever.search(HOSTILE, 3) == [[]] * len(HOSTILE)
     assert retriever.search([], 3) == []
@@ -111,13 +111,13 @@ def test_what_the_corpus_does_not_know_has_no_hits(passages):
     assert mixed == retriever.search(["bridge"], 3)[0] and len(mixed) == 3
 
 
-def test_what_is_longer_than_any_question_is_not_read(passages):
+def test_long_queries_are_cut(passages):
     retriever = make_retriever("bm25", passages)
     start = "bridge " * 585  # 4,095 characters
     assert retriever.search([start + "  " + "smiths " * 10**5], 3) == retriever.search([start], 3)
 
 
-def test_corpora_of_one_and_without_words():
+def test_corpora_of_one_passage_and_without_words():
     (hits,) = make_retriever("bm25", [Passage("a", "A", "one word")]).search(["word"], 10)
     assert [hit.passage.id for hit in hits] == ["a"] and hits[0].score > 0
     assert make_retriever("bm25", [Passage("a", "", "..."), Passage("b", "", "")]).search(["a"], 3) == [[]]
@@ -142,12 +142,12 @@ def test_english_stopwords():
         ({"url": "http://127.0.0.1:1"}, "retriever=bm25 makes no use of url"),
     ],
 )
-def test_wrong_options_are_named(passages, options, said):
+def test_wrong_options_are_user_errors(passages, options, said):
     with pytest.raises(UserError, match=said):
         make_retriever("bm25", passages, **options)
 
 
-def test_wrong_kinds_and_calls_are_named(passages):
+def test_wrong_kinds_and_calls_are_errors(passages):
     with pytest.raises(UserError, match="retriever='lucene' does not exist; choose one of bm25, dense, server"):
         make_retriever("lucene", passages)
     with pytest.raises(UserError, match="retriever=bm25 needs passages"):
@@ -163,7 +163,7 @@ def test_wrong_kinds_and_calls_are_named(passages):
         retriever.search("a", 1)
 
 
-def test_every_process_finds_the_same_and_says_nothing():
+def test_hits_are_equal_in_every_process_and_nothing_is_logged():
     """Hashes of text differ between processes; hits and scores must not. Libraries have progress bars and loggers."""
     program = (
         "import logging; logging.basicConfig(level=0)\n"

@@ -91,7 +91,7 @@ def pauses(monkeypatch):
     return asked
 
 
-def test_what_is_sent_and_found(flaky):
+def test_requests_and_answers_of_a_search(flaky):
     retriever = make_retriever("server", url=flaky.url)
     assert retriever.search(["one", " ", "ünder \ud800\0"], 4) == [
         [Hit(Passage("1", "T", "one"), 0.5)],
@@ -103,7 +103,7 @@ def test_what_is_sent_and_found(flaky):
     retriever.close()
 
 
-def test_nothing_is_sent_for_nothing(flaky):
+def test_blank_queries_send_no_request(flaky):
     assert make_retriever("server", url=flaky.url).search(["", " \n"], 4) == [[], []]
     assert not flaky.received
 
@@ -129,7 +129,7 @@ def test_many_queries_are_sent_in_parts(flaky):
     assert [len(body["queries"]) for _, body, _ in flaky.received] == [256, 256, 88]
 
 
-def test_failures_are_tried_again_after_longer_and_longer_pauses(flaky, pauses):
+def test_failed_requests_are_retried_with_growing_pauses(flaky, pauses):
     flaky.replies = [status(500), hang_up, status(503, "busy")]
     retriever = make_retriever("server", url=flaky.url, backoff=0.25)
     assert retriever.search(["one"], 1)[0][0].passage.text == "one"
@@ -137,7 +137,7 @@ def test_failures_are_tried_again_after_longer_and_longer_pauses(flaky, pauses):
     assert len(flaky.received) == 4
 
 
-def test_it_gives_up_with_what_the_server_said_last(flaky, pauses):
+def test_the_error_after_all_retries_contains_the_last_answer(flaky, pauses):
     flaky.replies = [status(500), status(502), status(503, "too\n busy")]
     retriever = make_retriever("server", url=flaky.url, retries=2)
     with pytest.raises(RetrieverError) as caught:
@@ -148,21 +148,21 @@ def test_it_gives_up_with_what_the_server_said_last(flaky, pauses):
 
 
 @pytest.mark.parametrize("code", [301, 400, 401, 404, 413, 422, 429])
-def test_what_is_refused_is_not_tried_again(flaky, pauses, code):
+def test_refused_requests_are_not_retried(flaky, pauses, code):
     flaky.replies = [status(code, '{"detail": "topk must be less"}')]
     with pytest.raises(RetrieverError, match=rf"{flaky.url}/retrieve answered HTTP {code}: .*topk must be less"):
         make_retriever("server", url=flaky.url).search(["one"], 1)
     assert len(flaky.received) == 1 and not pauses
 
 
-def test_an_answer_of_another_form_is_not_tried_again(flaky, pauses):
+def test_malformed_answers_are_not_retried(flaky, pauses):
     flaky.replies = [status(200, "<html>")]
     with pytest.raises(RetrieverError, match="an answer of another form: the answer is not JSON"):
         make_retriever("server", url=flaky.url).search(["one"], 1)
     assert len(flaky.received) == 1 and not pauses
 
 
-def test_a_server_that_is_not_there(pauses):
+def test_an_unreachable_server_is_an_error_after_the_retries(pauses):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -171,7 +171,7 @@ def test_a_server_that_is_not_there(pauses):
     assert pauses == [1.0, 2.0]
 
 
-def test_a_server_that_does_not_answer():
+def test_a_silent_server_is_an_error_after_the_time_limit():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         start = time.monotonic()
@@ -180,7 +180,7 @@ def test_a_server_that_does_not_answer():
     assert time.monotonic() - start > 0.2
 
 
-def test_threads_share_it(flaky):
+def test_threads_share_the_retriever(flaky):
     retriever = make_retriever("server", url=flaky.url)
     found = {}
 
@@ -204,7 +204,7 @@ def test_the_token_is_sent(flaky, monkeypatch):
         make_retriever("server", url=flaky.url, token="schlüssel")
 
 
-def test_a_proxy_is_not_asked_for_this_machine(flaky, monkeypatch):
+def test_no_proxy_is_used_for_this_machine(flaky, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert make_retriever("server", url=flaky.url, retries=0).search(["one"], 1)[0]
@@ -224,6 +224,6 @@ def test_a_proxy_is_not_asked_for_this_machine(flaky, monkeypatch):
         ({}, "retriever=server needs url"),
     ],
 )
-def test_wrong_options_are_named(options, said):
+def test_wrong_options_are_user_errors(options, said):
     with pytest.raises(UserError, match=said):
         make_retriever("server", **options)

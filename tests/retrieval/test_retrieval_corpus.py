@@ -91,7 +91,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name, content, said", WRONG.values(), ids=WRONG.keys())
-def test_wrong_rows_are_named(tmp_path, name, content, said):
+def test_wrong_rows_are_user_errors_with_their_place(tmp_path, name, content, said):
     with pytest.raises(UserError, match=said) as caught:
         load_corpus(write(tmp_path, name, content))
     assert str(tmp_path) in str(caught.value)
@@ -101,13 +101,13 @@ def test_wrong_rows_are_named(tmp_path, name, content, said):
 @pytest.mark.parametrize(
     "content", [b"no gzip", gzip.compress(b'{"text": "a"}' * 99, mtime=0)[:30]], ids=["other", "cut"]
 )
-def test_broken_archives_are_named(tmp_path, content):
+def test_broken_archives_are_user_errors(tmp_path, content):
     (tmp_path / "c.jsonl.gz").write_bytes(content)
     with pytest.raises(UserError, match="c.jsonl.gz cannot be read"):
         load_corpus(tmp_path / "c.jsonl.gz")
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="none.jsonl cannot be read .No such file"):
         load_corpus(tmp_path / "none.jsonl")
 

@@ -63,7 +63,7 @@ def test_hits_are_those_of_exact_cosines(seed, count, topk):
     assert {hit.passage.id for hit in hits} >= {str(row) for row in range(count) if exact[row] > hits[-1].score + 2e-6}
 
 
-def test_many_equal_passages_come_in_the_order_of_the_corpus():
+def test_many_equal_passages_are_in_corpus_order():
     """More of them than FAISS returns at once, so that it alone would choose any."""
     passages = [Passage(str(index), "", "a tower" if index % 3 else "a river") for index in range(300)]
     (hits,) = make_retriever("dense", passages).search(["tower"], 50)
@@ -72,7 +72,7 @@ def test_many_equal_passages_come_in_the_order_of_the_corpus():
 
 @settings(deadline=None, max_examples=60)
 @given(CORPORA, TEXTS, st.randoms(use_true_random=False))
-def test_another_order_of_the_corpus_changes_nothing_but_ties(passages, query, rng):
+def test_the_order_of_the_corpus_affects_only_ties(passages, query, rng):
     shuffled = rng.sample(passages, len(passages))
     options = {"dimension": 64}
     (before,), (after,) = (
@@ -88,7 +88,7 @@ def test_questions_find_their_passages(passages, questions):
     assert sum(hits[0].passage == passage for hits, passage in zip(found, passages, strict=True)) > 0.9 * len(passages)
 
 
-def test_one_by_one_together_and_from_many_threads_alike(passages, questions):
+def test_hits_do_not_depend_on_batches_or_threads(passages, questions):
     retriever = make_retriever("dense", passages)
     together = retriever.search(questions, 5)
     assert [retriever.search([question], 5)[0] for question in questions] == together
@@ -106,7 +106,7 @@ def test_one_by_one_together_and_from_many_threads_alike(passages, questions):
     assert found == {number: together[number::2] for number in range(6)}
 
 
-def test_what_says_nothing_has_no_hits(passages):
+def test_queries_without_features_have_no_hits(passages):
     retriever = make_retriever("dense", passages)
     assert retriever.search(["", " ", "?!", "\0", "\ud800"], 3) == [[]] * 5
     assert retriever.search([], 3) == []
@@ -172,7 +172,7 @@ def test_an_index_is_reused_for_the_same_corpus_and_encoder_only(passages, quest
 
 
 @pytest.mark.parametrize("name", ["vectors.faiss", "encoder.safetensors"])
-def test_a_broken_index_is_named(passages, tmp_path, name):
+def test_a_broken_index_is_a_user_error(passages, tmp_path, name):
     make_retriever("dense", passages, index=tmp_path)
     (folder,) = tmp_path.iterdir()
     (folder / name).write_bytes(b"junk")
@@ -180,7 +180,7 @@ def test_a_broken_index_is_named(passages, tmp_path, name):
         make_retriever("dense", passages, index=tmp_path)
 
 
-def test_an_index_that_cannot_be_written_is_named(passages, tmp_path):
+def test_an_index_that_cannot_be_written_is_a_user_error(passages, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file cannot be written"):
         make_retriever("dense", passages, index=tmp_path / "file")
@@ -195,12 +195,12 @@ def test_an_index_that_cannot_be_written_is_named(passages, tmp_path):
         ({"encoder": "nowhere/at_all_5f3e", "dimension": 3}, "encoder nowhere/at_all_5f3e has no option 'dimension'"),
     ],
 )
-def test_wrong_options_are_named(passages, options, said):
+def test_wrong_options_are_user_errors(passages, options, said):
     with pytest.raises(UserError, match=said):
         make_retriever("dense", passages, **options)
 
 
-def test_without_faiss_the_extra_is_named(passages, monkeypatch):
+def test_missing_faiss_is_a_user_error_with_the_extra(passages, monkeypatch):
     real = builtins.__import__
 
     def blocked(name, *rest, **more):
@@ -215,7 +215,7 @@ def test_without_faiss_the_extra_is_named(passages, monkeypatch):
         make_retriever("dense", passages)
 
 
-def test_a_search_leaves_the_number_of_threads_as_it_was(passages):
+def test_a_search_restores_the_number_of_threads(passages):
     import faiss
 
     before = faiss.omp_get_max_threads()
@@ -287,7 +287,7 @@ def test_long_texts_are_cut(bert):
     assert first == pytest.approx(second, abs=1e-6)
 
 
-def test_an_index_knows_the_weights_and_settings_of_its_encoder(bert):
+def test_fingerprints_depend_on_weights_and_settings(bert):
     prints = {
         make_encoder(str(bert / name), device="cpu", **options).fingerprint
         for name, options in [
@@ -319,7 +319,7 @@ def test_dense_retrieval_with_a_transformer(bert, tmp_path):
         ({"name": "tiny-bert", "batch_size": 0}, "batch_size=0"),
     ],
 )
-def test_encoders_that_cannot_be_had_are_named(bert, options, said, monkeypatch):
+def test_unusable_encoders_are_user_errors(bert, options, said, monkeypatch):
     monkeypatch.chdir(bert)
     with pytest.raises(UserError, match=said) as caught:
         make_encoder(**options)

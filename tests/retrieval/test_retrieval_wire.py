@@ -47,7 +47,7 @@ SENT = {
 
 
 @pytest.mark.parametrize("body, request_", SENT.items(), ids=SENT.keys())
-def test_requests(body, request_):
+def test_valid_requests_are_parsed(body, request_):
     assert parse_request(body.encode()) == request_
 
 
@@ -81,7 +81,7 @@ NOT_REQUESTS = {
 
 
 @pytest.mark.parametrize("body, said", NOT_REQUESTS.items(), ids=[str(body[:40]) for body in NOT_REQUESTS])
-def test_what_is_no_request_is_told_in_a_sentence(body, said):
+def test_invalid_requests_are_value_errors(body, said):
     with pytest.raises(ValueError, match=said) as caught:
         parse_request(body)
     assert len(str(caught.value)) < 100
@@ -95,7 +95,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_anything_is_a_request_or_a_value_error(value):
+def test_any_json_is_a_request_or_a_value_error(value):
     try:
         request = parse_request(json.dumps(value).encode())
     except ValueError:
@@ -121,6 +121,6 @@ NOT_ANSWERS = {
 
 
 @pytest.mark.parametrize("body, said", NOT_ANSWERS.items(), ids=[body.decode() for body in NOT_ANSWERS])
-def test_what_is_no_answer_is_told_in_a_sentence(body, said):
+def test_invalid_answers_are_value_errors(body, said):
     with pytest.raises(ValueError, match=said):
         parse_answer(body, queries=1)

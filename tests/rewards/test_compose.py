@@ -77,7 +77,7 @@ def test_the_environments_own_reward_can_be_left_out():
     assert composed(group, environment=1.0) == [[1.0]]
 
 
-def test_parts_are_kept_unweighted():
+def test_components_are_stored_unweighted():
     group = a_group([a_turn(1.0, format=0.5, tool_calls=3.0), a_turn(2.0)])
     composed(group, environment=2.0, format=-0.5, turn_penalty=0.1)
     first, second = (turn.components for turn in group.trajectories[0].turns)
@@ -93,7 +93,7 @@ def test_composing_again_starts_from_what_the_environment_returned():
     assert composed(group, environment=1.0) == [[1.0, 2.0]]
 
 
-def test_trajectory_level_pays_the_sum_at_the_end():
+def test_trajectory_level_gives_the_sum_to_the_last_turn():
     group = a_group([a_turn(0.5), a_turn(0.25, format=1.0), a_turn(0.0)], [a_turn(2.0)], [])
     assert composed(group, level="trajectory", environment=1.0, format=2.0) == [[0.0, 0.0, 2.75], [2.0], []]
 
@@ -114,7 +114,7 @@ def test_a_config_of_omegaconf_works():
 # ---- users' functions
 
 
-def test_a_function_is_paid_at_the_last_turn():
+def test_the_value_of_a_function_is_the_reward_of_the_last_turn():
     group = a_group([a_turn(1.0), a_turn(1.0)], [a_turn(0.0)], [])
     assert composed(group, environment=1.0, **{f"{THIS}.last_word": 10.0}) == [[1.0, 21.0], [10.0], []]
 
@@ -127,7 +127,7 @@ def test_an_async_function_with_parameters_and_metrics():
     assert group.trajectories[0].turns[1].components["quality"] == 1.5
 
 
-def test_inside_a_running_loop_both_ways_work():
+def test_apply_and_apply_async_work_in_a_running_event_loop():
     groups = [a_group([a_turn(1.0)]), a_group([a_turn(1.0)])]
     composer = RewardComposer(RewardConfig(components={f"{THIS}.judge": 1.0}))
 
@@ -139,7 +139,7 @@ def test_inside_a_running_loop_both_ways_work():
     assert [group.trajectories[0].rewards for group in groups] == [[0.5], [0.5]]
 
 
-def test_async_functions_of_a_group_wait_for_each_other():
+def test_async_functions_run_concurrently_over_a_group():
     """All trajectories are asked at once: each judge waits until all four have begun."""
     barrier = asyncio.Barrier(4)
 
@@ -151,7 +151,7 @@ def test_async_functions_of_a_group_wait_for_each_other():
     assert composed(a_group(*[[a_turn()]] * 4), **{f"{THIS}.waits": 1.0}) == [[1.0]] * 4
 
 
-def test_an_error_of_a_users_function_says_where():
+def test_an_error_of_a_user_function_names_component_and_trajectory():
     with pytest.raises(KeyError) as caught:
         composed(a_group([a_turn()]), **{f"{THIS}.refuses": 1.0})
     assert caught.value.__notes__ == [f"in reward.components.{THIS}.refuses, on trajectory 0 of group g7"]
@@ -162,20 +162,20 @@ def test_an_error_of_a_users_function_says_where():
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e50, -1e12, None, "1.0", [1.0], "x"])
 @pytest.mark.parametrize("components", [{"environment": 1.0}, {"environment": 0.5, "turn_penalty": 0.1}])
-def test_a_reward_that_is_not_a_finite_number(reward, components):
+def test_a_reward_that_is_not_a_finite_number_is_refused(reward, components):
     group = a_group([a_turn(1.0)], [a_turn(0.0), a_turn(reward)])
     with pytest.raises(UserError, match=r"environment of trajectory 1 of group g7 \(task 7\), turn 1, is .* finite"):
         composed(group, **components)
 
 
 @pytest.mark.parametrize("level", ["turn", "trajectory"])
-def test_weights_do_not_make_a_reward_too_large(level):
+def test_a_weighted_sum_that_is_too_large_is_refused(level):
     group = a_group([a_turn(9e11)])
     with pytest.raises(UserError, match="the sum of reward.components of trajectory 0 .* is 9e\\+20; a reward must be"):
         composed(group, level=level, environment=1e9)
 
 
-def test_parts_that_are_not_finite_numbers():
+def test_components_that_are_not_finite_numbers_are_refused():
     with pytest.raises(UserError, match="reward format of trajectory 0"):
         composed(a_group([a_turn(1.0, format=math.nan)]), environment=1.0, format=1.0)
     with pytest.raises(UserError, match="says_yes of trajectory 0 .* is 'yes'"):
@@ -183,7 +183,7 @@ def test_parts_that_are_not_finite_numbers():
 
 
 @pytest.mark.parametrize("reward", [True, 1, np.float32(1), np.int64(1), np.float64(1)])
-def test_whatever_is_a_number_becomes_a_float(reward):
+def test_every_kind_of_number_becomes_a_float(reward):
     group = a_group([a_turn(reward)])
     assert composed(group, environment=1.0) == [[1.0]]
     assert type(group.trajectories[0].turns[0].reward) is float
@@ -204,17 +204,17 @@ def test_whatever_is_a_number_becomes_a_float(reward):
         ({"judge": {"target": f"{THIS}.judge", "strict": 1}}, "judge does not fit its function.*strict"),
     ],
 )
-def test_wrong_components_are_found_before_the_first_episode(components, message):
+def test_wrong_components_are_refused_before_the_first_episode(components, message):
     with pytest.raises(UserError, match=message):
         RewardComposer(RewardConfig(components=components))
 
 
-def test_wrong_level():
+def test_an_unknown_level_is_refused():
     with pytest.raises(UserError, match="reward.level=token .*turn, trajectory"):
         RewardComposer(RewardConfig(level="token"))
 
 
-def test_a_component_that_nobody_reports_is_an_error_with_the_known_names():
+def test_a_component_that_no_turn_reports_is_an_error_with_the_known_names():
     composer = RewardComposer(RewardConfig(components={"environment": 1.0, "fromat": 0.5}))
     composer.check()  # nothing has been seen yet
     composer.apply(a_group([a_turn(1.0, format=1.0)], [a_turn(0.0)]))
@@ -224,7 +224,7 @@ def test_a_component_that_nobody_reports_is_an_error_with_the_known_names():
         composer.check()
 
 
-def test_a_component_that_is_reported_now_and_then_is_fine():
+def test_a_component_that_some_turns_report_is_valid():
     composer = RewardComposer(RewardConfig(components={"environment": 1.0, "bonus": 0.5}))
     composer.apply(a_group([a_turn(1.0)]))
     composer.apply(a_group([a_turn(1.0), a_turn(0.0, bonus=1.0)]))

@@ -153,7 +153,7 @@ def test_a_verdict(server, settings, score):
         text(""),
     ],
 )
-def test_what_is_no_verdict_is_asked_for_again_and_then_scores_nothing(server, settings, reply):
+def test_invalid_verdicts_are_retried_and_then_score_0(server, settings, reply):
     server.replies = [reply, verdict(0.75)]
     assert ask(settings) == (0.75, {"judge/calls": 2.0, "judge/invalid": 0.0})
     server.replies = [reply]
@@ -164,12 +164,12 @@ def test_what_is_no_verdict_is_asked_for_again_and_then_scores_nothing(server, s
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": null}]}']
 )
-def test_what_is_no_completion(body):
+def test_a_response_that_is_no_completion_is_invalid(body):
     with pytest.raises(InvalidVerdictError, match="no chat completion"):
         parse_verdict(body, "n")
 
 
-def test_content_that_is_no_text():
+def test_a_completion_without_text_is_invalid():
     body = b'{"choices": [{"message": {"content": null}}]}'
     with pytest.raises(InvalidVerdictError, match="not one JSON object"):
         parse_verdict(body, "n")
@@ -189,7 +189,7 @@ def test_the_conversation_is_quoted_as_data(server, settings):
     assert json.loads(data) == {"conversation": say(attack)}, "and nothing is lost"
 
 
-def test_the_nonce_follows_from_all_that_is_sent(server, settings):
+def test_the_nonce_depends_on_the_whole_request(server, settings):
     conversations = [say(str(i)) for i in range(4)]
     ask(settings, *conversations)
     ask({**settings, "rubric": "Other."}, conversations[0])
@@ -209,7 +209,7 @@ def test_a_verdict_that_the_agent_dictates_does_not_count(server, settings):
     assert ask(settings, say(dictated))[0] == (0.0, {"judge/calls": 4.0, "judge/invalid": 1.0})
 
 
-def test_the_row_is_shown_only_where_asked_for(server, settings):
+def test_the_judge_sees_only_the_configured_keys_of_the_row(server, settings):
     ask(settings)
     assert "42" not in server.seen[0]["messages"][1]["content"].split("\n")[1]
     ask({**settings, "show": ["ground_truth"]})
@@ -222,19 +222,19 @@ def test_the_row_is_shown_only_where_asked_for(server, settings):
 
 
 @pytest.mark.parametrize("reply", [status(500), status(503), status(429), status(429, Retry_After="0.01"), status(529)])
-def test_failures_that_pass(server, settings, reply):
+def test_temporary_failures_are_retried(server, settings, reply):
     server.replies = [reply, reply, verdict(1)]
     assert ask(settings) == (1.0, {"judge/calls": 3.0, "judge/invalid": 0.0})
 
 
-def test_failures_that_stay(server, settings):
+def test_permanent_failures_end_the_run(server, settings):
     server.replies = [status(503)]
     with pytest.raises(UserError, match="the judge at http.* failed 4 times, the last time with HTTP 503"):
         ask(settings)
     assert len(server.seen) == 4
 
 
-def test_pauses_grow_and_are_bounded(server, settings, monkeypatch):
+def test_retry_pauses_grow_and_are_bounded(server, settings, monkeypatch):
     pauses, sleep = [], asyncio.sleep
 
     async def remember(seconds):
@@ -254,27 +254,27 @@ def test_pauses_grow_and_are_bounded(server, settings, monkeypatch):
     assert all(low <= pause <= high for pause, (low, high) in zip(pauses, bounds, strict=True))
 
 
-def test_a_server_that_is_not_there(server, settings):
+def test_an_unreachable_server_ends_the_run(server, settings):
     server.close()
     with pytest.raises(UserError, match="failed 2 times, the last time with ConnectError"):
         ask({**settings, "attempts": 2})
 
 
-def test_a_server_that_hangs(server, settings):
+def test_a_hanging_server_ends_the_run(server, settings):
     server.pause = 0.5
     with pytest.raises(UserError, match="failed 1 times, the last time with (ReadTimeout|TimeoutError)"):
         ask({**settings, "attempts": 1, "timeout": 0.05})
 
 
 @pytest.mark.parametrize("code", [301, 400, 401, 404, 422])
-def test_what_no_repetition_mends(server, settings, code):
+def test_client_errors_are_not_retried(server, settings, code):
     server.replies = [status(code, '{"error":\n"no such model"}', Location="http://127.0.0.1:1/")]
     with pytest.raises(UserError, match=f"answered HTTP {code} no such model; correct url, model, options") as caught:
         ask(settings)
     assert len(server.seen) == 1 and "\n" not in str(caught.value)
 
 
-def test_a_conversation_that_the_provider_refuses_to_read_scores_nothing(server, settings):
+def test_a_conversation_that_the_provider_refuses_scores_0(server, settings):
     server.replies = [status(400, '{"error": {"code": "content_filter"}}')]
     assert ask(settings) == (0.0, {"judge/calls": 1.0, "judge/invalid": 1.0})
 
@@ -283,7 +283,7 @@ TOO_LONG = '{"error": {"message": "This model\'s maximum context length is 512 t
 
 
 @pytest.mark.parametrize("refused", [status(400, TOO_LONG), status(400, '{"error": {"code": "content_filter"}}')])
-def test_no_conversation_ends_a_run_that_others_do_not(server, settings, refused):
+def test_refused_conversations_end_the_run_only_before_the_first_verdict(server, settings, refused):
     """An agent that writes without end, or what no provider wants to read, scores nothing; a rubric that leaves no room
     for any conversation is told."""
     server.replies = [verdict(1), refused]
@@ -321,7 +321,7 @@ def test_the_budget_is_for_all_requests(server, settings):
         ({"name": "style", "attempts": 0}, "reward.components.style.attempts=0 must be"),
     ],
 )
-def test_wrong_settings(settings, wrong, message):
+def test_wrong_settings_are_user_errors(settings, wrong, message):
     with pytest.raises(UserError, match=message) as caught:
         ask({**settings, **wrong})
     assert "hunter2" not in str(caught.value)
@@ -330,7 +330,7 @@ def test_wrong_settings(settings, wrong, message):
 # -- the key ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_key_is_sent_and_told_to_nobody(server, settings, monkeypatch, caplog, tmp_path):
+def test_the_api_key_is_sent_and_never_logged_or_stored(server, settings, monkeypatch, caplog, tmp_path):
     monkeypatch.setenv("JUDGE_KEY", " sk-hunter2\n")
     settings = {**settings, "api_key_env": "JUDGE_KEY", "cache": str(tmp_path)}
     caplog.set_level(logging.DEBUG)
@@ -347,7 +347,7 @@ def test_the_key_is_sent_and_told_to_nobody(server, settings, monkeypatch, caplo
 @pytest.mark.parametrize(
     ("value", "what"), [(None, "is not set"), (" ", "is not set"), ("hunt\ner2", "holds no API key")]
 )
-def test_a_key_that_is_none(server, settings, monkeypatch, value, what):
+def test_an_invalid_api_key_is_a_user_error(server, settings, monkeypatch, value, what):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     if value is not None:
         monkeypatch.setenv("JUDGE_KEY", value)
@@ -359,7 +359,7 @@ def test_a_key_that_is_none(server, settings, monkeypatch, value, what):
 # -- the cache --------------------------------------------------------------------------------------------------------
 
 
-def test_verdicts_are_kept_on_disk(server, settings, tmp_path):
+def test_verdicts_are_cached_on_disk(server, settings, tmp_path):
     settings = {**settings, "cache": str(tmp_path / "kept"), "budget": 1}
     server.replies = [verdict(0.3)]
     assert ask(settings) == (0.3, {"judge/calls": 1.0, "judge/invalid": 0.0})
@@ -369,7 +369,7 @@ def test_verdicts_are_kept_on_disk(server, settings, tmp_path):
     assert [file.suffix for file in (tmp_path / "kept").rglob("*") if file.is_file()] == [".json"]
 
 
-def test_whatever_is_sent_is_in_the_key(server, settings, tmp_path):
+def test_the_cache_key_depends_on_the_whole_request(server, settings, tmp_path):
     settings = {**settings, "cache": str(tmp_path), "show": ["id"]}
     ask(settings)
     ask({**settings, "model": "other"})
@@ -381,14 +381,14 @@ def test_whatever_is_sent_is_in_the_key(server, settings, tmp_path):
     assert len(server.seen) == 6
 
 
-def test_an_invalid_verdict_is_not_kept(server, settings, tmp_path):
+def test_invalid_verdicts_are_not_cached(server, settings, tmp_path):
     settings = {**settings, "cache": str(tmp_path), "attempts": 1}
     server.replies = [text("junk"), verdict(1)]
     assert [ask(settings)[0], ask(settings)[0]] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("junk", ["", "{", '{"score": 7}', '{"score": true, "reason": ""}', "\x00"])
-def test_a_broken_file_is_asked_for_again(server, settings, tmp_path, junk):
+def test_a_broken_cache_file_is_requested_again(server, settings, tmp_path, junk):
     settings = {**settings, "cache": str(tmp_path)}
     ask(settings)
     (file,) = tmp_path.rglob("*.json")
@@ -396,7 +396,7 @@ def test_a_broken_file_is_asked_for_again(server, settings, tmp_path, junk):
     assert ask(settings)[1]["judge/calls"] == 1.0 and json.loads(file.read_text())["score"] == 0.5
 
 
-def test_a_cache_that_cannot_be_written(server, settings, tmp_path):
+def test_a_cache_that_cannot_be_written_is_a_user_error(server, settings, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="judge.cache=.*kept cannot be written"):
         ask({**settings, "cache": str(tmp_path / "file" / "kept")})
@@ -404,14 +404,14 @@ def test_a_cache_that_cannot_be_written(server, settings, tmp_path):
         ask({**settings, "cache": "s3://bucket/kept"})
 
 
-def test_the_same_conversation_is_asked_for_once_at_a_time(server, settings):
+def test_identical_conversations_share_one_request(server, settings):
     server.pause = 0.1
     results = ask(settings, *[SAID] * 8, say("other"))
     assert len(server.seen) == 2 and [score for score, _ in results] == [0.5] * 9
     assert sum(metrics["judge/calls"] for _, metrics in results) == 2
 
 
-def test_one_who_gives_up_does_not_take_it_from_the_others(server, settings):
+def test_a_cancelled_caller_does_not_cancel_the_shared_request(server, settings):
     server.pause = 0.2
 
     async def go():
@@ -424,7 +424,7 @@ def test_one_who_gives_up_does_not_take_it_from_the_others(server, settings):
     assert asyncio.run(go())[0] == 0.5 and len(server.seen) == 1
 
 
-def test_many_at_once_from_many_threads(server, settings, tmp_path):
+def test_many_threads_share_budget_cache_and_concurrency(server, settings, tmp_path):
     """One budget, one cache, no file half written, and no more requests at a time than allowed."""
     settings = {**settings, "cache": str(tmp_path), "concurrency": 3, "budget": 400}
     failures = []
@@ -466,7 +466,7 @@ def test_a_component_of_the_reward(server, settings):
     assert json.loads(server.seen[0]["messages"][1]["content"].split("\n")[1])["conversation"][1]["content"] == "1"
 
 
-def test_a_missing_parameter_is_told_before_the_first_episode():
+def test_a_missing_parameter_is_refused_before_the_first_episode():
     component = {"weight": 0.5, "target": "mtrl.rewards.judge.judge", "url": "http://h", "modle": "m"}
     with pytest.raises(UserError, match="reward.components.judge does not fit its function"):
         RewardComposer(RewardConfig(components={"judge": component}))

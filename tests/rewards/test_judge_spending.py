@@ -67,13 +67,13 @@ def test_the_cost_of_requests(server, settings):
     assert judge_spending() == {}
 
 
-def test_no_price_no_cost(settings):
+def test_without_a_price_there_is_no_cost_metric(settings):
     with record_spending(None):
         ask({**settings, "price": None}, "a")
         assert "reward/judge/cost" not in judge_metrics() and judge_metrics()["reward/judge/prompt_tokens"] == 100
 
 
-def test_a_budget_in_usd_holds_over_processes(server, settings, tmp_path):
+def test_a_budget_in_usd_counts_the_spending_of_earlier_processes(server, settings, tmp_path):
     """The maximum cost of a request is far above its actual cost here, so that the last requests do not fit."""
     settings = {**settings, "budget": {"usd": 0.01}}
     done = 0
@@ -133,7 +133,7 @@ def test_wrong_settings_are_refused_before_the_first_episode(server, settings, m
     assert not server.requests
 
 
-def test_the_judge_of_the_documents_is_one(monkeypatch):
+def test_the_judge_in_the_documentation_is_valid(monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     components = OmegaConf.create(block).reward.components
@@ -143,7 +143,7 @@ def test_the_judge_of_the_documents_is_one(monkeypatch):
     assert RewardComposer(RewardConfig(components=components)).weights == {"environment": 1.0, "judge": 0.5}
 
 
-def test_a_configuration_is_refused_with_a_judge_that_has_no_key(monkeypatch):
+def test_a_configuration_whose_judge_lacks_its_api_key_is_refused(monkeypatch):
     from mtrl.main import prepare
 
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)

@@ -12,7 +12,7 @@ def an_episode(*tokens, stop_reason=StopReason.DONE):
     return Trajectory("t", "g", 0, turns, stop_reason)
 
 
-def test_length_penalty_is_free_then_linear_then_flat():
+def test_length_penalty_is_zero_then_linear_then_constant():
     episode = an_episode(0, 12, 13, 15, 16, 17, 100)
     penalty = length_penalty(episode, {}, max_tokens=16, buffer_tokens=4)
     assert penalty == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0, -1.0]
@@ -38,30 +38,30 @@ def test_turn_penalty_counts_turns_beyond_the_free_ones():
         (StopReason.CONTEXT_LIMIT, True),
     ],
 )
-def test_cut_short_penalty_is_paid_once_at_the_end(reason, cut):
+def test_cut_short_penalty_is_on_the_last_turn(reason, cut):
     assert cut_short_penalty(an_episode(1, 1, stop_reason=reason), {}) == [0.0, -1.0 if cut else 0.0]
 
 
 @pytest.mark.parametrize("reason", [StopReason.DONE, StopReason.MAX_TURNS])
-def test_cut_short_penalty_is_paid_where_the_last_turn_was_cut_however_the_episode_ended(reason):
+def test_cut_short_penalty_applies_if_the_last_turn_was_truncated(reason):
     """SkyRL's `zero_reward_on_non_stop`, which is mapped to it, asks for the finish of the last turn alone."""
     episode = an_episode(1, 1, stop_reason=reason)
     episode.turns[-1].finish = FinishReason.LENGTH
     assert cut_short_penalty(episode, {}) == [0.0, -1.0]
 
 
-def test_cut_short_penalty_leaves_an_earlier_cut_alone():
+def test_cut_short_penalty_ignores_earlier_truncated_turns():
     episode = an_episode(1, 1)
     episode.turns[0].finish = FinishReason.LENGTH
     assert cut_short_penalty(episode, {}) == [0.0, 0.0]
 
 
-def test_every_shaping_gives_nothing_for_no_turns():
+def test_every_shaping_is_empty_without_turns():
     parameters = {"length_penalty": {"max_tokens": 4}}
     for name in SHAPINGS.names():
         assert SHAPINGS.find(name)(an_episode(), {}, **parameters.get(name, {})) == []
 
 
-def test_an_unknown_shaping_is_told_the_names():
+def test_an_unknown_shaping_is_a_user_error_with_the_names():
     with pytest.raises(UserError, match="turn_penalty"):
         SHAPINGS.find("turn_penalti")

@@ -146,7 +146,7 @@ def test_metrics_become_plain_floats(value):
 
 
 @pytest.mark.parametrize("metrics", NO_METRICS, ids=range(len(NO_METRICS)))
-def test_metrics_that_no_file_takes_are_refused_where_they_enter(metrics):
+def test_metrics_that_are_not_finite_numbers_are_refused(metrics):
     with pytest.raises(UserError, match=r"components.mine returned metrics.*it must be .*trajectory 0 of group g7"):
         paid("with_metrics", metrics=metrics)
 
@@ -158,12 +158,12 @@ def test_a_reward_that_is_no_finite_number_is_refused(reward):
 
 
 @pytest.mark.parametrize("name", ["exits", "exits_async"])
-def test_one_that_ends_the_process_is_an_error_as_any_other(name):
+def test_a_function_that_exits_raises_an_error(name):
     with pytest.raises(RuntimeError, match=r"os._exit\(0\)"):
         paid(name)
 
 
-def test_a_callable_of_the_messages_alone():
+def test_a_function_may_take_only_the_messages():
     assert paid("of_messages") == ([0.0, 0.0, 6.0], {"seen": 1.0})
 
 
@@ -177,7 +177,7 @@ def test_a_reward_for_each_turn_with_metrics_and_without():
     assert paid("two_numbers", turns=2)[0] == [0.5, 0.25]
 
 
-def test_another_number_of_rewards_than_turns_is_refused():
+def test_a_wrong_number_of_rewards_is_refused():
     with pytest.raises(UserError, match="mine gave 3 rewards for 2 turns .*; return one number, or one for each turn"):
         paid("per_turn", turns=2)
 
@@ -185,6 +185,6 @@ def test_another_number_of_rewards_than_turns_is_refused():
 @pytest.mark.parametrize(
     ("name", "parameters"), [("takes_nothing", {}), ("per_turn", {"strict": 1}), ("PerTurn", {"strict": 1})]
 )
-def test_what_takes_something_else_is_refused_before_the_first_episode(name, parameters):
+def test_a_function_with_other_parameters_is_refused_before_the_first_episode(name, parameters):
     with pytest.raises(UserError, match="reward.components.mine does not fit its function, which takes"):
         paid(name, **parameters)

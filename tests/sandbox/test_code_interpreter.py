@@ -147,7 +147,7 @@ def test_limits_of_time_and_output(interpreter):
     assert loud.truncated and len(loud.stdout) == 1000 and loud.exit_code == 0
 
 
-def test_what_goes_wrong_is_said(interpreter, service):
+def test_failures_of_the_service_are_errors(interpreter, service):
     sandbox = interpreter()
     with pytest.raises(SandboxError, match="refused readFiles: no such file"):
         sandbox.read_file("nothing")

@@ -44,7 +44,7 @@ def processes_with(marker):
     return found
 
 
-def test_commands(sandbox):
+def test_commands_return_output_and_exit_code(sandbox):
     result = sandbox.run("echo out; echo err >&2; exit 3")
     assert result == ProcessResult(3, "out\n", "err\n", seconds=result.seconds)
     assert sandbox.run("[[ abc == a* ]] && echo $((6 * 7))").stdout == "42\n", "lines are for bash"
@@ -56,14 +56,14 @@ def test_commands(sandbox):
     assert sandbox.run("if then").exit_code == 2
 
 
-def test_stdin(sandbox):
+def test_commands_read_stdin(sandbox):
     assert sandbox.run("cat", stdin="grüße").stdout == "grüße"
     assert sandbox.run("cat").stdout == "", "nothing is there to read, and nothing waits"
     assert sandbox.run("wc -c", stdin=b"\0\xff" * 2_000_000).stdout == "4000000\n"
     assert "0" in sandbox.run("head -c 1; echo x >> /proc/self/fd/0; head -c 1", stdin="00").stdout
 
 
-def test_folders_outlive_commands_and_nothing_else_does(sandbox):
+def test_only_folders_persist_between_commands(sandbox):
     sandbox.run("echo a > a; echo b > /tmp/b; echo c > /dev/shm/c; cd /; export X=1; sleep 100 &")
     result = sandbox.run("pwd; cat a /tmp/b /dev/shm/c; echo [$X]; ls -d /proc/[0-9]* | wc -l")
     assert result.stdout == "/workspace\na\nb\nc\n[]\n4\n"
@@ -75,7 +75,7 @@ def test_python_of_the_host_runs(sandbox):
     assert result.stdout.split() == [*map(str, sys.version_info[:2])], result.stderr
 
 
-def test_what_the_model_is_told_repeats(tmp_path):
+def test_results_are_equal_in_every_sandbox(tmp_path):
     """Not a word of the host, the clock or the run: the same text in every sandbox."""
     commands = [
         "python3 -c 1/0",
@@ -95,7 +95,7 @@ def test_what_the_model_is_told_repeats(tmp_path):
         assert private in ("/usr", "/") or private not in str(told)
 
 
-def test_text_that_is_no_text(sandbox):
+def test_invalid_text_in_commands_and_output(sandbox):
     assert sandbox.run(r"printf 'a\377\0b\xc3'").stdout == "a\ufffd\0b\ufffd"
     for command in (
         "echo a\0b",
@@ -142,7 +142,7 @@ def test_limits_cannot_be_raised(sandbox):
     assert sandbox.run(["nice", "-n", "-5", "true"]).stderr
 
 
-def test_files_from_outside(sandbox):
+def test_the_host_writes_and_reads_files(sandbox):
     sandbox.write_file("src/a.py", "print('ä')")
     sandbox.write_file("/workspace/bin/tool", b"#!/bin/sh\necho tool\n", mode=0o755)
     assert sandbox.run("python3 src/a.py; bin/tool; stat -c '%U %a %n' src src/a.py bin/tool").stdout.splitlines() == [
@@ -182,7 +182,7 @@ def test_files_from_outside(sandbox):
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200), path=st.text(min_size=1, max_size=12))
-def test_any_content_comes_back_and_any_path_is_safe(sandbox, content, path):
+def test_written_content_is_read_back_for_any_path(sandbox, content, path):
     try:
         sandbox.write_file(path, content)
     except OSError:
@@ -193,7 +193,7 @@ def test_any_content_comes_back_and_any_path_is_safe(sandbox, content, path):
     assert sandbox.run(["cat", inside]).stdout == content.decode(errors="replace")
 
 
-def test_copy_in(sandbox, tmp_path):
+def test_copy_in_copies_files_folders_and_links(sandbox, tmp_path):
     (tmp_path / "pkg" / "empty").mkdir(parents=True)
     (tmp_path / "pkg" / "m.py").write_text("x = 1")
     (tmp_path / "run.sh").write_text("#!/bin/sh\necho ran\n")
@@ -207,7 +207,7 @@ def test_copy_in(sandbox, tmp_path):
         sandbox.copy_in(tmp_path / "nowhere")
 
 
-def test_close_gives_all_back():
+def test_close_releases_all_descriptors_and_mounts():
     ProcessSandbox().close()
     before, mounts = descriptors(), Path("/proc/mounts").read_text()
     for command in ("echo a > a", "sleep 100", "yes"):
@@ -234,7 +234,7 @@ def test_close_stops_a_command_of_another_thread(sandbox):
     assert results and results[0].killed_by == "closed" and results[0].exit_code == 137
 
 
-def test_two_hundred_at_once():
+def test_two_hundred_sandboxes_run_at_once():
     """Each in its own folder, each with its own count of processes."""
     everyone_has_one = threading.Barrier(200, timeout=300)
 
@@ -257,7 +257,7 @@ def test_one_sandbox_runs_one_command_at_a_time(sandbox):
         assert {(r.stdout, r.exit_code) for r in pool.map(sandbox.run, [command] * 16)} == {("", 0)}
 
 
-def test_nothing_outlives_a_killed_run():
+def test_commands_end_with_a_killed_run():
     """Not even when there is no time to clean up: the kernel ends the commands with mtrl."""
     marker = f"10{os.getpid()}"
     code = f"from mtrl.sandbox.process import *; ProcessSandbox().run('setsid sleep {marker} & sleep {marker}', 900)"
@@ -273,7 +273,7 @@ def test_nothing_outlives_a_killed_run():
         time.sleep(0.05)
 
 
-def test_no_orphans():
+def test_commands_leave_no_orphans():
     """Where no init reaps them, as in most containers, each would stay as a zombie."""
     code = (
         "import ctypes, os\n"
@@ -289,7 +289,7 @@ def test_no_orphans():
     assert done.stdout == "none\n", done
 
 
-def test_a_host_without_descriptors():
+def test_a_lack_of_descriptors_is_a_sandbox_error():
     """An error of the sandbox, not of the command; and once there are some again, all goes on."""
     code = (
         "import os, resource\n"
@@ -324,18 +324,18 @@ def fresh_check(monkeypatch):
     bubblewrap.find_programs.cache_clear()
 
 
-def test_isolation_holds_here(fresh_check):
+def test_commands_are_isolated_on_this_machine(fresh_check):
     check_isolation()
 
 
-def test_bubblewrap_is_missing(fresh_check, monkeypatch):
+def test_missing_bubblewrap_is_a_user_error(fresh_check, monkeypatch):
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda name, path: None if name == "bwrap" else f"/usr/bin/{name}")
     for call in (check_isolation, ProcessSandbox):
         with pytest.raises(UserError, match="needs bwrap, .* apt-get install bubblewrap"):
             call()
 
 
-def test_programs_outside_of_the_system_are_not_taken(fresh_check, monkeypatch, tmp_path):
+def test_programs_outside_of_the_system_folders_are_not_used(fresh_check, monkeypatch, tmp_path):
     """The mount namespace holds /usr and nothing of a home or a conda environment."""
     for name in bubblewrap.PACKAGES:
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
@@ -348,26 +348,26 @@ def test_programs_outside_of_the_system_are_not_taken(fresh_check, monkeypatch, 
         bubblewrap.find_programs()
 
 
-def test_another_system(fresh_check, monkeypatch):
+def test_another_operating_system_is_a_user_error(fresh_check, monkeypatch):
     monkeypatch.setattr(bubblewrap.sys, "platform", "darwin")
     with pytest.raises(UserError, match="needs Linux namespaces, which darwin lacks"):
         ProcessSandbox()
 
 
-def test_another_machine(fresh_check, monkeypatch):
+def test_another_architecture_is_a_user_error(fresh_check, monkeypatch):
     monkeypatch.setattr(seccomp.platform, "machine", lambda: "riscv64")
     seccomp.denied_system_calls.cache_clear()
     with pytest.raises(UserError, match="riscv64; use x86_64 or aarch64"):
         ProcessSandbox()
 
 
-def test_an_old_kernel(fresh_check, monkeypatch):
+def test_an_old_kernel_is_a_user_error(fresh_check, monkeypatch):
     monkeypatch.setattr(isolation.os, "uname", lambda: os.uname_result(("Linux", "h", "5.10.0-21-amd64", "", "x86_64")))
     with pytest.raises(UserError, match="needs Linux 5.14 or newer, and this is 5.10.0-21-amd64"):
         ProcessSandbox()
 
 
-def test_user_namespaces_are_forbidden():
+def test_forbidden_user_namespaces_are_a_user_error():
     """Really: in a user namespace that permits none below it."""
     code = (
         "import sys\nfrom mtrl.errors import UserError\nfrom mtrl.sandbox.process import ProcessSandbox\n"
@@ -381,7 +381,7 @@ def test_user_namespaces_are_forbidden():
     assert done.stderr.strip().endswith("sysctl -w user.max_user_namespaces=10000")
 
 
-def test_isolation_that_does_not_isolate_is_noticed(fresh_check, monkeypatch):
+def test_the_check_reads_the_privileges_from_the_kernel(fresh_check, monkeypatch):
     """The check believes the kernel, not bubblewrap."""
 
     class Execution:
@@ -397,7 +397,7 @@ def test_isolation_that_does_not_isolate_is_noticed(fresh_check, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="all the other tests already run without root")
-def test_without_root(tmp_path_factory):
+def test_commands_are_isolated_without_root(tmp_path_factory):
     """As `nobody`, with an interpreter that nobody may run."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)

@@ -54,7 +54,7 @@ def test_servers_of_the_host_are_out_of_reach(sandbox, tmp_path):
         os.unlink(path)
 
 
-def test_no_way_out(sandbox):
+def test_only_unix_sockets_can_be_created(sandbox):
     """Nor to the hypervisor, by AF_VSOCK (40), which network namespaces do not cover."""
     attack = (
         "import socket\n"
@@ -173,7 +173,7 @@ def test_kernel_settings_cannot_be_changed(sandbox):
     assert Path("/proc/sys/kernel/core_pattern").read_text() == before
 
 
-def test_devices(sandbox):
+def test_only_harmless_devices_exist(sandbox):
     assert set(sandbox.run("ls /dev").stdout.split()) <= {
         *("null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "shm", "fd", "stdin", "stdout", "stderr"),
         *("core", "console"),
@@ -182,7 +182,7 @@ def test_devices(sandbox):
         assert sandbox.run(command).exit_code == 1, command
 
 
-def test_links_do_not_lead_the_host_astray(sandbox, tmp_path):
+def test_the_host_does_not_follow_links_of_commands(sandbox, tmp_path):
     """Commands leave links; mtrl, perhaps as root, then reads and writes there."""
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -211,14 +211,14 @@ def test_links_do_not_lead_the_host_astray(sandbox, tmp_path):
     assert secret.read_text() == "secret" and [path.name for path in tmp_path.iterdir()] == ["secret"]
 
 
-def test_hard_links(sandbox):
+def test_hard_links_do_not_reach_files_of_the_host(sandbox):
     assert sandbox.run("ln /etc/passwd p; ln /usr/bin/env e; ln /proc/self/status s; ls").stdout == ""
     sandbox.run("echo a > a; ln a b")
     sandbox.write_file("b", "new")
     assert sandbox.run("cat a b").stdout == "a\nnew", "the other name keeps its content"
 
 
-def test_a_tree_made_to_hurt_who_reads_it(sandbox):
+def test_a_hostile_tree_of_files_can_be_read(sandbox):
     sandbox.run("touch $'\\xff' $'new\\nline' ' '; mkdir closed; touch closed/f; chmod 0 closed; touch no; chmod 0 no")
     assert sandbox.snapshot() == {"?": b"", "new\nline": b"", " ": b"", "closed": None, "no": None}
     with pytest.raises(PermissionError):
@@ -282,7 +282,7 @@ def test_system_calls_that_are_refused(sandbox):
     } == set()
 
 
-def test_no_more_power(sandbox):
+def test_privileges_cannot_be_raised(sandbox):
     for command in (
         *("unshare -Ur true", "unshare -m true", "mount -t tmpfs x /tmp", "umount /proc", "chroot / true", "su -c id"),
         *("mount --bind / /workspace", "nsenter -t 1 -m true", "setpriv --reuid 0 true", "chown 0 /workspace"),

@@ -19,7 +19,7 @@ def python(sandbox, code, *arguments, **options):
     return sandbox.run(["python3", "-c", code, *map(str, arguments)], **options)
 
 
-def test_fork_bomb(sandbox, bystander):
+def test_a_fork_bomb_is_limited(sandbox, bystander):
     with Peak() as peak:
         thread = threading.Thread(target=lambda: sandbox.run(":(){ :|:& };:; sleep 100", timeout=3))
         thread.start()
@@ -51,7 +51,7 @@ def test_processes_and_threads_are_counted_together(sandbox, start):
     assert 0 < max(map(int, result.stdout.split())) < sandbox.limits.processes
 
 
-def test_memory_bomb(sandbox):
+def test_a_memory_bomb_is_limited(sandbox):
     result = python(sandbox, f"x = bytearray({2 * sandbox.limits.memory_bytes})")
     assert "MemoryError" in result.stderr and result.exit_code == 1
     result = sandbox.run("x=$(yes | tr -d '\\n' | head -c 999999999)")
@@ -59,7 +59,7 @@ def test_memory_bomb(sandbox):
 
 
 @pytest.mark.parametrize("flags", ["MAP_PRIVATE", "MAP_SHARED"])
-def test_memory_bomb_of_many_processes(sandbox, flags):
+def test_a_memory_bomb_of_many_processes_is_killed(sandbox, flags):
     """None of them too large, all together eight times the limit."""
     attack = (
         "import mmap, os, time\n"
@@ -76,7 +76,7 @@ def test_memory_bomb_of_many_processes(sandbox, flags):
     assert sandbox.limits.memory_bytes / 2 < peak.bytes < 4 * sandbox.limits.memory_bytes
 
 
-def test_a_small_family_that_shares_pages_is_spared(sandbox):
+def test_processes_that_share_pages_are_not_killed(sandbox):
     attack = (
         "import os, time\n"
         f"x = bytearray({sandbox.limits.memory_bytes // 3})\n"
@@ -88,7 +88,7 @@ def test_a_small_family_that_shares_pages_is_spared(sandbox):
     assert python(sandbox, attack).stdout == "done\n"
 
 
-def test_disk_bomb(sandbox):
+def test_a_disk_bomb_is_limited(sandbox):
     for folder in ("/workspace", "/tmp", "/dev/shm"):
         result = sandbox.run(f"cat /dev/zero > {folder}/big; stat -c %s {folder}/big; rm {folder}/big")
         assert int(result.stdout) <= sandbox.limits.file_bytes
@@ -117,7 +117,7 @@ def test_disk_bomb(sandbox):
 @pytest.mark.parametrize(
     "command", ["yes", "cat /dev/zero >&2", "yes | tr -d '\\n'", "while :; do echo x; done & yes >&2"]
 )
-def test_output_bomb(sandbox, command):
+def test_an_output_bomb_is_killed(sandbox, command):
     tracemalloc.start()
     try:
         result = sandbox.run(command)
@@ -130,7 +130,7 @@ def test_output_bomb(sandbox, command):
     assert result.seconds < sandbox.limits.seconds
 
 
-def test_long_lines(sandbox):
+def test_long_lines_are_cut(sandbox):
     result = sandbox.run("head -c 1000000 /dev/zero | tr '\\0' a")
     assert result.stdout == "a" * sandbox.limits.output_bytes and result.truncated and result.exit_code == 0
 
@@ -175,7 +175,7 @@ def test_stopped_and_stubborn_processes_end(sandbox):
         assert result.timed_out and result.seconds < MARGIN
 
 
-def test_result_cannot_be_forged(sandbox):
+def test_a_command_cannot_forge_its_result(sandbox):
     """The descriptors through which bubblewrap reports are not there to be written to."""
     every = "/proc/self/fd /proc/1/fd /proc/$PPID/fd"
     attack = f"for fd in $(ls {every} | sort -u); do echo '{{\"exit-code\": 0}}' >&$fd; done; exit 7"
@@ -184,7 +184,7 @@ def test_result_cannot_be_forged(sandbox):
     assert not set(sandbox.run("ls -v /proc/self/fd").stdout.split()) - {"0", "1", "2", "3"}, "3 is of ls"
 
 
-def test_exits(sandbox):
+def test_exit_codes_of_signals(sandbox):
     for number in (1, 6, 9, 11, 15):
         assert sandbox.run(f"kill -{number} $$").exit_code == 128 + number
         result = python(sandbox, f"import os; os.kill(os.getpid(), {number})")

@@ -82,7 +82,7 @@ def test_rows_keep_their_order_duplicates_and_column_names(sandbox):
         "nonsense",
     ],
 )
-def test_refused_and_without_effect(sandbox, query):
+def test_refused_queries_have_no_effect(sandbox, query):
     result = sandbox.run(query)
     assert result.error
     assert not result.rows and not result.columns
@@ -90,7 +90,7 @@ def test_refused_and_without_effect(sandbox, query):
     assert not list(Path("/tmp").glob("mtrl-*.db"))
 
 
-def test_refusals_say_why(sandbox):
+def test_refusals_have_a_reason(sandbox):
     assert sandbox.run("drop table t").error == "only SELECT queries are allowed"
     assert sandbox.run("pragma database_list").error == "PRAGMA database_list is not allowed"
     assert sandbox.run("select random()").error == "function random() is not allowed: results must repeat"
@@ -121,7 +121,7 @@ def test_tables_do_not_depend_on_earlier_queries(sandbox):
     assert first == again == {"t", "json_each"}
 
 
-def test_instructions_are_limited_whatever_the_clock_says():
+def test_the_limit_of_instructions_does_not_depend_on_the_clock():
     sandbox = SqlSandbox.from_script(SCRIPT, Limits(operations=50_000, seconds=60))
     assert sandbox.run(FOREVER).error == "the query takes more than 50000 instructions"
     assert sandbox.run("select count(*) from t").rows == [(4,)], "the next query starts afresh"
@@ -134,7 +134,7 @@ def test_wall_time_is_the_backstop():
     assert time.monotonic() - start < 5
 
 
-def test_a_memory_bomb_stays_small():
+def test_the_memory_of_a_query_is_limited():
     """Sorts stay in memory, below the heap limit; SkyRL's environment took 2 GiB for such a query."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sandbox = SqlSandbox.from_script(SCRIPT, Limits(seconds=3))
@@ -156,7 +156,7 @@ def test_results_are_bounded_in_rows_values_and_bytes():
     assert SqlSandbox.from_script(SCRIPT, Limits(value_bytes=99)).run("select hex(zeroblob(50))").error
 
 
-def test_a_file_is_copied_and_never_named(file):
+def test_results_never_contain_the_path_of_a_copied_file(file):
     before = file.read_bytes()
     sandbox = SqlSandbox.from_path(file)
     for query in ("pragma database_list", "attach 'x' as y", "select * from nope", "create table u(a)", "selec"):
@@ -192,7 +192,7 @@ def test_wal_databases(file, monkeypatch, copy_limit):
     assert SqlSandbox.from_path(file).run("select count(*) from t").rows == [(5,)]
 
 
-def test_bad_files_and_scripts(tmp_path):
+def test_invalid_files_and_scripts_are_user_errors(tmp_path):
     with pytest.raises(UserError, match="nowhere.sqlite does not exist"):
         SqlSandbox.from_path(tmp_path / "nowhere.sqlite")
     (tmp_path / "text.sqlite").write_text("not a database, but long enough to look like one")
@@ -202,7 +202,7 @@ def test_bad_files_and_scripts(tmp_path):
         SqlSandbox.from_script("create tabel t")
 
 
-def test_text_that_is_not_utf8():
+def test_text_that_is_not_utf8_is_decoded_with_replacements():
     sandbox = SqlSandbox.from_script("create table t(a text); insert into t values (cast(x'61ff' as text));")
     assert sandbox.run("select a from t").rows == [("a\ufffd",)]
 
@@ -227,7 +227,7 @@ def test_close_from_another_thread_stops_a_running_query():
     assert results[0].error
 
 
-def test_many_threads():
+def test_sandboxes_run_in_many_threads():
     def work():
         sandbox = SqlSandbox.from_script(SCRIPT)
         seen.append(sandbox.run("select a from t order by a, b").rows)
@@ -269,7 +269,7 @@ def test_any_text_gives_a_result_and_changes_nothing(text):
     sandbox.close()
 
 
-def test_copies_of_files_are_bounded_together(file, monkeypatch):
+def test_the_total_size_of_copied_files_is_limited(file, monkeypatch):
     """Where there is no room for another copy, the file is read in place: the same rows, and nothing is written."""
     size = file.stat().st_size
     monkeypatch.setattr(module, "COPIES_LIMIT", module.copied_bytes() + 2 * size)
@@ -337,7 +337,7 @@ def test_virtual_tables_are_read_and_never_written(kind, query, rows, in_place, 
 
 
 @pytest.mark.parametrize("kind", ["fts4(a, content=endless)", "fts5(a, content='endless')"])
-def test_a_virtual_table_over_an_endless_view_ends_no_sandbox(kind):
+def test_a_virtual_table_over_an_endless_view_does_not_end_the_sandbox(kind):
     script = f'create view endless(a) as {FOREVER}; create virtual table "a""b" using {kind}; create table t(a)'
     sandbox = SqlSandbox.from_script(script, Limits(operations=10_000))
     assert sandbox.run("select count(*) from t").rows == [(0,)]

@@ -134,14 +134,14 @@ def test_other_import_errors_name_no_extra():
     assert extra_hint(ImportError("no", name="numpy")) == "" and extra_hint(ValueError("no")) == ""
 
 
-def test_a_class_that_is_none_of_them_is_refused():
+def test_a_class_of_no_framework_is_refused():
     with pytest.raises(
         UserError, match="Forgetful is a type; it must be a Family or a BaseEnvironment class, or an en"
     ):
         get_family("x", f"{__name__}.Forgetful")
 
 
-def test_looking_for_a_dialect_imports_no_framework():
+def test_adapt_imports_no_framework():
     frameworks = "gymnasium skyrl_gym openenv tinker_cookbook verifiers trl torch"
     code = (
         "import sys, mtrl.environments.family, mtrl.environments.adapters as a\n"
@@ -153,7 +153,7 @@ def test_looking_for_a_dialect_imports_no_framework():
     assert done.stdout.strip() == "[]"
 
 
-def test_seeds_are_the_rows_or_follow_from_their_ids():
+def test_row_seeds_come_from_the_row_or_its_id():
     assert row_seed({"id": "a", "seed": 7}) == 7 and row_seed({"id": "a", "seed": 0}) == 0
     assert row_seed({"id": "a"}) == row_seed({"id": "a", "seed": None}) == 715526629
     assert 0 <= row_seed({"id": "b"}) < 2**31
@@ -165,7 +165,7 @@ def test_metrics_are_the_finite_numbers():
     assert metrics_of(None) == metrics_of([("a", 1)]) == {}
 
 
-def test_text_goes_to_the_last_user_message():
+def test_with_text_appends_to_the_last_user_message():
     said = [{"role": "user", "content": "a"}]
     assert with_text(said, "b") == [{"role": "user", "content": "a\n\nb"}]
     assert said == [{"role": "user", "content": "a"}], "the row stays as it is"

@@ -21,7 +21,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("target", EXAMPLES)
-def test_the_example_plays(target, example, play, row):
+def test_the_example_runs(target, example, play, row):
     module, extra, responses, rewards, told = EXAMPLES[target]
     if module:
         real(module, extra)
@@ -36,7 +36,7 @@ def test_the_example_plays(target, example, play, row):
     assert said(trajectory)[1] == [told]
 
 
-def test_every_example_is_played():
+def test_every_example_is_tested():
     files = {path.stem for path in (Path(__file__).parent / "examples").glob("*.py")}
     assert files == {target.partition(".")[0] for target in EXAMPLES}
 

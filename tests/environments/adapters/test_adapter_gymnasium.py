@@ -73,7 +73,7 @@ def seven(row):
     return {**row, "options": {"number": 7}}
 
 
-def test_rewards_observations_and_metrics_land_on_their_turns(play, target, seven):
+def test_rewards_observations_and_metrics_belong_to_their_turns(play, target, seven):
     trajectory = play(target, ["3", " <action> 5 </action>", "so <action>7</action>"], seven)
     assert trajectory.error is None
     assert trajectory.rewards == [-0.25, -0.25, 0.5]
@@ -89,14 +89,14 @@ def test_truncated_is_not_terminated(play, target, seven):
     assert play(target, ["1", "7"], seven, cut=2).stop_reason == StopReason.DONE, "both at once: it was solved"
 
 
-def test_four_results_and_a_seed_method(play, row):
+def test_environments_before_gymnasium_0_26_run(play, row):
     trajectory = play(adapt(Classic), ["1", "7"], {**row, "seed": 11})
     assert (trajectory.rewards, trajectory.stop_reason) == ([-0.25, 0.5], StopReason.DONE)
     assert said(trajectory)[0] == ["Q\n\nseeded 11"]
     assert play(adapt(Classic), ["1", "2"], {**row, "seed": 11}, cut=2).stop_reason == StopReason.MAX_TURNS
 
 
-def test_the_same_row_starts_the_same_way_and_others_do_not(play, target, row):
+def test_the_row_determines_the_start_of_the_episode(play, target, row):
     def hint(**columns):
         return said(play(target, ["0"], {**row, **columns}, max_turns=1))[0][0]
 
@@ -107,7 +107,7 @@ def test_the_same_row_starts_the_same_way_and_others_do_not(play, target, row):
 
 
 @pytest.mark.parametrize("response", ["", "ten", "10", "-1", "3 or 4", "１", "9" * 5000, "<action>x</action>", "1.0"])
-def test_what_is_no_action_is_told_and_does_not_reach_the_environment(play, target, seven, response):
+def test_an_invalid_action_does_not_reach_the_environment(play, target, seven, response):
     trajectory = play(target, [response[:300], "7"], seven)
     assert trajectory.rewards == [0.0, 0.5] and trajectory.error is None
     assert said(trajectory)[1][0].startswith("Invalid action: ")
@@ -173,7 +173,7 @@ def shown(observation, env):
     return [{"role": "system", "content": f"seen {json.dumps(observation, default=lambda x: x.tolist())}"}]
 
 
-def test_functions_of_ones_own_read_and_show(play):
+def test_own_functions_parse_actions_and_render_observations(play):
     config = {"parse_action": f"{__name__}.half", "render_observation": f"{__name__}.shown", "instruction": "Go."}
     trajectory = play(adapt(Arrays), ["one", "1"], space=spaces.Box(-1.0, 1.0, (2,)), max_turns=2, **config)
     assert said(trajectory) == [
@@ -183,12 +183,12 @@ def test_functions_of_ones_own_read_and_show(play):
     ]
 
 
-def test_a_function_that_is_not_there_is_told_at_once():
+def test_a_missing_function_is_a_user_error():
     with pytest.raises(UserError, match="environment.config.parse_action"):
         adapt(Arrays)(parse_action="no.such.function")
 
 
-def test_gymnasiums_own_environments_by_their_id(play, row):
+def test_gymnasium_make_runs_an_environment_by_its_id(play, row):
     """FrozenLake without slipping: right, right, down, down, down, right leads to the goal."""
     made = adapt(gymnasium.make)
     config = {"id": "FrozenLake-v1", "render_mode": "ansi", "is_slippery": False}
@@ -207,12 +207,12 @@ def test_without_a_path_the_rows_are_seeds(target):
     assert not {row["seed"] for row in other.train} & set(seeds)
 
 
-def test_a_wrong_argument_is_told_before_anything_runs(target):
+def test_an_unknown_argument_is_a_user_error(target):
     with pytest.raises(UserError, match=r"environment.config.patient is not an argument of Target\(patience=3"):
         target(patient=3)
 
 
-def test_a_missing_argument_is_told_before_anything_runs():
+def test_a_missing_argument_is_a_user_error():
     class Sized(Target):
         def __init__(self, size):
             super().__init__()
@@ -223,7 +223,7 @@ def test_a_missing_argument_is_told_before_anything_runs():
         adapt(Sized)()
 
 
-def test_a_broken_step_says_what_it_must_return(play, seven):
+def test_an_invalid_step_result_fails_the_episode(play, seven):
     class Three(Target):
         def step(self, action):
             return "x", 1.0, True

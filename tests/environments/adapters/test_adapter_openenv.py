@@ -168,7 +168,7 @@ def test_a_real_server_and_its_generic_client(play, row):
     assert said(trajectory) == [["Q\n\nyes or no?"], ["wrong"], ["right"]]
 
 
-def test_an_error_fails_the_episode_alone_and_closes(play, echo, monkeypatch):
+def test_an_error_fails_the_episode_and_closes_the_environment(play, echo, monkeypatch):
     def broken(self, action, timeout_s=None):
         raise ConnectionError("the server is gone")
 

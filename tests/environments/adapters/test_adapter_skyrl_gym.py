@@ -59,7 +59,7 @@ def recorder():
     return adapt(Recorder)
 
 
-def test_skyrls_own_environment_pays_turn_by_turn_as_it_does_there(play):
+def test_an_environment_of_skyrl_gets_the_rewards_of_its_own_loop(play):
     """The lists of rewards that SkyRL puts on the last tokens of the turns: 0.2 / max_turns if wrong, 1.0 if right."""
     trajectory = play(adapt(GSM8kMultiTurnEnv), ["no number", "#### 7", "#### 72"], GSM8K, max_turns=5)
     assert trajectory.error is None
@@ -73,7 +73,7 @@ def test_skyrls_own_environment_pays_turn_by_turn_as_it_does_there(play):
     assert [output["observations"] for output in outputs[:2]] == [t.observation for t in trajectory.turns[1:]]
 
 
-def test_make_and_a_registered_name(play):
+def test_skyrl_make_runs_a_registered_name(play):
     import skyrl_gym
 
     trajectory = play(adapt(skyrl_gym.make), ["#### 72"], GSM8K, max_turns=1, id="gsm8k_multi_turn")
@@ -89,7 +89,7 @@ def test_the_row_and_the_config_reach_the_constructor(play, recorder):
     assert said(trajectory) == [["S", "6 * 12?"], ["heard a"], ["heard  b "], ["heard c"]]
 
 
-def test_rewards_metadata_and_metrics_land_on_their_turns(play, recorder):
+def test_rewards_metadata_and_metrics_belong_to_their_turns(play, recorder):
     trajectory = play(recorder, ["a", " b ", "c"])
     assert trajectory.rewards == [0.1, 0.0, 1.0]
     assert [turn.metrics for turn in trajectory.turns] == [
@@ -100,18 +100,18 @@ def test_rewards_metadata_and_metrics_land_on_their_turns(play, recorder):
     assert trajectory.turns[1].text == " b ", "what was sampled stays, whatever the environment makes of it"
 
 
-def test_metrics_are_asked_for_when_the_turns_run_out(play, recorder):
+def test_get_metrics_is_called_when_the_turns_run_out(play, recorder):
     trajectory = play(recorder, ["a", "b"], max_turns=2)
     assert trajectory.stop_reason == StopReason.MAX_TURNS
     assert trajectory.turns[-1].metrics["steps"] == 2.0
 
 
-def test_closed_once_at_the_end(play, recorder):
+def test_the_environment_is_closed_once(play, recorder):
     play(recorder, ["a", "b", "c"])
     assert [env.closed for env in Recorder.made] == [1]
 
 
-def test_an_error_fails_the_episode_alone_and_closes(play, recorder, monkeypatch):
+def test_an_error_fails_the_episode_and_closes_the_environment(play, recorder, monkeypatch):
     def broken(self, action):
         raise ZeroDivisionError("inside the environment")
 
@@ -122,7 +122,7 @@ def test_an_error_fails_the_episode_alone_and_closes(play, recorder, monkeypatch
     assert [env.closed for env in Recorder.made] == [1]
 
 
-def test_one_made_after_its_time_limit_is_closed_too(play, monkeypatch):
+def test_an_environment_that_is_made_after_its_time_limit_is_closed(play, monkeypatch):
     go_on, closed = threading.Event(), threading.Event()
 
     class Slow(Recorder):

@@ -52,7 +52,7 @@ def question(row):
     return {**row, "question": "2 * 21?"}
 
 
-def test_only_what_is_new_is_the_observation(play, doubler, question):
+def test_only_new_messages_are_the_observation(play, doubler, question):
     trajectory = play(adapt(doubler), ["a", " b", "42"], question)
     assert trajectory.error is None
     assert said(trajectory) == [["2 * 21?"], ["aa"], [" b b"], []]

@@ -81,12 +81,12 @@ def test_calls_are_answered_and_the_reward_is_on_the_last_turn(play, counter, ro
     assert env.row["answer"] == "42" and env.closed == 1
 
 
-def test_the_reward_is_asked_for_when_the_turns_run_out(play, counter, row):
+def test_get_reward_is_called_when_the_turns_run_out(play, counter, row):
     trajectory = play(counter, [format_call("increment", {"step": 3})] * 2, row, max_turns=1)
     assert trajectory.rewards == [1.0] and trajectory.stop_reason == StopReason.MAX_TURNS
 
 
-def test_what_the_model_does_wrong_is_told(play, counter, row):
+def test_mistakes_of_the_model_are_error_observations(play, counter, row):
     wrong = [
         format_call("reset", {}),
         format_call("_hidden", {}),
@@ -116,7 +116,7 @@ def test_an_attribute_is_the_reward_where_there_is_no_method(play, row):
     assert trajectory.rewards == [0.0, 0.5]
 
 
-def test_without_any_reward_the_episode_says_what_to_define(play, row):
+def test_an_environment_without_a_reward_fails_with_the_fix(play, row):
     class Poor:
         def reset(self):
             pass
@@ -128,7 +128,7 @@ def test_without_any_reward_the_episode_says_what_to_define(play, row):
     assert "define get_reward" in play(adapt(Poor), ["end"], row).error
 
 
-def test_a_tool_without_types_is_told_before_anything_runs():
+def test_a_tool_without_types_is_a_user_error():
     class Untyped:
         def reset(self):
             pass

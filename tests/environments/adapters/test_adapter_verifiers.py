@@ -88,7 +88,7 @@ def test_turns_rubric_and_cleanup(play, hints, task):
     assert hints.shared.cleaned == [2]
 
 
-def test_it_scores_as_verifiers_own_rollout_does(play, hints, task):
+def test_rewards_equal_those_of_the_rollout_of_verifiers(play, hints, task):
     """The same answers, through verifiers' own loop and its own scoring."""
     from verifiers.clients import Client
     from verifiers.types import Response, ResponseMessage
@@ -116,7 +116,7 @@ def test_it_scores_as_verifiers_own_rollout_does(play, hints, task):
     assert spoken == [message["content"] for message in ours.messages]
 
 
-def test_the_score_is_the_rubrics_whatever_the_reward_is(play, hints, task):
+def test_the_score_depends_on_the_rubric_not_on_the_reward(play, hints, task):
     family = family_of_class(hints)
     good, bad = (play(hints, [answer] * 4, task) for answer in (task["answer"], "no"))
     for turn in (*good.turns, *bad.turns):
@@ -139,14 +139,14 @@ def test_a_final_response_ends_the_episode(play, hints, task):
     assert trajectory.rewards == pytest.approx([0.1])
 
 
-def test_an_error_fails_the_episode_alone_and_cleans_up(play, hints, task):
+def test_an_error_fails_the_episode_and_cleans_up(play, hints, task):
     trajectory = play(hints, ["fail"], task)
     assert trajectory.stop_reason == StopReason.ENV_ERROR and "inside the environment" in trajectory.error
     assert hints.shared.cleaned == [1]
     assert play(hints, [task["answer"]], task).stop_reason == StopReason.DONE
 
 
-def test_signals_stay_as_they_were():
+def test_signal_handlers_are_restored():
     def mine(number, frame): ...
 
     before = signal.signal(signal.SIGINT, mine)
@@ -157,7 +157,7 @@ def test_signals_stay_as_they_were():
         signal.signal(signal.SIGINT, before)
 
 
-def test_it_is_made_before_the_first_episode(play, task):
+def test_the_environment_must_be_made_on_the_main_thread(play, task):
     """Episodes start on threads, where verifiers cannot set its handlers."""
     trajectory = play(adapt(Hints), ["no"], task)
     assert "verifiers can make environments on the main thread alone" in trajectory.error
@@ -170,7 +170,7 @@ def test_without_an_evaluation_set_rows_are_held_out(hints):
     assert splits.train[0]["info"] == {"n": 1} and splits.train[0]["ground_truth"] == {"answer": "2"}
 
 
-def test_what_is_evaluated_on_is_not_trained_on():
+def test_evaluation_rows_are_removed_from_the_training_rows():
     cls = adapt(Hints)
     cls.shared = Hints(eval_dataset=Dataset.from_list(TASKS[:4]))
     splits = cls.load(DataConfig())
