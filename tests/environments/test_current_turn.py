@@ -1,4 +1,4 @@
-"""Who counts the turns: `step` where it does, else the base class."""
+"""The base class counts the turns of an environment whose `step` does not count them."""
 
 import asyncio
 import functools
@@ -12,7 +12,7 @@ ROW = {"id": "r", "prompt": [], "ground_truth": {"answer": "72"}}
 
 
 class Pasted(BaseEnvironment):
-    """The Multi-Turn Training Guide's third pattern, word for word, with its two helpers."""
+    """The third pattern of the Multi-Turn Training Guide, unchanged, with its two helpers."""
 
     def calculate_progress(self, response, ground_truth):
         return 0.4
@@ -49,7 +49,7 @@ class InheritsCounting(Counts):
 
 
 class Overrides(Counts):
-    """Leaves out what counted."""
+    """Overrides `step` without calling the helper that counts."""
 
     def step(self, response, ground_truth):
         return 0.0, None, self.current_turn >= self.max_turns
@@ -94,7 +94,7 @@ class CountsInside(BaseEnvironment):
 
 
 class Dispatches(BaseEnvironment):
-    """Calls what counts by a name that stands nowhere."""
+    """Calls the method that counts by a name that is computed."""
 
     def step(self, response, ground_truth):
         return getattr(self, "on_" + response)()
@@ -138,27 +138,27 @@ COUNTED = [
 ]  # fmt: skip
 
 
-def played(environment) -> list:
+def results_of(environment) -> list:
     results = []
     environment.reset(ROW)
     while not results or not results[-1][2]:
         value = environment.step("x", {})
         results.append(asyncio.run(value) if asyncio.iscoroutine(value) else value)
-        assert len(results) < 10, "it never ends"
+        assert len(results) < 10, "the episode does not end"
     return results
 
 
 def test_the_third_pattern_of_the_guide_gives_partial_credit_at_the_last_turn():
-    first, second, last = played(Pasted(3))
+    first, second, last = results_of(Pasted(3))
     assert first == second == (pytest.approx(0.04), "go on", False)
     assert last == (0.4, None, True)
 
 
 @pytest.mark.parametrize("environment", COUNTED)
 def test_every_turn_is_counted_once(environment):
-    assert len(played(environment(max_turns=3))) == 3
+    assert len(results_of(environment(max_turns=3))) == 3
 
 
 def test_reset_sets_the_current_turn_to_0():
     environment = Pasted(3)
-    assert len(played(environment)) == len(played(environment)) == 3
+    assert len(results_of(environment)) == len(results_of(environment)) == 3

@@ -1,4 +1,4 @@
-"""Coroutines that do not end when they should: no event loop waits for them, and no process."""
+"""Coroutines that ignore their cancellation: neither event loops nor processes wait for them."""
 
 import asyncio
 import subprocess
@@ -11,7 +11,7 @@ from mtrl.environments.detachable_task import DetachableTask
 
 
 def program(code):
-    """What a process says that runs this, in a limited time."""
+    """Run the code in a process with a time limit, and return the words that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -47,14 +47,14 @@ def test_an_event_loop_ends_although_a_coroutine_ignores_its_cancellation():
 
 
 def test_a_detached_coroutine_can_clean_up():
-    said = []
+    events = []
 
     async def tidy():
         try:
             await asyncio.sleep(600)
         finally:
             await asyncio.sleep(0)
-            said.append("tidy")
+            events.append("tidy")
 
     async def main():
         detachable = DetachableTask(tidy())
@@ -66,12 +66,12 @@ def test_a_detached_coroutine_can_clean_up():
         assert task.cancelled()
 
     asyncio.run(main())
-    assert said == ["tidy"]
+    assert events == ["tidy"]
 
 
 def test_an_attached_coroutine_behaves_as_without_the_wrapper():
     async def work():
-        for _ in range(2):  # as a library does that tries again
+        for _ in range(2):  # as a library that retries
             try:
                 async with asyncio.timeout(0.01):
                     await asyncio.sleep(600)

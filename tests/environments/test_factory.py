@@ -1,4 +1,4 @@
-"""From a configuration to its task, and what is said where the two do not fit."""
+"""Configurations become tasks; errors name keys that do not fit the environment."""
 
 import os
 import random
@@ -23,7 +23,7 @@ ROWS = [{"id": str(n), "prompt": [], "ground_truth": {}} for n in range(4)]
 
 
 class Strict(BaseEnvironment):
-    """Takes what it names, and nothing else."""
+    """Accepts only the arguments that it names."""
 
     closed = 0
 
@@ -40,7 +40,7 @@ class Strict(BaseEnvironment):
 
 
 class Calculates(Strict):
-    """Takes the key of gsm8k."""
+    """Accepts the key of gsm8k."""
 
     def __init__(self, max_turns=5, calculator=False):
         super().__init__(max_turns)
@@ -51,13 +51,13 @@ class Calculates(Strict):
 
 
 class Open(BaseEnvironment):
-    """Takes anything, as the README's does."""
+    """Accepts any key, like the environment of the README."""
 
     load = Calculates.load
 
 
 def anything(name="x", **more):
-    """Hands on what it does not know, as gymnasium.make does."""
+    """Accepts any keyword, like gymnasium.make."""
 
 
 FOREIGN = Family(
@@ -66,7 +66,7 @@ FOREIGN = Family(
 
 
 def composed(*overrides):
-    """The configuration and its warnings."""
+    """Return the configuration and its warnings."""
     cfg = merge(normalise([f"environment.target={__name__}.{overrides[0]}", *overrides[1:]]))
     return cfg, check(cfg)
 
@@ -127,7 +127,7 @@ class SleepsAtTheEndAsync(BaseEnvironment):
 
 class Breaks(BaseEnvironment):
     def close(self):
-        raise OSError("the lock is gone")
+        raise OSError("the lock is missing")
 
 
 class Leaves(BaseEnvironment):
@@ -136,20 +136,20 @@ class Leaves(BaseEnvironment):
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         (Sleeps, "making an environment of .* took longer than environment.step_timeout=0.2 s; mend the environment"),
         (SleepsAtTheEnd, "closing an environment of .* took longer than environment.step_timeout=0.2 s"),
         (SleepsAtTheEndAsync, "closing an environment of .* took longer than environment.step_timeout=0.2 s"),
-        (Breaks, "closing an environment of .* failed: OSError in test_factory.py, line .*: the lock is gone"),
+        (Breaks, "closing an environment of .* failed: OSError in test_factory.py, line .*: the lock is missing"),
         (Leaves, "making an environment of .* failed: SystemExit"),
     ],
 )
-def test_an_environment_that_hangs_or_fails_at_the_start_is_a_user_error(environment, said):
+def test_an_environment_that_hangs_or_fails_at_the_start_is_a_user_error(environment, message):
     config = config_of("environment.step_timeout=0.2")
     family = Family("own", environment, None, None)
     begun = time.monotonic()
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         try_out(environment, config, family)
     assert time.monotonic() - begun < 10
 
@@ -175,7 +175,7 @@ def mistypes(*_, **config):
 
 
 @pytest.mark.parametrize(
-    ("load", "said"),
+    ("load", "message"),
     [
         (exits, "failed: SystemExit in test_factory.py, line .*: os._exit.0. in an environment; mend the loader or"),
         (leaves, "failed: SystemExit in test_factory.py, line .*: 0; mend the loader or its data"),
@@ -184,26 +184,26 @@ def mistypes(*_, **config):
         (mistypes, "failed: TypeError in test_factory.py, line .*; mend the loader or its data"),
     ],
 )
-def test_a_loader_that_hangs_or_fails_is_a_user_error(load, said, monkeypatch):
+def test_a_loader_that_hangs_or_fails_is_a_user_error(load, message, monkeypatch):
     monkeypatch.setattr(Open, "load", load)
     config = config_of("environment.name=x", f"environment.target={__name__}.Open", "environment.config={}")
     config.environment.episode_timeout = 0.2 if load is hangs else 60.0
-    with pytest.raises(UserError, match=f"loading the rows of Open {said}"):
+    with pytest.raises(UserError, match=f"loading the rows of Open {message}"):
         load_task(config)
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "said"),
+    ("name", "key", "message"),
     [
         ("Strict", "hrd", "does not fit what loads the rows of Strict (got an unexpected keyword argument 'hrd')"),
         ("Calculates", "hrd", "environment.config.hrd is not a key of Calculates; it takes max_turns, calculator"),
     ],
 )
-def test_an_unknown_environment_key_is_refused(name, key, said):
+def test_an_unknown_environment_key_is_refused(name, key, message):
     cfg, _ = composed(name, f"environment.config.{key}=1")
     with pytest.raises(UserError) as caught:
         load_task(OmegaConf.to_object(cfg))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_environment_keys_of_the_replaced_task_are_dropped_with_a_warning():
@@ -213,7 +213,7 @@ def test_environment_keys_of_the_replaced_task_are_dropped_with_a_warning():
     assert warnings == [
         f"environment.config.calculator is left out: {target} does not take what environment.name=gsm8k does"
     ]
-    assert check(cfg) == [], "it is told once"
+    assert check(cfg) == [], "the warning is given once"
     assert load_task(OmegaConf.to_object(cfg)).make_environment().hard is True
 
 

@@ -1,4 +1,4 @@
-"""Finding a task family by its name or by where it is."""
+"""Task families are found by their name or by the path of a class."""
 
 import re
 from dataclasses import fields

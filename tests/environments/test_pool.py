@@ -1,4 +1,4 @@
-"""Blocking calls on threads: one that hangs costs its own caller a time-out, and nobody else anything."""
+"""Blocking calls on threads: a call that hangs affects only its own caller, by a time-out."""
 
 import asyncio
 import subprocess
@@ -14,7 +14,7 @@ from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 
 @pytest.fixture
 def release():
-    """Set at the end, so that no thread of a test outlives it."""
+    """Event that is set at the end of the test, so that its threads end."""
     event = threading.Event()
     yield event
     event.set()
@@ -34,7 +34,7 @@ def make_pool():
 
 
 def pool_threads():
-    """Also of earlier tests, some of which may be about to end: what counts is which are new."""
+    """Return the threads of all pools, including those of earlier tests; tests compare which are new."""
     return {thread for thread in threading.enumerate() if thread.name == "mtrl-environment"}
 
 
@@ -68,7 +68,7 @@ def test_calls_run_concurrently_on_other_threads(make_pool):
 
 
 def test_a_hung_call_is_abandoned_and_its_thread_replaced(make_pool, release):
-    """With one worker, three hung calls after each other still leave one for the next."""
+    """With one worker, three hung calls in sequence do not block the next call."""
     pool = make_pool(1)
 
     async def go():
@@ -88,24 +88,24 @@ def test_the_error_names_the_call_and_the_key(make_pool, release):
 
 
 def test_the_repr_of_a_call_is_not_computed_without_an_error(make_pool):
-    """The `repr` of a `partial` is as long as its arguments are, such as a corpus that all environments share."""
+    """The `repr` of a `partial` is as long as its arguments, such as a corpus that environments share."""
 
     class Large:
         def __repr__(self):
-            raise AssertionError("nobody needs it")
+            raise AssertionError("the repr is not needed")
 
     pool = make_pool(1)
     assert asyncio.run(pool.call(partial(id, Large()), timeout=60))
 
 
 def test_the_time_limit_excludes_the_wait_for_a_thread(make_pool):
-    """Five calls share one thread; together they take longer than one may."""
+    """Five calls share one thread; together they take longer than the limit of one call."""
     results = run(many(make_pool(1), [partial(time.sleep, 0.1)] * 5, timeout=0.3))
     assert results == [None] * 5
 
 
 def test_the_thread_of_a_cancelled_call_is_replaced(make_pool, release):
-    """An episode's own time limit cancels its call, running or still queued."""
+    """The time limit of an episode cancels its call, running or still queued."""
     pool = make_pool(1)
     before = pool_threads()
 
@@ -119,7 +119,7 @@ def test_the_thread_of_a_cancelled_call_is_replaced(make_pool, release):
         return await many(pool, [lambda: "on"] * 3)
 
     assert run(go()) == ["on"] * 3
-    assert len(pool_threads() - before) == 2, "one for each hung thread, none for a call that no thread had"
+    assert len(pool_threads() - before) == 2, "one new thread for each hung call, none for a queued call"
 
 
 def test_the_thread_of_an_abandoned_call_ends_with_the_call(make_pool, release):
@@ -136,7 +136,9 @@ def test_the_thread_of_an_abandoned_call_ends_with_the_call(make_pool, release):
     deadline = time.monotonic() + 10
     while len(pool_threads() & later) > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(pool_threads() & later) == 1, "all four that were late ended; the fourth replacement serves"
+    assert len(pool_threads() & later) == 1, (
+        "the threads of all four abandoned calls ended; the last replacement remains"
+    )
     assert run(many(pool, [lambda: "on"])) == ["on"]
 
 
@@ -219,7 +221,7 @@ def test_a_result_after_the_time_limit_is_discarded(make_pool, release):
 
 
 def test_a_result_at_the_moment_of_cancellation_is_discarded(make_pool):
-    """The thread has ended, but the coroutine is cancelled before it hears of that."""
+    """The call has returned, but the coroutine is cancelled before the event loop reports the result."""
     discarded = []
     entered, leave = threading.Event(), threading.Event()
 
@@ -234,7 +236,7 @@ def test_a_result_at_the_moment_of_cancellation_is_discarded(make_pool):
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         leave.set()
-        time.sleep(0.1)  # the loop hears nothing of the thread's end
+        time.sleep(0.1)  # the event loop is blocked while the call returns
         call.cancel()
         assert kinds(await asyncio.gather(call, return_exceptions=True)) == ["CancelledError"]
         while not discarded:
@@ -254,17 +256,17 @@ async def go():
     try:
         await pool.call(time.sleep, 600, timeout=0.05)
     except CallTimeoutError:
-        print("left behind")
+        print("abandoned")
 
 asyncio.run(go())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "left behind", "")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "abandoned", "")
 
 
 @pytest.mark.parametrize("cancellations", [1, 2])
 def test_finish_makes_its_call_although_the_caller_is_cancelled(make_pool, release, cancellations):
-    """Cancelled while every thread is busy; the thread serves others afterwards."""
+    """The caller is cancelled while every thread is busy; the thread takes other calls afterwards."""
     done = threading.Event()
 
     async def go(pool):

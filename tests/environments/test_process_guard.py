@@ -1,4 +1,4 @@
-"""What code of an environment may not do to the process that plays it."""
+"""The code of an environment cannot end or stop the process that runs it."""
 
 import asyncio
 import os
@@ -73,22 +73,22 @@ def test_an_environment_may_stop_its_own_event_loop():
 
 
 def test_threads_of_an_environment_are_guarded_daemons():
-    said = []
+    messages = []
 
     def starts():
         def ends():
             try:
                 os._exit(0)
             except SystemExit as error:
-                said.append(str(error))
+                messages.append(str(error))
 
         thread = threading.Thread(target=ends)
         thread.start()
         thread.join()
         return thread.daemon
 
-    assert called(starts) and said == ["os._exit(0) in an environment"]
-    assert not threading.Thread(target=print).daemon, "one that is started elsewhere is as it was"
+    assert called(starts) and messages == ["os._exit(0) in an environment"]
+    assert not threading.Thread(target=print).daemon, "a thread that is started outside of an environment is no daemon"
 
 
 def test_the_recursion_limit_is_restored():
@@ -98,7 +98,7 @@ def test_the_recursion_limit_is_restored():
 
 
 def module_of(folder, monkeypatch, code):
-    """The name of a module that holds this code; it was never imported."""
+    """Write a module with this code, and return its name, which was never imported before."""
     name = f"guarded_{abs(hash(code))}"
     (folder / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(folder))
@@ -110,12 +110,12 @@ def test_a_module_that_ends_the_program_is_not_imported(code, tmp_path, monkeypa
     name = module_of(tmp_path, monkeypatch, code)
     with pytest.raises(RuntimeError, match="its import ends the program by SystemExit"):
         import_guarded(name)
-    for load, said in (
+    for load, key in (
         (partial(get_family, "own", f"{name}.Env"), "environment.target"),
         (partial(load_function, f"{name}.pay", "reward.components.x"), "reward.components.x"),
         (partial(import_plugins, [name]), "plugins"),
     ):
-        with pytest.raises(UserError, match=f"{said}.*cannot be imported .RuntimeError in {name}.py, line 1: its imp"):
+        with pytest.raises(UserError, match=f"{key}.*cannot be imported .RuntimeError in {name}.py, line 1: its imp"):
             load()
 
 

@@ -1,4 +1,4 @@
-"""Recorded tools: the same call, the same answer; nothing else is ever answered."""
+"""Recorded tools: equal calls get equal answers, and calls without a recording get an error."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def replay(recordings):
     return ReplayTools(recordings)
 
 
-def play(environment, *calls):
+def run(environment, *calls):
     message = {"role": "assistant", "content": "", "tool_calls": list(calls)}
     result = asyncio.run(environment.respond(message, "", {}))
     return [each["content"] for each in result.observation], result.metrics
@@ -68,7 +68,7 @@ def test_recorded_calls_return_their_results(replay):
     ],
 )
 def test_calls_without_a_recording_are_tool_errors(replay, name, arguments, knows):
-    """The error names arguments and never a value, and is the same for every wrong call."""
+    """The error names arguments and never a value, and is equal for every wrong call."""
     with pytest.raises(ToolError) as caught:
         replay.call(name, **arguments)
     assert str(caught.value) == f"{name} has no result for these arguments; the arguments that it knows are: {knows}"
@@ -192,7 +192,7 @@ def test_recorded_tools_in_an_environment(recordings):
 
     environment = Support()
     environment.reset()
-    texts, metrics = play(
+    texts, metrics = run(
         environment, call("get_account", id="A1", pin=12), call("search", q="x"), call("today"), call("get_acount")
     )
     assert texts == [
@@ -214,14 +214,14 @@ def test_typed_tools_can_call_the_recordings(recordings):
 
         @tool
         def unknown(self) -> str:
-            """Never recorded."""
+            """A tool without recordings."""
             return ReplayTools(recordings).call("unknown")
 
     environment = Support()
-    texts, _ = play(environment, call("get_account", id="A1", pin=12.0), call("get_account", id="A1"))
+    texts, _ = run(environment, call("get_account", id="A1", pin=12.0), call("get_account", id="A1"))
     assert texts == ['{"name": "Ann", "tags": ["x"]}', "Error: wrong arguments for get_account: pin: Field required"]
     with pytest.raises(UserError, match="tool unknown has no recordings; there are some of get_account, today, search"):
-        play(environment, call("unknown"))
+        run(environment, call("unknown"))
     environment.close()
 
 
@@ -234,15 +234,15 @@ def test_given_schemas_replace_the_inferred_ones(replay):
 
 
 def test_the_same_calls_get_the_same_observations(recordings):
-    """Whatever came before them, in whatever order."""
+    """Observations do not depend on the order of the calls."""
     tries = [call("get_account", id=i, pin=p) for i in ("A1", "B2", "C3") for p in (12, 34)] * 3
-    told = []
+    observations = []
     for seed in range(3):
         order = list(range(len(tries)))
         random.Random(seed).shuffle(order)
         environment = ToolEnvironment(max_turns=99, max_tool_calls=99)
         environment.toolbox |= toolbox(*ReplayTools(recordings).tools())
-        texts, _ = play(environment, *(tries[i] for i in order))
-        told.append([text for _, text in sorted(zip(order, texts, strict=True))])
+        texts, _ = run(environment, *(tries[i] for i in order))
+        observations.append([text for _, text in sorted(zip(order, texts, strict=True))])
         environment.close()
-    assert told[0] == told[1] == told[2]
+    assert observations[0] == observations[1] == observations[2]

@@ -1,4 +1,4 @@
-"""What an episode takes it gives back: in reverse order, all of it, whatever happens."""
+"""The resources of an episode are all released, in reverse order, even after errors."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from mtrl.errors import UserError
 KINDS = ["enter", "callback", "push"]
 
 
-class Held:
+class Resource:
     def __init__(self, log, name, fails):
         self.log, self.name, self.fails = log, name, fails
         log.append(f"+{name}")
@@ -35,20 +35,20 @@ class Held:
         self.__exit__()
 
 
-def take(resources, kind, held):
+def take(resources, kind, resource):
     if kind == "enter":
-        resources.enter_context(held)
+        resources.enter_context(resource)
     elif kind == "push":
-        resources.push(held)
+        resources.push(resource)
     else:
-        resources.callback(held.leave)
+        resources.callback(resource.leave)
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.booleans()), max_size=8))
 def test_resources_are_released_in_reverse_order_although_releases_fail(taken):
     environment, log = BaseEnvironment(), []
     for number, (kind, fails) in enumerate(taken):
-        take(environment.resources, kind, Held(log, number, fails))
+        take(environment.resources, kind, Resource(log, number, fails))
     del log[:]
     failing = [number for number, (_, fails) in enumerate(taken) if fails]
     if failing:
@@ -65,9 +65,9 @@ def test_resources_are_released_in_reverse_order_although_releases_fail(taken):
 def test_a_resource_that_is_added_after_close_is_released_at_once(kind):
     resources, log = Resources(), []
     resources.close()
-    held = Held(log, "late", False)
+    resource = Resource(log, "late", False)
     with pytest.raises(RuntimeError, match="the episode is over"):
-        take(resources, kind, held)
+        take(resources, kind, resource)
     assert log == ["+late", "-late"]
 
 
@@ -77,7 +77,7 @@ def test_a_context_that_is_entered_during_close_is_exited():
     @contextmanager
     def slow():
         log.append("+slow")
-        resources.close()  # the episode's time ran out meanwhile
+        resources.close()  # the time limit of the episode was reached meanwhile
         yield
         log.append("-slow")
 
@@ -113,7 +113,7 @@ def opened(path=os.devnull, mode="r"):
 
 
 class Sandbox(ToolEnvironment):
-    """Two descriptors and a file per episode, and everything that can go wrong."""
+    """Acquires two descriptors and a file, and fails in the way of `fate`."""
 
     folder = ""
 
@@ -174,7 +174,7 @@ def test_a_thousand_episodes_leak_no_thread_descriptor_or_file(tmp_path):
 
     async def episode(pool, number):
         environment = Sandbox(FATES[number % len(FATES)])
-        # Only what is meant to run out of time does, however slow the machine is.
+        # Only the fates that exceed a time limit get a short one, since the machine may be slow.
         limit = 0.01 if environment.fate in ("reset hangs", "answer hangs") else 30.0
         try:
             await pool.call(environment.reset, {}, timeout=limit)
@@ -189,7 +189,7 @@ def test_a_thousand_episodes_leak_no_thread_descriptor_or_file(tmp_path):
             except ZeroDivisionError as error:
                 failures.append(type(error))
 
-    async def play():
+    async def run():
         pool = EnvironmentPool(8)
         slots = asyncio.Semaphore(8)
 
@@ -201,7 +201,7 @@ def test_a_thousand_episodes_leak_no_thread_descriptor_or_file(tmp_path):
         pool.close()
 
     threads, before = threading.active_count(), descriptors()
-    asyncio.run(asyncio.wait_for(play(), 300))
+    asyncio.run(asyncio.wait_for(run(), 300))
     assert {UserError, ValueError, CallTimeoutError, ZeroDivisionError} == set(failures)
     assert settle(lambda: threading.active_count() <= threads), threading.enumerate()
     assert settle(lambda: descriptors() <= before)

@@ -1,4 +1,4 @@
-"""Tool calls as text: read strictly, and none left out."""
+"""Tool calls in text form: they are parsed strictly, and no attempt is left out."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Typed tools: schemas, checked calls, and that whatever the model does wrong is told to it."""
+"""Typed tools: schemas, checked calls, and observations for every mistake of the model."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ class Shop(ToolEnvironment):
 
     def __init__(self, max_turns=5, **config):
         super().__init__(max_turns, **config)
-        self.ran = []
+        self.calls_run = []
         self.release = threading.Event()
         self.resources.callback(self.release.set)
 
@@ -36,20 +36,20 @@ class Shop(ToolEnvironment):
 
         In cents.
         """
-        self.ran.append(("price", item, count, unit))
+        self.calls_run.append(("price", item, count, unit))
         return {"total": 250 * count, "unit": unit, "Ä": [1.5, True, None]}
 
     @tool(name="shipTo")
     def ship_to(self, address: Address, notes: list[str], extra: dict[str, float], gift: Optional[bool] = None) -> str:  # noqa: UP045
         """Ship it."""
-        self.ran.append(("shipTo", type(address).__name__, address.city, notes, extra, gift))
+        self.calls_run.append(("shipTo", type(address).__name__, address.city, notes, extra, gift))
         return f"to {address.city}"
 
     @tool
     async def stock(self, item: Annotated[str, Field(description="What it is called.")]) -> int:
         """How many there are."""
         await asyncio.sleep(0)
-        self.ran.append(("stock", item))
+        self.calls_run.append(("stock", item))
         return 7
 
     @tool
@@ -64,13 +64,13 @@ class Shop(ToolEnvironment):
 
     @tool
     def hangs(self) -> str:
-        """Never comes back by itself."""
+        """Returns only after `release`."""
         self.release.wait(30)
         return "late"
 
     @tool
     async def sleeps(self) -> str:
-        """The same, async."""
+        """Sleeps longer than its time limit."""
         await asyncio.sleep(30)
         return "late"
 
@@ -82,7 +82,7 @@ class Shop(ToolEnvironment):
     @tool
     def pay(self, amount: int) -> StepResult:
         """Ends the episode."""
-        return StepResult(0.75, "paid", done=True, components={"paid": 1.0}, metrics={"amount": amount})
+        return StepResult(0.75, "done", done=True, components={"bonus": 1.0}, metrics={"amount": amount})
 
     def answer(self, response, ground_truth):
         return float(response == ground_truth["answer"]), None, True
@@ -194,7 +194,7 @@ def test_invalid_tools_are_user_errors(function, message):
 
 
 class Manager:
-    """Not an environment: the tools of one domain, on one row."""
+    """Provides the tools of one domain for one row; it is no environment."""
 
     def __init__(self, row):
         self.row = row
@@ -206,7 +206,7 @@ class Manager:
 
     @property
     def explodes(self):
-        raise AssertionError("looking for tools must not read properties")
+        raise AssertionError("the search for tools must not read properties")
 
 
 def test_objects_provide_tools_for_the_toolbox(make_shop):
@@ -257,7 +257,7 @@ def test_calls_run_in_order_and_each_is_answered(make_shop):
         {"role": "tool", "tool_call_id": "c", "name": "shipTo", "content": "to Ulm"},
         {"role": "tool", "tool_call_id": "d", "name": "stock", "content": "7"},
     ]
-    assert shop.ran == [
+    assert shop.calls_run == [
         ("stock", "pen"),
         ("price", "pen", 2, "EUR"),
         ("shipTo", "Address", "Ulm", ["x"], {"kg": 1.0}, None),
@@ -304,24 +304,24 @@ def test_the_last_turn_truncates_the_episode(make_shop):
 def test_a_tool_may_end_the_episode_and_nothing_runs_after_it(make_shop):
     shop = make_shop()
     result = respond(shop, call("pay", amount=3), call("stock", item="pen"))
-    assert (result.reward, result.done, result.components) == (0.75, True, {"paid": 1.0})
-    assert contents(result) == ["paid", "Error: not run: the episode is over"]
-    assert result.metrics["amount"] == 3 and result.metrics["tool_calls"] == 2 and shop.ran == []
+    assert (result.reward, result.done, result.components) == (0.75, True, {"bonus": 1.0})
+    assert contents(result) == ["done", "Error: not run: the episode is over"]
+    assert result.metrics["amount"] == 3 and result.metrics["tool_calls"] == 2 and shop.calls_run == []
 
 
 def test_a_call_that_does_not_end_the_episode_earns_no_reward(make_shop):
     class Bribed(ToolEnvironment):
         @tool
         def bribe(self) -> StepResult:
-            """Pays."""
-            return StepResult(1.0, "paid")
+            """Returns a reward."""
+            return StepResult(1.0, "reward")
 
     with pytest.raises(UserError, match="bribe returned a StepResult with done=False; only the end of an episode"):
         respond(make_shop(Bribed), call("bribe"))
 
 
 def test_step_takes_the_text_form(make_shop):
-    """For those who know nothing of messages: demonstrators, gold solutions, the pre-flight."""
+    """Demonstrators, gold solutions and the pre-flight use text instead of messages."""
     shop = make_shop()
     text = 'Hm. <tool_call>{"name": "stock", "arguments": {"item": "pen"}}</tool_call><tool_call>{}</tool_call>'
     result = asyncio.run(shop.step(text, {}))
@@ -370,9 +370,9 @@ def raw(name, arguments, **more):
 def test_every_failed_call_is_an_observation(make_shop, wrong, content):
     shop = make_shop()
     result = respond(shop, wrong, call("stock", item="pen"))
-    (failure, success), ran = contents(result), shop.ran
+    (failure, success), ran = contents(result), shop.calls_run
     assert failure.startswith(f"Error: {content}") and "\n" not in failure and len(failure) <= 310
-    assert success == "7" and ran == [("stock", "pen")], "what comes after it runs"
+    assert success == "7" and ran == [("stock", "pen")], "the next call runs"
     assert result.metrics["tool_calls"] == 2 and result.metrics["tool_errors"] == 1
     assert set(result.metrics) == {"tool_calls", "tool_errors", *(f"tool/{name}/calls" for name in shop.toolbox)}
     assert result.observation[0]["name"] in {*shop.toolbox, "unknown"}
@@ -382,7 +382,7 @@ def test_every_failed_call_is_an_observation(make_shop, wrong, content):
 def test_a_tool_that_exceeds_its_time_limit_is_an_error_observation(make_shop, name):
     shop = make_shop(tool_timeout=0.05)
     result = respond(shop, call(name), call("price", item="pen"))
-    assert contents(result)[0] == f"Error: {name} took longer than 0.05 s" and len(shop.ran) == 1
+    assert contents(result)[0] == f"Error: {name} took longer than 0.05 s" and len(shop.calls_run) == 1
 
 
 def test_calls_beyond_the_limit_are_not_run(make_shop):
@@ -390,7 +390,7 @@ def test_calls_beyond_the_limit_are_not_run(make_shop):
     result = respond(shop, *(call("stock", str(i), item="pen") for i in range(50)))
     assert contents(result) == ["7", "7"] + ["Error: not run: a turn may make 2 tool calls"] * 48
     assert [message["tool_call_id"] for message in result.observation] == [str(i) for i in range(50)]
-    assert len(shop.ran) == 2 and result.metrics["tool_calls"] == 50 and result.metrics["tool_errors"] == 48
+    assert len(shop.calls_run) == 2 and result.metrics["tool_calls"] == 50 and result.metrics["tool_errors"] == 48
 
 
 def test_a_user_error_of_a_tool_ends_the_episode(make_shop):
@@ -400,7 +400,7 @@ def test_a_user_error_of_a_tool_ends_the_episode(make_shop):
     class Unordered(ToolEnvironment):
         @tool
         def names(self) -> set:
-            """In another order in every process."""
+            """Returns a set, whose order differs between processes."""
             return {"a", "b"}
 
     with pytest.raises(UserError, match="tool names returned set, which is not JSON"):
@@ -428,7 +428,7 @@ def test_no_call_raises_or_is_dropped(calls):
     if calls:
         assert len(result.observation) == len(calls) == result.metrics["tool_calls"]
         assert result.metrics["tool_errors"] == sum(text.startswith("Error: ") for text in contents(result))
-        assert sum(v for k, v in result.metrics.items() if k.startswith("tool/")) >= len(shop.ran)
+        assert sum(v for k, v in result.metrics.items() if k.startswith("tool/")) >= len(shop.calls_run)
 
 
 # -- what other environments notice -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A process sandbox to attack, with limits that are soon met."""
+"""Process sandboxes with low limits, for attacks."""
 
 import pytest
 
@@ -17,14 +17,14 @@ LIMITS = ProcessLimits(
 
 @pytest.fixture(scope="module")
 def bystander():
-    """Another sandbox at the same time."""
+    """A second sandbox that exists at the same time."""
     with ProcessSandbox(LIMITS) as sandbox:
         yield sandbox
 
 
 @pytest.fixture
 def sandbox(bystander):
-    """After each attack, commands in this and in another sandbox still work."""
+    """A sandbox; after each test, commands in it and in the bystander must still work."""
     with ProcessSandbox(LIMITS) as sandbox:
         yield sandbox
         sandbox.run("rm -rf /workspace/* /tmp/* /dev/shm/*")

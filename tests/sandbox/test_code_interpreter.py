@@ -1,5 +1,6 @@
-"""The managed code interpreter: boto3's own client, with its service model, against a server that speaks the protocol
-and runs the commands here. The service itself was never called."""
+"""The managed code interpreter: the client of boto3 against a local server with the protocol of the service.
+
+The server runs the commands on this machine. The service itself was never called."""
 
 import binascii
 import json
@@ -33,25 +34,25 @@ def event(kind, payload, message_type="event"):
 
 
 class Service(BaseHTTPRequestHandler):
-    """A session is a folder of this machine."""
+    """A server whose session is a folder of this machine."""
 
     def do_PUT(self):
-        asked, path = self.body(), self.path.partition("?")[0]
-        self.server.calls.append((self.command, path, asked))
+        request, path = self.body(), self.path.partition("?")[0]
+        self.server.calls.append((self.command, path, request))
         if path.endswith("/start") and self.server.refuses:
             return self.answer(403, {"message": "not allowed"}, {"x-amzn-errortype": "AccessDeniedException"})
-        told = {
+        session = {
             "codeInterpreterIdentifier": "aws.codeinterpreter.v1",
             "sessionId": "session-1",
             "createdAt": "2026-01-01T00:00:00Z",
             "lastUpdatedAt": "2026-01-01T00:00:00Z",
         }
-        self.answer(200, told)
+        self.answer(200, session)
 
     def do_POST(self):
-        asked = self.body()
-        self.server.calls.append((self.command, asked["name"], self.headers["x-amzn-code-interpreter-session-id"]))
-        result = getattr(self, asked["name"])(asked["arguments"])
+        request = self.body()
+        self.server.calls.append((self.command, request["name"], self.headers["x-amzn-code-interpreter-session-id"]))
+        result = getattr(self, request["name"])(request["arguments"])
         stream = event("result", result) if result else event("throttlingException", {"message": "slow"}, "exception")
         self.answer(200, stream, {"Content-Type": "application/vnd.amazon.eventstream"})
 
@@ -62,8 +63,8 @@ class Service(BaseHTTPRequestHandler):
             ["bash", "-c", arguments["command"]], cwd=self.server.folder, capture_output=True, text=True, timeout=20
         )
         status = done.returncode if done.returncode >= 0 else 128 - done.returncode
-        told = {"stdout": done.stdout, "stderr": done.stderr, "exitCode": status, "executionTime": 0.5}
-        return {"content": [], "structuredContent": told, "isError": done.returncode != 0}
+        content = {"stdout": done.stdout, "stderr": done.stderr, "exitCode": status, "executionTime": 0.5}
+        return {"content": [], "structuredContent": content, "isError": done.returncode != 0}
 
     def writeFiles(self, arguments):
         for file in arguments["content"]:
@@ -107,7 +108,7 @@ def service(tmp_path):
 
 @pytest.fixture
 def interpreter(service):
-    """`interpreter(**options)`: a session, ended by the test or at its end."""
+    """Function `interpreter(**options)` that starts a session, which ends with the test at the latest."""
     opened = []
 
     def start(**options):

@@ -1,4 +1,4 @@
-"""The process sandbox in ordinary use: commands, their results, files, limits, threads, and machines that lack it."""
+"""The process sandbox in ordinary use: commands, results, files, limits, threads, and unsuitable machines."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def descriptors():
 
 
 def processes_with(marker):
-    """Host processes whose command line holds the marker."""
+    """Return the host processes whose command line contains the marker."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -47,10 +47,10 @@ def processes_with(marker):
 def test_commands_return_output_and_exit_code(sandbox):
     result = sandbox.run("echo out; echo err >&2; exit 3")
     assert result == ProcessResult(3, "out\n", "err\n", seconds=result.seconds)
-    assert sandbox.run("[[ abc == a* ]] && echo $((6 * 7))").stdout == "42\n", "lines are for bash"
-    assert sandbox.run(["printf", "%s|", "a b", "$HOME", ""]).stdout == "a b|$HOME||", "lists meet no shell"
+    assert sandbox.run("[[ abc == a* ]] && echo $((6 * 7))").stdout == "42\n", "bash runs lines"
+    assert sandbox.run(["printf", "%s|", "a b", "$HOME", ""]).stdout == "a b|$HOME||", "no shell interprets lists"
     assert sandbox.run(["/bin/sh", "-c", "echo $0"]).stdout == "/bin/sh\n"
-    assert sandbox.run(["type", "echo"]).exit_code == 127, "nor its own commands"
+    assert sandbox.run(["type", "echo"]).exit_code == 127, "a list cannot name a command of the shell"
     assert sandbox.run("nosuchprogram").exit_code == 127
     assert sandbox.run("kill -TERM $$").exit_code == 128 + 15
     assert sandbox.run("if then").exit_code == 2
@@ -58,7 +58,7 @@ def test_commands_return_output_and_exit_code(sandbox):
 
 def test_commands_read_stdin(sandbox):
     assert sandbox.run("cat", stdin="grüße").stdout == "grüße"
-    assert sandbox.run("cat").stdout == "", "nothing is there to read, and nothing waits"
+    assert sandbox.run("cat").stdout == "", "stdin is empty, and the command does not wait"
     assert sandbox.run("wc -c", stdin=b"\0\xff" * 2_000_000).stdout == "4000000\n"
     assert "0" in sandbox.run("head -c 1; echo x >> /proc/self/fd/0; head -c 1", stdin="00").stdout
 
@@ -76,7 +76,7 @@ def test_python_of_the_host_runs(sandbox):
 
 
 def test_results_are_equal_in_every_sandbox(tmp_path):
-    """Not a word of the host, the clock or the run: the same text in every sandbox."""
+    """Results contain nothing of the host, the clock or the run."""
     commands = [
         "python3 -c 1/0",
         "cd nowhere",
@@ -86,13 +86,13 @@ def test_results_are_equal_in_every_sandbox(tmp_path):
         "sh -c 'kill -SEGV $$'; ulimit -a; umask",
         "python3 -c 'print({*\"abcdef\"})'",
     ]
-    told = []
+    results = []
     for _ in range(2):
         with ProcessSandbox() as sandbox:
-            told.append([(r.exit_code, r.stdout, r.stderr) for r in map(sandbox.run, commands)])
-    assert told[0] == told[1]
+            results.append([(r.exit_code, r.stdout, r.stderr) for r in map(sandbox.run, commands)])
+    assert results[0] == results[1]
     for private in (str(ROOT), str(Path.home()), sys.base_prefix, os.uname().nodename, tempfile.gettempdir() + "/"):
-        assert private in ("/usr", "/") or private not in str(told)
+        assert private in ("/usr", "/") or private not in str(results)
 
 
 def test_invalid_text_in_commands_and_output(sandbox):
@@ -116,8 +116,8 @@ def test_output_is_cut():
         assert (result.stdout, result.stderr, result.truncated) == ("a" * 1000, "b" * 1000, False)
         result = sandbox.run("printf 'a%.0s' {1..1001}; printf 'ä%.0s' {1..501} >&2; exit 4")
         assert (result.stdout, result.stderr, result.truncated) == ("a" * 1000, "ä" * 500, True)
-        assert (result.exit_code, result.killed_by) == (4, None), "the command itself does not notice"
-        assert sandbox.run("printf '%999s€' x").stdout == f"{'x':>999}", "no half characters"
+        assert (result.exit_code, result.killed_by) == (4, None), "the command itself is not affected"
+        assert sandbox.run("printf '%999s€' x").stdout == f"{'x':>999}", "a split character is left out"
 
 
 def test_time_is_limited(sandbox):
@@ -221,7 +221,7 @@ def test_close_releases_all_descriptors_and_mounts():
     forgotten = ProcessSandbox()
     del forgotten
     assert descriptors() == before
-    assert Path("/proc/mounts").read_text() == mounts, "the host sees no mount of it"
+    assert Path("/proc/mounts").read_text() == mounts, "the host has no mount of the sandbox"
 
 
 def test_close_stops_a_command_of_another_thread(sandbox):
@@ -235,12 +235,12 @@ def test_close_stops_a_command_of_another_thread(sandbox):
 
 
 def test_two_hundred_sandboxes_run_at_once():
-    """Each in its own folder, each with its own count of processes."""
-    everyone_has_one = threading.Barrier(200, timeout=300)
+    """Each sandbox has its own folder and its own count of processes."""
+    all_exist = threading.Barrier(200, timeout=300)
 
     def episode(number):
         with ProcessSandbox() as sandbox:
-            everyone_has_one.wait()
+            all_exist.wait()
             sandbox.write_file("me", str(number))
             result = sandbox.run("cat me; sleep 0.2 & sleep 0.2 & sleep 0.2 & wait; ls | wc -l", timeout=300)
             return result.stdout, result.stderr, result.exit_code
@@ -258,7 +258,7 @@ def test_one_sandbox_runs_one_command_at_a_time(sandbox):
 
 
 def test_commands_end_with_a_killed_run():
-    """Not even when there is no time to clean up: the kernel ends the commands with mtrl."""
+    """The kernel ends the commands, although mtrl is killed and cannot clean up."""
     marker = f"10{os.getpid()}"
     code = f"from mtrl.sandbox.process import *; ProcessSandbox().run('setsid sleep {marker} & sleep {marker}', 900)"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
@@ -274,7 +274,7 @@ def test_commands_end_with_a_killed_run():
 
 
 def test_commands_leave_no_orphans():
-    """Where no init reaps them, as in most containers, each would stay as a zombie."""
+    """Without an init that reaps them, as in most containers, each orphan would stay as a zombie."""
     code = (
         "import ctypes, os\n"
         "from mtrl.sandbox.process import *\n"
@@ -290,7 +290,7 @@ def test_commands_leave_no_orphans():
 
 
 def test_a_lack_of_descriptors_is_a_sandbox_error():
-    """An error of the sandbox, not of the command; and once there are some again, all goes on."""
+    """The sandbox raises an error while descriptors are missing, and works again afterwards."""
     code = (
         "import os, resource\n"
         "from mtrl.sandbox.process import *\n"
@@ -312,12 +312,12 @@ def test_a_lack_of_descriptors_is_a_sandbox_error():
     assert lines[:2] == ["fails", "fails"] and lines[-3:] == ["works", "works", "again"], done
 
 
-# Machines that lack what it needs.
+# Unsuitable machines.
 
 
 @pytest.fixture
 def fresh_check(monkeypatch):
-    """As in a new process."""
+    """Reset the cached checks, as in a new process."""
     monkeypatch.setattr(isolation, "CHECKED", threading.Event())
     bubblewrap.find_programs.cache_clear()
     yield
@@ -336,7 +336,7 @@ def test_missing_bubblewrap_is_a_user_error(fresh_check, monkeypatch):
 
 
 def test_programs_outside_of_the_system_folders_are_not_used(fresh_check, monkeypatch, tmp_path):
-    """The mount namespace holds /usr and nothing of a home or a conda environment."""
+    """The mount namespace contains /usr, but no home folder and no conda environment."""
     for name in bubblewrap.PACKAGES:
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / name).chmod(0o755)
@@ -368,7 +368,7 @@ def test_an_old_kernel_is_a_user_error(fresh_check, monkeypatch):
 
 
 def test_forbidden_user_namespaces_are_a_user_error():
-    """Really: in a user namespace that permits none below it."""
+    """The sandbox runs in a user namespace that permits no further namespaces."""
     code = (
         "import sys\nfrom mtrl.errors import UserError\nfrom mtrl.sandbox.process import ProcessSandbox\n"
         "try: ProcessSandbox()\nexcept UserError as error: sys.exit(str(error))"
@@ -382,7 +382,7 @@ def test_forbidden_user_namespaces_are_a_user_error():
 
 
 def test_the_check_reads_the_privileges_from_the_kernel(fresh_check, monkeypatch):
-    """The check believes the kernel, not bubblewrap."""
+    """The check uses the report of the kernel, not the exit status of bubblewrap."""
 
     class Execution:
         def __init__(self, *_):
@@ -398,7 +398,7 @@ def test_the_check_reads_the_privileges_from_the_kernel(fresh_check, monkeypatch
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="all the other tests already run without root")
 def test_commands_are_isolated_without_root(tmp_path_factory):
-    """As `nobody`, with an interpreter that nobody may run."""
+    """The sandbox runs as the user `nobody`, with an interpreter that this user can execute."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for name in ("mtrl/__init__.py", "mtrl/errors.py", "mtrl/sandbox"):
@@ -422,6 +422,6 @@ def test_commands_are_isolated_without_root(tmp_path_factory):
             if not subprocess.run([part.format(python) for part in works], cwd="/", capture_output=True).returncode:
                 break
         else:
-            pytest.skip("there is no Python that nobody may run")
+            pytest.skip("the user nobody can execute no Python")
         done = subprocess.run([*nobody, python, "-c", code], cwd=copy, capture_output=True, text=True, env={})
     assert done.stdout == "1000\ntext {'a': b'text', 'b': b'b\\n'}\nTrue\n time\n", done

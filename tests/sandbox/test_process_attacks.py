@@ -1,4 +1,4 @@
-"""Real attacks on what lies outside of the process sandbox: the network, the host's files, processes and kernel."""
+"""Attacks from the process sandbox on the network, and on files, processes and the kernel of the host."""
 
 import os
 import socket
@@ -40,7 +40,7 @@ def test_servers_of_the_host_are_out_of_reach(sandbox, tmp_path):
             listener.listen()
             listener.settimeout(0)
         here = subprocess.run([sys.executable, "-c", attack, str(port), name, path], capture_output=True, text=True)
-        assert here.stdout == "connected\n" * 3, "the attack works where nothing holds it"
+        assert here.stdout == "connected\n" * 3, "the attack works outside of the sandbox"
         for listener in listeners:
             listener.accept()[0].close()
         assert python(sandbox, attack, port, name, path).stdout == "refused\n" * 3
@@ -55,7 +55,7 @@ def test_servers_of_the_host_are_out_of_reach(sandbox, tmp_path):
 
 
 def test_only_unix_sockets_can_be_created(sandbox):
-    """Nor to the hypervisor, by AF_VSOCK (40), which network namespaces do not cover."""
+    """AF_VSOCK (40), which network namespaces do not cover, would reach the hypervisor."""
     attack = (
         "import socket\n"
         "for family in range(50):\n"
@@ -63,7 +63,7 @@ def test_only_unix_sockets_can_be_created(sandbox):
         "        try: socket.socket(family, kind); print(family, end=' ')\n"
         "        except OSError: pass\n"
     )
-    assert set(python(sandbox, attack).stdout.split()) == {"1"}, "AF_UNIX alone"
+    assert set(python(sandbox, attack).stdout.split()) == {"1"}, "only AF_UNIX"
     assert sandbox.run("tail -n +3 /proc/net/dev | cut -d: -f1").stdout.split() == ["lo"]
     assert sandbox.run("getent hosts example.com").exit_code != 0
     assert (
@@ -71,7 +71,7 @@ def test_only_unix_sockets_can_be_created(sandbox):
     )
 
 
-# What can be read.
+# Reading.
 
 
 def test_files_of_the_host_cannot_be_read(sandbox, tmp_path):
@@ -131,7 +131,7 @@ def test_other_workspaces_cannot_be_reached(sandbox, bystander):
         thread.join()
 
 
-# What can be written and done.
+# Writing.
 
 
 def test_nothing_outside_can_be_written(sandbox):
@@ -148,8 +148,8 @@ def test_nothing_outside_can_be_written(sandbox):
         "/proc/sys",
         "/proc/1",
     ):
-        assert sandbox.run(["touch", f"{folder}/mtrl-was-here"]).exit_code == 1, folder
-        assert not Path(folder, "mtrl-was-here").exists()
+        assert sandbox.run(["touch", f"{folder}/mtrl-attack"]).exit_code == 1, folder
+        assert not Path(folder, "mtrl-attack").exists()
     for file in ("/usr/bin/env", "/etc/passwd", "/etc/ld.so.cache", "/bin/bash"):
         assert sandbox.run(f"echo x >> {file}; chmod 777 {file}; rm -f {file}; mv {file} /usr/x").exit_code == 1
     writable = sandbox.run(
@@ -162,7 +162,7 @@ def test_nothing_outside_can_be_written(sandbox):
 
 
 def test_kernel_settings_cannot_be_changed(sandbox):
-    """Not even those of the command's own namespaces."""
+    """Settings of the namespaces of the command cannot be changed either."""
     attempt = "find /proc -type f -not -path '/proc/[0-9]*' -writable -exec sh -c 'true >> $0 && echo $0' {} ';'"
     assert sandbox.run(f"{attempt} 2>/dev/null", timeout=120).stdout == ""
     assert sandbox.run("echo 1 > /proc/sysrq-trigger").exit_code == 1
@@ -183,7 +183,7 @@ def test_only_harmless_devices_exist(sandbox):
 
 
 def test_the_host_does_not_follow_links_of_commands(sandbox, tmp_path):
-    """Commands leave links; mtrl, perhaps as root, then reads and writes there."""
+    """Commands create links; mtrl, perhaps as root, then reads and writes in the same folder."""
     secret = tmp_path / "secret"
     secret.write_text("secret")
     sandbox.run(
@@ -215,7 +215,7 @@ def test_hard_links_do_not_reach_files_of_the_host(sandbox):
     assert sandbox.run("ln /etc/passwd p; ln /usr/bin/env e; ln /proc/self/status s; ls").stdout == ""
     sandbox.run("echo a > a; ln a b")
     sandbox.write_file("b", "new")
-    assert sandbox.run("cat a b").stdout == "a\nnew", "the other name keeps its content"
+    assert sandbox.run("cat a b").stdout == "a\nnew", "the other name has the old content"
 
 
 def test_a_hostile_tree_of_files_can_be_read(sandbox):
@@ -228,7 +228,7 @@ def test_a_hostile_tree_of_files_can_be_read(sandbox):
         sandbox.snapshot()
     sandbox.run("rm -rf d; for i in 1 2 3 4; do truncate -s 4M $i; done")
     with pytest.raises(OSError, match="more than"):
-        sandbox.snapshot()  # files that hold nothing, and so count as nothing, but read as 16 MB
+        sandbox.snapshot()  # sparse files, which occupy no space but are read as 16 MB
 
 
 # Power over other processes.
@@ -255,7 +255,7 @@ def test_processes_of_the_host_cannot_be_signalled(sandbox):
 
 
 def test_system_calls_that_are_refused(sandbox):
-    """By the filter or for lack of capabilities; ENOSYS (38) and EPERM (1), and never success."""
+    """The filter or missing capabilities refuse the calls, with ENOSYS (38) or EPERM (1)."""
     numbers = {"ptrace": 101, "process_vm_readv": 310, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161,
                "unshare": 272, "setns": 308, "open_tree": 428, "fsopen": 430, "clone3": 435, "memfd_create": 319,
                "memfd_secret": 447, "shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240, "io_uring_setup": 425,
@@ -275,10 +275,12 @@ def test_system_calls_that_are_refused(sandbox):
         "    print(number, done, ctypes.get_errno())\n"
     )
     result = python(sandbox, attack, *numbers.values())
-    told = {int(number): (int(done), int(error)) for number, done, error in map(str.split, result.stdout.splitlines())}
-    assert told.keys() == set(numbers.values()), result
+    results = {
+        int(number): (int(done), int(error)) for number, done, error in map(str.split, result.stdout.splitlines())
+    }
+    assert results.keys() == set(numbers.values()), result
     assert {
-        name for name, number in numbers.items() if told[number][0] != -1 or told[number][1] not in (1, 38)
+        name for name, number in numbers.items() if results[number][0] != -1 or results[number][1] not in (1, 38)
     } == set()
 
 

@@ -1,4 +1,4 @@
-"""Real attacks on what a machine has little of: processes, memory, disk, output, time."""
+"""Attacks on the resources of the machine: processes, memory, disk, output and time."""
 
 import itertools
 import os
@@ -24,10 +24,10 @@ def test_a_fork_bomb_is_limited(sandbox, bystander):
         thread = threading.Thread(target=lambda: sandbox.run(":(){ :|:& };:; sleep 100", timeout=3))
         thread.start()
         time.sleep(1)
-        assert bystander.run("echo fine | cat").stdout == "fine\n", "while it goes on"
+        assert bystander.run("echo fine | cat").stdout == "fine\n", "the other sandbox works during the attack"
         thread.join(MARGIN)
     assert not thread.is_alive()
-    assert sandbox.limits.processes / 2 < peak.processes < sandbox.limits.processes + 15, "and bubblewrap, twice"
+    assert sandbox.limits.processes / 2 < peak.processes < sandbox.limits.processes + 15, "and those of bubblewrap"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_memory_bomb_is_limited(sandbox):
 
 @pytest.mark.parametrize("flags", ["MAP_PRIVATE", "MAP_SHARED"])
 def test_a_memory_bomb_of_many_processes_is_killed(sandbox, flags):
-    """None of them too large, all together eight times the limit."""
+    """Each process is below the limit; all together need eight times the limit."""
     attack = (
         "import mmap, os, time\n"
         "for _ in range(15):\n"
@@ -111,7 +111,7 @@ def test_a_disk_bomb_is_limited(sandbox):
         "except OSError as error: print(error.errno, written)\n"
     )
     error, written = map(int, python(sandbox, hidden).stdout.split())
-    assert error == 28 and written <= sandbox.limits.workspace_bytes, "deleted files that are still open count"
+    assert error == 28 and written <= sandbox.limits.workspace_bytes, "deleted files that are still open are counted"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_children_do_not_outlive_the_command(sandbox, start):
     marker = f"{os.getpid()}{next(COUNTER)}"
     result = sandbox.run(f"{start.format(marker)}\nsleep 0.2; echo end")
     assert result.stdout == "end\n" and result.exit_code == 0 and result.seconds < MARGIN
-    assert not running(marker), "already when `run` returns"
+    assert not running(marker), "the processes have ended when `run` returns"
     result = sandbox.run(f"{start.format(marker)}\nsleep 999", timeout=0.5)
     assert result.timed_out and result.seconds < MARGIN
     assert not running(marker)
@@ -157,7 +157,7 @@ COUNTER = itertools.count(1000)
 
 
 def running(marker):
-    """Host processes of which some argument is the marker."""
+    """Return the host processes with the marker as an argument."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -176,12 +176,14 @@ def test_stopped_and_stubborn_processes_end(sandbox):
 
 
 def test_a_command_cannot_forge_its_result(sandbox):
-    """The descriptors through which bubblewrap reports are not there to be written to."""
+    """The command has no descriptor of the reports of bubblewrap."""
     every = "/proc/self/fd /proc/1/fd /proc/$PPID/fd"
     attack = f"for fd in $(ls {every} | sort -u); do echo '{{\"exit-code\": 0}}' >&$fd; done; exit 7"
     assert sandbox.run(attack).exit_code == 7
-    assert set(sandbox.run(["sh", "-c", "ls /proc/1/fd"]).stdout.split()) == {"0", "1", "2", "3"}, "stdout and stderr"
-    assert not set(sandbox.run("ls -v /proc/self/fd").stdout.split()) - {"0", "1", "2", "3"}, "3 is of ls"
+    assert set(sandbox.run(["sh", "-c", "ls /proc/1/fd"]).stdout.split()) == {"0", "1", "2", "3"}, (
+        "3 is a copy of stderr"
+    )
+    assert not set(sandbox.run("ls -v /proc/self/fd").stdout.split()) - {"0", "1", "2", "3"}, "ls opens 3"
 
 
 def test_exit_codes_of_signals(sandbox):

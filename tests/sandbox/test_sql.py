@@ -1,4 +1,4 @@
-"""The SQL sandbox: what it lets through, what it refuses, and what a query may cost."""
+"""The SQL sandbox: allowed queries, refused queries, and limits of a query."""
 
 import resource
 import sqlite3
@@ -124,7 +124,7 @@ def test_tables_do_not_depend_on_earlier_queries(sandbox):
 def test_the_limit_of_instructions_does_not_depend_on_the_clock():
     sandbox = SqlSandbox.from_script(SCRIPT, Limits(operations=50_000, seconds=60))
     assert sandbox.run(FOREVER).error == "the query takes more than 50000 instructions"
-    assert sandbox.run("select count(*) from t").rows == [(4,)], "the next query starts afresh"
+    assert sandbox.run("select count(*) from t").rows == [(4,)], "the limit applies to each query separately"
 
 
 def test_wall_time_is_the_backstop():
@@ -135,7 +135,7 @@ def test_wall_time_is_the_backstop():
 
 
 def test_the_memory_of_a_query_is_limited():
-    """Sorts stay in memory, below the heap limit; SkyRL's environment took 2 GiB for such a query."""
+    """Sorts stay in memory, below the heap limit; the environment of SkyRL used 2 GiB for this query."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sandbox = SqlSandbox.from_script(SCRIPT, Limits(seconds=3))
     grow = (
@@ -150,7 +150,7 @@ def test_results_are_bounded_in_rows_values_and_bytes():
     sandbox = SqlSandbox.from_script(SCRIPT, Limits(rows=7, result_bytes=10_000))
     assert (len(sandbox.run(many).rows), sandbox.run(many).truncated) == (7, True)
     assert len(sandbox.run(many, rows=3).rows) == 3
-    assert not sandbox.run("select a from t", rows=4).truncated, "exactly as many rows as asked for"
+    assert not sandbox.run("select a from t", rows=4).truncated, "exactly the requested number of rows"
     sandbox = SqlSandbox.from_script(SCRIPT, Limits(result_bytes=10_000))
     assert (len(sandbox.run(many).rows), sandbox.run(many).truncated) == (9, True)
     assert SqlSandbox.from_script(SCRIPT, Limits(value_bytes=99)).run("select hex(zeroblob(50))").error
@@ -270,18 +270,18 @@ def test_any_text_gives_a_result_and_changes_nothing(text):
 
 
 def test_the_total_size_of_copied_files_is_limited(file, monkeypatch):
-    """Where there is no room for another copy, the file is read in place: the same rows, and nothing is written."""
+    """Without room for another copy, the file is read in place: the rows are equal, and nothing is written."""
     size = file.stat().st_size
     monkeypatch.setattr(module, "COPIES_LIMIT", module.copied_bytes() + 2 * size)
-    held = module.copied_bytes()
+    before = module.copied_bytes()
     sandboxes = [SqlSandbox.from_path(file) for _ in range(4)]
-    assert module.copied_bytes() == held + 2 * size
+    assert module.copied_bytes() == before + 2 * size
     assert [sandbox.run("select sum(a) from t").rows for sandbox in sandboxes] == [[(7,)]] * 4
     assert all(sandbox.run("delete from t").error for sandbox in sandboxes)
     for sandbox in sandboxes:
         sandbox.close()
         sandbox.close()
-    assert module.copied_bytes() == held
+    assert module.copied_bytes() == before
 
 
 def test_tables_may_be_wider_than_results():
@@ -293,7 +293,7 @@ def test_tables_may_be_wider_than_results():
 
 
 def test_a_sort_of_long_values_writes_nothing_to_disk(sandbox, tmp_path):
-    """SQLite's spill files have no name, so what the process has written is counted."""
+    """Temporary files of SQLite have no name, so the bytes that the process writes are counted."""
 
     def written():
         lines = Path("/proc/self/io").read_text().splitlines()

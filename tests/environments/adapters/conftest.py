@@ -1,4 +1,4 @@
-"""Plays environments of other frameworks through the real episode loop, with responses that are fixed."""
+"""Fixtures that run environments of other frameworks in the episode loop, with fixed responses."""
 
 import asyncio
 import sys
@@ -25,7 +25,7 @@ def row():
 
 @pytest.fixture
 def play(tiny_tokenizer, tiny_codec):
-    """`play(cls, responses, row, max_turns=…, **environment.config)`: the trajectory of one episode."""
+    """Function `play(cls, responses, row, max_turns=…, **config)` that returns the trajectory of an episode."""
     pools = []
 
     def play(environment, responses, row=ROW, max_turns=5, step_timeout=5, **config):
@@ -47,7 +47,7 @@ def play(tiny_tokenizer, tiny_codec):
 
 @pytest.fixture
 def example(monkeypatch):
-    """`example("module.Name")`: the family that `environment.target` makes of an example of the guide."""
+    """Function `example("module.Name")` that returns the family of an example of the guide."""
     monkeypatch.syspath_prepend(EXAMPLES)
     names = []
 

@@ -1,15 +1,15 @@
-"""Frameworks in the tests: the real package where it is installed, a copy of its interface where it is too heavy."""
+"""Helpers for tests of adapters: they import a framework, or use a copy of its interface."""
 
 import pytest
 
 
 def real(module, extra):
-    """The module of a framework; without it the test is skipped, and says how to get it."""
+    """Return the module of a framework, or skip the test with the command that installs it."""
     return pytest.importorskip(module, reason=f"needs pip install 'mtrl-agents[{extra}]'")
 
 
 def of_both(copy, module, extra):
-    """A fixture that gives `copy`, a class that repeats a framework's interface, then the framework's own module."""
+    """Return a fixture with two parameters: `copy`, a module with the interface of a framework, and the framework."""
 
     @pytest.fixture(params=["copy", "real"])
     def framework(request):
@@ -18,7 +18,7 @@ def of_both(copy, module, extra):
     return framework
 
 
-def said(trajectory):
-    """What the environment said, turn by turn: the opening first, the last observation last."""
+def observed(trajectory):
+    """Return the texts of the environment: the opening, then the observation of each turn."""
     turns = [turn.observation for turn in trajectory.turns] + [trajectory.final_observation]
     return [[message["content"] for message in messages] for messages in turns]

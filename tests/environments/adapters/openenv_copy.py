@@ -1,6 +1,6 @@
-"""A copy of the interface of OpenEnv 0.3 to 0.10 (`openenv.core`), after its published source, for where it is absent.
+"""Copy of the interface of OpenEnv 0.3 to 0.10 (`openenv.core`), for tests without the package.
 
-The package brings a web server, Gradio and a hundred others; its environments need only what is here.
+The package requires a web server, Gradio and a hundred other packages; its environments need only this interface.
 """
 
 import sys
@@ -58,7 +58,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
 
 class EnvClient(ABC, Generic[ActT, ObsT, StateT]):
-    """Async; `sync()` gives a wrapper with the same methods that blocks."""
+    """An async client; `sync()` returns a blocking wrapper with the same methods."""
 
 
 Environment.__module__ = "openenv.core.env_server.interfaces"

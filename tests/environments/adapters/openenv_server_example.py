@@ -1,4 +1,4 @@
-"""A small OpenEnv environment for the test that serves one; imported only where OpenEnv is installed."""
+"""A small OpenEnv environment for the test of a server; it is imported only if OpenEnv is installed."""
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State

@@ -1,4 +1,4 @@
-"""Which classes are taken for environments of other frameworks, and what is said of the others."""
+"""Classes of other frameworks are recognised as environments, and other classes are refused."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class OnlyReset:
 
 
 class Forgetful:
-    """An environment of ours, whose author forgot the base class."""
+    """An environment of mtrl without its base class."""
 
     def reset(self, row): ...
     def step(self, response, ground_truth): ...
@@ -59,7 +59,7 @@ def makes_a_riddle() -> "NoSuchName": ...  # noqa: F821
 
 
 class Whole(Gym):
-    """Says what a family needs besides the episode; `gold` is a method of its own and no part of a family."""
+    """Defines parts of a family by static methods; `gold` is a plain method and no part of the family."""
 
     @staticmethod
     def score(trajectory, row):
@@ -73,7 +73,7 @@ class Whole(Gym):
 
 
 @pytest.mark.parametrize(
-    ("value", "dialect"),
+    ("value", "adapter"),
     [
         (Gym, "GymnasiumAdapter"),
         (SkyRL, "SkyRLGymAdapter"),
@@ -91,12 +91,12 @@ class Whole(Gym):
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_classes_and_functions_are_recognised(value, dialect):
+def test_classes_and_functions_are_recognised(value, adapter):
     adapted = adapt(value)
-    if dialect is None:
+    if adapter is None:
         assert adapted is None
         return
-    assert [cls.__name__ for cls in adapted.__mro__][1] == dialect
+    assert [cls.__name__ for cls in adapted.__mro__][1] == adapter
     assert issubclass(adapted, Adapter) and adapted.__name__ == value.__name__ and adapted.foreign is value
 
 
@@ -166,9 +166,9 @@ def test_metrics_are_the_finite_numbers():
 
 
 def test_with_text_appends_to_the_last_user_message():
-    said = [{"role": "user", "content": "a"}]
-    assert with_text(said, "b") == [{"role": "user", "content": "a\n\nb"}]
-    assert said == [{"role": "user", "content": "a"}], "the row stays as it is"
+    user = [{"role": "user", "content": "a"}]
+    assert with_text(user, "b") == [{"role": "user", "content": "a\n\nb"}]
+    assert user == [{"role": "user", "content": "a"}], "the row is unchanged"
     system = [{"role": "system", "content": "s"}]
     assert with_text(system, "b") == [*system, {"role": "user", "content": "b"}]
 
@@ -178,7 +178,7 @@ from types import SimpleNamespace
 
 
 class Coin:
-    """A Gymnasium class that inherits from nothing: say heads."""
+    """A Gymnasium class without a base class; the right action is heads."""
 
     def reset(self, seed=None):
         return f"coin {seed % 7}", {}

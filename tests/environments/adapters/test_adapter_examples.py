@@ -1,9 +1,9 @@
-"""The examples of docs/custom_environments.md: each is a target, plays, and is paid as the guide says."""
+"""The examples of docs/custom_environments.md are targets, and get the rewards that the guide describes."""
 
 from pathlib import Path
 
 import pytest
-from foreign import real, said
+from foreign import observed, real
 
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
@@ -17,12 +17,12 @@ EXAMPLES = {
     "tinker_quiz.Quiz": ("tinker_cookbook", "tinker", ["41", "42"], [0.0, 1.0], "Are you sure?"),
     "verifiers_words.load_environment": ("verifiers", "verifiers", ["fig", "apple"], [0.0, 1.0], "It begins with a."),
 }
-"""Target -> (package, extra, responses, rewards, what the environment says to the first of them)."""
+"""Target -> (package, extra, responses, rewards, the observation after the first response)."""
 
 
 @pytest.mark.parametrize("target", EXAMPLES)
 def test_the_example_runs(target, example, play, row):
-    module, extra, responses, rewards, told = EXAMPLES[target]
+    module, extra, responses, rewards, observation = EXAMPLES[target]
     if module:
         real(module, extra)
     family = example(target)
@@ -33,7 +33,7 @@ def test_the_example_runs(target, example, play, row):
     trajectory = play(family.environment, responses, row)
     assert trajectory.error is None
     assert trajectory.rewards == rewards
-    assert said(trajectory)[1] == [told]
+    assert observed(trajectory)[1] == [observation]
 
 
 def test_every_example_is_tested():

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from foreign import real, said
+from foreign import observed, real
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ spaces = gymnasium.spaces
 
 
 class Target(gymnasium.Env):
-    """Say the number that the seed made; numbers are numpy's, as in most environments."""
+    """The right action is a number drawn by the seed; results are numpy values, as in most environments."""
 
     made: ClassVar[list] = []
 
@@ -48,7 +48,7 @@ class Target(gymnasium.Env):
 
 
 class Classic(Target):
-    """As before version 0.26: four results, `reset` without arguments, a `seed` method."""
+    """An environment as before version 0.26: four results, `reset` without arguments, a `seed` method."""
 
     def seed(self, seed):
         self.seeded = seed
@@ -78,7 +78,7 @@ def test_rewards_observations_and_metrics_belong_to_their_turns(play, target, se
     assert trajectory.error is None
     assert trajectory.rewards == [-0.25, -0.25, 0.5]
     assert all(type(reward) is float for reward in trajectory.rewards)
-    assert said(trajectory) == [["Q\n\nhint 7"], ["no"], ["no"], ["yes"]]
+    assert observed(trajectory) == [["Q\n\nhint 7"], ["no"], ["no"], ["yes"]]
     assert trajectory.turns[1].metrics == {"tries": 2.0, "late": 0.0, "invalid_action": 0.0}
     assert trajectory.stop_reason == StopReason.DONE
     assert [env.closed for env in Target.made] == [1]
@@ -86,19 +86,21 @@ def test_rewards_observations_and_metrics_belong_to_their_turns(play, target, se
 
 def test_truncated_is_not_terminated(play, target, seven):
     assert play(target, ["1", "2", "3"], seven, cut=2).stop_reason == StopReason.MAX_TURNS
-    assert play(target, ["1", "7"], seven, cut=2).stop_reason == StopReason.DONE, "both at once: it was solved"
+    assert play(target, ["1", "7"], seven, cut=2).stop_reason == StopReason.DONE, (
+        "terminated and truncated at once counts as done"
+    )
 
 
 def test_environments_before_gymnasium_0_26_run(play, row):
     trajectory = play(adapt(Classic), ["1", "7"], {**row, "seed": 11})
     assert (trajectory.rewards, trajectory.stop_reason) == ([-0.25, 0.5], StopReason.DONE)
-    assert said(trajectory)[0] == ["Q\n\nseeded 11"]
+    assert observed(trajectory)[0] == ["Q\n\nseeded 11"]
     assert play(adapt(Classic), ["1", "2"], {**row, "seed": 11}, cut=2).stop_reason == StopReason.MAX_TURNS
 
 
 def test_the_row_determines_the_start_of_the_episode(play, target, row):
     def hint(**columns):
-        return said(play(target, ["0"], {**row, **columns}, max_turns=1))[0][0]
+        return observed(play(target, ["0"], {**row, **columns}, max_turns=1))[0][0]
 
     assert hint(seed=3) == hint(seed=3)
     assert hint(id="a") == hint(id="a")
@@ -110,13 +112,13 @@ def test_the_row_determines_the_start_of_the_episode(play, target, row):
 def test_an_invalid_action_does_not_reach_the_environment(play, target, seven, response):
     trajectory = play(target, [response[:300], "7"], seven)
     assert trajectory.rewards == [0.0, 0.5] and trajectory.error is None
-    assert said(trajectory)[1][0].startswith("Invalid action: ")
+    assert observed(trajectory)[1][0].startswith("Invalid action: ")
     assert [turn.metrics["invalid_action"] for turn in trajectory.turns] == [1.0, 0.0]
     assert Target.made[-1].tries == 1
 
 
 class Arrays(gymnasium.Env):
-    """Its space is set by the test."""
+    """An environment whose action space the test sets."""
 
     def __init__(self, space=None):
         self.action_space = space
@@ -176,7 +178,7 @@ def shown(observation, env):
 def test_own_functions_parse_actions_and_render_observations(play):
     config = {"parse_action": f"{__name__}.half", "render_observation": f"{__name__}.shown", "instruction": "Go."}
     trajectory = play(adapt(Arrays), ["one", "1"], space=spaces.Box(-1.0, 1.0, (2,)), max_turns=2, **config)
-    assert said(trajectory) == [
+    assert observed(trajectory) == [
         ["Q\n\nGo.", 'seen {"at": [1, 2], "done": false}'],
         ["Invalid action: could not convert string to float: 'one'"],
         ["seen [0.5, 0.5]"],
@@ -195,7 +197,7 @@ def test_gymnasium_make_runs_an_environment_by_its_id(play, row):
     trajectory = play(made, ["2", "2", "1", "1", "1", "2"], row, max_turns=8, **config)
     assert trajectory.error is None
     assert trajectory.rewards == [0.0] * 5 + [1.0] and trajectory.stop_reason == StopReason.DONE
-    assert "SFFF" in said(trajectory)[3][0]
+    assert "SFFF" in observed(trajectory)[3][0]
 
 
 def test_without_a_path_the_rows_are_seeds(target):

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import openenv_copy
 import pytest
-from foreign import real, said
+from foreign import observed, real
 from pydantic import Field
 
 from mtrl.environments.adapters import adapt
@@ -28,7 +28,7 @@ def openenv(request):
 
 @pytest.fixture
 def echo(openenv):
-    """Echoes, as OpenEnv's template does, and counts."""
+    """An environment that echoes, like the template of OpenEnv, and counts its steps."""
 
     class EchoAction(openenv.Action):
         message: str
@@ -51,8 +51,8 @@ def echo(openenv):
         def step(self, action: EchoAction, timeout_s=None, **kwargs) -> EchoObservation:
             self.steps += 1
             reward = [None, True, 0.25][self.steps - 1]
-            kept = {"length": len(action.message), "text": "no metric"}
-            return EchoObservation(echoed=action.message, reward=reward, done=self.steps == 3, metadata=kept)
+            metadata = {"length": len(action.message), "text": "no metric"}
+            return EchoObservation(echoed=action.message, reward=reward, done=self.steps == 3, metadata=metadata)
 
         @property
         def state(self):
@@ -69,7 +69,7 @@ def test_reward_and_end_come_from_the_observation(play, echo, row):
     trajectory = play(adapt(echo), ["a", "<b>", "ccc"], row, greeting="hi")
     assert trajectory.error is None
     assert trajectory.rewards == [0.0, 1.0, 0.25] and trajectory.stop_reason == StopReason.DONE
-    assert said(trajectory) == [["Q\n\nhi 5"], ["a"], ["<b>"], ["ccc"]]
+    assert observed(trajectory) == [["Q\n\nhi 5"], ["a"], ["<b>"], ["ccc"]]
     assert [turn.metrics["length"] for turn in trajectory.turns] == [1.0, 3.0, 3.0]
     (env,) = echo.made
     assert (env.seed, env.given, env.closed) == (5, {"split": "train", "index": 3}, 1)
@@ -131,12 +131,12 @@ def test_a_client_is_used_through_its_blocking_wrapper(play, openenv, row):
 
     trajectory = play(adapt(Client), ['{"guess": 3}'], {**row, "seed": 1}, base_url="http://127.0.0.1:1")
     assert (trajectory.error, trajectory.rewards) == (None, [1.0])
-    assert said(trajectory) == [["Q\n\nguess"], ['{"prompt": "right", "n": 1}']]
+    assert observed(trajectory) == [["Q\n\nguess"], ['{"prompt": "right", "n": 1}']]
     assert calls == ["http://127.0.0.1:1", ("reset", {"seed": 1}), ("step", {"guess": 3}), "close"]
 
 
 def test_a_real_server_and_its_generic_client(play, row):
-    """Over a socket, as in training against a container."""
+    """The client uses a socket, as in training against a container."""
     real("openenv.core", "openenv")
     import socket
     import threading
@@ -165,14 +165,14 @@ def test_a_real_server_and_its_generic_client(play, row):
         server.should_exit = True
         thread.join(20)
     assert (trajectory.error, trajectory.rewards, trajectory.stop_reason) == (None, [0.0, 1.0], StopReason.DONE)
-    assert said(trajectory) == [["Q\n\nyes or no?"], ["wrong"], ["right"]]
+    assert observed(trajectory) == [["Q\n\nyes or no?"], ["wrong"], ["right"]]
 
 
 def test_an_error_fails_the_episode_and_closes_the_environment(play, echo, monkeypatch):
     def broken(self, action, timeout_s=None):
-        raise ConnectionError("the server is gone")
+        raise ConnectionError("the server is unreachable")
 
     monkeypatch.setattr(echo, "step", broken)
     trajectory = play(adapt(echo), ['{"message": "a"}'])
-    assert trajectory.stop_reason == StopReason.ENV_ERROR and "the server is gone" in trajectory.error
+    assert trajectory.stop_reason == StopReason.ENV_ERROR and "the server is unreachable" in trajectory.error
     assert [env.closed for env in echo.made] == [1]

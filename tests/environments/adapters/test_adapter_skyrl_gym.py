@@ -4,7 +4,7 @@ import threading
 from typing import ClassVar
 
 import pytest
-from foreign import real, said
+from foreign import observed, real
 
 from mtrl.environments.adapters import adapt
 from mtrl.types import StopReason
@@ -24,7 +24,7 @@ GSM8K = {
 
 
 class Recorder(BaseTextEnv):
-    """Remembers what it is given."""
+    """Records its arguments."""
 
     made: ClassVar[list] = []
 
@@ -42,7 +42,7 @@ class Recorder(BaseTextEnv):
             observations=[{"role": "user", "content": f"heard {action}"}],
             reward=[0.1, None, 1.0][self.turns - 1],
             done=self.turns == 3,
-            metadata={"length": len(action), "note": "text is no metric"},
+            metadata={"length": len(action), "note": "texts are no metrics"},
             postprocessed_action=action.strip() if self.turns == 2 else None,
         )
 
@@ -86,7 +86,7 @@ def test_the_row_and_the_config_reach_the_constructor(play, recorder):
     assert env.env_config.db_path == "somewhere"
     assert env.extras["reward_spec"]["ground_truth"] == "72" and env.extras["max_turns"] == 4
     assert "prompt" not in env.extras
-    assert said(trajectory) == [["S", "6 * 12?"], ["heard a"], ["heard  b "], ["heard c"]]
+    assert observed(trajectory) == [["S", "6 * 12?"], ["heard a"], ["heard  b "], ["heard c"]]
 
 
 def test_rewards_metadata_and_metrics_belong_to_their_turns(play, recorder):
@@ -97,7 +97,7 @@ def test_rewards_metadata_and_metrics_belong_to_their_turns(play, recorder):
         {"length": 3.0, "postprocessed_action": 1.0},
         {"length": 1.0, "steps": 3.0},
     ]
-    assert trajectory.turns[1].text == " b ", "what was sampled stays, whatever the environment makes of it"
+    assert trajectory.turns[1].text == " b ", "the sampled text stays, although the environment replaced it"
 
 
 def test_get_metrics_is_called_when_the_turns_run_out(play, recorder):

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 import tinker_copy
-from foreign import of_both, real, said
+from foreign import observed, of_both, real
 
 from mtrl.environments.adapters import adapt
 from mtrl.errors import UserError
@@ -16,14 +16,14 @@ framework = of_both(tinker_copy, "tinker_cookbook.rl.message_env", "tinker")
 
 @pytest.fixture
 def doubler(framework):
-    """Answers with what it heard, twice; keeps one list of all messages, as tinker's own environments do."""
+    """Answers with the response twice; it stores all messages in one list, like the environments of tinker."""
 
     class Doubler(framework.MessageEnv):
         made: ClassVar[list] = []
 
         def __init__(self, question, answer, rounds=3):
             self.question, self.answer, self.rounds, self.closed = question, answer, rounds, 0
-            self.history, self.heard = [], []
+            self.history, self.received = [], []
             Doubler.made.append(self)
 
         async def initial_observation(self):
@@ -31,9 +31,9 @@ def doubler(framework):
             return self.history
 
         async def step(self, message):
-            self.heard.append(message)
+            self.received.append(message)
             self.history += [{**message, "content": message["content"].strip()}]
-            done = len(self.heard) == self.rounds
+            done = len(self.received) == self.rounds
             if not done:
                 self.history += [{"role": "user", "content": message["content"] * 2}]
             reward = 1.0 if self.answer in message["content"] else -0.5
@@ -55,12 +55,12 @@ def question(row):
 def test_only_new_messages_are_the_observation(play, doubler, question):
     trajectory = play(adapt(doubler), ["a", " b", "42"], question)
     assert trajectory.error is None
-    assert said(trajectory) == [["2 * 21?"], ["aa"], [" b b"], []]
+    assert observed(trajectory) == [["2 * 21?"], ["aa"], [" b b"], []]
     assert trajectory.rewards == [-0.5, -0.5, 1.0]
     assert [turn.metrics["right"] for turn in trajectory.turns] == [0.0, 0.0, 1.0]
     assert trajectory.stop_reason == StopReason.DONE
     (env,) = doubler.made
-    assert env.heard[1] == {"role": "assistant", "content": " b"} and env.closed == 1
+    assert env.received[1] == {"role": "assistant", "content": " b"} and env.closed == 1
     assert [turn.break_reason for turn in trajectory.turns] == [None, None, None]
 
 
@@ -122,6 +122,6 @@ def test_tinkers_own_tool_environment_gets_its_calls(play, row):
     call = "<tool_call>" + json.dumps({"name": "double", "arguments": {"n": 21}}) + "</tool_call>"
     trajectory = play(adapt(make), [call, "42"], row)
     assert trajectory.error is None
-    assert said(trajectory) == [["Q"], ["42"], []]
+    assert observed(trajectory) == [["Q"], ["42"], []]
     assert trajectory.turns[1].observation[0]["role"] == "tool"
     assert trajectory.rewards == [0.0, 1.0] and trajectory.turns[-1].metrics["graded"] == 1.0

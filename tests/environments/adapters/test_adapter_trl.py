@@ -1,9 +1,9 @@
-"""TRL's environment classes in the episode loop. They inherit from nothing, so no package is needed."""
+"""Environment classes of TRL in the episode loop. They have no base class, so no package is needed."""
 
 from typing import ClassVar
 
 import pytest
-from foreign import said
+from foreign import observed
 
 from mtrl.environments.adapters import adapt
 from mtrl.environments.tool_calls import format_call
@@ -12,7 +12,7 @@ from mtrl.types import StopReason
 
 
 class Counter:
-    """The example of TRL's documentation, with a reward of its own."""
+    """The example of the TRL documentation, with a reward."""
 
     made: ClassVar[list] = []
 
@@ -74,7 +74,7 @@ def test_calls_are_answered_and_the_reward_is_on_the_last_turn(play, counter, ro
     calls = [format_call("increment", {"step": 2}), format_call("increment", {"step": 1}) + format_call("look", {})]
     trajectory = play(counter, [*calls, "done"], row)
     assert trajectory.error is None
-    assert said(trajectory)[1:] == [["2"], ["3", "it is 3"], []]
+    assert observed(trajectory)[1:] == [["2"], ["3", "it is 3"], []]
     assert trajectory.turns[0].observation[-1]["content"].endswith("Q Count to 3.")
     assert trajectory.rewards == [0.0, 0.0, 1.0] and trajectory.stop_reason == StopReason.DONE
     (env,) = Counter.made
@@ -96,9 +96,9 @@ def test_mistakes_of_the_model_are_error_observations(play, counter, row):
         format_call("increment", {"step": -1}),
     ]
     trajectory = play(counter, [*wrong, "x"], row, max_turns=7, max_tool_calls=1)
-    told = [text for texts in said(trajectory)[1:-1] for text in texts]
-    assert len(told) == 6 and all(text.startswith("Error: ") for text in told)
-    assert "only up" in told[-1]
+    texts = [text for turn in observed(trajectory)[1:-1] for text in turn]
+    assert len(texts) == 6 and all(text.startswith("Error: ") for text in texts)
+    assert "only up" in texts[-1]
     assert trajectory.rewards == [0.0] * 7 and Counter.made[-1].closed == 1
 
 

@@ -4,7 +4,7 @@ import asyncio
 import signal
 
 import pytest
-from foreign import real, said
+from foreign import observed, real
 
 from mtrl.config.schema import DataConfig
 from mtrl.environments.adapters import adapt
@@ -31,7 +31,7 @@ async def turns(state, info):
 
 
 class Hints(vf.MultiTurnEnv):
-    """Says `higher` until the answer is right; the second turn earns 0.25 of its own."""
+    """Answers `higher` until the response is right; the second turn has a reward of 0.25."""
 
     def __init__(self, max_turns=4, **keywords):
         rubric = vf.Rubric(funcs=[right, turns], weights=[1.0, 0.1])
@@ -79,7 +79,7 @@ def task(hints):
 def test_turns_rubric_and_cleanup(play, hints, task):
     trajectory = play(hints, ["no", "no", task["answer"]], task)
     assert trajectory.error is None
-    assert said(trajectory) == [["S", task["question"]], ["higher 1"], ["higher 2"], []]
+    assert observed(trajectory) == [["S", task["question"]], ["higher 1"], ["higher 2"], []]
     assert trajectory.rewards == pytest.approx([0.0, 0.25, 1.0 + 0.3])
     last = trajectory.turns[-1]
     assert last.components == {"right": 1.0, "turns": 3.0, "num_turns": 3.0}
@@ -89,7 +89,7 @@ def test_turns_rubric_and_cleanup(play, hints, task):
 
 
 def test_rewards_equal_those_of_the_rollout_of_verifiers(play, hints, task):
-    """The same answers, through verifiers' own loop and its own scoring."""
+    """The same responses are run by the loop of verifiers and scored by its rubric."""
     from verifiers.clients import Client
     from verifiers.types import Response, ResponseMessage
 
@@ -98,8 +98,8 @@ def test_rewards_equal_those_of_the_rollout_of_verifiers(play, hints, task):
     replies = iter(answers)
 
     async def reply(self, *arguments, **keywords):
-        said = ResponseMessage(content=next(replies), finish_reason="stop", is_truncated=False)
-        return Response(id="x", created=0, model="m", message=said)
+        message = ResponseMessage(content=next(replies), finish_reason="stop", is_truncated=False)
+        return Response(id="x", created=0, model="m", message=message)
 
     client = type("Fixed", (Client,), {**dict.fromkeys(Client.__abstractmethods__), "get_response": reply})(None)
     env = hints.shared
@@ -112,8 +112,8 @@ def test_rewards_equal_those_of_the_rollout_of_verifiers(play, hints, task):
     state = asyncio.run(theirs())
     assert state["reward"] == pytest.approx(ours.turns[-1].metrics["rubric"])
     assert state["metrics"] == ours.turns[-1].components
-    spoken = [message.content for message in (*state["prompt"], *state["completion"])]
-    assert spoken == [message["content"] for message in ours.messages]
+    contents = [message.content for message in (*state["prompt"], *state["completion"])]
+    assert contents == [message["content"] for message in ours.messages]
 
 
 def test_the_score_depends_on_the_rubric_not_on_the_reward(play, hints, task):
@@ -135,7 +135,7 @@ def test_limits_of_either_side_are_truncation_and_are_scored(play, task):
 
 def test_a_final_response_ends_the_episode(play, hints, task):
     trajectory = play(hints, ["enough"], task)
-    assert trajectory.stop_reason == StopReason.DONE and said(trajectory)[-1] == ["over"]
+    assert trajectory.stop_reason == StopReason.DONE and observed(trajectory)[-1] == ["over"]
     assert trajectory.rewards == pytest.approx([0.1])
 
 
@@ -182,7 +182,7 @@ def test_rows_of_a_path_get_the_system_prompt(play, hints, tmp_path):
     path.write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(8)))
     row = hints.load(DataConfig(path=str(path))).train[0]
     trajectory = play(hints, ["1"], row)
-    assert trajectory.error is None and said(trajectory)[0] == ["S", "1?"]
+    assert trajectory.error is None and observed(trajectory)[0] == ["S", "1?"]
 
 
 def times(a: int, b: int) -> int:
@@ -191,7 +191,7 @@ def times(a: int, b: int) -> int:
 
 
 def load_environment(level: int = 1) -> vf.Environment:
-    """As environment packages have it."""
+    """Load an environment like the function of an environment package."""
     rubric = vf.Rubric(funcs=[right])
     return vf.ToolEnv(tools=[times], max_turns=5, dataset=Dataset.from_list(TASKS), rubric=rubric)
 
@@ -203,7 +203,7 @@ def test_tools_and_load_environment(play):
     trajectory = play(cls, calls, row, level=2)
     assert trajectory.error is None
     assert cls.shared.tool_map.keys() == {"times"} and len(trajectory.turns) == 3
-    assert said(trajectory)[1] == [row["answer"]] and "missing" in said(trajectory)[2][0]
+    assert observed(trajectory)[1] == [row["answer"]] and "missing" in observed(trajectory)[2][0]
     assert trajectory.rewards == [0.0, 0.0, 1.0]
     assert trajectory.turns[-1].components["times_calls"] == 2.0
 

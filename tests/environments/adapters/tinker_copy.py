@@ -1,4 +1,4 @@
-"""A copy of `tinker_cookbook.rl.message_env` (0.6), for where the package, which brings all of tinker, is absent."""
+"""Copy of the interface `tinker_cookbook.rl.message_env` (0.6), for tests without the package."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
