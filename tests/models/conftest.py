@@ -1,4 +1,4 @@
-"""A toy family: repeat the digit that the question asks for."""
+"""Fixture with the family of `tests/echo.py`, whose counter of closed environments starts at 0."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from tests.echo import Echo, echo_family
 
 @pytest.fixture
 def echo():
-    """The toy family."""
+    """The family of `tests/echo.py`."""
     Echo.closed = 0
     return echo_family()

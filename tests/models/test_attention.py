@@ -42,7 +42,7 @@ def build(name, dtype=torch.bfloat16, implementation="sdpa"):
 
 
 def learn(model, mask):
-    """Log-probs of some tokens and the gradients of their mean, in float32; padding counts nowhere."""
+    """Return log-probs of tokens other than padding, and the gradients of their mean, in float32."""
     ids = torch.randint(90, (3, 11), generator=torch.Generator().manual_seed(1))
     given = torch.ones_like(ids) if mask is None else torch.tensor(mask)
     inputs = {} if mask is None else {"attention_mask": given}
@@ -54,7 +54,7 @@ def learn(model, mask):
 
 
 def multiplied(monkeypatch):
-    """Shapes of all queries that are multiplied, as a list that fills."""
+    """Return a list to which the shapes of all multiplied queries are appended."""
     shapes, plain = [], attention.products
 
     def watched(query, *rest):
@@ -102,9 +102,9 @@ def test_sdpa_is_used_where_products_are_not_faster(case, monkeypatch):
     use_own_attention(model)
     ids = torch.randint(90, (1, 11), generator=torch.Generator().manual_seed(1))
     if case == "cached":
-        held = model(input_ids=ids[:, :-1]).past_key_values
+        cache = model(input_ids=ids[:, :-1]).past_key_values
         shapes.clear()
-        model(input_ids=ids[:, -1:], past_key_values=held)
+        model(input_ids=ids[:, -1:], past_key_values=cache)
     else:
         model(input_ids=ids)
     assert not shapes and model.config._attn_implementation == OWN

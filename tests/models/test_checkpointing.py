@@ -14,7 +14,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "he
 
 
 def twins():
-    """A model that drops half of its attention in training, and one like it that recomputes."""
+    """Return a model with dropout of 0.5 in its attention, and a copy that recomputes activations."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         plain = Qwen3ForCausalLM(Qwen3Config(**SIZES, attention_dropout=0.5)).eval()
@@ -42,7 +42,7 @@ def test_activations_are_recomputed_without_dropout(inputs):
     assert len(passes) == 1
     for values in (expected, found):
         values.square().sum().backward()
-    assert len(passes) == 2  # once again in the backward pass
+    assert len(passes) == 2  # the backward pass computes the layer again
     for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
 
@@ -64,8 +64,6 @@ def test_no_deprecated_method_is_called():
 
 
 def test_the_older_method_name_is_used_where_it_is_the_only_one():
-    """Which has the older name alone."""
-
     class Early(torch.nn.Module):
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None):
             self.asked = gradient_checkpointing_kwargs

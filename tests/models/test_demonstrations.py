@@ -1,4 +1,4 @@
-"""A weak player and the real environment talk; what they said is what the warm start imitates."""
+"""Conversations of a demonstrator with the environment, which the warm start imitates."""
 
 import random
 from dataclasses import replace
@@ -13,15 +13,15 @@ ROW = {"id": "1", "prompt": [{"role": "user", "content": "7?"}], "ground_truth":
 
 class Scripted:
     def __init__(self, row, rng):
-        self.heard = []
+        self.observations = []
         Scripted.last = self
 
     def act(self, observation):
-        self.heard.append(observation)
-        return f"try {len(self.heard)}"
+        self.observations.append(observation)
+        return f"try {len(self.observations)}"
 
 
-def play(family, environment, **row):
+def run(family, environment, **row):
     return demonstrate(replace(family, demonstrate=Scripted), environment, {**ROW, **row}, random.Random(0))
 
 
@@ -33,9 +33,9 @@ def test_demonstrate_runs_a_whole_episode(echo):
 
 
 def test_a_demonstration_ends_with_a_response_when_the_turns_run_out(echo):
-    messages = play(echo, lambda: echo.environment(max_turns=3))
+    messages = run(echo, lambda: echo.environment(max_turns=3))
     assert [m["content"] for m in messages] == ["7?", "try 1", "no, again", "try 2", "no, again", "try 3"]
-    assert Scripted.last.heard == [None, "no, again", "no, again"]
+    assert Scripted.last.observations == [None, "no, again", "no, again"]
 
 
 def test_the_opening_messages_of_reset_replace_the_prompt(echo):
@@ -47,9 +47,9 @@ def test_the_opening_messages_of_reset_replace_the_prompt(echo):
         def step(self, response, truth):
             return 0.0, [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}], self.max_turns == 1
 
-    messages = play(echo, lambda: Opening(max_turns=2))
+    messages = run(echo, lambda: Opening(max_turns=2))
     assert [m["content"] for m in messages] == ["S", "other", "try 1", "a", "b", "try 2"]
-    assert Scripted.last.heard == [None, "ab"] and ROW["prompt"], "the row stays as it was"
+    assert Scripted.last.observations == [None, "ab"] and ROW["prompt"], "the row is unchanged"
 
 
 def test_environments_may_be_async(echo):
@@ -64,7 +64,7 @@ def test_environments_may_be_async(echo):
             closed.append(True)
 
     closed = []
-    assert [m["content"] for m in play(echo, Async)] == ["7?", "try 1"] and closed == [True]
+    assert [m["content"] for m in run(echo, Async)] == ["7?", "try 1"] and closed == [True]
 
 
 def test_the_environment_is_closed_after_an_error(echo):
@@ -73,5 +73,5 @@ def test_the_environment_is_closed_after_an_error(echo):
             return "nonsense"
 
     with pytest.raises(TypeError, match="Broken.step returned 'nonsense'"):
-        play(echo, Broken)
+        run(echo, Broken)
     assert echo.environment.closed == 1

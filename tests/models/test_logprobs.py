@@ -1,4 +1,4 @@
-"""Log-probs in chunks are those of the plain formula: values and gradients, for every kind of head."""
+"""Log-probs in chunks equal those of the plain formula, in values and gradients, for every kind of head."""
 
 import copy
 
@@ -35,7 +35,7 @@ KINDS = {
     "soft cap": ("Gemma2", SIZES | {"head_dim": 8, "final_logit_softcapping": 1.5}),
     "scale, tied": ("Cohere", SIZES | {"logit_scale": 0.5}),
     "divisor": ("Granite", SIZES | {"logits_scaling": 3.0}),
-    "scale kept by the body": ("FalconH1", SIZES | {"lm_head_multiplier": 0.5, "mamba_d_ssm": 32, "mamba_n_heads": 4,
+    "scale of the body": ("FalconH1", SIZES | {"lm_head_multiplier": 0.5, "mamba_d_ssm": 32, "mamba_n_heads": 4,
                                                     "mamba_d_state": 4}),
     "head with a bias": ("Phi", SIZES),
     "body that is no attribute of its own name": ("GPT2", GPT),
@@ -66,7 +66,7 @@ def make_batch(seed=0, rows=3, width=9, share=0.6):
 
 
 def plain(model, ids, mask, temperature=1.0, entropy_gradient=True):
-    """The formulas, on the logits of all positions."""
+    """Return log-probs and entropies by the plain formulas, on the logits of all positions."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / (temperature or 1.0)
     whole = logits.log_softmax(-1)[mask]
@@ -81,7 +81,7 @@ def ours(model, ids, mask, max_logits, **settings):
 
 
 def gradients(model, found, seed=1):
-    """Gradients by name of a weighted sum of log-probs and entropies."""
+    """Return the gradients of a weighted sum of log-probs and entropies, by name."""
     generator = torch.Generator().manual_seed(seed)
     loss = sum((torch.randn(len(f), generator=generator).to(f) * f).sum() for f in found)
     model.zero_grad()
@@ -139,7 +139,7 @@ def test_float32_chunks_agree_to_a_millionth(kind):
 
 
 def test_logits_within_the_limit_give_the_bits_of_the_plain_formula():
-    """Bit for bit what runs have computed before there were chunks."""
+    """Below the limit, results equal those of the plain formula bit for bit."""
     model, (ids, mask) = make("tied", torch.float32), make_batch()
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits[mask] / 0.7
     normaliser = torch.logsumexp(logits, -1)
@@ -154,7 +154,7 @@ def test_logits_within_the_limit_give_the_bits_of_the_plain_formula():
 
 
 def test_many_chunks_in_bfloat16_are_as_exact_as_one():
-    """The sum over chunks is kept in float32, so more of them add no error to the head's gradient."""
+    """The sum over chunks is in float32, so more chunks add no error to the gradient of the head."""
     model, (ids, mask) = make("plain", torch.bfloat16), make_batch(rows=24, width=30)
     truth = copy.deepcopy(model).double()
     exact = gradients(truth, plain(truth, ids, mask))["lm_head.weight"]
@@ -187,7 +187,7 @@ def test_without_gradients_there_is_no_graph():
 
 
 def test_the_root_and_its_layers_run_once(tiny_model):
-    """FSDP2's hooks gather weights where these fire: as often on a rank with chunks as on one without."""
+    """The hooks of FSDP2 gather weights at these calls, whose number must be equal with and without chunks."""
     ids = torch.randint(0, 50, (2, 9))
     mask = torch.ones(2, 8, dtype=torch.bool)
     calls = {}
@@ -200,7 +200,7 @@ def test_the_root_and_its_layers_run_once(tiny_model):
             for handle in handles:
                 handle.remove()
     assert calls[2**27] == ["Qwen3DecoderLayer", "Qwen3Model", "Qwen3ForCausalLM"]
-    layers = [name for name in calls[400] if name != "Qwen3Model"]  # whose hooks FSDP2 has no part in
+    layers = [name for name in calls[400] if name != "Qwen3Model"]  # FSDP2 registers no hook on the body
     assert layers == ["Qwen3DecoderLayer", "Qwen3ForCausalLM"]
     assert "forward" not in vars(tiny_model) and "forward" not in vars(tiny_model.model)
 
@@ -223,7 +223,7 @@ def test_only_adapters_get_gradients(targets):
 
 
 class Odd(nn.Module):
-    """A model of one's own, without a body apart from its head."""
+    """A custom model without a body that is separate from its head."""
 
     def __init__(self, heads=1):
         super().__init__()
@@ -254,7 +254,7 @@ def test_a_model_whose_head_cannot_be_separated_is_refused(heads):
 
 
 class Fickle(Odd):
-    """Its logits change from call to call."""
+    """A model whose logits change from call to call."""
 
     calls = 0
 

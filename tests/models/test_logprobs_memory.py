@@ -1,4 +1,4 @@
-"""Memory of log-probs, as benchmarks/logprobs.py finds it in processes of their own."""
+"""Memory of log-probs, as measured by benchmarks/logprobs.py in separate processes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    """What the benchmark printed, and its rows by the logits at once."""
+    """The output of the benchmark, and its rows by the number of logits in memory at once."""
     folder = tmp_path_factory.mktemp("bench")
     words = f"--tokens {TOKENS} --vocabulary {VOCABULARY} --chunks {CHUNKS[0]} {CHUNKS[1]} --hidden-size 32 --repeats 1"
     command = [sys.executable, str(ROOT / "benchmarks" / "logprobs.py"), *words.split(), "--json", "rows.json"]
@@ -28,7 +28,7 @@ def bench(tmp_path_factory):
 
 @pytest.mark.slow
 def test_chunks_bound_the_memory(bench):
-    """Two float32 arrays of a chunk, where the naive form holds five of all logits."""
+    """Chunks need two float32 arrays of one chunk; the naive form needs five arrays of all logits."""
     rows = bench[1]
     assert set(rows) == {*CHUNKS, TOKENS * VOCABULARY}
     logits = 4 * TOKENS * VOCABULARY / MIB
@@ -36,7 +36,7 @@ def test_chunks_bound_the_memory(bench):
     small, large = (rows[chunk]["peak_mib"] for chunk in CHUNKS)
     assert naive > 4 * logits
     assert large < naive / 4
-    # What grows with the chunk: forward and backward hold its logits and one more array of their size.
+    # The memory grows by two arrays of a chunk: its logits and one more array of their size.
     assert large - small < 2.5 * 4 * (CHUNKS[1] - CHUNKS[0]) / MIB
     assert small < logits / 2  # the body and the gradients included
 

@@ -1,4 +1,4 @@
-"""Log-probs of a model that FSDP2 shards over two ranks, one of which needs chunks and the other not."""
+"""Log-probs of a model that FSDP2 shards over two ranks, of which only one computes in chunks."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "
          "eos_token_id": 2}  # fmt: skip
 CASES = ("plain", "tied", "soft cap", "recomputed", "resharded", "adapters", "nothing sampled on one rank")
 TIMES = 2
-"""Forwards before the backward, as of micro-batches."""
+"""Number of micro-batches."""
 
 
 def make(case):
@@ -55,7 +55,7 @@ def loss(model, case, rank, time, max_logits):
 
 
 def shard(model, reshard_root):
-    """As mtrl/distributed/sharding.py does: layers and root, gradients summed."""
+    """Shard layers and root, with summed gradients, as mtrl/distributed/sharding.py does."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -70,12 +70,12 @@ def shard(model, reshard_root):
 
 
 def gradients_of_rank(rank):
-    """Per case, the whole gradients by name."""
+    """Return the whole gradients by case and name."""
     found = {}
     for case in CASES:
         model = shard(make(case), reshard_root=case == "resharded")
         for time in range(TIMES):
-            # Rank 0 goes by chunks; rank 1 holds all logits, except that both go by chunks the last time.
+            # Rank 0 computes in chunks and rank 1 does not, except that both do for the last micro-batch.
             chunks = 3 * VOCABULARY if rank == 0 or time == TIMES - 1 else 2**27
             loss(model, case, rank, time, chunks).backward()
         named = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
@@ -109,7 +109,7 @@ def test_gradients_equal_those_of_one_process(case, found):
 
 
 def refused_by_rank(rank):
-    """What a model says whose head is gathered by itself."""
+    """Return the error message for a model whose head is sharded separately."""
     from torch.distributed.fsdp import fully_shard
 
     model = make("plain")
@@ -126,5 +126,5 @@ def refused_by_rank(rank):
 @pytest.mark.slow
 @pytest.mark.xdist_group("ranks")
 def test_a_separately_sharded_head_is_refused(tmp_path):
-    for said in run_ranks(2, refused_by_rank, tmp_path):
-        assert "the head or the body of the model was given to fully_shard" in said
+    for message in run_ranks(2, refused_by_rank, tmp_path):
+        assert "the head or the body of the model was given to fully_shard" in message

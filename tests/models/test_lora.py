@@ -1,4 +1,4 @@
-"""Adapters: what is trained, what an engine samples from, and what is written are one policy."""
+"""Adapters: the trained, the sampled and the exported policy are equal."""
 
 import asyncio
 import copy
@@ -59,7 +59,7 @@ PROMPTS = [[1, 2, 3], [7] * 21, [4, 9, 30, 31, 32], [60]]
 
 
 def merged_state(module):
-    """The state of the merged model, by the names of the plain model."""
+    """Return the state of the merged model, by the names of the plain model."""
     return merged_state_of(module.state_dict(), adapter_state(module), scaling_of(module))
 
 
@@ -69,8 +69,8 @@ def build(name="qwen3, tied", seed=0):
         return MODELS[name]().eval()
 
 
-def taught(model, seed=5, config=LORA):
-    """`model` with adapters that do something: their B is not 0."""
+def trained(model, seed=5, config=LORA):
+    """Return `model` with adapters whose B is not 0."""
     adapted = add_adapters(model, config)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def taught(model, seed=5, config=LORA):
 
 
 def loaded(plain, adapted):
-    """The plain replica with the adapters of the other in it."""
+    """Load the adapters of `adapted` into the plain module, and return it."""
     LoraWeights.of(adapted)(plain, adapter_state(adapted))
     return plain
 
@@ -110,11 +110,11 @@ def test_only_adapters_are_trained_and_the_first_log_probs_equal_the_models():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(logits(adapted), logits(plain))
     assert not any(module.training for module in adapted.modules())
-    trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
-    assert len(trained) == 2 * 7 * 2
-    assert all(".lora_" in name and "lm_head" not in name and "embed" not in name for name in trained)
+    names = [name for name, p in adapted.named_parameters() if p.requires_grad]
+    assert len(names) == 2 * 7 * 2
+    assert all(".lora_" in name and "lm_head" not in name and "embed" not in name for name in names)
     adapted(input_ids=torch.tensor([[1, 2, 3]])).logits.square().sum().backward()
-    assert [name for name, p in adapted.named_parameters() if p.grad is not None] == trained
+    assert [name for name, p in adapted.named_parameters() if p.grad is not None] == names
 
 
 def test_adapters_depend_only_on_the_seed():
@@ -151,10 +151,10 @@ def test_missing_peft_is_a_user_error(monkeypatch):
 
 
 def test_a_rank_above_that_of_the_matrices_is_refused(tiny_tokenizer):
-    """R018, on the tiny policy's 128: 64 with 128, once more, and then it is refused."""
+    """R018: the matrices of the tiny policy have rank 128, so that the ranks 64 and 128 work and 256 is refused."""
     model = make_model(TinyConfig(layers=1), tiny_tokenizer, 0).eval()
     for rank in (64, 128):
-        adapted = taught(copy.deepcopy(model), config=ModelConfig(lora_rank=rank, lora_alpha=2 * rank))
+        adapted = trained(copy.deepcopy(model), config=ModelConfig(lora_rank=rank, lora_alpha=2 * rank))
         assert scaling_of(adapted) == 2.0
         torch.testing.assert_close(logits(adapted), logits(loaded(copy.deepcopy(model), adapted)), atol=2e-4, rtol=0)
     with pytest.raises(UserError, match="lora_rank=256 is more than the rank 128 .* take at most 128, or .*rank=0"):
@@ -162,7 +162,7 @@ def test_a_rank_above_that_of_the_matrices_is_refused(tiny_tokenizer):
 
 
 def sampled(engine, prompts, sampling):
-    """What the engine answers to these prompts, all asked at once."""
+    """Return the generations of the engine for these prompts, which are requested at once."""
 
     async def one(i, prompt):
         engine.open(str(i))
@@ -181,32 +181,32 @@ def sampled(engine, prompts, sampling):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("fused_decode", [True, False])
 def test_an_engine_samples_from_the_trained_policy(name, fused_decode, tiny_tokenizer):
-    """Adapters that are loaded into an engine; its log-probs are those of peft's module."""
+    """The log-probs of an engine with loaded adapters equal those of the module of peft."""
     plain = build(name)
     engine = LocalEngine(plain, tiny_tokenizer, max_context_length=128, fused_decode=fused_decode)
     assert isinstance(engine.runner, fused.FusedRunner) == (fused_decode and name != "gemma2")
-    adapted = taught(build(name))
+    adapted = trained(build(name))
     loaded(plain, adapted)
     far = 0.0
     for context, generation in zip(PROMPTS, sampled(engine, PROMPTS, SamplingParams(12)), strict=True):
         found = torch.tensor(generation.logprobs)
         torch.testing.assert_close(found, logprobs(adapted, context, generation.token_ids), atol=1e-4, rtol=0)
         far = max(far, (found - logprobs(build(name), context, generation.token_ids)).abs().max().item())
-    assert far > 0.01  # the policy before training says something else
+    assert far > 0.01  # the log-probs before training differ
 
 
 def test_every_adapted_matrix_changes_and_nothing_else():
     plain = build()
     before = copies(plain.state_dict())
     changed = {
-        n for n, value in loaded(plain, taught(build())).state_dict().items() if not torch.equal(value, before[n])
+        n for n, value in loaded(plain, trained(build())).state_dict().items() if not torch.equal(value, before[n])
     }
     assert changed == {name for name in before if name.endswith("_proj.weight")}
     assert plain.lm_head.weight is plain.model.embed_tokens.weight
 
 
 def test_weights_do_not_drift_over_a_hundred_loads():
-    plain, adapted = build(), taught(build())
+    plain, adapted = build(), trained(build())
     weights, first = LoraWeights.of(adapted), copies(adapter_state(adapted))
     second = {name: -2 * value for name, value in first.items()}
     pointers = [p.data_ptr() for p in plain.parameters()]
@@ -277,8 +277,8 @@ LAST = "layers.1.mlp.down_proj"
     ],
 )
 def test_adapters_that_do_not_fit_change_nothing(spoil, message):
-    """Pain of others: 0 of 399 tensors were adapters, and rollouts sampled the initial policy for two months."""
-    plain, adapted = build(), taught(build())
+    """In another project, 0 of 399 tensors were adapters, and rollouts sampled the initial policy for two months."""
+    plain, adapted = build(), trained(build())
     before = copies(plain.state_dict())
     with pytest.raises(ValueError, match=message):
         LoraWeights.of(adapted)(plain, spoil(adapter_state(adapted)))
@@ -286,7 +286,7 @@ def test_adapters_that_do_not_fit_change_nothing(spoil, message):
 
 
 def test_adapters_of_a_missing_matrix_are_refused():
-    adapted = taught(build("llama with biases"))
+    adapted = trained(build("llama with biases"))
     with pytest.raises(ValueError, match=r"the adapter of model.layers.0.self_attn.q_proj has no matrix in Linear"):
         LoraWeights.of(adapted)(torch.nn.Linear(2, 2), adapter_state(adapted))
     with pytest.raises(ValueError, match="has no matrix among 0 weights"):
@@ -294,20 +294,20 @@ def test_adapters_of_a_missing_matrix_are_refused():
 
 
 def test_the_base_weights_are_shared_with_the_trainer():
-    adapted, plain = taught(build()), build()
+    adapted, plain = trained(build()), build()
     weights = LoraWeights.of(adapted)
     owned = {p.data_ptr() for p in adapted.parameters()}
     assert all(value.data_ptr() in owned for value in weights.base.values())
     sent = pickle.loads(ForkingPickler.dumps(weights))
     assert all(value.is_shared() for value in sent.base.values())
-    assert all(weights.base[name].is_shared() for name in sent.base)  # the trainer's moved there: one copy
+    assert all(weights.base[name].is_shared() for name in sent.base)  # the trainer's own moved
     sent(plain, adapter_state(adapted))
     assert same(plain.state_dict(), merged_state(adapted))
     assert same(pickle.loads(pickle.dumps(weights)).base, weights.base)
 
 
 def test_an_engine_without_base_weights_stores_its_own():
-    adapted, plain = taught(build()), build()
+    adapted, plain = trained(build()), build()
     weights = LoraWeights(scaling_of(adapted), LoraWeights.of(adapted).matrices)
     weights(plain, {name: 3 * value for name, value in adapter_state(adapted).items()})
     weights(plain, adapter_state(adapted))
@@ -317,7 +317,7 @@ def test_an_engine_without_base_weights_stores_its_own():
 
 def test_half_precision_warns_where_rounding_removes_the_whole_change():
     plain = build().to(torch.bfloat16)
-    adapted = taught(copy.deepcopy(plain))
+    adapted = trained(copy.deepcopy(plain))
     state = adapter_state(adapted)
     assert {value.dtype for value in state.values()} == {torch.float32}
     assert {value.dtype for value in merged_state(adapted).values()} == {torch.bfloat16}
@@ -327,14 +327,14 @@ def test_half_precision_warns_where_rounding_removes_the_whole_change():
     nothing = {name: value * (".lora_A." in name) for name, value in state.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        weights(plain, nothing)  # as before the first update
+        weights(plain, nothing)  # the adapters before the first update
         weights(plain, state)
     with pytest.warns(UserWarning, match="bfloat16 weights round the whole change of 14 of 14 adapted matrices away"):
         weights(plain, little)
 
 
 def test_the_export_equals_the_policy(tmp_path, tiny_tokenizer):
-    plain, adapted = build(), taught(build())
+    plain, adapted = build(), trained(build())
     state = merged_state(adapted)
     assert same(state, loaded(plain, adapted).state_dict())
     gathered = {name: value.clone() for name, value in adapted.state_dict().items()}
@@ -350,7 +350,7 @@ def test_the_export_equals_the_policy(tmp_path, tiny_tokenizer):
 def test_peft_loads_the_adapter_folder(tmp_path, gathered):
     from peft import PeftModel
 
-    adapted = taught(build())
+    adapted = trained(build())
     if gathered:
         save_adapter(add_adapters(build(), LORA), tmp_path, copies(adapter_state(adapted)))
     else:
@@ -361,7 +361,7 @@ def test_peft_loads_the_adapter_folder(tmp_path, gathered):
 
 
 def test_adapters_are_restored_from_a_file(tmp_path):
-    adapted, other = taught(build()), add_adapters(build(), LORA, seed=9)
+    adapted, other = trained(build()), add_adapters(build(), LORA, seed=9)
     save_file(copies(adapter_state(adapted)), tmp_path / "adapters.safetensors")
     missing, unexpected = other.load_state_dict(load_file(tmp_path / "adapters.safetensors"), strict=False)
     assert not unexpected and not any(".lora_" in name for name in missing)
@@ -370,17 +370,17 @@ def test_adapters_are_restored_from_a_file(tmp_path):
 
 
 def test_the_reference_is_the_model_before_training():
-    adapted, plain = taught(build()), build()
+    adapted, plain = trained(build()), build()
     with without_adapters(adapted):
         assert torch.equal(logits(adapted), logits(plain))
-        assert len(adapter_state(adapted)) == 28  # they are still what is trained
+        assert len(adapter_state(adapted)) == 28  # the adapters are still the trained parameters
         with without_adapters(adapted):
             pass
         assert torch.equal(logits(adapted), logits(plain))
-    assert torch.equal(logits(adapted), logits(taught(build())))
+    assert torch.equal(logits(adapted), logits(trained(build())))
     with pytest.raises(RuntimeError), without_adapters(adapted):
         raise RuntimeError
-    assert torch.equal(logits(adapted), logits(taught(build())))
+    assert torch.equal(logits(adapted), logits(trained(build())))
     with pytest.raises(ValueError, match="has no adapters to leave out"), without_adapters(plain):
         pass
 
@@ -411,29 +411,29 @@ def test_training_changes_only_the_adapters():
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 def test_recomputed_activations_give_the_same_gradients():
-    kept, before, after = taught(build()), build(), taught(build())
+    plain, before, after = trained(build()), build(), trained(build())
     checkpoint_gradients(before)
-    before = taught(before)
+    before = trained(before)
     checkpoint_gradients(after)
     found = []
-    for adapted in (kept, before, after):
+    for adapted in (plain, before, after):
         passes = []
         adapted.get_base_model().model.layers[0].self_attn.register_forward_hook(lambda *_, to=passes: to.append(1))
         adapted(input_ids=torch.tensor([[3, 1, 4, 1, 5]]), use_cache=False).logits.square().sum().backward()
-        assert len(passes) == (1 if adapted is kept else 2)
+        assert len(passes) == (1 if adapted is plain else 2)
         found.append({name: p.grad for name, p in adapted.named_parameters() if p.requires_grad})
     assert same(found[0], found[1]) and same(found[0], found[2])
 
 
 def test_an_engine_loads_the_adapters_of_the_policy(tiny_tokenizer):
-    """The same engine, its first policy and then its second: what it samples follows the adapters."""
-    adapted, greedy = taught(build()), SamplingParams(8, temperature=0.0)
+    """An engine samples greedily from its first policy, and after an update from the second."""
+    adapted, greedy = trained(build()), SamplingParams(8, temperature=0.0)
     engine = LocalEngine(build(), tiny_tokenizer, max_context_length=128, apply_weights=LoraWeights.of(adapted))
-    spoken = []
+    sampled_ids = []
     for model in (build(), adapted):
         generation = sampled(engine, PROMPTS[:1], greedy)[0]
         best = logits(model, [[*PROMPTS[0], *generation.token_ids]])[0, len(PROMPTS[0]) - 1 : -1].argmax(-1)
         assert best.tolist() == generation.token_ids
-        spoken.append(generation.token_ids)
+        sampled_ids.append(generation.token_ids)
         asyncio.run(engine.load_weights(Policy(adapted, tiny_tokenizer).weights(), 1))
-    assert spoken[0] != spoken[1]
+    assert sampled_ids[0] != sampled_ids[1]

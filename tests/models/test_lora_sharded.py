@@ -1,4 +1,4 @@
-"""Adapters under FSDP2 on two ranks over gloo: the same numbers as on one."""
+"""Adapters under FSDP2 on two ranks over gloo give the same numbers as on one rank."""
 
 import copy
 from datetime import timedelta
@@ -29,7 +29,7 @@ SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 
 
 def build(dtype=torch.float32):
-    """A model and the same one with adapters."""
+    """Return a model, and a copy of it with adapters."""
     torch.manual_seed(0)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
     plain = Qwen3ForCausalLM(Qwen3Config(**SIZES, **heads, initializer_range=0.3)).eval().to(dtype)
@@ -37,7 +37,7 @@ def build(dtype=torch.float32):
 
 
 def loss_of(model, row):
-    """As the trainer goes about it: the reference is asked before, and between the forward and the backward pass."""
+    """Return the loss; the reference is computed before, and between forward and backward, as in the trainer."""
 
     def reference():
         with torch.no_grad(), without_adapters(model):
@@ -51,7 +51,7 @@ def loss_of(model, row):
 
 
 def train(model, rows, steps=3):
-    """The loss of each step; gradients are the mean over rows, as FSDP2 takes it over ranks."""
+    """Return the loss of each step; gradients are means over rows, like those of FSDP2 over ranks."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, foreach=False)
     losses = []
     for _ in range(steps):
@@ -120,5 +120,5 @@ def compare_with_one_rank(rank, folder, shard):
 
 @pytest.mark.slow
 def test_two_ranks_train_the_same_adapters_as_one(tmp_path):
-    """With weights that are gathered again for the backward pass, and with such that stay."""
+    """Weights are resharded after the forward pass in one case, and stay gathered in the other."""
     torch.multiprocessing.spawn(on_a_rank, (tmp_path,), nprocs=RANKS)

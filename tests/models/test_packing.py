@@ -1,4 +1,4 @@
-"""Packed samples attend to themselves alone: the fast way gives what the slow one gives, and who cannot is told."""
+"""Packed samples attend only to themselves, with and without a dense mask; other models are refused."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ MODELS = {
     "mistral, sliding": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=5)),
     "gemma3, half sliding": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**SIZES, **GEMMA)),
 }
-APART_ONES = ("llama", "qwen3", "gpt2")
+SAMPLE_BY_SAMPLE = ("llama", "qwen3", "gpt2")
 LENGTHS = [5, 1, 9, 2]
 
 
@@ -52,13 +52,13 @@ def packed():
 @pytest.mark.parametrize("name", MODELS)
 def test_which_models_attend_sample_by_sample(name):
     model = build(MODELS[name])
-    assert use_own_attention(model) == (name in APART_ONES) == (model.config._attn_implementation == OWN)
+    assert use_own_attention(model) == (name in SAMPLE_BY_SAMPLE) == (model.config._attn_implementation == OWN)
     assert keeps_apart(model)
 
 
-@pytest.mark.parametrize("name", APART_ONES)
+@pytest.mark.parametrize("name", SAMPLE_BY_SAMPLE)
 def test_logits_and_gradients_equal_those_of_the_dense_mask(name):
-    """And of every sample alone."""
+    """They also equal those of every sample alone."""
     masked, apart = build(MODELS[name]), build(MODELS[name])
     prepare_packing(apart)
     ids, positions = packed()
@@ -89,7 +89,7 @@ def test_no_dense_mask_is_made(monkeypatch):
 
 
 def test_padded_rows_and_generation_are_unchanged():
-    """What is no pack: rows of a batch, a mask for padding on the left, and a cache."""
+    """These inputs are no packs: rows of a batch, a mask for padding on the left, and a cache."""
     plain, apart = build(MODELS["qwen3"]), build(MODELS["qwen3"])
     prepare_packing(apart)
     ids = torch.randint(90, (3, 7), generator=torch.Generator().manual_seed(2))
@@ -98,8 +98,10 @@ def test_padded_rows_and_generation_are_unchanged():
     for inputs in ({}, {"attention_mask": mask}):
         logits = [model(input_ids=ids, **inputs).logits[:, -4:] for model in (plain, apart)]
         torch.testing.assert_close(*logits)
-    said = [model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False) for model in (plain, apart)]
-    assert torch.equal(*said)
+    outputs = [
+        model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False) for model in (plain, apart)
+    ]
+    assert torch.equal(*outputs)
 
 
 def test_a_model_whose_layers_get_no_positions_uses_the_dense_mask():

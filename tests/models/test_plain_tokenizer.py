@@ -1,4 +1,4 @@
-"""A tokenizer without what Hugging Face puts around it gives the same ids and the same texts."""
+"""`PlainTokenizer` gives the same ids and texts as the tokenizer of Hugging Face that it wraps."""
 
 import copy
 
@@ -19,18 +19,18 @@ words = st.lists(
 
 @pytest.fixture(scope="module")
 def tokenizer(chatml_tokenizer):
-    return copy.deepcopy(chatml_tokenizer)  # some tests make it pad
+    return copy.deepcopy(chatml_tokenizer)  # some tests enable padding
 
 
 @given(words, st.booleans(), st.booleans())
 def test_ids_and_texts_equal_those_of_the_tokenizer(tokenizer, text, special, skip):
     one = plain(tokenizer)
     assert type(one) is PlainTokenizer
-    for _ in range(2):  # the second time it may be kept
+    for _ in range(2):  # the second result may be cached
         ids = one.encode(text, add_special_tokens=special)
         assert ids == tokenizer.encode(text, add_special_tokens=special)
     assert one.decode(ids, skip_special_tokens=skip) == tokenizer.decode(ids, skip_special_tokens=skip)
-    ids.append(0)  # what is kept is nobody's to change
+    ids.append(0)  # a change of the result must not reach the cache
     assert one.encode(text, add_special_tokens=special) == ids[:-1]
 
 
@@ -39,14 +39,14 @@ def test_conversations_equal_those_of_the_tokenizer(tokenizer, name):
     codecs = [Codec(each, make_renderer(each, name)) for each in (tokenizer, plain(tokenizer))]
     opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 12 + 30?"}]
     tools = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
-    said = tokenizer.encode("Let me see.\n", add_special_tokens=False)
-    heard = [{"role": "tool", "content": "42", "name": "add", "tool_call_id": "call_0_0"}]
+    response = tokenizer.encode("Let me see.\n", add_special_tokens=False)
+    observation = [{"role": "tool", "content": "42", "name": "add", "tool_call_id": "call_0_0"}]
     found = []
     for codec in codecs:
         prompt = codec.render(opening, tools)
-        action = [*said, codec.stop_token_ids[0]]
+        action = [*response, codec.stop_token_ids[0]]
         parsed = codec.parse(action, prompt, tools, 0)
-        found.append((prompt, parsed, codec.decode(action), codec.extend(prompt, action, heard, tools)))
+        found.append((prompt, parsed, codec.decode(action), codec.extend(prompt, action, observation, tools)))
     assert found[0] == found[1] and found[0][3] is not None
 
 
@@ -79,7 +79,7 @@ def test_tokenizers_that_differ_from_their_backend_are_not_wrapped(tokenizer):
             return "something else"
 
     class Letters:
-        """Not of Hugging Face's making."""
+        """A class that is no tokenizer of Hugging Face."""
 
     own, cleaned, split = (copy.deepcopy(tokenizer) for _ in range(3))
     own.__class__ = Own

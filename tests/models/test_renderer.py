@@ -1,4 +1,4 @@
-"""Messages to ids: the tiny policy's own renderer, and the one for any chat template."""
+"""Renderers: that of the tiny policy, and the one for any chat template."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def template_ids(tokenizer, messages, **options):
     return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
 
 
-# -- the tiny policy's ------------------------------------------------------------------------------------------------
+# -- the tiny policy --------------------------------------------------------------------------------------------------
 
 
 def test_the_tiny_template_has_its_own_renderer(renderer):
@@ -43,15 +43,15 @@ def test_ids_of_the_tiny_renderer_equal_those_of_its_template(renderer, tiny_tok
 
 
 @given(conversations, contents, conversations, st.booleans())
-def test_the_bridge_of_the_tiny_renderer_equals_a_new_rendering(renderer, tiny_tokenizer, before, said, new, cut):
+def test_the_bridge_of_the_tiny_renderer_equals_a_new_rendering(renderer, tiny_tokenizer, before, response, new, cut):
     prompt = renderer.render_ids(before, add_generation_prompt=True)
-    completion = tiny_tokenizer.encode(said, add_special_tokens=False)
+    completion = tiny_tokenizer.encode(response, add_special_tokens=False)
     if not cut:
         completion = [*completion, tiny_tokenizer.eos_token_id]
     elif completion[-1:] == [tiny_tokenizer.eos_token_id]:
-        return  # it is not cut, then
+        return  # the response is complete
     bridged = renderer.bridge_to_next_turn(prompt, completion, new)
-    whole = [*before, {"role": "assistant", "content": said}, *new]
+    whole = [*before, {"role": "assistant", "content": response}, *new]
     assert bridged.token_ids == renderer.render_ids(whole, add_generation_prompt=True)
 
 
@@ -66,7 +66,7 @@ def test_the_mask_of_the_tiny_renderer_marks_sampled_tokens(renderer, tiny_token
     trained = [i for i, mask in zip(out.token_ids, out.sampled_mask, strict=True) if mask]
     assert tiny_tokenizer.decode(trained) == f"34{END}{END}"
     assert len(out.message_indices) == len(out.token_ids) and out.message_indices[-1] == -1
-    # The template marks the same tokens by itself.
+    # The template marks the same tokens.
     marked = tiny_tokenizer.apply_chat_template(messages, return_assistant_tokens_mask=True, return_dict=True)
     assert [bool(m) for m in marked["assistant_masks"]] == out.sampled_mask[:-1]
 
@@ -95,7 +95,7 @@ THINKING = (
     "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""As Qwen3's: the last assistant message looks different from those before."""
+"""A template like that of Qwen3, which renders the last message of the assistant differently."""
 NO_CLOSE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
 DIALOGUE = [
@@ -120,7 +120,7 @@ def test_the_bridge_of_a_template_equals_a_new_rendering(make_chatml_tokenizer, 
 
 
 def test_a_base_model_stops_where_its_template_does(make_chatml_tokenizer):
-    """Its `eos_token` ends documents; a turn ends with another token."""
+    """The `eos_token` of a base model ends documents; a turn ends with another token."""
     tokenizer = make_chatml_tokenizer(eos="<|endoftext|>")
     expected = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     assert make_renderer(tokenizer, "default").get_stop_token_ids() == expected
@@ -150,7 +150,7 @@ def test_a_template_that_rewrites_turns_cannot_be_trained_on(make_chatml_tokeniz
         renderer.render([*DIALOGUE, {"role": "assistant", "content": "B"}])
 
 
-# -- which one --------------------------------------------------------------------------------------------------------
+# -- make_renderer ----------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_model_gets_the_template(chatml_tokenizer):

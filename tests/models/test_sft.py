@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the loss is on the assistant's tokens, and batches change nothing."""
+"""Supervised fine-tuning: the loss is on the assistant's tokens, and does not depend on micro-batches."""
 
 import copy
 import random
@@ -19,8 +19,8 @@ EXAMPLES = [
 ]
 
 
-class Still:
-    """An optimiser that remembers the gradients and moves nothing."""
+class Recorder:
+    """An optimiser that records gradients and changes no weight."""
 
     def __init__(self, model):
         self.model, self.scales = model, []
@@ -32,7 +32,7 @@ class Still:
 
 
 def train(model, examples, steps=1, **options):
-    optimizer = Still(model)
+    optimizer = Recorder(model)
     losses = fine_tune(model, lambda: examples, steps, optimizer, **options)
     return losses, optimizer
 
@@ -48,8 +48,8 @@ def test_an_example_marks_the_assistants_tokens(tiny_tokenizer):
 def test_examples_work_with_every_renderer(chatml_tokenizer, name):
     messages = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "<think>\n\n</think>\n\n34"}]
     example = to_example(make_renderer(chatml_tokenizer, name), messages)
-    said = [i for i, mask in zip(example.ids, example.mask, strict=True) if mask]
-    assert chatml_tokenizer.decode(said).endswith("34<|im_end|>") and "user" not in chatml_tokenizer.decode(said)
+    marked = [i for i, mask in zip(example.ids, example.mask, strict=True) if mask]
+    assert chatml_tokenizer.decode(marked).endswith("34<|im_end|>") and "user" not in chatml_tokenizer.decode(marked)
 
 
 def test_the_loss_is_the_mean_over_the_assistants_tokens(make_tiny_model):
@@ -91,17 +91,17 @@ def test_the_learning_rate_warms_up_and_decays_to_0(make_tiny_model):
 
 
 def test_an_update_trains_one_batch_at_a_scaled_learning_rate(make_tiny_model):
-    """It trains whatever mode the model was left in, and says the loss before it."""
+    """An update works in every mode of the model, and returns the loss before the update."""
     model = make_tiny_model()
     (loss,), _ = train(model, EXAMPLES)
-    optimizer = Still(model)
+    optimizer = Recorder(model)
     assert update(model.eval(), EXAMPLES, optimizer, 0.25) == pytest.approx(loss, rel=1e-6)
     assert optimizer.scales == [0.25] and model.training
 
 
 @pytest.mark.parametrize("muon", [0.02, None])
 def test_an_optimizer_continues_from_its_state(make_tiny_model, muon):
-    """Two steps from a state are the same to the bit, made by the optimizer that had it or by another."""
+    """Two steps from a state are equal bit for bit, with the same or another optimizer."""
     model = make_tiny_model()
     optimizer = MixedOptimizer(model, muon, 1e-2)
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_by_length_keeps_micro_batches_under_the_token_limit():
     assert Counter(e.ids[0] for part in parts for e in part) == Counter(range(50))
     assert all(len(part) * max(len(e.ids) for e in part) <= 60 for part in parts)
     assert len(parts) < 25
-    assert [len(part) for part in by_length([Example([0] * 99, [])] * 2, 60)] == [1, 1], "a long one is alone"
+    assert [len(part) for part in by_length([Example([0] * 99, [])] * 2, 60)] == [1, 1], "long examples are separate"
 
 
 def test_batches_draw_every_example_before_repeating_one():

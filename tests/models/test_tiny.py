@@ -1,4 +1,4 @@
-"""The tiny policy: a random model and a tokenizer of its own, the same every time, written whole or not at all."""
+"""The tiny policy: its random model and its tokenizer are reproducible, and are saved completely."""
 
 import pytest
 import torch
@@ -10,17 +10,17 @@ from mtrl.models.tiny import make_model, save, train_tokenizer
 
 
 def test_the_model_depends_only_on_sizes_and_seed(tiny_recipe, tiny_tokenizer):
-    torch.manual_seed(123)  # whatever ran before
+    torch.manual_seed(123)  # a state as after other random numbers
     expected = torch.rand(3)
     torch.manual_seed(123)
     one, same, other = (make_model(tiny_recipe, tiny_tokenizer, seed).state_dict() for seed in (0, 0, 1))
-    assert torch.equal(torch.rand(3), expected), "it draws nothing from the global stream"
+    assert torch.equal(torch.rand(3), expected), "the global random state is unchanged"
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
 def test_the_model_has_less_than_a_million_parameters_and_heads_that_vllm_accepts(tiny_tokenizer):
-    """vLLM takes heads of 32 numbers and more on a CPU."""
+    """On a CPU, vLLM needs a head dimension of at least 32."""
     model = make_model(TinyConfig(), tiny_tokenizer, 0)
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
     assert model.config.head_dim >= 32
@@ -70,7 +70,7 @@ def test_tags_and_roles_are_single_tokens(tokenizer):
 
 
 def test_tags_are_text_and_roles_are_not(tokenizer):
-    """What the environment reads keeps its tags and loses the markers."""
+    """The text for the environment contains tags, but no role markers."""
     ids = tokenizer.encode("<|assistant|><say>1</say><|end|>")
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<say>1</say>"
 

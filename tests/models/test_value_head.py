@@ -1,4 +1,4 @@
-"""The value model: 0 at first, then a number read off the body's last hidden state where a token is predicted."""
+"""The value model: values are 0 at first, and are computed from the last hidden state of the body."""
 
 import copy
 
@@ -15,7 +15,7 @@ CHOSEN = torch.tensor([[0, 1, 0, 0, 1, 1], [1, 0, 0, 0, 0, 0]]).bool()
 
 
 def with_a_head(model, seed=0):
-    """Its value model, with a head that says something."""
+    """Return the value model of a model, with random weights of the head."""
     model = ValueModel(model)
     with torch.no_grad():
         model.head.weight.normal_(generator=torch.Generator().manual_seed(seed))
@@ -51,7 +51,7 @@ def _named(model):
 
 
 def test_operations_on_logits_are_not_applied_to_values():
-    """Gemma 2 bounds its logits softly; values may be of any size."""
+    """Gemma 2 limits its logits by a soft cap; values may have any size."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Gemma2Config(vocab_size=20, head_dim=8, num_key_value_heads=1, final_logit_softcapping=2.0, **sizes)
     model = with_a_head(Gemma2ForCausalLM(config).eval())

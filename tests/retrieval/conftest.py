@@ -1,4 +1,4 @@
-"""A corpus that is made here, and questions about it."""
+"""A generated corpus, and questions about it."""
 
 import random
 
@@ -31,5 +31,5 @@ def passages():
 
 @pytest.fixture(scope="session")
 def questions(passages):
-    """One per passage, which it names by its year."""
+    """One question per passage; it contains the title of the passage."""
     return [f"Who built the bridge of {passage.title}?" for passage in passages]

@@ -1,4 +1,4 @@
-"""BM25: the scores of an independent implementation, and what must not change them."""
+"""BM25: scores equal those of an independent implementation, and do not depend on order or threads."""
 
 import math
 import os
@@ -27,7 +27,7 @@ CORPORA = st.lists(WORDS, min_size=1, max_size=8).map(
 
 
 def plain_scores(passages, query, k1=1.2, b=0.75, stopwords=()):
-    """BM25 as it is written on paper, in float64."""
+    """Return the BM25 score of each passage by the plain formula, in float64."""
 
     def words(text):
         return [word for word in re.findall(r"\w+", text.lower()) if word not in stopwords]
@@ -133,7 +133,7 @@ def test_english_stopwords():
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"k1": 0}, "k1=0 must be more than 0"),
         ({"b": 1.5}, "b=1.5"),
@@ -142,8 +142,8 @@ def test_english_stopwords():
         ({"url": "http://127.0.0.1:1"}, "retriever=bm25 makes no use of url"),
     ],
 )
-def test_wrong_options_are_user_errors(passages, options, said):
-    with pytest.raises(UserError, match=said):
+def test_wrong_options_are_user_errors(passages, options, message):
+    with pytest.raises(UserError, match=message):
         make_retriever("bm25", passages, **options)
 
 
@@ -164,13 +164,13 @@ def test_wrong_kinds_and_calls_are_errors(passages):
 
 
 def test_hits_are_equal_in_every_process_and_nothing_is_logged():
-    """Hashes of text differ between processes; hits and scores must not. Libraries have progress bars and loggers."""
+    """Hashes of text differ between processes, hits and scores do not. Progress bars and loggers stay silent."""
     program = (
         "import logging; logging.basicConfig(level=0)\n"
         "from mtrl.retrieval import Passage, make_retriever\n"
         "texts = [' '.join('abcdefgh'[j] * 2 for j in range(8) if i >> j & 1) for i in range(256)]\n"
         "passages = [Passage(str(i), '', text) for i, text in enumerate(texts)]\n"
-        "for kind, options in (('bm25', {}), ('dense', {'dimension': 8})):\n"  # in which features collide
+        "for kind, options in (('bm25', {}), ('dense', {'dimension': 8})):\n"  # so that features collide
         "    hits = make_retriever(kind, passages, **options).search(['aa cc dd', 'hh bb'], 20)\n"
         "    print([[(hit.passage.id, hit.score) for hit in some] for some in hits])\n"
     )

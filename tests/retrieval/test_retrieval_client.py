@@ -1,4 +1,4 @@
-"""The client, against a server on this machine that fails as it is told."""
+"""The client of a retriever server, against a local server with configured failures."""
 
 import json
 import socket
@@ -13,13 +13,13 @@ from mtrl.retrieval import Hit, Passage, RetrieverError, make_retriever
 
 
 def answer(body):
-    """One hit per query, which repeats it."""
+    """Return one hit per query, whose text is the query."""
     hits = [[{"document": {"id": "1", "contents": f"T\n{query}"}, "score": 0.5}] for query in body["queries"]]
     return 200, {"result": hits}
 
 
-def status(code, said="{}"):
-    return lambda body: (code, said)
+def status(code, content="{}"):
+    return lambda body: (code, content)
 
 
 def hang_up(body):
@@ -46,8 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         if given is None:
             self.connection.shutdown(socket.SHUT_RDWR)
             return
-        code, said = given
-        content = (said if isinstance(said, str) else json.dumps(said)).encode()
+        code, value = given
+        content = (value if isinstance(value, str) else json.dumps(value)).encode()
         self.send_response(code)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
@@ -58,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FlakyServer(ThreadingHTTPServer):
-    """Gives its `replies` in turn, then works."""
+    """A server that sends its `replies` in order, and then correct answers."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -85,10 +85,10 @@ def flaky():
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Seconds that the client wanted to sleep."""
-    asked = []
-    monkeypatch.setattr("mtrl.retrieval.client.time.sleep", asked.append)
-    return asked
+    """The pauses of the client in seconds; it does not sleep."""
+    pauses = []
+    monkeypatch.setattr("mtrl.retrieval.client.time.sleep", pauses.append)
+    return pauses
 
 
 def test_requests_and_answers_of_a_search(flaky):
@@ -109,11 +109,11 @@ def test_blank_queries_send_no_request(flaky):
 
 
 @pytest.mark.parametrize(
-    "path, asked", [("", "/retrieve"), ("/", "/retrieve"), ("/retrieve", "/retrieve"), ("/a/", "/a/retrieve")]
+    "path, requested", [("", "/retrieve"), ("/", "/retrieve"), ("/retrieve", "/retrieve"), ("/a/", "/a/retrieve")]
 )
-def test_urls_with_and_without_the_path(flaky, path, asked):
+def test_urls_with_and_without_the_path(flaky, path, requested):
     make_retriever("server", url=flaky.url + path).search(["one"], 1)
-    assert flaky.received[0][0] == asked
+    assert flaky.received[0][0] == requested
 
 
 def test_answers_without_scores_and_with_too_many_hits(flaky):
@@ -164,7 +164,7 @@ def test_malformed_answers_are_not_retried(flaky, pauses):
 
 def test_an_unreachable_server_is_an_error_after_the_retries(pauses):
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and does not listen
+        unused.bind(("127.0.0.1", 0))  # the socket does not listen
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(RetrieverError, match=rf"{url}/retrieve could not be reached .*, in 3 attempts"):
             make_retriever("server", url=url, retries=2).search(["one"], 1)
@@ -211,7 +211,7 @@ def test_no_proxy_is_used_for_this_machine(flaky, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"url": "localhost:8000"}, "url=localhost:8000 is no address; write http://host:port"),
         ({"url": "http://"}, "is no address"),
@@ -224,6 +224,6 @@ def test_no_proxy_is_used_for_this_machine(flaky, monkeypatch):
         ({}, "retriever=server needs url"),
     ],
 )
-def test_wrong_options_are_user_errors(options, said):
-    with pytest.raises(UserError, match=said):
+def test_wrong_options_are_user_errors(options, message):
+    with pytest.raises(UserError, match=message):
         make_retriever("server", **options)

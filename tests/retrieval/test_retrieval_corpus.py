@@ -1,4 +1,4 @@
-"""Corpora: every form of a file, and what is said of a wrong one."""
+"""Corpora: all forms of files are read, and errors name file and line."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ READ = [
 
 @pytest.mark.parametrize("name", ["wiki.jsonl", "wiki.jsonl.gz", "wiki.json", "wiki.json.gz"])
 def test_rows_one_per_line(tmp_path, name):
-    """The form of wiki-18; the Hub calls it .json as well."""
+    """Rows have the form of wiki-18, whose file on the Hub ends in .json."""
     assert load_corpus(write(tmp_path, name, lines(*WIKI))) == READ
     assert load_corpus(str(write(tmp_path, name, b"\xef\xbb\xbf\n" + lines(*WIKI).encode() + b"\n\n"))) == READ
 
@@ -90,9 +90,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name, content, said", WRONG.values(), ids=WRONG.keys())
-def test_wrong_rows_are_user_errors_with_their_place(tmp_path, name, content, said):
-    with pytest.raises(UserError, match=said) as caught:
+@pytest.mark.parametrize("name, content, message", WRONG.values(), ids=WRONG.keys())
+def test_wrong_rows_are_user_errors_with_their_place(tmp_path, name, content, message):
+    with pytest.raises(UserError, match=message) as caught:
         load_corpus(write(tmp_path, name, content))
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)

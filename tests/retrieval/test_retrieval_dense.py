@@ -1,4 +1,4 @@
-"""Dense retrieval: exact cosines, kept indexes, and the encoders."""
+"""Dense retrieval: exact cosines, cached indexes, and encoders."""
 
 import builtins
 import json
@@ -22,7 +22,7 @@ CORPORA = st.lists(TEXTS, min_size=1, max_size=12).map(
 
 
 class TableEncoder:
-    """Vectors that the test chose; a text is the number of its row."""
+    """An encoder with given vectors; the text of a passage is the number of its row."""
 
     fingerprint = "table"
     state = {}  # noqa: RUF012
@@ -40,7 +40,7 @@ class TableEncoder:
 
 
 def cosine(first, second):
-    """As it is written on paper."""
+    """Return the cosine by the plain formula."""
     return sum(a * b for a, b in zip(first, second, strict=True)) / math.sqrt(
         sum(a * a for a in first) * sum(b * b for b in second)
     )
@@ -64,7 +64,7 @@ def test_hits_are_those_of_exact_cosines(seed, count, topk):
 
 
 def test_many_equal_passages_are_in_corpus_order():
-    """More of them than FAISS returns at once, so that it alone would choose any."""
+    """FAISS returns fewer passages than are equal, so its own choice among them would be arbitrary."""
     passages = [Passage(str(index), "", "a tower" if index % 3 else "a river") for index in range(300)]
     (hits,) = make_retriever("dense", passages).search(["tower"], 50)
     assert [int(hit.passage.id) for hit in hits] == [index for index in range(300) if index % 3][:50]
@@ -130,7 +130,7 @@ def test_vectors_of_the_hashing_encoder():
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 0, 1])
     assert (vectors[1] == encoder.encode_queries(["Dog, RED!"])[0]).all()
     assert not encoder.encode_queries(["green"]).any()
-    # By hand, of words alone: red occurs in 2 of 4 passages, fox and dog in one.
+    # Computed by hand, with words only: red occurs in 2 of 4 passages, fox and dog in one.
     words = HashingEncoder(dimension=2**16, ngram_weight=0)
     words.fit(texts)
     red_red, fox, red, dog = (1 + math.log(2)) * math.log(5 / 2), math.log(5), math.log(5 / 2), math.log(5)
@@ -187,7 +187,7 @@ def test_an_index_that_cannot_be_written_is_a_user_error(passages, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"dimension": 0}, "dimension=0 must be at least 1"),
         ({"ngrams": (5, 4)}, r"ngrams=\[5, 4\]"),
@@ -195,8 +195,8 @@ def test_an_index_that_cannot_be_written_is_a_user_error(passages, tmp_path):
         ({"encoder": "nowhere/at_all_5f3e", "dimension": 3}, "encoder nowhere/at_all_5f3e has no option 'dimension'"),
     ],
 )
-def test_wrong_options_are_user_errors(passages, options, said):
-    with pytest.raises(UserError, match=said):
+def test_wrong_options_are_user_errors(passages, options, message):
+    with pytest.raises(UserError, match=message):
         make_retriever("dense", passages, **options)
 
 
@@ -229,7 +229,7 @@ def test_a_search_restores_the_number_of_threads(passages):
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    """A BERT with random weights, in two folders: one whose name says e5, one whose name does not."""
+    """A BERT with random weights, in two folders; the name of one contains e5."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -255,7 +255,7 @@ def bert(tmp_path_factory):
 
 
 def by_hand(folder, text):
-    """The mean of the last hidden states of one text, without padding."""
+    """Return the normalised mean of the last hidden states of one text, without padding."""
     import torch
     from transformers import AutoTokenizer, BertModel
 
@@ -312,15 +312,15 @@ def test_dense_retrieval_with_a_transformer(bert, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"name": "no/such_encoder_5f3e"}, "encoder no/such_encoder_5f3e could not be loaded"),
         ({"name": "tiny-bert", "device": "cuda:99"}, "device=cuda:99 cannot be used"),
         ({"name": "tiny-bert", "batch_size": 0}, "batch_size=0"),
     ],
 )
-def test_unusable_encoders_are_user_errors(bert, options, said, monkeypatch):
+def test_unusable_encoders_are_user_errors(bert, options, message, monkeypatch):
     monkeypatch.chdir(bert)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         make_encoder(**options)
     assert "\n" not in str(caught.value)

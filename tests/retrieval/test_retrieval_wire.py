@@ -1,4 +1,4 @@
-"""The wire format, byte for byte, and what is not of it."""
+"""The format of requests and answers, byte for byte, and errors for other bodies."""
 
 import json
 
@@ -29,7 +29,7 @@ def test_answers_without_scores_keep_the_order():
 
 
 def test_documents_of_other_servers():
-    """As Search-R1's answers for wiki-18: the title in quotes, in the contents, and nowhere else."""
+    """Answers of Search-R1 for wiki-18 have the title in quotes, as the first line of the contents."""
     answer = {"result": [[{"document": {"id": "3", "contents": '"Ada"\nnotes\nmore'}, "score": 1}]]}
     assert parse_answer(json.dumps(answer).encode(), 1) == [[Hit(Passage("3", "Ada", "notes\nmore"), 1.0)]]
     answer = {"result": [[{"contents": "Ada\nnotes"}]]}
@@ -80,9 +80,9 @@ NOT_REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("body, said", NOT_REQUESTS.items(), ids=[str(body[:40]) for body in NOT_REQUESTS])
-def test_invalid_requests_are_value_errors(body, said):
-    with pytest.raises(ValueError, match=said) as caught:
+@pytest.mark.parametrize("body, message", NOT_REQUESTS.items(), ids=[str(body[:40]) for body in NOT_REQUESTS])
+def test_invalid_requests_are_value_errors(body, message):
+    with pytest.raises(ValueError, match=message) as caught:
         parse_request(body)
     assert len(str(caught.value)) < 100
 
@@ -120,7 +120,7 @@ NOT_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("body, said", NOT_ANSWERS.items(), ids=[body.decode() for body in NOT_ANSWERS])
-def test_invalid_answers_are_value_errors(body, said):
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("body, message", NOT_ANSWERS.items(), ids=[body.decode() for body in NOT_ANSWERS])
+def test_invalid_answers_are_value_errors(body, message):
+    with pytest.raises(ValueError, match=message):
         parse_answer(body, queries=1)

@@ -1,4 +1,4 @@
-"""Composition of rewards: weights, sources, levels, users' functions, and what wrong input is told."""
+"""Composition of rewards: weights, sources, levels, functions of the user, and errors for wrong input."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ ROW = {"id": "7", "prompt": [], "ground_truth": {"answer": "42"}}
 
 def a_turn(reward=0.0, tokens=1, **components):
     ids, logprobs = list(range(tokens)), [-0.1] * tokens
-    message = {"role": "assistant", "content": f"pay {reward}"}
+    message = {"role": "assistant", "content": f"reward {reward}"}
     return Turn([1], ids, logprobs, [(0, tokens)], FinishReason.STOP, "", message, reward=reward, components=components)
 
 
@@ -31,7 +31,7 @@ def composed(group, level="turn", **components):
     return [trajectory.rewards for trajectory in group.trajectories]
 
 
-# ---- users' functions, found by their dotted path
+# ---- functions of the user, by their dotted path
 
 
 def last_word(messages, row):
@@ -111,7 +111,7 @@ def test_a_config_of_omegaconf_works():
     assert group.trajectories[0].rewards == [1.0, 0.5]
 
 
-# ---- users' functions
+# ---- functions of the user
 
 
 def test_the_value_of_a_function_is_the_reward_of_the_last_turn():
@@ -140,7 +140,7 @@ def test_apply_and_apply_async_work_in_a_running_event_loop():
 
 
 def test_async_functions_run_concurrently_over_a_group():
-    """All trajectories are asked at once: each judge waits until all four have begun."""
+    """The function is called for all trajectories at once: each call waits until all four have begun."""
     barrier = asyncio.Barrier(4)
 
     async def waits(messages, row):
@@ -216,7 +216,7 @@ def test_an_unknown_level_is_refused():
 
 def test_a_component_that_no_turn_reports_is_an_error_with_the_known_names():
     composer = RewardComposer(RewardConfig(components={"environment": 1.0, "fromat": 0.5}))
-    composer.check()  # nothing has been seen yet
+    composer.check()  # no turn was composed yet
     composer.apply(a_group([a_turn(1.0, format=1.0)], [a_turn(0.0)]))
     with pytest.raises(
         UserError, match=r"fromat is not known \(did you mean format\?\).*environment, format.*none of 2"

@@ -1,4 +1,4 @@
-"""Spending on a judge: prices, budgets that hold over processes, settings that are checked before the start."""
+"""Spending on a judge: prices, budgets across processes, and checks of settings before the start."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ ROW = {"id": "7", "prompt": [], "ground_truth": {}}
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch):
+def _no_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
@@ -74,7 +74,7 @@ def test_without_a_price_there_is_no_cost_metric(settings):
 
 
 def test_a_budget_in_usd_counts_the_spending_of_earlier_processes(server, settings, tmp_path):
-    """The maximum cost of a request is far above its actual cost here, so that the last requests do not fit."""
+    """The maximum cost of a request is far above its actual cost, so the last requests exceed the budget."""
     settings = {**settings, "budget": {"usd": 0.01}}
     done = 0
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Built-in shaping."""
+"""The built-in shapings: penalties of turns from the trajectory alone."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_cut_short_penalty_is_on_the_last_turn(reason, cut):
 
 @pytest.mark.parametrize("reason", [StopReason.DONE, StopReason.MAX_TURNS])
 def test_cut_short_penalty_applies_if_the_last_turn_was_truncated(reason):
-    """SkyRL's `zero_reward_on_non_stop`, which is mapped to it, asks for the finish of the last turn alone."""
+    """`zero_reward_on_non_stop` of SkyRL, which maps to this shaping, reads only the finish of the last turn."""
     episode = an_episode(1, 1, stop_reason=reason)
     episode.turns[-1].finish = FinishReason.LENGTH
     assert cut_short_penalty(episode, {}) == [0.0, -1.0]

@@ -1,4 +1,4 @@
-"""Rewards in the forms in which people write them, the article's among them."""
+"""Reward functions in all supported forms, including the class of the SageMaker article."""
 
 import json
 import math
@@ -18,12 +18,12 @@ THIS = "test_user_function"
 TRUTH = {"ready": "true", "response": "success"}
 
 
-def paid(name, turns=3, said='{"ready": "TRUE", "response": "none"}', **parameters):
-    """`(rewards, metrics)` of a trajectory whose last message is `said`."""
+def composed(name, turns=3, response='{"ready": "TRUE", "response": "none"}', **parameters):
+    """Return rewards and metrics of a trajectory whose last message is `response`."""
     observation = [{"role": "user", "content": "Q"}]
-    message = {"role": "assistant", "content": said}
+    message = {"role": "assistant", "content": response}
     sampled = ([1], [2], [-0.1], [(0, 1)], FinishReason.STOP)
-    made = [Turn(*sampled, text=said, message=message, observation=observation) for _ in range(turns)]
+    made = [Turn(*sampled, text=response, message=message, observation=observation) for _ in range(turns)]
     trajectory = Trajectory("task", "g7", 0, made)
     row = {"id": "task", "prompt": observation, "ground_truth": TRUTH}
     spec = {"weight": 1.0, "target": f"{THIS}.{name}", **parameters}
@@ -36,7 +36,7 @@ def last_assistant(history):
 
 
 class SOPBenchReward:
-    """The article's, word for word but for its parser."""
+    """The class of the article, with another parser."""
 
     ground_truth: dict[str, str]
     format_coef: float = 0.1
@@ -92,22 +92,22 @@ def takes_nothing():
 
 @pytest.mark.parametrize("name", ["SOPBenchReward", "DataclassReward"])
 def test_the_articles_class_has_the_rows_ground_truth(name):
-    assert paid(name) == ([0.0, 0.0, 0.5], {"completion": 1.0, "field_acc": 0.5})
-    assert paid(name, said="null") == ([0.0, 0.0, -0.1], {"completion": 0.0, "field_acc": 0.0})
+    assert composed(name) == ([0.0, 0.0, 0.5], {"completion": 1.0, "field_acc": 0.5})
+    assert composed(name, response="null") == ([0.0, 0.0, -0.1], {"completion": 0.0, "field_acc": 0.0})
 
 
 def test_a_class_takes_parameters_of_the_configuration():
-    assert paid("PerTurn", scale=0.5)[0] == [1.0, 1.0, 1.0]
+    assert composed("PerTurn", scale=0.5)[0] == [1.0, 1.0, 1.0]
 
 
 class Small(float):
-    """Says that its magnitude is 0."""
+    """A float whose `abs` is 0."""
 
     def __abs__(self):
         return 0.0
 
 
-class Unsayable(float):
+class Unprintable(float):
     def __repr__(self):
         raise ValueError("no text")
 
@@ -130,56 +130,56 @@ async def exits_async(messages, row):
 
 METRICS = [np.int64(3), np.float32(3), torch.tensor(3.0), np.array(3), 3]
 NO_METRICS = [
-    {"m": math.nan}, {"m": 1e308}, {"m": 10**400}, {"m": Small(1e308)}, {"m": Unsayable(math.nan)}, {"m": None},
+    {"m": math.nan}, {"m": 1e308}, {"m": 10**400}, {"m": Small(1e308)}, {"m": Unprintable(math.nan)}, {"m": None},
     {"m": "three"}, {"m": [1.0]}, {"m": np.zeros(2)}, {"m": torch.zeros(2)}, {3: 1.0}, {"m" * 300: 1.0},
 ]  # fmt: skip
 NO_REWARDS = [
-    math.nan, math.inf, 1e308, 10**400, 10**5000, Small(1e308), Small(math.nan), Unsayable(math.nan), "1", None, 1j,
+    math.nan, math.inf, 1e308, 10**400, 10**5000, Small(1e308), Small(math.nan), Unprintable(math.nan), "1", None, 1j,
     np.array(1e308), torch.tensor(math.nan),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", METRICS, ids=repr)
 def test_metrics_become_plain_floats(value):
-    _, metrics = paid("with_metrics", metrics={"words": value})
+    _, metrics = composed("with_metrics", metrics={"words": value})
     assert metrics == {"words": 3.0} and type(metrics["words"]) is float
 
 
 @pytest.mark.parametrize("metrics", NO_METRICS, ids=range(len(NO_METRICS)))
 def test_metrics_that_are_not_finite_numbers_are_refused(metrics):
     with pytest.raises(UserError, match=r"components.mine returned metrics.*it must be .*trajectory 0 of group g7"):
-        paid("with_metrics", metrics=metrics)
+        composed("with_metrics", metrics=metrics)
 
 
 @pytest.mark.parametrize("reward", NO_REWARDS, ids=range(len(NO_REWARDS)))
 def test_a_reward_that_is_no_finite_number_is_refused(reward):
     with pytest.raises(UserError, match=r"reward mine of trajectory 0 of group g7 .* must be a finite number below"):
-        paid("with_reward", reward=reward)
+        composed("with_reward", reward=reward)
 
 
 @pytest.mark.parametrize("name", ["exits", "exits_async"])
 def test_a_function_that_exits_raises_an_error(name):
     with pytest.raises(RuntimeError, match=r"os._exit\(0\)"):
-        paid(name)
+        composed(name)
 
 
 def test_a_function_may_take_only_the_messages():
-    assert paid("of_messages") == ([0.0, 0.0, 6.0], {"seen": 1.0})
+    assert composed("of_messages") == ([0.0, 0.0, 6.0], {"seen": 1.0})
 
 
 def test_the_second_parameter_may_be_the_ground_truth():
-    assert paid("of_truth")[0] == [0.0, 0.0, 1.0]
+    assert composed("of_truth")[0] == [0.0, 0.0, 1.0]
 
 
 def test_a_reward_for_each_turn_with_metrics_and_without():
-    assert paid("per_turn") == ([0.25, 0.0, 1.0], {"seen": 3.0})
-    assert paid("as_array")[0] == [0.25, 0.0, 1.0]
-    assert paid("two_numbers", turns=2)[0] == [0.5, 0.25]
+    assert composed("per_turn") == ([0.25, 0.0, 1.0], {"seen": 3.0})
+    assert composed("as_array")[0] == [0.25, 0.0, 1.0]
+    assert composed("two_numbers", turns=2)[0] == [0.5, 0.25]
 
 
 def test_a_wrong_number_of_rewards_is_refused():
     with pytest.raises(UserError, match="mine gave 3 rewards for 2 turns .*; return one number, or one for each turn"):
-        paid("per_turn", turns=2)
+        composed("per_turn", turns=2)
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_a_wrong_number_of_rewards_is_refused():
 )
 def test_a_function_with_other_parameters_is_refused_before_the_first_episode(name, parameters):
     with pytest.raises(UserError, match="reward.components.mine does not fit its function, which takes"):
-        paid(name, **parameters)
+        composed(name, **parameters)
