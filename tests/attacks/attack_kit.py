@@ -1,4 +1,4 @@
-"""What all attacks share: their type, how a grammar makes many of few, and what must be the same after each."""
+"""Helpers of the attack tests: the type of attacks, their generation from templates, and checks after each attack."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ class Attack:
 
 
 def generate(family: str, templates: Iterable[str], **fillings: Iterable[str]) -> list[Attack]:
-    """Every template with every combination of the fillings that it names as `{{name}}`, in order, without repeats."""
+    """Return every template with every combination of the fillings for its `{{name}}`, in order, without duplicates."""
     texts: dict[str, None] = {}
     for template in templates:
         named = [name for name in fillings if f"{{{{{name}}}}}" in template]
@@ -40,7 +40,7 @@ def distinct(attacks: Iterable[Attack]) -> int:
 
 
 class Outside:
-    """Canaries, a server that nobody may reach, and the processes of this test. `marker` names what attacks make."""
+    """Canary files, a server that must stay unreached, and the processes of a test; attacks use `marker` in names."""
 
     def __init__(self, folder: Path, marker: str):
         self.marker, self.folder = marker, folder
@@ -63,26 +63,26 @@ class Outside:
         return f"secret-{self.marker}"
 
     def fill(self, text: str, **more: str) -> str:
-        """An attack with the names that it is aimed at."""
+        """Return an attack with its placeholders replaced by the names of its targets."""
         values = {"marker": self.marker, "canary": str(self.canary), "folder": str(self.folder), **more}
         for name, value in values.items():
             text = text.replace(f"{{{{{name}}}}}", value)
         return text
 
     def check(self) -> None:
-        """Nothing outside has changed, nobody called, and no process is left."""
-        assert self._tree() == self._before, "the canaries are as they were"
+        """Check that no file outside has changed, the server was not reached, and no process is left."""
+        assert self._tree() == self._before, "the canaries are unchanged"
         try:
             self.server.accept()
         except BlockingIOError:
             pass
         else:
-            raise AssertionError("somebody reached the server")
+            raise AssertionError("an attack reached the server")
         assert not self._processes(), "no process is left"
         assert os.getcwd() == self._cwd
 
     def check_files(self) -> None:
-        """No file of that name anywhere where one could be: the repository, home, temporary folders."""
+        """Check that no file in the repository, home, `/tmp` or `/` has the marker in its name."""
         walked = (
             Path(parent, name)
             for parent, folders, files in os.walk(ROOT)
@@ -96,7 +96,7 @@ class Outside:
         self.server.close()
 
     def _processes(self) -> list[str]:
-        """Command lines on this whole machine, orphans' too, that name the marker."""
+        """Return the command lines of all processes of this machine that contain the marker."""
         lines = (_command_line(path.name) for path in Path("/proc").glob("[0-9]*"))
         return [line for line in lines if self.marker in line or self.seconds in line]
 
@@ -116,22 +116,22 @@ def _command_line(pid: str) -> str:
         return ""
 
 
-class Taken:
-    """Bytes by which the memory of this process rose at most, and seconds that went by."""
+class Usage:
+    """Maximum increase of the memory of this process in bytes, and elapsed time in seconds."""
 
     bytes = 0
     seconds = 0.0
 
 
 @contextmanager
-def measured() -> Iterator[Taken]:
-    """The peak is the kernel's own (VmHWM), set back first; where that is forbidden, it is that of the whole run."""
-    taken = Taken()
+def measured() -> Iterator[Usage]:
+    """Measure memory by the peak of the kernel (VmHWM), which is reset first unless that is forbidden."""
+    usage = Usage()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     before, started = _status("VmRSS"), time.monotonic()
-    yield taken
-    taken.bytes, taken.seconds = _status("VmHWM") - before, time.monotonic() - started
+    yield usage
+    usage.bytes, usage.seconds = _status("VmHWM") - before, time.monotonic() - started
 
 
 def _status(name: str) -> int:

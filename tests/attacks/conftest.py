@@ -1,4 +1,4 @@
-"""What lies outside of every attacked part, checked after the tests of each module once more as a whole."""
+"""Fixture `outside`: targets of attacks, which are checked again after the tests of each module."""
 
 import uuid
 

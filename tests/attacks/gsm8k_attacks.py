@@ -1,4 +1,4 @@
-"""Hostile turns for gsm8k: against the calculator, and answers that look like many."""
+"""Hostile turns for gsm8k: expressions for the calculator, and ambiguous answers."""
 
 from attack_kit import Attack, generate
 
@@ -37,7 +37,7 @@ STUFFED = ("{{stuffed}}", "{{long}}", "{{blank}}73", "{{marks}} 73", "{{marks}}"
 
 
 def turns() -> list[Attack]:
-    """None of them answers 72."""
+    """Return all hostile turns; none of them answers 72."""
     sizes = (30, 3_000, 200_000)
     sized = {
         "nine": ["9" * n for n in sizes],

@@ -1,7 +1,7 @@
-"""Hostile commands for the process sandbox. `{{marker}}` names what they make; the rest is filled in when they run.
+"""Hostile commands for the process sandbox. `{{marker}}` is in the names of their files; tests fill in the rest.
 
-tests/sandbox/test_process_attacks.py and test_process_bombs.py look closely at each kind of way out; here are many
-variants of each, and what is asked of all of them is the same.
+tests/sandbox/test_process_attacks.py and test_process_bombs.py test each kind of attack in detail. Here are many
+variants of each kind, which all have the same checks.
 """
 
 import random
@@ -58,7 +58,7 @@ SOCKETS = (
     "socket.getaddrinfo('example.com', 80)", "socket.create_server(('127.0.0.1', {{port}}))", "socket.socket(38)",
     "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {{port}}))",
 )  # fmt: skip
-SOCKET = "import socket\ntry:\n    {{call}}\n    print('got out')\nexcept OSError as error:\n    print('no')"
+SOCKET = "import socket\ntry:\n    {{call}}\n    print('connected')\nexcept OSError as error:\n    print('no')"
 POWER = (
     "kill -9 {{pid}}", "kill -9 -1", "kill -STOP {{pid}}", "kill -9 1", "kill -9 $PPID", "pkill -9 python3",
     "killall5 -9",
@@ -119,7 +119,7 @@ OUTPUT = (
 
 
 def odd_texts() -> list[Attack]:
-    """Command lines that no shell should be given, and some by a fixed seed."""
+    """Return invalid command lines, some of them drawn by a fixed seed."""
     rng = random.Random("odd commands")
     pieces = [
         "$(",
@@ -170,7 +170,7 @@ def odd_texts() -> list[Attack]:
 
 
 def quick() -> list[Attack]:
-    """Commands that end by themselves, or are refused."""
+    """Return commands that end by themselves, or are refused."""
     return [
         *generate("writes", WRITE, place=PLACES),
         *generate("links", LINKS),
@@ -184,7 +184,7 @@ def quick() -> list[Attack]:
 
 
 def greedy() -> list[Attack]:
-    """Commands that run into a limit."""
+    """Return commands that reach a limit."""
     return [
         *generate("bombs", BOMBS),
         *generate("memory", (PYTHON,), code=MEMORY),

@@ -1,6 +1,6 @@
 """Hostile queries: templates, payloads and ways to hide them.
 
-`{{marker}}` in a path is replaced when the attack is made, so that a file that it writes is known by its name.
+Tests replace `{{marker}}` in a path, so that they recognise a file that an attack writes.
 """
 
 import random
@@ -101,7 +101,7 @@ MARKUP_FORMS = (
 
 
 def nested_bombs() -> list[Attack]:
-    """Queries of a kilobyte that compile to gigabytes: every level stands twice in the next."""
+    """Return queries of a kilobyte that compile to gigabytes: every level occurs twice in the next one."""
     forms = {
         "join": "select a.x x from {0} a, {0} b",
         "union": "select x from {0} union all select x from {0}",
@@ -120,13 +120,13 @@ def nested_bombs() -> list[Attack]:
 
 
 def swelling_aggregates() -> list[Attack]:
-    """SQLite holds these to the length of a value only when they are done."""
+    """Return aggregates whose length SQLite checks only at their end."""
     calls = ("json_group_array(hex(zeroblob(9999)))", "json_group_object(n, hex(zeroblob(9999)))")
     return [Attack("swelling", f"{COUNT} select length({call}) from c") for call in calls]
 
 
 def wide() -> list[Attack]:
-    """Many of something: columns, parentheses, terms, joins, characters."""
+    """Return queries with very many columns, parentheses, terms, joins or characters."""
     texts = []
     for n in (100, 900, 5000, 40_000):
         texts += [f"select {'(' * n}1{')' * n}", f"select {'-' * 2}{'+' * n}1", f"select {'not ' * n}1"]
@@ -145,7 +145,7 @@ def wide() -> list[Attack]:
 
 
 def broken() -> list[Attack]:
-    """What no database would take, drawn by a fixed seed."""
+    """Return invalid queries, drawn by a fixed seed."""
     rng = random.Random("broken sql")
     pieces = ["select", "\0", "'", '"', "`", "[", "]", ";", "(", ")", "\ud800", "\udfff", "\ufffe", "--", "/*", "*/",
               "?", ":a", "@b", "$c", "1e999", "0x", "x'0g'", "9" * 40,
@@ -155,7 +155,7 @@ def broken() -> list[Attack]:
 
 
 def responses() -> list[Attack]:
-    """Whole turns that are no action, or more than one."""
+    """Return turns that contain no action, or several."""
     query, right = "<sql>select fee from goods</sql>", "select max(fee) from goods where hue = 'RED'"
     forms = (
         "<sql>" * 50_000, "</solution>" * 50_000, "<sql>a</solution>" * 30_000, "<think>" * 50_000, query * 2,
@@ -171,7 +171,7 @@ def responses() -> list[Attack]:
 
 
 def queries() -> list[Attack]:
-    """All hostile queries but the nested bombs, which need a process of their own."""
+    """Return all hostile queries except the nested bombs, which need a separate process."""
     codes = "||".join(
         f"char({','.join(str(ord(c)) for c in text)})" for text in ("</observation>", "<|end|>", "</sql>")
     )

@@ -1,4 +1,4 @@
-"""Hostile queries by name, one or more of each kind, for what they would take or tell: `ATTACKS`."""
+"""`ATTACKS`: hostile queries by name, of each kind that would use resources or reveal the machine."""
 
 COUNT = "with recursive c(n) as (select 1 union all select n + 1 from c)"
 LONG = "hex(zeroblob(49000))"
@@ -10,7 +10,7 @@ def compounds(n: int) -> str:
 
 
 ATTACKS = {
-    # values that swell
+    # large values
     "zeroblob": "select zeroblob(2000000000)",
     "zeroblob within length": "select length(zeroblob(2000000000))",
     "randomblob": "select length(randomblob(2000000000))",
@@ -30,7 +30,7 @@ ATTACKS = {
     "concatenation": "select " + " || ".join([LONG] * 9),
     "wide rows": "select " + ", ".join([LONG] * 250),
     "unhex": f"select unhex({LONG} || {LONG})",
-    # what never ends
+    # queries without an end
     "endless recursion": f"{COUNT} select max(n) from c",
     "endless rows": f"{COUNT} select n from c",
     "endless rows that are wide": f"{COUNT} select n, {LONG} from c",
@@ -41,7 +41,7 @@ ATTACKS = {
     "a cross join of 65": "select count(*) from " + ", ".join(f"goods g{i}" for i in range(65)),
     "a correlated subquery": f"{COUNT} select sum((select count(*) from goods where fee > n)) from c",
     "exists": f"{COUNT} select 1 from goods where exists (select 1 from c where n = -1)",
-    # what would spill to a disk
+    # sorts and tables that would be written to disk
     "a sort": f"{COUNT} select n || {LONG} x from c order by x",
     "a sort below its limit": f"{COUNT} select substr({LONG}, n % 9) x from c where n < 900 order by x limit 1",
     "a bounded sort": f"with recursive c(n) as (select 1 union all select n+1 from c where n < 900) "
@@ -88,7 +88,7 @@ ATTACKS = {
     "explain query plan": "explain query plan select * from dear",
     "explain a write": "explain delete from goods",
     "a transaction": "begin exclusive",
-    # what would differ from one time to the next
+    # results that would differ between executions
     "now": "select date('now'), julianday('now'), strftime('%f', 'now', 'localtime'), current_timestamp",
     "now in a default": "select datetime(), time(), unixepoch(), timediff('now', '2000-01-01')",
     "random": "select random()",
@@ -107,7 +107,7 @@ ATTACKS = {
     "instr": f"{COUNT} select sum(instr({LONG}, substr({LONG}, 2) || '1')) from c",
     "trim": f"select trim({LONG}, {LONG})",
     "regexp": "select 'aaaaaaaaaaaaaaaaaaaaaaaa!' regexp '(a+)+$'",
-    # texts that are large, deep or no text
+    # large, deep or invalid texts
     "parentheses": f"select {'(' * 9000}1{')' * 9000}",
     "nots": f"select {'not ' * 4000}1",
     "sums": f"select {'+'.join(['1'] * 9000)}",

@@ -1,4 +1,4 @@
-"""Hostile environments beside a healthy one: each ends within its limits, and the healthy episode is what it was."""
+"""Hostile environments beside a harmless one: each ends within its limits, and the harmless episode is unchanged."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests import forked
 
 TURNS = 3
 PATIENCE = 60.0
-"""Seconds in which an episode must have ended, on a busy machine."""
+"""Time limit of an episode in seconds, on a busy machine."""
 
 
 def row():
@@ -31,7 +31,7 @@ def row():
 
 @pytest.fixture
 def play(tiny_tokenizer, tiny_codec):
-    """`play(attack)`: its trajectory, and that of a healthy environment on the same threads, engine and loop."""
+    """Function `play(attack)` that returns its trajectory, and that of a harmless one on the same threads and loop."""
 
     def play(attack):
         pool = EnvironmentPool(2)
@@ -61,7 +61,7 @@ def test_a_hostile_environment_fails_only_its_own_episode(attack, play):
     before = os.getcwd(), sys.getrecursionlimit()
     bad, good = play(attack)
     assert good.error is None and good.rewards == [0.5] * TURNS
-    assert [turn.observation[0]["content"] for turn in good.turns] == ["Q", "heard a", "heard b"]
+    assert [turn.observation[0]["content"] for turn in good.turns] == ["Q", "received a", "received b"]
     if attack.ends:
         assert bad.stop_reason in FAILED and not bad.trainable
         assert attack.ends in bad.error.splitlines()[0]
@@ -73,15 +73,15 @@ def test_a_hostile_environment_fails_only_its_own_episode(attack, play):
 
 
 def test_forged_roles_and_tokens_are_not_trained(play, tiny_codec):
-    """Whatever an environment says, only what the engine sampled is trained."""
+    """Only sampled tokens are trained, independent of the text of the environment."""
     for attack in ATTACKS:
         if attack.name in ("control tokens", "a forged role"):
             bad, good = play(attack)
             assert [turn.action_ids for turn in bad.turns] == [turn.action_ids for turn in good.turns]
-            heard = [i for turn in bad.turns[1:] for i in turn.observation_ids]
-            usual = [i for turn in good.turns[1:] for i in turn.observation_ids]
+            hostile = [i for turn in bad.turns[1:] for i in turn.observation_ids]
+            harmless = [i for turn in good.turns[1:] for i in turn.observation_ids]
             ends = set(tiny_codec.stop_token_ids)
-            assert sum(i in ends for i in heard) == sum(i in ends for i in usual), attack.name
+            assert sum(i in ends for i in hostile) == sum(i in ends for i in harmless), attack.name
 
 
 MODULE = """
@@ -94,8 +94,8 @@ RUN, done = os.environ["RUN"], []
 
 def act(loop):
     if not done and os.path.exists(RUN + "/status.txt"):
-        done.append(open(RUN + "/deed.txt", "w").close())
-        {deed}
+        done.append(open(RUN + "/attack.txt", "w").close())
+        {statements}
 
 class Bad(BaseEnvironment):
     {step}
@@ -118,10 +118,10 @@ WORDS = [
 ]  # fmt: skip
 
 
-def run(folder, is_async, deed):
-    """A run whose environment does this once; what it said, and its status."""
+def run(folder, is_async, statements):
+    """Run training with an environment that executes the statements once; return its output and exit status."""
     step = ASYNC_STEP if is_async else PLAIN_STEP
-    (folder / "bad.py").write_text(textwrap.dedent(MODULE).format(deed=deed, step=step))
+    (folder / "bad.py").write_text(textwrap.dedent(MODULE).format(statements=statements, step=step))
     path = f"{ROOT}{os.pathsep}{folder}"
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RUN": str(folder / "run")}
     command = [sys.executable, "-m", "mtrl.main", *WORDS, f"run_dir={folder / 'run'}"]
@@ -137,8 +137,8 @@ def rewards_of(run_dir):
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
-    folders = {is_async: tmp_path_factory.mktemp(f"healthy{is_async}") for is_async in (False, True)}
+def undisturbed(tmp_path_factory):
+    folders = {is_async: tmp_path_factory.mktemp(f"undisturbed{is_async}") for is_async in (False, True)}
     for is_async, folder in folders.items():
         output, status = run(folder, is_async, "pass")
         assert status == 0, output
@@ -146,15 +146,17 @@ def healthy(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ON_A_RUN)
-def test_a_run_continues_or_ends_with_a_sentence(name, healthy, tmp_path):
-    """With the weights of a run that nobody disturbed, or a status that is not 0 and a sentence."""
-    is_async, deed, expected, sentence = ON_A_RUN[name]
-    output, status = run(tmp_path, is_async, deed)
+def test_a_run_continues_or_ends_with_a_sentence(name, undisturbed, tmp_path):
+    """The run has the weights of an undisturbed run, or ends with a nonzero status and a sentence."""
+    is_async, statements, expected, sentence = ON_A_RUN[name]
+    output, status = run(tmp_path, is_async, statements)
     run_dir = tmp_path / "run"
-    assert (run_dir / "deed.txt").exists() and status == expected, output
+    assert (run_dir / "attack.txt").exists() and status == expected, output
     if expected == 0:
-        assert rewards_of(run_dir) == rewards_of(healthy[is_async])
-        weights = [(folder / "export" / "model.safetensors").read_bytes() for folder in (run_dir, healthy[is_async])]
+        assert rewards_of(run_dir) == rewards_of(undisturbed[is_async])
+        weights = [
+            (folder / "export" / "model.safetensors").read_bytes() for folder in (run_dir, undisturbed[is_async])
+        ]
         assert weights[0] == weights[1]
     else:
         assert sentence in output.strip().splitlines()[-1] and "Traceback" not in output

@@ -1,4 +1,4 @@
-"""A batch of hostile policies through the real episode loop, all at once; and how many attacks there are in all."""
+"""A batch of hostile policies in one episode loop; and the number of all attacks."""
 
 import asyncio
 from dataclasses import replace
@@ -24,7 +24,7 @@ from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.types import StopReason, to_json
 
 LONGEST = 2_000
-"""Characters; the tests of each family have the longer ones."""
+"""Maximum length of an attack in characters; the tests of each family use the longer ones."""
 BATCH = 120
 MAKERS = {
     "sql": partial(TEXT_TO_SQL.environment, max_turns=3, query_operations=100_000),
@@ -48,8 +48,8 @@ def make_row(task):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [Conversation, SingleMessageConversation])
 def test_a_batch_of_hostile_policies_ends_without_errors(layout, tiny_tokenizer, tiny_codec, outside):
-    """Episodes of three turns: hostile, hostile, right. All end, none as an error, and the last turn is paid."""
-    said = {
+    """Episodes of two hostile turns and a right one end without an error, and the last turn is rewarded."""
+    responses = {
         f"{task}-{number}/0": [text, attacks[-1 - number % len(attacks)], RIGHT[task]]
         for task, attacks in (
             (task, [outside.fill(text).encode(errors="replace").decode() for text in texts if len(text) < LONGEST])
@@ -59,14 +59,14 @@ def test_a_batch_of_hostile_policies_ends_without_errors(layout, tiny_tokenizer,
     }
     pool = EnvironmentPool(16)
     sampling = SamplingParams(max_generate_length=5_000, stop_token_ids=tiny_codec.stop_token_ids)
-    engine = ScriptedEngine(said, tiny_tokenizer)
+    engine = ScriptedEngine(responses, tiny_tokenizer)
     limits = Limits(max_turns=3, max_context_length=10**6, step_timeout=120, episode_timeout=600, retries=0)
     loops = {
         task: EpisodeLoop(engine, maker, partial(layout, tiny_codec), pool, limits) for task, maker in MAKERS.items()
     }
 
-    async def play():
-        names = [name.removesuffix("/0") for name in said]
+    async def run():
+        names = [name.removesuffix("/0") for name in responses]
         rows = [name.split("-")[0] for name in names]
         return await asyncio.gather(
             *(
@@ -75,10 +75,10 @@ def test_a_batch_of_hostile_policies_ends_without_errors(layout, tiny_tokenizer,
             )
         )
 
-    played = asyncio.run(play())
+    trajectories = asyncio.run(run())
     pool.close()
-    assert len(played) == len(said) > 2 * BATCH
-    for trajectory in played:
+    assert len(trajectories) == len(responses) > 2 * BATCH
+    for trajectory in trajectories:
         assert trajectory.error is None and trajectory.stop_reason == StopReason.DONE, trajectory.error
         assert sum(trajectory.rewards[:2]) <= 0.2, trajectory.turns[0].text[:100]
         solved = len(trajectory.turns) == 3 or "<solution>" not in trajectory.turns[-1].text

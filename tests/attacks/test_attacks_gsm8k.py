@@ -1,4 +1,4 @@
-"""Hostile turns through the real environment of gsm8k: none is right, none is slow, and the episode goes on."""
+"""Hostile turns in the environment of gsm8k: none is right, none is slow, and the episode continues."""
 
 import gsm8k_attacks
 import pytest
@@ -23,13 +23,13 @@ def score(response):
 def test_hostile_turns_are_wrong_and_cheap(family, scheme, outside):
     for attack in [attack for attack in TURNS if attack.family == family]:
         environment = FAMILY.environment(max_turns=4, reward=scheme, calculator=True)
-        with measured() as taken:
+        with measured() as usage:
             first = environment.step(attack.text, TRUTH)
             right = score(attack.text)
         assert first.components["correct"] == 0.0 and first.reward <= 0.05 and right == 0.0, attack.text[:100]
         assert not first.done and len(first.observation) < 400
         as_messages(first.observation)[0]["content"].encode()
-        assert taken.seconds < 60.0 and taken.bytes < 64 * MEGABYTE, attack.text[:100]
+        assert usage.seconds < 60.0 and usage.bytes < 64 * MEGABYTE, attack.text[:100]
         assert environment.step("<calc>6*12</calc>", TRUTH).observation == "72"
         last = environment.step("#### 72", TRUTH)
         assert last.done and last.reward == 1.0 - (first.reward if scheme == "default" else 0.0)

@@ -1,4 +1,4 @@
-"""Hostile queries through the real environment of text_to_sql: as a look, as the solution, and what they cost."""
+"""Hostile queries in the environment of text_to_sql: as a query and as the solution, with their cost."""
 
 import json
 import subprocess
@@ -20,9 +20,9 @@ TRUTH = {"sql": "select max(fee) from goods where hue = 'RED'", "script": SCRIPT
 LOOK = "<observation>fee | hue | label | qty\n12 | RED | CUP | 3\n"
 OPERATIONS, SECONDS = 300_000, 5.0
 MARGIN_SECONDS = 60.0
-"""What a busy machine may add: this is a limit, not a measure of speed."""
+"""Additional time on a busy machine in seconds; this is a limit, not a measure of speed."""
 MARGIN_BYTES = 48 * MEGABYTE
-"""Python's own copies of a result, and the cache of a database."""
+"""Bytes for the copies of a result in Python, and for the cache of a database."""
 QUERIES = sql_attacks.queries()
 FAMILIES = sorted({attack.family for attack in QUERIES})
 REFUSED = {"files", "pragmas", "writes", "lookalikes"}
@@ -39,30 +39,30 @@ def score(response):
 
 
 @pytest.fixture(autouse=True)
-def _the_scorer_is_not_patient(monkeypatch):
+def _low_limits_of_the_scorer(monkeypatch):
     monkeypatch.setattr(scorer, "LIMITS", Limits(operations=OPERATIONS, seconds=SECONDS))
 
 
 def check(turn, refused):
-    """One hostile turn, then a look and the right answer in the same episode."""
+    """Run a hostile turn, then a query and the right answer in the same episode. Return the first observation."""
     environment = make_environment()
     try:
         first = environment.step(turn, TRUTH)
         assert not first.done and first.reward in (0.0, -0.1) and first.components["correct"] == 0.0
-        heard = first.observation
-        assert heard.startswith("<observation>") and heard.endswith("</observation>")
-        assert heard.count("<observation>") == heard.count("</observation>") == 1 and "<|" not in heard, (
-            "what it says cannot end the observation"
-        )
-        assert len(heard) < 6_200
-        assert not refused or first.metrics["query_errors"] or first.metrics["malformed"], heard
+        observation = first.observation
+        assert observation.startswith("<observation>") and observation.endswith("</observation>")
+        assert (
+            observation.count("<observation>") == observation.count("</observation>") == 1 and "<|" not in observation
+        ), "the text of the result cannot end the observation"
+        assert len(observation) < 6_200
+        assert not refused or first.metrics["query_errors"] or first.metrics["malformed"], observation
         second = environment.step("<sql>select * from goods</sql>", TRUTH)
         assert second.observation.startswith(LOOK) and not second.done
         last = environment.step(f"<solution>{TRUTH['sql']}</solution>", TRUTH)
         assert last.done and last.reward == 1.0
     finally:
         environment.close()
-    return heard
+    return observation
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,16 +70,16 @@ def test_hostile_queries_are_wrong_and_cheap(family, outside):
     limit = Limits()
     for attack in [attack for attack in QUERIES if attack.family == family]:
         text = outside.fill(attack.text)
-        with measured() as taken:
-            heard = check(f"<sql>{text}</sql>", attack.family in REFUSED)
+        with measured() as usage:
+            observation = check(f"<sql>{text}</sql>", attack.family in REFUSED)
             environment = make_environment()
             submitted = environment.step(f"<solution>{text}</solution>", TRUTH)
             environment.close()
         assert submitted.components["correct"] == 0.0 and submitted.reward <= 0.0, text[:200]
         assert score(f"<solution>{text}</solution>") == 0.0
-        assert outside.secret not in heard
-        assert taken.seconds < 2 * SECONDS + MARGIN_SECONDS, text[:200]
-        assert taken.bytes < limit.result_bytes + limit.value_bytes * 256 + MARGIN_BYTES, text[:200]
+        assert outside.secret not in observation
+        assert usage.seconds < 2 * SECONDS + MARGIN_SECONDS, text[:200]
+        assert usage.bytes < limit.result_bytes + limit.value_bytes * 256 + MARGIN_BYTES, text[:200]
     outside.check()
 
 
@@ -88,12 +88,12 @@ def test_turns_with_no_action_or_several_earn_no_reward(outside):
     for attack in attacks:
         for scheme in ("default", "skyrl"):
             environment = FAMILY.environment(max_turns=2, reward=scheme)
-            with measured() as taken:
+            with measured() as usage:
                 first = environment.step(attack.text, TRUTH)
                 assert first.reward <= 0.0 and (first.done or environment.step("<sql>select 1</sql>", TRUTH).done)
                 assert score(attack.text) == 0.0
             environment.close()
-            assert taken.seconds < MARGIN_SECONDS and taken.bytes < 64 * MEGABYTE, attack.text[:100]
+            assert usage.seconds < MARGIN_SECONDS and usage.bytes < 64 * MEGABYTE, attack.text[:100]
     outside.check()
     assert distinct(attacks) == len(attacks) >= 20
 
@@ -101,7 +101,7 @@ def test_turns_with_no_action_or_several_earn_no_reward(outside):
 CHILD = """
 import json, resource, sys, threading
 from mtrl.sandbox import sql
-sql.HEAP_LIMIT = 96 * 2**20  # it is never raised again in a process, so this is one of its own
+sql.HEAP_LIMIT = 96 * 2**20  # the limit cannot be raised again, so the test has its own process
 good = ("select fee from goods order by fee", [(12,), (25,), (40,)])
 make = lambda: sql.SqlSandbox.from_script("create table goods(fee); insert into goods values (40), (12), (25)")
 bystander, wrong, over = make(), [], threading.Event()
@@ -125,7 +125,7 @@ print(json.dumps([errors, wrong, resource.getrusage(resource.RUSAGE_SELF).ru_max
 
 @pytest.mark.slow
 def test_the_memory_limit_stops_queries_that_compile_to_gigabytes(outside):
-    """Most never come to their first instruction, and took over 5 GB. Others keep their right answers meanwhile."""
+    """Most never reach their first instruction and would use over 5 GB. Concurrent queries stay right."""
     attacks = [*sql_attacks.nested_bombs(), *sql_attacks.swelling_aggregates()]
     child = subprocess.run(
         [sys.executable, "-c", CHILD],

@@ -1,4 +1,4 @@
-"""Hostile queries straight to the sandbox: what each takes of time, memory and disk, and that it repeats."""
+"""Hostile queries in the SQL sandbox: limits of time, memory and disk, and equal results of repetitions."""
 
 import os
 from contextlib import contextmanager
@@ -17,15 +17,17 @@ create view dear as select * from goods where fee > 20;
 """
 LIMITS = Limits(operations=300_000, seconds=5.0)
 MARGIN_SECONDS = 30.0
-"""What a busy machine may add."""
+"""Additional time on a busy machine, in seconds."""
 LARGEST = HEAP_LIMIT + 48 * MEGABYTE
-"""What SQLite may hold, and Python's own copies of a result."""
+"""Maximum memory of SQLite, and of the copies of a result in Python, in bytes."""
 
 
 @contextmanager
 def disk(folder):
-    """SQLite's temporary files go to this folder, which must stay empty; and nothing that is open may be a file that
-    was deleted, as SQLite's are from the moment they are made."""
+    """Check that SQLite writes no temporary file: its folder stays empty, and the process opens no deleted file.
+
+    SQLite deletes its temporary files when it opens them.
+    """
     before = _deleted()
     yield
     assert list(folder.iterdir()) == [] and _deleted() <= before
@@ -42,7 +44,7 @@ def _deleted():
 
 
 def _written():
-    """Bytes that this process has sent to a disk."""
+    """Return the number of bytes that this process has written."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("wchar")).split()[1])
 
@@ -56,18 +58,18 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_hostile_query_ends_within_limits_and_repeats(name, folder):
-    heard, query = [], ATTACKS[name]
+    results, query = [], ATTACKS[name]
     for _ in range(2):
         sandbox = SqlSandbox.from_script(SCRIPT, LIMITS)
         written = _written()
-        with measured() as taken, disk(folder):
+        with measured() as usage, disk(folder):
             result = sandbox.run(query)
         assert _written() - written < MEGABYTE / 10
-        assert taken.seconds < LIMITS.seconds + MARGIN_SECONDS and taken.bytes < LARGEST
-        heard.append((result, sandbox.run("select fee from goods order by fee").rows))
+        assert usage.seconds < LIMITS.seconds + MARGIN_SECONDS and usage.bytes < LARGEST
+        results.append((result, sandbox.run("select fee from goods order by fee").rows))
         sandbox.close()
-    assert heard[0] == heard[1]
-    assert heard[0][1] == [(12,), (25,), (25,), (40,)], "the database is as it was"
+    assert results[0] == results[1]
+    assert results[0][1] == [(12,), (25,), (25,), (40,)], "the database is unchanged"
     assert result.error is None or 0 < len(result.error) <= 300
 
 

@@ -1,6 +1,6 @@
-"""Hostile code of a task around its episodes, each in a run of its own: import, loader, scorer, reward.
+"""Hostile code of a task outside of its episodes, each in its own run: import, loader, scorer, reward.
 
-No such code ends the run without a sentence, or with status 0, or holds it up for ever.
+The run ends with a sentence and a nonzero status, and never hangs.
 """
 
 import os
@@ -18,16 +18,16 @@ from types import SimpleNamespace
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Splits
 
-def does(where, value):
+def attack(where, value):
     if where == os.environ["WHERE"] and (where != "score" or os.path.exists(os.environ["RUN"] + "/status.txt")):
-        open(os.environ["RUN"] + ".deed", "w").close()
-        return {deed}
+        open(os.environ["RUN"] + ".attack", "w").close()
+        return {code}
     return value
 
-does("import", None)
+attack("import", None)
 
-def pay(messages, row):
-    return does("reward", 0.5)
+def reward(messages, row):
+    return attack("reward", 0.5)
 
 class Bad(BaseEnvironment):
     def step(self, response, ground_truth):
@@ -35,13 +35,13 @@ class Bad(BaseEnvironment):
 
     @staticmethod
     def load(data, seed, **config):
-        does("load", None)
+        attack("load", None)
         rows = [dict(id=str(i), prompt=[dict(role="user", content=f"row {{i}}")], ground_truth={{}}) for i in range(40)]
         return Splits(rows[:30], rows[30:])
 
     @staticmethod
     def score(trajectory, row):
-        return does("score", 1.0)
+        return attack("score", 1.0)
 
     @staticmethod
     def demonstrate(row, rng):
@@ -49,13 +49,13 @@ class Bad(BaseEnvironment):
 """
 WORDS = [
     "debug=fast", "environment.target=bad.Bad", "name=bad", "environment.config={}", "reward=default",
-    "reward.components.mine={weight: 1.0, target: bad.pay}", "tracker.plots=false", "evaluation.before_train=false",
+    "reward.components.mine={weight: 1.0, target: bad.reward}", "tracker.plots=false", "evaluation.before_train=false",
     "environment.episode_timeout=6", "environment.step_timeout=6",
 ]  # fmt: skip
 EXIT, HANG = "os._exit(0)", "threading.Event().wait(600)"
 LATE = "took longer than environment.episode_timeout=6 s"
-DEEDS = {
-    # where, deed, exit status, a part of what is said
+CASES = {
+    # name: (place, code, exit status, part of the output)
     "import exits": ("import", EXIT, 2, "environment.target=bad.Bad cannot be imported (RuntimeError in bad.py, line"),
     "load exits": ("load", EXIT, 2, "loading the rows of Bad failed: SystemExit in bad.py, line"),
     "load hangs": ("load", HANG, 2, f"loading the rows of Bad {LATE}; mend the loader or its data, or raise it"),
@@ -73,10 +73,10 @@ DEEDS = {
 }
 
 
-@pytest.mark.parametrize("name", DEEDS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_run_reports_what_ended_it(name, tmp_path):
-    where, deed, expected, sentence = DEEDS[name]
-    (tmp_path / "bad.py").write_text(MODULE.format(deed=deed))
+    where, code, expected, sentence = CASES[name]
+    (tmp_path / "bad.py").write_text(MODULE.format(code=code))
     run = str(tmp_path / "run")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"}
     done = forked.run(
@@ -87,6 +87,6 @@ def test_a_run_reports_what_ended_it(name, tmp_path):
         text=True,
         timeout=120,
     )
-    assert (tmp_path / "run.deed").exists(), done.stdout
+    assert (tmp_path / "run.attack").exists(), done.stdout
     assert done.returncode == expected and sentence in done.stdout, done.stdout
     assert expected == 1 or "Traceback" not in done.stdout, done.stdout

@@ -1,4 +1,4 @@
-"""Hostile turns through `ToolEnvironment.step`: each is answered, none is paid, and the episode goes on."""
+"""Hostile turns in `ToolEnvironment.step`: each is answered, none earns a reward, and the episode continues."""
 
 import asyncio
 import json
@@ -82,20 +82,20 @@ def test_hostile_turns_are_answered_and_earn_no_reward(family, outside):
     for attack in [attack for attack in TURNS if attack.family == family]:
         environment = Shop()
         try:
-            with measured() as taken:
+            with measured() as usage:
                 result = step(environment, attack.text)
-                told = as_messages(result.observation)
+                observation = as_messages(result.observation)
                 message_calls(parse_calls(attack.text)[1], 0)
             assert result.reward == 0.0 and not result.done, attack.text[:200]
-            assert told and {message["role"] for message in told} == {"tool"}
-            assert all(len(message["content"]) <= LONGEST for message in told)
-            assert {message["name"] for message in told} <= {*environment.toolbox, "unknown"}
-            json.dumps(told, ensure_ascii=False).encode()
-            beyond = int(result.metrics["tool_calls"]) - len(told)
-            assert not beyond or told[-1]["content"].endswith(f"[{beyond} more messages were cut]")
+            assert observation and {message["role"] for message in observation} == {"tool"}
+            assert all(len(message["content"]) <= LONGEST for message in observation)
+            assert {message["name"] for message in observation} <= {*environment.toolbox, "unknown"}
+            json.dumps(observation, ensure_ascii=False).encode()
+            beyond = int(result.metrics["tool_calls"]) - len(observation)
+            assert not beyond or observation[-1]["content"].endswith(f"[{beyond} more messages were cut]")
             calls = sum(value for name, value in result.metrics.items() if name.endswith("/calls"))
             assert calls <= environment.max_tool_calls
-            assert taken.seconds < 8 * TIMEOUT + MARGIN_SECONDS and taken.bytes < 256 * MEGABYTE
+            assert usage.seconds < 8 * TIMEOUT + MARGIN_SECONDS and usage.bytes < 256 * MEGABYTE
             again = step(environment, f"{OPEN}{tool_attacks.GOOD}{CLOSE}")
             assert [message["content"] for message in again.observation] == ["500"]
             last = step(environment, "500")
@@ -106,7 +106,7 @@ def test_hostile_turns_are_answered_and_earn_no_reward(family, outside):
 
 
 def test_errors_contain_no_markup_of_the_model():
-    """Errors never hold markup or control tokens that the model made up."""
+    """Errors contain no markup or control tokens of the model."""
     for attack in TURNS:
         if attack.family not in ("names", "keys"):
             continue
@@ -123,14 +123,14 @@ def test_calls_after_the_end_are_not_run(outside):
         environment = Shop()
         result = step(environment, over + attack.text)
         assert result.done and result.reward == 0.0
-        told = [message["content"] for message in result.observation]
-        assert told[0] == "over" and set(told[1:]) <= {"Error: not run: the episode is over"}
+        observation = [message["content"] for message in result.observation]
+        assert observation[0] == "over" and set(observation[1:]) <= {"Error: not run: the episode is over"}
         environment.close()
     outside.check()
 
 
 def test_hostile_arguments_match_no_recording():
-    """A hostile argument is never found among recordings, and never breaks the episode."""
+    """A hostile argument matches no recording, and the episode continues."""
     for value in tool_attacks.VALUES:
         environment = Shop()
         call = f'{{"name": "look", "arguments": {{"at": {value}}}}}'
@@ -142,7 +142,7 @@ def test_hostile_arguments_match_no_recording():
 
 
 def test_nesting_near_the_recursion_limit_is_answered():
-    """Where Python gives up on nesting depends on the caller; whatever it says, the call is answered."""
+    """The recursion limit of Python depends on the depth of the caller; every call is answered."""
     for name in ("look", "echo", "price"):
         for depth in range(200, 1100, 50):
             environment = Shop()

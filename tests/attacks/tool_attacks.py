@@ -1,4 +1,4 @@
-"""Hostile turns for environments with tools, in the text form: broken JSON, broken tags, wrong arguments, too many."""
+"""Hostile turns for environments with tools: broken JSON, broken tags, wrong arguments, too many calls."""
 
 import json
 import random
@@ -64,13 +64,13 @@ MARKUP = (
 
 
 def cut() -> list[Attack]:
-    """A right call that ends after every one of its bytes, closed and not."""
+    """Return a valid call that is cut after each of its bytes, with and without the closing tag."""
     texts = [f"<tool_call>{GOOD[:end]}{close}" for end in range(len(GOOD)) for close in ("</tool_call>", "")]
     return [Attack("cut", text) for text in texts]
 
 
 def many() -> list[Attack]:
-    """Thousands of calls, or of tags, in one turn."""
+    """Return turns with thousands of calls or tags."""
     call = f"<tool_call>{GOOD}</tool_call>"
     texts = (
         call * 3_000, "<tool_call></tool_call>" * 5_000, "</tool_call>" * 10_000, "<tool_call>" * 100_000,
@@ -82,7 +82,7 @@ def many() -> list[Attack]:
 
 
 def shuffled() -> list[Attack]:
-    """Pieces of calls in any order, drawn by a fixed seed."""
+    """Return pieces of calls in random order, drawn by a fixed seed."""
     rng = random.Random("shuffled calls")
     pieces = [
         "<tool_call>",
@@ -104,7 +104,7 @@ def shuffled() -> list[Attack]:
 
 
 def turns() -> list[Attack]:
-    """All hostile turns; every one of them holds a tag, so that none is an answer."""
+    """Return all hostile turns; every one contains a tag, so that none is an answer."""
     bodies = [
         *generate("values", BODIES, value=VALUES),
         *generate("keys", KEYED, key=KEYS),

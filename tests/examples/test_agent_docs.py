@@ -1,4 +1,4 @@
-"""What docs/agents.md and the examples show works as it stands; its commands are composed by tests/test_docs.py."""
+"""The code of docs/agents.md and of the examples works; tests/test_docs.py composes the commands of the document."""
 
 import ast
 import json
@@ -15,7 +15,7 @@ from mtrl.agents.callable import CallableRunner
 from mtrl.agents.remote import rollout_request
 from mtrl.agents.runner import Assignment
 from mtrl.main import prepare
-from tests.examples.agents_at_play import by_agent
+from tests.examples.agent_episodes import by_agent
 from tests.gateway.live_gateway import Live
 
 ROOT = Path(__file__).parents[2]
@@ -26,24 +26,24 @@ KEY = "a-key-of-your-own"
 
 
 def block(language, holds):
-    """The one block of the guide in this language that holds these words."""
+    """Return the only block of the guide in this language that contains these words."""
     (found,) = [text for text in re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.M | re.S) if holds in text]
     return found
 
 
 def shown(name):
-    """What a Python block defines."""
+    """Execute a Python block of the guide, and return its names."""
     namespace = {}
     exec(block("python", f"# {name}"), namespace)
     return namespace
 
 
-@pytest.mark.parametrize(("said", "paid"), [(["45", "46"], 1.0), (["45", "47", "48"], 0.0)])
-def test_the_function_of_the_guide_agrees_with_its_scorer(tiny_codec, said, paid):
+@pytest.mark.parametrize(("responses", "reward"), [(["45", "46"], 1.0), (["45", "47", "48"], 0.0)])
+def test_the_function_of_the_guide_agrees_with_its_scorer(tiny_codec, responses, reward):
     run, family = shown("riddle_agent.py")["run"], shown("riddles.py")["FAMILY"]
-    trajectory = by_agent(CallableRunner(run, 1), ROW, said, tiny_codec)
-    assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, paid, len(said))
-    assert (family.name, family.score(trajectory, ROW)) == ("riddles", paid)
+    trajectory = by_agent(CallableRunner(run, 1), ROW, responses, tiny_codec)
+    assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, reward, len(responses))
+    assert (family.name, family.score(trajectory, ROW)) == ("riddles", reward)
     assert all(turn.break_reason is None for turn in trajectory.turns)
 
 
@@ -81,7 +81,7 @@ def test_the_curl_script_samples_rewards_and_completes(tiny_codec, tmp_path):
 
 
 def commands_of(path):
-    """The training commands of a module's docstring."""
+    """Return the training commands in the docstring of a module."""
     text = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").replace("\\\n", " ")
     return [shlex.split(line) for line in text.splitlines() if line.strip().startswith("python -m mtrl.main")]
 

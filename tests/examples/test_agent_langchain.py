@@ -1,4 +1,4 @@
-"""An agent of LangChain plays what the native loop plays, token by token."""
+"""An agent of LangChain gives the tokens of the native loop."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
-from tests.examples.agents_at_play import by_agent, by_environment, tokens
+from tests.examples.agent_episodes import by_agent, by_environment, tokens
 
 
 @pytest.fixture(scope="module")

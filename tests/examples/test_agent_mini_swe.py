@@ -1,4 +1,4 @@
-"""mini-swe-agent, untouched, plays what the native loop plays, token by token, and the scorer believes it."""
+"""mini-swe-agent, unchanged, gives the tokens and scores of the native loop."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from examples.agents.mini_swe_agent import FAMILY
 from mtrl.agents.callable import CallableRunner
 from mtrl.config.schema import DataConfig
 from mtrl.types import StopReason
-from tests.examples.agents_at_play import by_agent, by_environment, tokens
+from tests.examples.agent_episodes import by_agent, by_environment, tokens
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_only_submitted_repairs_are_rewarded(row, tiny_codec):
 
 
 def test_a_response_without_a_command_starts_a_new_sample(row, tiny_codec):
-    """mini-swe-agent drops it from its messages and asks again: a sample of its own, and the rest goes on."""
+    """mini-swe-agent drops the response from its messages and requests another, which starts a new sample."""
     look, repair = FAMILY.gold(row)
     trajectory = called(row, [look, "no command", repair], tiny_codec)
     assert [turn.text for turn in trajectory.turns] == [look, "no command", repair]

@@ -1,4 +1,4 @@
-"""An agent on OpenAI's client, as a function and as a program, plays what the native loop plays, token by token."""
+"""An agent with the client of OpenAI, as a function and as a program, gives the tokens of the native loop."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from mtrl.agents.program import ProgramRunner
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
 from mtrl.types import StopReason
-from tests.examples.agents_at_play import by_agent, by_environment, tokens
+from tests.examples.agent_episodes import by_agent, by_environment, tokens
 
 PROGRAM = Path(openai_tools.__file__)
 
@@ -67,7 +67,7 @@ def test_the_run_stops_the_agent_after_max_turns(row, tiny_codec):
 
 
 def test_the_agent_runs_as_a_program(row, tiny_codec):
-    """In a folder of its own, with nothing of mtrl to import."""
+    """The program runs in its own folder, and cannot import mtrl."""
     runner = ProgramRunner([sys.executable, str(PROGRAM)], {}, 1)
     trajectory = by_agent(runner, row, FAMILY.gold(row), tiny_codec)
     assert trajectory.error is None
@@ -76,7 +76,6 @@ def test_the_agent_runs_as_a_program(row, tiny_codec):
 
 
 def test_the_agent_imports_nothing_of_mtrl():
-    """So that it runs wherever its client is."""
     source = PROGRAM.read_text(encoding="utf-8")
     assert "import mtrl" not in source and "from mtrl" not in source and "from envs" not in source
     assert json.dumps(openai_tools.CALCULATE)

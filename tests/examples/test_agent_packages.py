@@ -1,4 +1,4 @@
-"""An agent whose framework is not installed is told by one sentence, before anything is sampled."""
+"""A missing framework of an agent is one sentence, before the first token."""
 
 import sys
 from importlib import import_module
@@ -11,7 +11,7 @@ from mtrl.main import prepare
 
 @pytest.fixture
 def without(monkeypatch):
-    """`without(module, example)`: as if the module were not installed, and the example imported for the first time."""
+    """Function `without(module, example)` that hides a module, and forgets the import of the example."""
 
     def without(module, example):
         monkeypatch.setitem(sys.modules, module, None)

@@ -1,4 +1,4 @@
-"""The agent with the managed service's SDK, unchanged: its decorator reports to the gateway what it would to AWS."""
+"""The agent with the SDK of the managed service, unchanged: its decorator reports to the gateway instead of AWS."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from examples.agents.word_problems import FAMILY
 from mtrl.agents.remote import RemoteRunner
 from mtrl.config.schema import DataConfig
 from mtrl.types import StopReason
-from tests.examples.agents_at_play import by_agent, by_environment, served, tokens
+from tests.examples.agent_episodes import by_agent, by_environment, served, tokens
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_the_agent_gives_tokens_and_rewards_of_the_native_loop(row, agent, tiny_
 
 def test_an_error_of_the_agent_fails_the_episode(row, agent, tiny_codec, monkeypatch):
     def broken(*_):
-        raise RuntimeError("the tool is on fire")
+        raise RuntimeError("the tool failed")
 
     monkeypatch.setattr(rft_agent, "solve", broken)
     trajectory = by_agent(RemoteRunner(agent, "MTRL_NO_KEY"), row, ["#### 1"], tiny_codec)

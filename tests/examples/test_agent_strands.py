@@ -1,4 +1,4 @@
-"""An agent of Strands Agents plays what the native loop plays, token by token."""
+"""An agent of Strands Agents gives the tokens of the native loop."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mtrl.agents.callable import CallableRunner
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
 from mtrl.types import StopReason
-from tests.examples.agents_at_play import by_agent, by_environment, tokens
+from tests.examples.agent_episodes import by_agent, by_environment, tokens
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,6 @@ def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
 
 
 def test_a_refused_call_ends_the_agent_at_once(row, tiny_codec):
-    """By itself Strands asks six times, with pauses of minutes: the episode would have no time left."""
+    """By default Strands retries a refused call six times, with pauses of minutes."""
     trajectory = called(row, [compute("1+2")] * 9, tiny_codec, calls=2)
     assert (len(trajectory.turns), trajectory.stop_reason) == (2, StopReason.MAX_TURNS)

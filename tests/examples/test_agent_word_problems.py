@@ -1,4 +1,4 @@
-"""The task of the agents with a calculator: who plays it perfectly scores, and nothing that a model calls does harm."""
+"""The word problems of the agents with a calculator: gold responses score 1, and hostile calls are errors."""
 
 import random
 
@@ -13,7 +13,7 @@ from examples.agents.word_problems import FAMILY
 from mtrl.config.schema import DataConfig
 from mtrl.models.demonstrations import demonstrate
 from tests.envs.episodes import trajectory_of
-from tests.examples.agents_at_play import by_environment
+from tests.examples.agent_episodes import by_environment
 
 numbers = st.integers(0, 999).map(str)
 expressions = st.recursive(
@@ -74,8 +74,8 @@ def _numbers(expression):
 @given(st.text(max_size=120) | st.text(alphabet="0123456789+-*/()., ex'", max_size=120))
 def test_every_call_is_answered(arguments):
     for text in (arguments, f'{{"expression": {arguments}}}', f'{{"expression": "{arguments}"}}'):
-        told = result({"id": "call_0_0", "function": {"name": "calculate", "arguments": text}})
-        assert told["role"] == "tool" and told["tool_call_id"] == "call_0_0" and len(told["content"]) < 500
+        message = result({"id": "call_0_0", "function": {"name": "calculate", "arguments": text}})
+        assert message["role"] == "tool" and message["tool_call_id"] == "call_0_0" and len(message["content"]) < 500
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_expressions_other_than_arithmetic_are_errors(expression):
 @example("#### 72\n#### 72")
 @example("##### 72")
 def test_reward_and_scorer_agree(answer):
-    """And the reverse, but for signs of money and thousands."""
-    believed = FAMILY.score(trajectory_of([answer]), {"ground_truth": {"answer": "72"}})
-    paid = reward(answer, "72")
-    assert paid == believed or (believed and ("$" in answer or "," in answer))
+    """The reverse holds too, except for currency signs and thousands separators."""
+    score = FAMILY.score(trajectory_of([answer]), {"ground_truth": {"answer": "72"}})
+    rewarded = reward(answer, "72")
+    assert rewarded == score or (score and ("$" in answer or "," in answer))

@@ -1,4 +1,4 @@
-"""The one-page GRPO learns its game, and its numbers are those of mtrl's trainer on the same trajectories."""
+"""The GRPO example learns its game, and its numbers equal those of the trainer on the same trajectories."""
 
 import ast
 import copy
@@ -25,7 +25,7 @@ from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests.trainer.alone import updater_of
 
 METHODS = {"trajectory": "grpo", "turn": "group_based_per_turn"}
-"""mtrl's names for the values of `--credit`."""
+"""Value of `--credit` -> advantage method of mtrl."""
 GROUP_SIZE = 8
 
 
@@ -34,8 +34,10 @@ def options(**changes):
 
 
 class ExactNorm(Qwen3RMSNorm):
-    """Qwen3 normalises in float32 whatever its dtype is. Of a gradient that is nearly 0 Adam makes a whole step either
-    way, so two programs can only be compared where rounding is far below all gradients."""
+    """Qwen3 norm in the dtype of the model; Qwen3 itself normalises in float32.
+
+    Adam turns a gradient near 0 into a whole step of either sign, so rounding must be far below all gradients.
+    """
 
     def forward(self, hidden):
         return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.variance_epsilon)
@@ -43,7 +45,7 @@ class ExactNorm(Qwen3RMSNorm):
 
 @pytest.fixture(scope="module")
 def model():
-    """The example's policy, half learned to speak (turns and episodes of many lengths), then in float64 throughout."""
+    """The policy of the example, partly trained so that turns and episodes have many lengths, in float64."""
     torch.set_num_threads(1)
     model = example.make_model(seed=0)
     example.train(model, options(steps=25))
@@ -55,31 +57,31 @@ def model():
 
 @pytest.fixture(scope="module")
 def groups(model):
-    """Played by the example's rollout; the last one is paid nothing, so it has no signal."""
+    """Groups of the rollout of the example; the last group has rewards of 0 and no advantages."""
     torch.manual_seed(1)
     secrets = [2, 5, 7, 4]
-    played = [example.rollout(model, [secret] * GROUP_SIZE) for secret in secrets]
-    for turn in chain(*played[-1]):
+    groups = [example.rollout(model, [secret] * GROUP_SIZE) for secret in secrets]
+    for turn in chain(*groups[-1]):
         turn.reward = 0.0
-    assert len({len(trajectory) for group in played for trajectory in group}) > 1
-    return played
+    assert len({len(trajectory) for group in groups for trajectory in group}) > 1
+    return groups
 
 
 def to_mtrl(groups):
-    def turn(told):
+    def turn(source):
         return Turn(
-            observation_ids=told.observation_ids,
-            action_ids=told.action_ids,
-            action_logprobs=told.logprobs,
-            version_spans=[(0, len(told.action_ids))],
-            finish=FinishReason.STOP if told.action_ids[-1:] == [example.END] else FinishReason.LENGTH,
-            text=example.decode(told.action_ids),
-            message={"role": "assistant", "content": example.decode(told.action_ids)},
-            reward=told.reward,
+            observation_ids=source.observation_ids,
+            action_ids=source.action_ids,
+            action_logprobs=source.logprobs,
+            version_spans=[(0, len(source.action_ids))],
+            finish=FinishReason.STOP if source.action_ids[-1:] == [example.END] else FinishReason.LENGTH,
+            text=example.decode(source.action_ids),
+            message={"role": "assistant", "content": example.decode(source.action_ids)},
+            reward=source.reward,
         )
 
     def trajectory(name, index, turns):
-        return Trajectory("task", name, index, [turn(told) for told in turns], StopReason.DONE)
+        return Trajectory("task", name, index, [turn(each) for each in turns], StopReason.DONE)
 
     return [
         Group(f"g{number}", {"id": "task"}, [trajectory(f"g{number}", i, turns) for i, turns in enumerate(group)])
@@ -138,20 +140,22 @@ def test_advantages_of_a_group_by_hand():
 
 
 @pytest.mark.parametrize("updates", [1, 3])
-@pytest.mark.parametrize("pay", [1.0, 100.0])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize("credit", METHODS)
-def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, pay, updates, model, groups, tmp_path):
-    """`pay` 100 makes gradients of per-turn credit that are clipped; the last of three updates clips ratios."""
+def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, scale, updates, model, groups, tmp_path):
+    """With `scale` 100 the gradients of per-turn credit are clipped; the last of three updates clips ratios."""
     groups = copy.deepcopy(groups)
     for turn in chain(*chain(*groups)):
-        turn.reward *= pay
+        turn.reward *= scale
     mine, theirs = copy.deepcopy(model), copy.deepcopy(model)
     cfg = config(credit, lr=3e-3)
 
-    told = to_mtrl(groups)
-    advantages = turn_advantages(told, cfg.algorithm)
-    samples = [s for group, a in zip(told, advantages, strict=True) for s in group_samples(group, a)]
-    assert not all(any(sample.advantages) for sample in samples)  # left out by mtrl, yet counted
+    converted = to_mtrl(groups)
+    advantages = turn_advantages(converted, cfg.algorithm)
+    samples = [s for group, a in zip(converted, advantages, strict=True) for s in group_samples(group, a)]
+    assert not all(
+        any(sample.advantages) for sample in samples
+    )  # mtrl drops samples without advantages, but counts their tokens
     updater = updater_of(
         cfg, Policy(theirs, None), None, Optimizer(theirs, cfg.trainer.optimizer, 9), tmp_path / "dump"
     )
@@ -159,7 +163,7 @@ def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, pay, updates, 
     for step in range(updates):
         loss, norm = example.update(mine, optimizer, batch)
         metrics = updater.run(samples, step).report.metrics()
-        assert loss == pytest.approx(metrics["train/loss"], abs=1e-6 * pay)
+        assert loss == pytest.approx(metrics["train/loss"], abs=1e-6 * scale)
         assert norm == pytest.approx(metrics["train/grad_norm"], rel=1e-5)
 
     for (name, a), b in zip(mine.named_parameters(), theirs.parameters(), strict=True):
@@ -167,7 +171,7 @@ def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, pay, updates, 
     moved = max((a - b).abs().max() for a, b in zip(mine.parameters(), model.parameters(), strict=True))
     assert moved > 1e-3
     assert (metrics["train/clip_frac"] > 0) == (updates > 1)
-    assert norm > 1 or (credit, pay) != ("turn", 100.0)
+    assert norm > 1 or (credit, scale) != ("turn", 100.0)
 
 
 @pytest.mark.parametrize("credit", METHODS)
@@ -179,20 +183,20 @@ def test_without_advantages_no_weight_changes(credit, model, groups, tmp_path):
         cfg, Policy(theirs, None), None, Optimizer(theirs, cfg.trainer.optimizer, 9), tmp_path / "dump"
     )
     optimizer = example.make_optimizer(mine, lr=1e-3)
-    for step, played in enumerate((groups, groups[-1:])):
-        told = to_mtrl(played)
-        advantages = turn_advantages(told, cfg.algorithm)
-        samples = [s for group, a in zip(told, advantages, strict=True) for s in group_samples(group, a)]
+    for step, batch in enumerate((groups, groups[-1:])):
+        converted = to_mtrl(batch)
+        advantages = turn_advantages(converted, cfg.algorithm)
+        samples = [s for group, a in zip(converted, advantages, strict=True) for s in group_samples(group, a)]
         report = updater.run(samples, step).report
         before = copy.deepcopy(mine.state_dict())
-        shown = example.update(mine, optimizer, batch_of(played, credit))
-    assert report.updates == 0 and shown == (0.0, 0.0)
+        result = example.update(mine, optimizer, batch_of(batch, credit))
+    assert report.updates == 0 and result == (0.0, 0.0)
     assert all(torch.equal(before[name], value) for name, value in mine.state_dict().items())
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-8, rtol=0)
 
 
-# What is trained
+# Trained tokens
 
 
 def test_recorded_log_probs_equal_those_of_a_forward_over_the_whole_episode(model, groups):
@@ -220,7 +224,7 @@ def test_the_mask_selects_exactly_the_sampled_tokens(groups):
 
 
 def test_observations_and_padding_are_not_trained(model, groups):
-    """Whatever stands beside tokens of mask 0, loss and gradient are the same; the ids of observations do matter."""
+    """Log-probs and advantages at mask 0 do not change the gradient; the ids of observations do."""
 
     def gradient(batch):
         model.zero_grad()
@@ -240,16 +244,16 @@ def test_observations_and_padding_are_not_trained(model, groups):
 
 
 def test_episodes_contain_the_texts_of_environment_and_policy(groups):
-    """The environment answers what was decoded, and a turn that never ended is cut at the limit."""
+    """The environment gets the decoded text, and a turn without an end is cut at the limit."""
     for secret, group in zip([2, 5, 7], groups[:-1], strict=True):
         for trajectory in group:
             game = example.GuessTheNumber(secret)
-            said = game.reset()
+            observation = game.reset()
             for turn in trajectory:
-                assert example.decode(turn.observation_ids) == said
+                assert example.decode(turn.observation_ids) == observation
                 assert example.END not in turn.action_ids[:-1]
                 assert turn.action_ids[-1] == example.END or len(turn.action_ids) == example.MAX_TOKENS
-                reward, said, over = game.step(example.decode(turn.action_ids))
+                reward, observation, over = game.step(example.decode(turn.action_ids))
                 assert reward == turn.reward
             assert over
 
@@ -262,18 +266,18 @@ def test_halving_the_range_always_wins():
         game, low, high = example.GuessTheNumber(secret), 1, 7
         for _ in range(3):
             guess = (low + high) // 2
-            reward, said, over = game.step(str(guess))
+            reward, hint, over = game.step(str(guess))
             if over:
                 break
             assert reward == 0.0
-            low, high = (guess + 1, high) if said == "higher" else (low, guess - 1)
+            low, high = (guess + 1, high) if hint == "higher" else (low, guess - 1)
         assert reward == 1.0
 
 
-@pytest.mark.parametrize("said", ["", "higher", "3 4", "3 3", "guess 3"])
-def test_an_invalid_guess_has_a_negative_reward_and_the_game_ends_after_four_turns(said):
+@pytest.mark.parametrize("response", ["", "higher", "3 4", "3 3", "guess 3"])
+def test_an_invalid_guess_has_a_negative_reward_and_the_game_ends_after_four_turns(response):
     game = example.GuessTheNumber(3)
-    assert [game.step(said) for _ in range(4)] == [(-0.5, "what?", False)] * 3 + [(-0.5, "what?", True)]
+    assert [game.step(response) for _ in range(4)] == [(-0.5, "what?", False)] * 3 + [(-0.5, "what?", True)]
 
 
 # The program
@@ -282,7 +286,7 @@ def test_an_invalid_guess_has_a_negative_reward_and_the_game_ends_after_four_tur
 @pytest.mark.slow
 @pytest.mark.parametrize("credit", METHODS)
 def test_the_policy_learns_to_use_the_hints(credit):
-    """Blind guesses that are all numbers would find 1 - (6/7)^4 = 46 % of them."""
+    """Random guesses would find 1 - (6/7)^4 = 46 % of the numbers."""
     torch.set_num_threads(1)
     model = example.make_model(seed=0)
     assert example.evaluate(model) < 0.1

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, in a kernel of their own."""
+"""The notebooks run from top to bottom, each in its own kernel."""
 
 import os
 import sys
@@ -23,11 +23,11 @@ from tests import forked
 
 api.subprocess = SimpleNamespace(Popen=forked.Popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
 """
-"""What is started from Python is forked from a server that has imported everything: two runs for the price of one."""
+"""Code that makes `mtrl.api` fork its processes from a server that has imported all modules, which saves time."""
 
 
 def executed(name, folder, monkeypatch, settings, more=""):
-    """All cells of a notebook, run in `folder`; `settings` stand in place of its own, and `more` code behind them."""
+    """Run all cells of a notebook in `folder`, with other `settings`, and with the code `more` after them."""
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
@@ -43,7 +43,7 @@ def executed(name, folder, monkeypatch, settings, more=""):
 
 
 def shown(notebook):
-    """What all cells have printed and returned."""
+    """Return the printed and returned text of all cells."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     return "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
 
@@ -65,7 +65,7 @@ def test_custom_environment(tmp_path, monkeypatch):
 
 
 def test_notebooks_contain_no_outputs():
-    """Outputs would be of somebody's machine, and a picture of each would be in every change."""
+    """Outputs would depend on the machine, and every change would contain pictures."""
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
         assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook.cells), path.name

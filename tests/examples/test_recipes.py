@@ -1,4 +1,4 @@
-"""The recipes' programs, run as their documents say."""
+"""The programs of the recipes run as documented."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def run(words, folder, **variables):
 
 
 def train(words, folder):
-    """What follows `python` on a command line."""
+    """Run `python` with these words in a forked process."""
     environment = os.environ | {"PYTHONPATH": f"{EXAMPLES.parent}"}
     command = [sys.executable, *words]
     done = forked.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
@@ -63,7 +63,7 @@ def test_rows_are_written_and_trained_on(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "data/gsm8k_multi_turn/train.jsonl").open()]
     assert len(rows) == 4096 and {"prompt", "ground_truth"} <= rows[0].keys()
 
-    program = tmp_path / "bin" / "python"  # which shows what the script would start
+    program = tmp_path / "bin" / "python"  # a stand-in that prints its arguments
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The cases of the healing study can be run, and its table says what their three runs did."""
+"""The cases of the healing study compose, and its table shows the results of their three runs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Studies: what their tables say is what their runs gave, on every page."""
+"""Studies: the tables of every page equal the stored results of the runs."""
 
 from pathlib import Path
 from statistics import stdev
@@ -32,7 +32,7 @@ def test_every_page_shows_the_tables_of_the_results(path):
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
 def test_results_have_only_seeds_of_the_study(path):
-    """A run of another seed would have been chosen."""
+    """A result with another seed could be selected by its outcome."""
     study = Study.read(path)
     for arm in study.arms:
         assert {int(seed) for seed in known(study).get(arm.name, {})} <= set(arm.seeds)

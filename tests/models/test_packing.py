@@ -98,9 +98,7 @@ def test_padded_rows_and_generation_are_unchanged():
     for inputs in ({}, {"attention_mask": mask}):
         logits = [model(input_ids=ids, **inputs).logits[:, -4:] for model in (plain, apart)]
         torch.testing.assert_close(*logits)
-    outputs = [
-        model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False) for model in (plain, apart)
-    ]
+    outputs = [model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False) for model in (plain, apart)]
     assert torch.equal(*outputs)
 
 

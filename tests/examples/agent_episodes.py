@@ -1,4 +1,4 @@
-"""Episodes that programs play, through a real gateway, against answers that are written down."""
+"""Helpers that run episodes of agent programs through a gateway, with scripted responses."""
 
 import asyncio
 from contextlib import contextmanager
@@ -19,25 +19,25 @@ LIMITS = Limits(max_turns=CALLS, max_context_length=4000, step_timeout=30, episo
 
 
 def by_agent(runner, row, responses, codec, calls=CALLS):
-    """The trajectory of an episode whose program `runner` starts; the policy says these responses in turn."""
+    """Return the trajectory of an episode whose program `runner` starts; the policy gives `responses` in order."""
     gateway = Gateway(engine_of(responses, codec), codec, SessionLimits(calls, 4, LIMITS.max_context_length))
     loop = AgentLoop(gateway, runner, LIMITS, max_concurrent=2)
-    return asyncio.run(play(loop, row, codec))
+    return asyncio.run(run(loop, row, codec))
 
 
 def by_environment(family, row, responses, codec, **settings):
-    """The trajectory of the same episode in the family's own environment."""
+    """Return the trajectory of the same episode in the environment of the family."""
     pool = EnvironmentPool(2)
     make = partial(family.environment, **settings)
     loop = EpisodeLoop(engine_of(responses, codec), make, partial(Conversation, codec), pool, LIMITS)
-    return asyncio.run(play(loop, row, codec))
+    return asyncio.run(run(loop, row, codec))
 
 
 def engine_of(responses, codec):
     return ScriptedEngine(lambda name, turn: responses[turn], codec.tokenizer)
 
 
-async def play(loop, row, codec):
+async def run(loop, row, codec):
     sampling = SamplingParams(max_generate_length=200, stop_token_ids=codec.stop_token_ids)
     try:
         return await loop.run(row, "g", 0, sampling)
@@ -46,13 +46,13 @@ async def play(loop, row, codec):
 
 
 def tokens(trajectory):
-    """What is trained of an episode, and behind what."""
+    """Return the ids of observations and actions, the break reason and the parent of each turn."""
     return [(turn.observation_ids, turn.action_ids, turn.break_reason, turn.parent) for turn in trajectory.turns]
 
 
 @contextmanager
 def served(app):
-    """The address of an ASGI application on a thread of its own."""
+    """Serve an ASGI application on a thread, and yield its address."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
