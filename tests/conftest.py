@@ -1,4 +1,4 @@
-"""What many tests share: tokenizers made here and now, and a random policy that is cheap."""
+"""Fixtures of many tests: tokenizers, codecs and tiny random models, and an own cache folder."""
 
 import logging
 import os
@@ -6,10 +6,10 @@ import os
 import pytest
 from hypothesis import settings
 
-settings.register_profile("mtrl", deadline=None)  # no test asserts a time, for the machine may be busy
+settings.register_profile("mtrl", deadline=None)  # the machine may be busy, so no test has a deadline
 settings.load_profile("mtrl")
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # here, because huggingface_hub reads it when it is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported, which reads it once
 
 CHATML = (
     "{% for message in messages %}"
@@ -31,8 +31,8 @@ CORPUS = [
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _cache_of_the_tests(tmp_path_factory):
-    """No test reads or writes the user's cache."""
+def _own_cache(tmp_path_factory):
+    """Set the cache folder to a temporary one, so that no test uses the cache of the user."""
     patch = pytest.MonkeyPatch()
     patch.setenv("MTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
     yield
@@ -40,8 +40,8 @@ def _cache_of_the_tests(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_they_were():
-    """A program that a test runs in this process says how much its logs tell."""
+def _restored_log_level():
+    """Restore the level of the logger, which programs in this process change."""
     log = logging.getLogger("mtrl")
     before = log.level
     yield
@@ -50,7 +50,7 @@ def _logs_as_they_were():
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
-    """The tiny policy's kind of tokenizer."""
+    """A tokenizer like that of the tiny policy."""
     from mtrl.models.tiny import train_tokenizer
 
     return train_tokenizer(CORPUS, 340, ("<sql>", "</sql>"))
@@ -66,7 +66,7 @@ def tiny_codec(tiny_tokenizer):
 
 @pytest.fixture(scope="session")
 def tiny_recipe():
-    """Sizes that a CPU does not notice."""
+    """Sizes of a very small model."""
     from mtrl.config.model_schema import TinyConfig
 
     return TinyConfig(
@@ -82,7 +82,7 @@ def tiny_recipe():
 
 @pytest.fixture(scope="session")
 def make_tiny_model(tiny_recipe, tiny_tokenizer):
-    """`make_tiny_model(seed=0)`: a Qwen3 with random weights over the tiny tokenizer, in evaluation mode."""
+    """Function `make_tiny_model(seed=0)` that returns a random Qwen3 for the tiny tokenizer, in evaluation mode."""
     import torch
 
     from mtrl.models.tiny import make_model
@@ -93,13 +93,13 @@ def make_tiny_model(tiny_recipe, tiny_tokenizer):
 
 @pytest.fixture(scope="session")
 def tiny_model(make_tiny_model):
-    """Shared, so it must not be trained; `make_tiny_model` makes another."""
+    """A model that tests share and must not train; `make_tiny_model` makes another."""
     return make_tiny_model()
 
 
 @pytest.fixture(scope="session")
 def make_chatml_tokenizer():
-    """`make_chatml_tokenizer(template=CHATML, eos=…)`: bytes, a few merges, and the tokens that Qwen3 has."""
+    """Function `make_chatml_tokenizer(template=CHATML, eos=…)` that makes a tokenizer with the tokens of Qwen3."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

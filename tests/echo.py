@@ -1,11 +1,11 @@
-"""A toy family: repeat the digit that the question asks for."""
+"""A toy task family: the answer is the digit that the question asks for."""
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
 
 
 class Echo(BaseEnvironment):
-    """Done when the response holds the digit; counts how often it was closed."""
+    """An environment that ends when the response contains the digit, and counts its `close` calls."""
 
     closed = 0
 
@@ -17,15 +17,15 @@ class Echo(BaseEnvironment):
         Echo.closed += 1
 
 
-class Player:
-    """Right at the second try."""
+class Demonstrator:
+    """A demonstrator that is right in the second turn."""
 
     def __init__(self, row, rng):
-        self.digit, self.wrong, self.heard = row["ground_truth"]["digit"], str(rng.randrange(10)), []
+        self.digit, self.wrong, self.observations = row["ground_truth"]["digit"], str(rng.randrange(10)), []
 
     def act(self, observation):
-        self.heard.append(observation)
-        return f"<say>{self.digit if len(self.heard) > 1 else self.wrong}</say>"
+        self.observations.append(observation)
+        return f"<say>{self.digit if len(self.observations) > 1 else self.wrong}</say>"
 
 
 def rows(split, count):
@@ -45,6 +45,6 @@ def echo_family():
         environment=Echo,
         load=lambda data, seed: None,
         score=lambda trajectory, row: trajectory.reward,
-        demonstrate=Player,
+        demonstrate=Demonstrator,
         tokens=("<say>", "</say>"),
     )

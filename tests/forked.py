@@ -1,10 +1,10 @@
-"""`subprocess` for Python programs that need not import everything again: each is forked from a server that has.
+"""`Popen` and `run` of `subprocess` for Python programs, forked from a server that has imported all modules.
 
-torch, transformers and what they bring take seconds of a processor to import, which is most of what a small run takes.
-`Popen` and `run` are those of `subprocess` for commands that begin with `sys.executable`: a process of its own, with
-its own folder, environment, arguments, standard streams, signals, exit code and end. `tests/test_forked.py` holds them
-to the true thing. What cannot be had, because it is settled when Python or a library starts, is refused (`SETTLED`).
-In /proc its command line is the server's: whoever looks for processes by theirs starts them truly.
+The imports of torch and transformers take seconds, which is most of the time of a small run. `Popen` and `run` accept
+commands that begin with `sys.executable`. The process has its own folder, environment, arguments, standard streams,
+signals and exit code; `tests/test_forked.py` compares it with a started process. Variables that Python or a library
+reads only at its start are refused (`SETTLED`). The command line in /proc is that of the server, so tests that search
+processes by their command line must use `subprocess`.
 """
 
 import atexit
@@ -35,26 +35,28 @@ PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 STARTS = inspect.signature(subprocess.Popen._execute_child)
 CONTEXT = multiprocessing.get_context("forkserver")
 STARTED: WeakSet = WeakSet()
-atexit.register(lambda: [process.kill() for process in STARTED])  # before multiprocessing waits for them
+atexit.register(
+    lambda: [process.kill() for process in STARTED]
+)  # before the exit handler of multiprocessing, which waits for them
 
 
 def preloaded() -> list[str]:
-    """Every module of mtrl but the programs and what belongs into an engine's environment; and this one."""
+    """Return the names of this module and of all modules of mtrl, except programs and modules inside engines."""
     files = [path.relative_to(ROOT) for path in (ROOT / "mtrl").rglob("*.py")]
-    kept = [path for path in files if path.stem != "__main__" and not {"vllm", "sglang"} & {*path.parts}]
-    names = sorted(".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in kept)
+    chosen = [path for path in files if path.stem != "__main__" and not {"vllm", "sglang"} & {*path.parts}]
+    names = sorted(".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in chosen)
     return ["tests.forked", *names, "matplotlib.figure"]
 
 
 def begin() -> None:
-    """Start the server of this process, which has but one: whoever starts it decides what it has imported."""
+    """Start the fork server of this process, unless it runs. The first start determines its imported modules."""
     CONTEXT.set_forkserver_preload(preloaded())
     with chdir(ROOT), mock.patch.dict(os.environ, AT_START | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}):
         ensure_running()
 
 
 class Descriptor:
-    """A file descriptor, which arrives in the child as a number."""
+    """A file descriptor that is unpickled in the child as its number there."""
 
     def __init__(self, number: int):
         self.number = number
@@ -75,16 +77,16 @@ class Popen(subprocess.Popen):
     """
 
     def _execute_child(self, *arguments):
-        asked = STARTS.bind(self, *arguments).arguments
-        python, *words = map(str, asked["args"])
-        environment = {str(k): str(v) for k, v in (os.environ if asked["env"] is None else asked["env"]).items()}
+        call = STARTS.bind(self, *arguments).arguments
+        python, *words = map(str, call["args"])
+        environment = {str(k): str(v) for k, v in (os.environ if call["env"] is None else call["env"]).items()}
         settled = {k: v for k, v in environment.items() if SETTLED.match(k)}
         refused = sorted({name for name, _ in settled.items() ^ AT_START.items()})
-        if python != sys.executable or refused or asked["preexec_fn"] or asked["pass_fds"]:
+        if python != sys.executable or refused or call["preexec_fn"] or call["pass_fds"]:
             raise ValueError(f"{refused or python}: only subprocess can start this")
-        files = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
+        files = (call["p2cread"], call["c2pwrite"], call["errwrite"])
         streams = [Descriptor(number if file == -1 else file) for number, file in enumerate(files)]
-        folder, session = str(asked["cwd"] or os.getcwd()), asked["start_new_session"]
+        folder, session = str(call["cwd"] or os.getcwd()), call["start_new_session"]
         self._process = CONTEXT.Process(
             name="MainProcess", target=_become, args=(words, folder, environment, streams, session)
         )
@@ -92,7 +94,7 @@ class Popen(subprocess.Popen):
         self._process.start()
         self.pid, self._child_created = self._process.pid, True
         STARTED.add(self)
-        self._close_pipe_fds(*(asked[name] for name in PIPES))
+        self._close_pipe_fds(*(call[name] for name in PIPES))
 
     def _internal_poll(self, _deadstate=None):
         if self.returncode is None:
@@ -125,7 +127,7 @@ def run(command, *, input=None, timeout=None, check=False, capture_output=False,
 
 
 def _become(words: list[str], folder: str, environment: dict[str, str], streams: list[int], session: bool) -> None:
-    """In the child: be the interpreter that was asked for, to its end."""
+    """Behave as the requested interpreter in the child, and exit."""
     gc.freeze()
     if session:
         os.setsid()
@@ -133,7 +135,9 @@ def _become(words: list[str], folder: str, environment: dict[str, str], streams:
         os.dup2(stream, number)
         os.close(stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    for number, stream in enumerate((sys.stdout, sys.stderr), 1):  # the same objects, since handlers of logs have them
+    for number, stream in enumerate(
+        (sys.stdout, sys.stderr), 1
+    ):  # the same objects, because log handlers refer to them
         file = open(number, "wb", buffering=0 if stream.write_through else -1, closefd=False)  # noqa: SIM115
         settings = {name: getattr(stream, name) for name in ("encoding", "errors", "write_through")}
         stream.__init__(file, **settings, line_buffering=number == 2 and stream.line_buffering)
@@ -142,7 +146,7 @@ def _become(words: list[str], folder: str, environment: dict[str, str], streams:
     os.environ.update(environment)
     time.tzset()
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # Python's own generator does so itself
+        numpy.random.seed()  # Python seeds its own generator after a fork
     code = _ended(lambda: _execute(words, folder, environment.get("PYTHONPATH", "")))
     threading._shutdown()
     atexit._run_exitfuncs()
@@ -153,11 +157,11 @@ def _become(words: list[str], folder: str, environment: dict[str, str], streams:
 
 
 def _execute(words: list[str], folder: str, path: str) -> None:
-    """What follows `python` on a command line."""
+    """Execute the words after `python` of a command line."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__builtins__ = __builtins__
     first, *sys.argv = words
-    if first != "-m":  # what it changes in mtrl before others import it must reach them
+    if first != "-m":  # the program may patch modules of mtrl before other modules import them
         for name in [name for name in sys.modules if name.partition(".")[0] == "mtrl"]:
             del sys.modules[name]
     python = [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]
@@ -178,7 +182,7 @@ def _execute(words: list[str], folder: str, path: str) -> None:
 
 
 def _ended(execute) -> int:
-    """The exit code, and what Python says of it."""
+    """Call `execute`, print its error as Python does, and return the exit code."""
     try:
         execute()
     except SystemExit as end:

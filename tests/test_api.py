@@ -1,3 +1,5 @@
+"""The Python API: trainers and evaluators build commands, run them, and accept arguments of SageMaker AI."""
+
 import json
 import subprocess
 from types import SimpleNamespace
@@ -38,7 +40,7 @@ def _forked(monkeypatch):
 def test_override_preserves_value_and_type(key, value):
     read = OmegaConf.select(compose([override(key, value), "run_dir=somewhere"]), key)
     read = OmegaConf.to_container(read) if OmegaConf.is_config(read) else read
-    if isinstance(value, dict):  # other components may stand beside it
+    if isinstance(value, dict):  # the section may contain other components
         read = {name: {k: read[name][k] for k in value[name]} for name in value}
     assert read == value and type(read) is type(value)
 
@@ -82,7 +84,7 @@ ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
 
 @pytest.mark.slow
 def test_the_code_of_the_sagemaker_article_runs(tmp_path):
-    """Steps 6 and 7 of the article on SageMaker AI, but for a debug run, a local MLflow and folders of the test."""
+    """Steps 6 and 7 of the article on SageMaker AI run, with a debug run, a local MLflow and folders of the test."""
     mlflow = pytest.importorskip("mlflow")
     server, overrides, lines = f"sqlite:///{tmp_path}/mlflow.db", {"debug": "fast"}, []
     with pytest.warns(UserWarning, match=f"role={ROLE} has no effect"):
@@ -114,7 +116,7 @@ def test_arguments_of_the_service_are_accepted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("service", "said"),
+    ("service", "message"),
     [
         (
             {"agent_config": "arn:aws:bedrock-agentcore:us-west-2:1:runtime/mine"},
@@ -123,8 +125,8 @@ def test_arguments_of_the_service_are_accepted(tmp_path):
         ({"s3_output_path": "s3://my-bucket/eval-output/base/"}, r"is an address, .*; give output=FOLDER, and copy it"),
     ],
 )
-def test_arguments_that_need_aws_are_refused(service, said):
-    with pytest.raises(UserError, match=said):
+def test_arguments_that_need_aws_are_refused(service, message):
+    with pytest.raises(UserError, match=message):
         MultiTurnRLEvaluator("a/b", **service)
 
 
@@ -143,14 +145,16 @@ def test_a_run_without_mlflow_is_refused_with_the_fix(tmp_path):
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "openai-reasoning-gpt-oss-20b", "{folder}", "base"])
 def test_a_model_without_a_task_needs_a_recipe(tmp_path, monkeypatch, model):
-    """The constructor refuses, in words of its arguments and not of the command, before a folder is made."""
+    """The constructor raises an error that names its arguments, before a folder is made."""
     monkeypatch.chdir(tmp_path)
     model = model.format(folder=tmp_path)
     with pytest.raises(UserError) as caught:
         MultiTurnRLEvaluator(model=model, dataset="rows.parquet")
-    said = str(caught.value)
-    assert said.startswith(f"model={model} is not of a run, so it brings no task that it could play; give recipe=NAME")
-    assert "gsm8k" in said and "evaluation.model" not in said and not list(tmp_path.iterdir())
+    message = str(caught.value)
+    assert message.startswith(
+        f"model={model} is not of a run, so it brings no task that it could play; give recipe=NAME"
+    )
+    assert "gsm8k" in message and "evaluation.model" not in message and not list(tmp_path.iterdir())
     for named in ({"recipe": "sop"}, {"overrides": {"experiment": "sop"}}):
         command = MultiTurnRLEvaluator(model=model, **named).command
         assert {"experiment=sop", override("evaluation.model", model)} < set(command) and model not in command

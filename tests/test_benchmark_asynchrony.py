@@ -1,4 +1,4 @@
-"""The benchmark of overlapping runs: it runs, what it prints follows from the records, and tools take their time."""
+"""The benchmark of overlapping runs: its output follows from the records of the runs, and tools take time."""
 
 import json
 import os
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def bench(folder, *words):
-    """Run it from outside the tree."""
+    """Run the benchmark from a folder outside of the tree."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "asynchrony.py"), *words]
     return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,5 +1,4 @@
-"""The benchmarks of the control plane and of many episodes run, and what they print adds up. No test looks at how long
-anything took."""
+"""The benchmarks of the control plane and of many episodes run, and their numbers add up. Times are not tested."""
 
 import json
 import os
@@ -54,7 +53,7 @@ def test_shares_are_fractions_of_published_steps(tmp_path):
     rounds = [{"parts": {name: each for name in names}} for each in (dear, cost)]
     best = control_plane.best_of(sizes, rounds)
     every, usual, after = best["totals"].values()
-    assert every == {"wall_s": 6.0, "cpu_s": 3.0}  # neither one rank nor the stand-in
+    assert every == {"wall_s": 6.0, "cpu_s": 3.0}  # without the part for one rank and the engine
     assert usual["cpu_s"] == pytest.approx(2.1) and after["cpu_s"] == pytest.approx(1.1)
     rows = {(row["step"], row["how"]): row for row in best["shares"]}
     published = rows["verl, the same, asynchronous", "as published"]

@@ -1,4 +1,4 @@
-"""The benchmark of the engines: what it prints follows from its rounds, and no server outlives it."""
+"""The benchmark of the engines: its output follows from its rounds, and its servers end with it."""
 
 import json
 import os
@@ -24,26 +24,28 @@ def start(*words):
 
 
 def tree_of(pid):
-    """All that this process has started."""
+    """Return the ids of all descendants of a process."""
     found = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
     return [*found, *(pid for child in found for pid in tree_of(child))]
 
 
 def compare(tmp_path, *words):
     process = start(*SMALL, *words, "--json", str(tmp_path / "found.json"), "debug=fast")
-    said, errors = process.communicate(timeout=900)
+    output, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors[-4000:]
-    return json.loads((tmp_path / "found.json").read_text()), said.splitlines()
+    return json.loads((tmp_path / "found.json").read_text()), output.splitlines()
 
 
 @pytest.mark.slow
 def test_the_table_has_the_medians_of_the_rounds(tmp_path):
-    result, said = compare(tmp_path, "--engines", "local", "--rounds", "2")
+    result, lines = compare(tmp_path, "--engines", "local", "--rounds", "2")
     local = result["engines"]["local"]
     assert local["x local"] == {} and all(len(rounds) == 2 for rounds in local["values"].values())
     assert all(min(rounds) > 0 for rounds in local["values"].values())
-    assert said[-len(local["values"]) - 2] == "|  | local |"
-    assert [line.split(" | ")[0] for line in said[-len(local["values"]) :]] == [f"| {name}" for name in local["values"]]
+    assert lines[-len(local["values"]) - 2] == "|  | local |"
+    assert [line.split(" | ")[0] for line in lines[-len(local["values"]) :]] == [
+        f"| {name}" for name in local["values"]
+    ]
 
 
 @pytest.mark.slow

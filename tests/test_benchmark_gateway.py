@@ -1,4 +1,4 @@
-"""The benchmark of the gateway runs, and sees what is lost or mixed. No test looks at how long anything took."""
+"""The benchmark of the gateway runs and counts lost and mixed calls. Times are not tested."""
 
 import json
 import math

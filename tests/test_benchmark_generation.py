@@ -1,4 +1,4 @@
-"""The benchmark of generation: what its bound counts, what its players sample, and that its table follows from both."""
+"""The benchmark of generation: its bound, its sampled tokens, and the table that follows from both."""
 
 import asyncio
 import importlib
@@ -26,7 +26,7 @@ BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ni
 
 @pytest.fixture
 def bench(monkeypatch):
-    """The modules of the benchmark, whose names are too plain to stay."""
+    """The modules of the benchmark, which are imported only for a test, because their names are generic."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     for name in OURS:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -37,7 +37,7 @@ def bench(monkeypatch):
 
 @pytest.fixture
 def model(bench):
-    """Of the geometry of --quick."""
+    """A model with the sizes of `--quick`."""
     quick = bench.generation.QUICK
     sizes = bench.step.Sizes(
         hidden_size=quick.hidden_size, intermediate_size=quick.intermediate_size, layers=quick.layers,
@@ -50,7 +50,7 @@ def model(bench):
 def test_the_flops_and_bytes_of_a_pass_equal_those_of_the_model(bench, model):
     of = bench.generation.QUICK.geometry
     assert of.weights == sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
-    model.set_attn_implementation("eager")  # whose products are counted
+    model.set_attn_implementation("eager")  # attention whose products are counted
     cache = model(torch.ones(3, 5, dtype=torch.long), use_cache=True).past_key_values
     with FlopCounterMode(display=False) as counter:
         model(torch.ones(3, 1, dtype=torch.long), past_key_values=cache)
@@ -58,7 +58,7 @@ def test_the_flops_and_bytes_of_a_pass_equal_those_of_the_model(bench, model):
     assert step.flops(of) == counter.get_total_flops() > 0
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert step.bytes(of) == 4 * of.weights + held
-    # A token looks at those before it and at itself, whether they come at once or one by one.
+    # A token attends to itself and the tokens before it, whether all are processed at once or one by one.
     many, *ones = bench.generation_bound.Pass(2, 0, 3), *(bench.generation_bound.Pass(2, held, 1) for held in range(3))
     head = 2 * 2 * of.vocabulary * of.hidden
     assert many.flops(of) == sum(one.flops(of) for one in ones) - 2 * head
@@ -76,7 +76,7 @@ def test_the_bound_is_the_maximum_of_reading_and_multiplying_per_pass(bench):
     plan = list(bench.generation_bound.passes(2, 1, 5, 4, 6))
     read, multiplied = (sum(getattr(step, what)(of) for step in plan) for what in ("bytes", "flops"))
     assert least(of, plan, 1.0, math.inf) == read and least(of, plan, math.inf, 1.0) == multiplied
-    rates = (1.0, plan[0].flops(of) / plan[0].bytes(of) - 1e-9)  # only the first pass, the longest, has to multiply
+    rates = (1.0, plan[0].flops(of) / plan[0].bytes(of) - 1e-9)  # only the first, longest pass is limited by products
     assert read < least(of, plan, *rates) < read + multiplied
 
 
@@ -92,10 +92,10 @@ def test_all_limits_of_the_machine_are_measured(bench, monkeypatch):
 
 
 class Recorder:
-    """An engine that answers with the number of the turn, and keeps what it was asked."""
+    """An engine that samples the number of the turn, and records its requests."""
 
     def __init__(self, tokens):
-        self.tokens, self.asked, self.opened, self.released = tokens, {}, [], []
+        self.tokens, self.requests, self.opened, self.released = tokens, {}, [], []
 
     def open(self, name):
         self.opened.append(name)
@@ -104,7 +104,7 @@ class Recorder:
         self.released.append(name)
 
     async def generate(self, name, prompt, sampling):
-        turns = self.asked.setdefault(name, [])
+        turns = self.requests.setdefault(name, [])
         turns.append((prompt, sampling))
         return Generation([1000 + len(turns)] * self.tokens, [0.0] * self.tokens, FinishReason.LENGTH, [])
 
@@ -115,9 +115,9 @@ def test_engines_get_growing_contexts(bench):
     engine = Recorder(tokens=4)
     asyncio.run(bench.generation_players.EnginePlayer(engine).play(wave))
     assert engine.opened == ["7/0", "7/1"] and sorted(engine.released) == engine.opened
-    assert len({sampling.seed for turns in engine.asked.values() for _, sampling in turns}) == 2
+    assert len({sampling.seed for turns in engine.requests.values() for _, sampling in turns}) == 2
     for index, name in enumerate(engine.opened):
-        (first, _), (second, _), (third, sampling) = engine.asked[name]
+        (first, _), (second, _), (third, sampling) = engine.requests[name]
         assert first == wave.prompts[index] and sampling.max_generate_length == 4 and not sampling.stop_token_ids
         assert second == first + [1001] * 4 + wave.observations[0][index]
         assert third == second + [1002] * 4 + wave.observations[1][index]
@@ -132,11 +132,11 @@ def test_generate_samples_the_same_tokens_with_a_reused_cache(bench, model):
         player = bench.generation_players.HfPlayer(model, keeps_cache)
         lengths, generate = computed.setdefault(keeps_cache, []), model.generate
 
-        def listen(*args, generate=generate, key=keeps_cache, **kwargs):
+        def record(*args, generate=generate, key=keeps_cache, **kwargs):
             sampled[key] = generate(*args, **kwargs)
             return sampled[key]
 
-        model.generate = listen
+        model.generate = record
         hook = model.model.embed_tokens.register_forward_pre_hook(lambda _, args, to=lengths: to.append(args[0].shape))
         torch.manual_seed(0)
         asyncio.run(player.play(wave))
@@ -176,8 +176,8 @@ def test_the_table_follows_from_the_rounds(tmp_path):
     ours, bound = local["tokens_per_cpu_s"], only["bound"]
     words = [ours, hf["tokens_per_cpu_s"], ours / hf["tokens_per_cpu_s"], bound["square"]]
     shares = [f"{ours / bound[matrices]:.0%}" for matrices in ("square", "own")]
-    told = "2 | 2 | {:,.0f} | {:,.0f} | x {:.2f} | {:,.0f}".format(*words)
-    assert done.stdout.splitlines()[-1] == f"| {told} | {' | '.join(shares)} |"
+    row = "2 | 2 | {:,.0f} | {:,.0f} | x {:.2f} | {:,.0f}".format(*words)
+    assert done.stdout.splitlines()[-1] == f"| {row} | {' | '.join(shares)} |"
     assert done.stdout.startswith("2 trajectories, 2 turns, local: ")
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of recipes runs one and tells ways apart. No test looks at how long anything took."""
+"""The benchmark of recipes runs a recipe with several settings. Times are not tested."""
 
 import subprocess
 import sys

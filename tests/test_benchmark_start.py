@@ -1,5 +1,4 @@
-"""The benchmark of starts runs, and sees a command that does not end as it should. No test looks at how long anything
-took."""
+"""The benchmark of starts runs, and reports commands with another exit status. Times are not tested."""
 
 import importlib.util
 import json
@@ -39,7 +38,7 @@ def start(monkeypatch):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Makes a checkout of something that talks like mtrl."""
+    """Function `tree(name)` that makes a checkout with a stand-in for mtrl."""
 
     def make(name, rows=TRAINED):
         package = tmp_path / name / "mtrl"
@@ -53,7 +52,7 @@ def tree(tmp_path):
 def test_the_starts_of_this_checkout_are_measured(start, tmp_path, capsys):
     words = ["--only", "python", "sweep help", "--no-step", "--rounds", "1", "--json", str(tmp_path / "start.json")]
     with pytest.raises(SystemExit):
-        start.main(words)  # there is no such command
+        start.main(words)  # this command does not exist
     words[2] = "wrong key"
     assert start.main(words) == 0
     (measured,) = json.loads((tmp_path / "start.json").read_text())
@@ -70,9 +69,9 @@ def test_two_checkouts_are_measured_in_turns(start, tree, tmp_path, capsys):
         assert measured["tree"] == name and measured["took"].keys() == {"help", *start.MOMENTS, *start.LAST}
         assert {len(rounds) for rounds in measured["took"].values()} == {2}
         least = {at: min(took["wall"] for took in rounds) for at, rounds in measured["took"].items()}
-        said = [least[at] for at in (*start.MOMENTS, start.ENDED)]
-        assert said[0] > 0 and said == sorted(said)
-        assert said[0] <= least[start.STEPPED] <= said[-1]  # seen at whatever line came next
+        moments = [least[at] for at in (*start.MOMENTS, start.ENDED)]
+        assert moments[0] > 0 and moments == sorted(moments)
+        assert moments[0] <= least[start.STEPPED] <= moments[-1]  # the time of the next line
     shown = capsys.readouterr().out
     assert "CPU, last to first" in shown and shown.count("| help | 1.5 |") == 1
 

@@ -1,4 +1,4 @@
-"""The benchmark against TRL: its ratios, what it refuses, mtrl's side, and TRL itself where it is installed."""
+"""The benchmark against TRL: its ratios, its refusals, the side of mtrl, and TRL where it is installed."""
 
 import copy
 import importlib.util
@@ -19,15 +19,15 @@ SMALL = (
     "--hidden-size 32 --intermediate-size 64 --layers 2 --heads 2 --kv-heads 1 --prompts 2 --group-size 2 --tokens 4"
 )
 STAND_IN = f"""#!{sys.executable}
-# Answers as an environment with TRL would, with made-up seconds and the numbers of tokens that were asked for.
+# A stand-in for an environment with TRL, with constant seconds and the requested numbers of tokens.
 import json, sys
 
 if "-c" in sys.argv:
     print("0.0.1")
     raise SystemExit
-given, told = sys.argv[-2:]
+jobs, output = sys.argv[-2:]
 results = []
-for job in json.load(open(given)):
+for job in json.load(open(jobs)):
     episodes = len(job["prompts"][0]) * job["group_size"]
     sampled = episodes * job["turns"] * job["tokens"]
     seconds = {{"wall_s": 20.0, "cpu_s": 10.0}}
@@ -44,12 +44,12 @@ for job in json.load(open(given)):
     }}
     machine = {{"torch": "0.1", "transformers": "0.2"}}
     results.append({{"peak_rss_mib": 1e6, "machine": machine, "steps": [step] * (len(job["prompts"]) - 1)}})
-json.dump(results, open(told, "w"))
+json.dump(results, open(output, "w"))
 """
 
 
 def bench(folder, script, *words):
-    """Run it from outside the tree."""
+    """Run the benchmark from a folder outside of the tree."""
     environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(BENCHMARKS / script), *words]
     return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -63,13 +63,13 @@ def script(path, *lines):
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory):
-    """An interpreter that has TRL, as far as the benchmark can see."""
+    """The path of a stand-in for an interpreter with TRL."""
     return script(tmp_path_factory.mktemp("stand_in") / "python", STAND_IN)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, stand_in):
-    """A tiny real step of mtrl beside made-up ones: what is printed, and the JSON."""
+    """A tiny step of mtrl beside steps of the stand-in: the output and the JSON."""
     folder = tmp_path_factory.mktemp("trl")
     words = ["--threads", "1", "--rounds", "1", "--steps", "1", "--json", "found.json"]
     done = bench(folder, "trl.py", "--trl-python", stand_in, "--ways", "float32/4", "--sizes", SMALL, *words)
@@ -79,7 +79,7 @@ def found(tmp_path_factory, stand_in):
 
 @pytest.fixture(scope="module")
 def report():
-    """The module that checks runs and prints them."""
+    """The module that checks and prints runs."""
     spec = importlib.util.spec_from_file_location("benchmark_trl_report", BENCHMARKS / "trl_report.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -87,7 +87,7 @@ def report():
 
 
 def scaled(result, **factors):
-    """The same steps, each part so many times as long, `others` for those that are not named."""
+    """Return the steps with the time of each part multiplied by its factor; `others` is that of other parts."""
     result = copy.deepcopy(result)
     for step in result["steps"]:
         for name, part in step["parts"].items():
@@ -98,24 +98,24 @@ def scaled(result, **factors):
 
 
 def test_small_steps_of_both_are_compared(found):
-    said, result = found
+    output, result = found
     theirs, mine = result["runs"]
     assert (theirs["name"], mine["name"]) == ("TRL float32/4", "mtrl")
     for run in (theirs, mine):
         (step,) = run["result"]["steps"]
         assert step["tokens"]["sampled"] == step["tokens"]["trained"] == 2 * 2 * 3 * 4
-    lines = said.splitlines()
+    lines = output.splitlines()
     assert any(
         line.startswith("| TRL float32/4 | 40.0 | 10.0 | 10.0 | 10.0 | 30.0 | 1,000,000 | 4.80 |") for line in lines
     )
     assert any(line.startswith("| mtrl / TRL's best | ") for line in lines)
-    assert "TRL 0.0.1 with torch 0.1, transformers 0.2" in said
+    assert "TRL 0.0.1 with torch 0.1, transformers 0.2" in output
 
 
 def test_ratios_are_to_the_least_of_the_same_round(report, found):
     mtrl = scaled(found[1]["runs"][1]["result"], others=1.0)
     runs = []
-    for number, slower in enumerate((1.0, 10.0)):  # a slow round slows all that is in it
+    for number, slower in enumerate((1.0, 10.0)):  # a slow round affects all of its runs
         runs += [
             report.Run("mtrl", "mtrl", 1, number, scaled(mtrl, others=slower)),
             report.Run("TRL", "TRL a", 1, number, scaled(mtrl, generate=2 * slower, others=8 * slower)),
@@ -149,19 +149,19 @@ def test_steps_with_different_work_are_refused(report, found, key):
 def test_a_side_that_does_not_learn_its_lesson_is_reported(report):
     lesson = {"lesson": {"most": 9, "enough": 0.5, "lr": 0.1}, "steps": {"TRL": [4, 10], "mtrl": [3, 5]}}
     lesson |= {"median": {"TRL": 7.0, "mtrl": 4.0}, "ahead": [0.1, 0.3], "had": 3}
-    said = report.lesson_table(lesson).splitlines()
-    assert said[-4:-2] == ["| TRL | 4 | more than 9 | 7 |", "| mtrl | 3 | 5 | 4 |"]
-    assert said[-1].endswith("of the first 3 steps, mtrl less TRL with the same start: +0.2000, standard error 0.1000")
+    lines = report.lesson_table(lesson).splitlines()
+    assert lines[-4:-2] == ["| TRL | 4 | more than 9 | 7 |", "| mtrl | 3 | 5 | 4 |"]
+    assert lines[-1].endswith("of the first 3 steps, mtrl less TRL with the same start: +0.2000, standard error 0.1000")
 
 
 def test_mtrl_learns_its_lesson(tmp_path):
-    """By the mean of eight seeds: what one seed reaches depends on the processor (a rise of .19 or of .32)."""
+    """The mean over eight seeds rises; the rise of one seed depends on the processor (.19 or .32)."""
     words = [*SMALL.split(), "--group-size", "8"]
     lessons = [{"words": [*words, "--seed", str(n)], "lr": 0.02, "enough": 0.9, "most": 12} for n in range(8)]
     (tmp_path / "lessons.json").write_text(json.dumps([*lessons, lessons[0] | {"enough": 0.01}]))
     done = bench(tmp_path, "trl_learning.py", "lessons.json", "results.json")
     assert done.returncode == 0, done.stderr[-4000:]
-    *whole, short = (told["rewards"] for told in json.loads((tmp_path / "results.json").read_text()))
+    *whole, short = (lesson["rewards"] for lesson in json.loads((tmp_path / "results.json").read_text()))
     assert all(1 < len(rewards) <= 12 and 0 < rewards[0] < 0.4 for rewards in whole)
     # The mean rise is about .34 with a standard error of .036, so that .15 is five of them away.
     assert fmean(rewards[-1] - rewards[0] for rewards in whole) > 0.15
@@ -170,7 +170,7 @@ def test_mtrl_learns_its_lesson(tmp_path):
 
 def test_a_missing_trl_is_one_sentence(tmp_path):
     without = script(tmp_path / "without", "#!/bin/sh", "exit 1")
-    for python, said in (
+    for python, message in (
         (str(tmp_path / "none"), f"--trl-python={tmp_path / 'none'} is no program; give the interpreter"),
         (without, f"--trl-python={without} has no TRL; give the interpreter"),
         ("", "neither --trl-python nor MTRL_TRL_PYTHON is set; give the interpreter"),
@@ -178,7 +178,7 @@ def test_a_missing_trl_is_one_sentence(tmp_path):
         done = bench(tmp_path, "trl.py", "--trl-python", python)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
-        assert line.startswith(said) and "pip install torch" in line
+        assert line.startswith(message) and "pip install torch" in line
 
 
 def test_a_process_that_fails_is_shown(tmp_path):

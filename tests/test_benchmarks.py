@@ -1,4 +1,4 @@
-"""The benchmarks run, and what they print adds up. No test looks at how long anything took."""
+"""The benchmarks run, and their numbers add up. Times are not tested."""
 
 import json
 import os
@@ -17,14 +17,14 @@ SMALL = (
 
 
 def run(folder, script, *words):
-    """Run a benchmark from outside the tree; returns what it printed."""
+    """Run a benchmark from a folder outside of the tree, and return the completed process."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / script), *words]
     return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def bench(folder, *more):
-    """The benchmark of a step, with a policy that is as small as can be."""
+    """Run the benchmark of a step with a very small policy."""
     return run(folder, "step.py", *SMALL.split(), *more)
 
 
@@ -48,7 +48,7 @@ def test_a_step_adds_up(tmp_path):
         "trained": episodes * turns * tokens,
         "samples": episodes,
         "forwarded": episodes * (prompt + turns * tokens + (turns - 1) * between),
-        # Each prompt once and its last token for the copy; later what is new and the last sampled token.
+        # First each prompt, and its last token for the copy; later the new tokens and the last sampled token.
         "prefilled": 2 * (prompt + 1) + episodes * (turns - 1) * (between + 1),
     }
     assert [line.split()[0] for line in done.stdout.splitlines()[5:10]] == [*step["parts"], "step"]
@@ -83,10 +83,10 @@ def test_every_estimator_is_timed(tmp_path):
 
 
 def test_too_few_repeats_and_groups_are_refused(tmp_path):
-    for words, said in ((["--repeats", "0"], "at least 1"), (["--group-size", "3"], "at least 4")):
+    for words, message in ((["--repeats", "0"], "at least 1"), (["--group-size", "3"], "at least 4")):
         done = run(tmp_path, "advantages.py", *words)
         assert done.returncode == 2
-        assert done.stderr.splitlines()[-1].endswith(f"{words[0]} must be {said}")
+        assert done.stderr.splitlines()[-1].endswith(f"{words[0]} must be {message}")
 
 
 def test_a_step_in_bfloat16_has_weights_in_float32(tmp_path):
@@ -122,4 +122,4 @@ def test_packed_matrices_are_timed_beside_plain_ones(tmp_path):
         if line.startswith("| ") and line[2].isdigit()
     ]
     assert [row[0] for row in rows] == ["2", "5"]
-    assert all(float(row[-1]) < 1e-4 for row in rows), "other kernels, the same logits"
+    assert all(float(row[-1]) < 1e-4 for row in rows), "other kernels give the same logits"

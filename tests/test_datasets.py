@@ -1,4 +1,4 @@
-"""Every way that rows come in, and what is said when they cannot."""
+"""Data sets: all supported files and columns are read, and errors name file and line."""
 
 import csv
 import json
@@ -153,12 +153,12 @@ def test_a_file_with_an_unknown_suffix_is_a_user_error(tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A Hub with one data set, and a list of what was asked of it."""
+    """A stand-in for the Hub with one data set; the fixture is the list of its requests."""
     datasets = pytest.importorskip("datasets")
-    asked = []
+    requests = []
 
     def load_dataset(name, config):
-        asked.append((name, config))
+        requests.append((name, config))
         if name != "owner/name":
             raise ConnectionError("Couldn't reach the Hub\nmore")
         return datasets.DatasetDict(
@@ -166,7 +166,7 @@ def hub(monkeypatch):
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    return asked
+    return requests
 
 
 def test_data_sets_of_the_hub_are_read(hub):
@@ -275,7 +275,7 @@ def test_rows_of_a_third_split_are_reported(tmp_path, caplog):
 
 
 def test_rows_without_a_split_beside_rows_with_one_are_refused(tmp_path):
-    """Without a word, rows that are marked `test` were trained on."""
+    """Otherwise rows that are marked `test` could be trained on."""
     names = ["train"] * 10 + ["test"] * 6
     rows = [{**row, "split": n} for row, n in zip(ROWS, names, strict=False)] + ROWS[16:]
     for suffix in (".jsonl", ".json", ".parquet"):
@@ -292,23 +292,24 @@ def test_a_split_column_without_a_name_is_none(tmp_path):
     assert len(load_rows(DataConfig(path=str(path))).test) == len(ROWS[::8])
 
 
-@pytest.mark.parametrize("asked", ["test", "dev"])
-def test_a_file_of_a_third_split_is_reported(tmp_path, caplog, asked):
+@pytest.mark.parametrize("test_split", ["test", "dev"])
+def test_a_file_of_a_third_split_is_reported(tmp_path, caplog, test_split):
     data = write_splits(tmp_path, ROWS[:12], ROWS[12:16])
     load_rows(data)
     assert not caplog.records
     (tmp_path / "data").mkdir()
     write_jsonl(tmp_path / "data" / "dev.jsonl", ROWS[16:])
-    data.test_split = asked
+    data.test_split = test_split
     load_rows(data)
     assert (
-        f"the rows of split {'dev' if asked == 'test' else 'test'!r} are not read, for data.train_split" in caplog.text
+        f"the rows of split {'dev' if test_split == 'test' else 'test'!r} are not read, for data.train_split"
+        in caplog.text
     )
 
 
 def test_a_third_split_of_the_hub_is_reported(hub, monkeypatch, caplog):
     load_rows(DataConfig(path="owner/name"))
-    assert "not read" not in caplog.text and len(hub) == 1, "it is loaded once for both"
+    assert "not read" not in caplog.text and len(hub) == 1, "the data set is loaded once for both splits"
     datasets = pytest.importorskip("datasets")
     parts = {"train": ROWS[:9], "validation": ROWS[9:12], "test": ROWS[12:15], "train_large": ROWS[15:]}
     splits = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in parts.items()})

@@ -26,10 +26,10 @@ def test_demonstrations_contain_no_held_out_rows(tmp_path):
 
     out = tmp_path / "demonstrations.jsonl"
     main(["experiment=gsm8k", *FEW, "--out", str(out), "--count", "30"])
-    said = {json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()}
+    prompts = {json.loads(line)["messages"][0]["content"] for line in out.read_text().splitlines()}
     splits = load_task(compose(["experiment=gsm8k", *FEW])).splits
     questions = {split: {row["prompt"][0]["content"] for row in getattr(splits, split)} for split in ("train", "test")}
-    assert said == questions["train"] and not said & questions["test"]
+    assert prompts == questions["train"] and not prompts & questions["test"]
 
 
 def test_the_same_seed_writes_the_same_file(tmp_path):

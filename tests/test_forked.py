@@ -1,4 +1,4 @@
-"""A forked run is a true one: what it writes and says, how it ends, and that nothing of the server gets in."""
+"""Forked programs equal started ones in output, files and exit code, and inherit no state of the server."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ sys.exit(int(sys.argv[1]) if sys.argv[1].isdecimal() else sys.argv[1])
 
 
 def both(words, folder, **settings):
-    """What came of the true program and of the forked one."""
+    """Run the program with `subprocess` and forked, and return both results."""
     settings = {"cwd": folder, "capture_output": True, "text": True, "timeout": 300} | settings
     return [starts.run([sys.executable, *words], **settings) for starts in (subprocess, forked)]
 
@@ -43,15 +43,15 @@ def test_a_forked_program_equals_the_started_one(tmp_path, word, kind):
     (tmp_path / "looks.py").write_text(LOOK)
     words = {"code": ["-c", LOOK], "script": ["looks.py"], "module": ["-m", "looks"]}[kind]
     env = environment(PYTHONPATH=str(tmp_path), TZ="Asia/Tokyo")
-    true, copy = both([*words, word], tmp_path, input="typed\n", env=env, start_new_session=word == "0")
-    assert shown(copy) == shown(true)
-    assert "typed" in true.stdout and true.returncode == {"0": 0, "75": 75, "300": 44}.get(word, 1)
+    started, copy = both([*words, word], tmp_path, input="typed\n", env=env, start_new_session=word == "0")
+    assert shown(copy) == shown(started)
+    assert "typed" in started.stdout and started.returncode == {"0": 0, "75": 75, "300": 44}.get(word, 1)
 
 
 def test_a_forked_error_has_its_traceback(tmp_path):
-    true, copy = both(["-c", "def f(): raise KeyError('a')\nf()"], tmp_path)
-    assert copy.returncode == true.returncode == 1 and copy.stdout == ""
-    assert copy.stderr.splitlines()[-1] == true.stderr.splitlines()[-1] == "KeyError: 'a'"
+    started, copy = both(["-c", "def f(): raise KeyError('a')\nf()"], tmp_path)
+    assert copy.returncode == started.returncode == 1 and copy.stdout == ""
+    assert copy.stderr.splitlines()[-1] == started.stderr.splitlines()[-1] == "KeyError: 'a'"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -79,8 +79,8 @@ def test_modules_are_imported_and_no_other_state_is_inherited(monkeypatch, tmp_p
     """
     monkeypatch.chdir(tmp_path)
     words = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())]
-    said = [forked.run(words, check=True, capture_output=True, text=True).stdout.split() for _ in range(2)]
-    assert said[0][:2] != said[1][:2] and said[0][2:] == said[1][2:]
+    outputs = [forked.run(words, check=True, capture_output=True, text=True).stdout.split() for _ in range(2)]
+    assert outputs[0][:2] != outputs[1][:2] and outputs[0][2:] == outputs[1][2:]
 
 
 def test_settings_that_python_reads_at_its_start_are_refused():
@@ -91,7 +91,7 @@ def test_settings_that_python_reads_at_its_start_are_refused():
 
 @pytest.mark.slow
 def test_a_forked_run_equals_a_started_one(tmp_path):
-    """The README's first command, made small: the same metrics, weights and words on the console."""
+    """The first command of the README, with a small configuration, gives equal metrics, weights and output."""
     words = ["-m", "mtrl.main", "debug=fast", "run_dir=run"]
     runs = []
     for starts in (subprocess, forked):
@@ -107,14 +107,14 @@ def test_a_forked_run_equals_a_started_one(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         runs.append((done, folder / "run"))
-    (true, first), (copy, second) = runs
+    (started, first), (copy, second) = runs
     assert rows_of(first) == rows_of(second) and weights_of(first) == weights_of(second)
     assert len(rows_of(first)) == 3
-    assert len(true.stdout.splitlines()) == len(copy.stdout.splitlines()) > 20
-    assert true.stdout.splitlines()[-1] == copy.stdout.splitlines()[-1]
+    assert len(started.stdout.splitlines()) == len(copy.stdout.splitlines()) > 20
+    assert started.stdout.splitlines()[-1] == copy.stdout.splitlines()[-1]
 
 
 def test_a_user_error_is_the_same_sentence(tmp_path):
-    true, copy = both(["-m", "mtrl.main", "algorithm.group_sise=3"], tmp_path, env=environment())
-    assert shown(copy) == shown(true)
-    assert true.returncode == 2 and "algorithm.group_size" in true.stderr
+    started, copy = both(["-m", "mtrl.main", "algorithm.group_sise=3"], tmp_path, env=environment())
+    assert shown(copy) == shown(started)
+    assert started.returncode == 2 and "algorithm.group_size" in started.stderr

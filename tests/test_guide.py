@@ -1,4 +1,4 @@
-"""The guide to environments of one's own, followed step by step, with its own commands."""
+"""The guide to custom environments, followed step by step with its commands."""
 
 import json
 import os
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("guide")]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The reader's own folder, with the file that the guide shows."""
+    """The folder of a reader, with the file of the guide."""
     folder = tmp_path_factory.mktemp("guide")
     (folder / "library.py").write_text(
         re.search(r"```python\n(# library\.py\n.*?)```", GUIDE, re.DOTALL)[1], encoding="utf-8"
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 
 def follow(module, folder, *more, **keywords):
-    """Run the guide's first command of `module` as the reader would."""
+    """Run the first command of the guide that uses `module`, like a reader."""
     words = next(words for words in COMMANDS if words[:3] == ["python", "-m", f"mtrl.{module}"])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MTRL_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *words[1:], *more]
@@ -54,7 +54,7 @@ def test_the_environment_of_the_guide_can_be_run_by_hand(folder, monkeypatch):
 
 
 def test_the_pre_flight_finds_no_problem(folder):
-    """On half of its rows."""
+    """The checks use half of the rows."""
     done = follow("preflight", folder, "preflight.rows=32", "preflight.rollouts=50")
     assert done.returncode == 0, done.stdout
     assert "ready to train" in done.stdout and "\nwarn" not in done.stdout

@@ -1,4 +1,4 @@
-"""The command line, with a stand-in for training; and as a program of its own where the output counts."""
+"""The command line with a stand-in for training, and as a separate program where the output is tested."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ROOT = Path(main_module.__file__).parent.parent
 
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):
-    """The configurations that training was called with, from a folder of its own."""
+    """The configurations with which training was called; the test runs in an empty folder."""
     seen = []
 
     def train(cfg, hooks):
@@ -52,7 +52,7 @@ def test_a_run_gets_the_composed_configuration_and_a_folder(jobs, tmp_path, caps
     (cfg,) = jobs
     assert (cfg.name, cfg.seed, cfg.trainer.max_steps) == ("gsm8k_single_turn", 3, 2)
     assert (tmp_path / cfg.run_dir).is_dir()
-    assert list((tmp_path / cfg.run_dir).iterdir()) == []  # nothing of Hydra's own
+    assert list((tmp_path / cfg.run_dir).iterdir()) == []  # Hydra writes no files
     shown = capsys.readouterr().out
     assert shown.startswith(f"gsm8k_single_turn in {cfg.run_dir}") and "max_steps=2" in shown
 
@@ -147,7 +147,7 @@ def test_an_interrupted_run_has_its_own_exit_status_and_ends_its_sweep(jobs, mon
 
 @pytest.fixture
 def followed(jobs, monkeypatch):
-    """This process is a follower; what it did as one."""
+    """The actions of this process as a follower."""
     followed = []
     monkeypatch.setitem(
         sys.modules, "mtrl.trainer.follow", types.SimpleNamespace(follow=lambda: followed.append("followed"))
@@ -209,12 +209,12 @@ def test_a_bug_in_training_keeps_its_traceback(jobs, monkeypatch):
 
 def test_warnings_go_to_stderr(jobs, capsys):
     main_module.cli(["algorithm.kl_estimator=k2"])
-    said = capsys.readouterr().err
-    assert said == "warning: algorithm.kl_estimator=k2 has no effect with algorithm.kl_loss_coef=0\n"
+    printed = capsys.readouterr().err
+    assert printed == "warning: algorithm.kl_estimator=k2 has no effect with algorithm.kl_loss_coef=0\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ["algorithm.group_sze=4"],
@@ -235,9 +235,9 @@ def test_warnings_go_to_stderr(jobs, capsys):
     ],
     ids=["unknown key", "wrong type", "sglang", "dashes"],
 )
-def test_program_refuses_in_one_sentence(tmp_path, words, said):
+def test_program_refuses_in_one_sentence(tmp_path, words, message):
     done = program(*words, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said + "\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message + "\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -280,7 +280,7 @@ STAGES = {
     "mtrl.diagnose --help": {"rich", "asyncio", "httpx", "safetensors", "numpy"},
     "mtrl.figures --help": {"rich", "asyncio", "httpx", "safetensors", "numpy"},
 }
-"""What one process does, in this order -> what of `HEAVY` it may have imported by then."""
+"""Steps of one process, in this order -> packages of `HEAVY` that it may have imported by then."""
 IMPORTS = """
 import contextlib, importlib, io, json, runpy, sys
 

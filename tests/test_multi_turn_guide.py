@@ -1,4 +1,4 @@
-"""The commands and snippets of the Multi-Turn Training Guide, one by one, with the package's name changed."""
+"""The commands and snippets of the Multi-Turn Training Guide, with the name of this package."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ def _sglang_as_if_installed(monkeypatch):
 
 @pytest.mark.parametrize("module", ["mtrl.main", "mtrl", "mtrl.entrypoints.main_base"])
 def test_the_entry_points_of_the_guide_work(module, tmp_path):
-    """`tests/engines/real` and `tests/test_docs.py` run the command; here every name of the module takes it."""
+    """Every module name accepts the command; `tests/engines/real` and `tests/test_docs.py` run it."""
     cfg = shown(["-m", module, *SQL, "--cfg", "job"], tmp_path)
     assert cfg["name"] == "text_to_sql"
     assert cfg["generator"]["backend"] == "sglang" and cfg["generator"]["max_turns"] == 5
@@ -112,7 +112,7 @@ def test_the_refusal_of_the_guide_has_the_same_text():
 
 
 def test_the_import_of_the_guide_works():
-    """`tests/rollout/test_guide_environments.py` plays its environments."""
+    """`tests/rollout/test_guide_environments.py` runs the environments of the guide."""
     from mtrl.environments.base import BaseEnvironment as ours
     from mtrl.environments.base_environment import BaseEnvironment
 

@@ -1,4 +1,4 @@
-"""`mtrl.train`, `mtrl.evaluate` and `mtrl.load`, as a notebook calls them."""
+"""`mtrl.train`, `mtrl.evaluate` and `mtrl.load`, called as in a notebook."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is installed, what it pulls in, and what the tree must never hold."""
+"""The package: its files, its requirements, and forbidden content of the tree."""
 
 import ast
 import re
@@ -34,7 +34,7 @@ INSIDE = {
     "examples/agents/rft_agent.py": {"sagemaker"},
     "examples/agents/strands_agent.py": {"strands"},
 }
-"""What only an engine or an agent imports, where it is installed -> what it finds there."""
+"""File that only the environment of an engine or agent imports -> packages that are installed there."""
 
 
 def inside(path):
@@ -46,7 +46,7 @@ def python_files(*folders):
 
 
 def project_files():
-    """Every file of the tree but caches, environments and what runs leave."""
+    """Yield every file of the tree except caches, environments and outputs of runs."""
     skipped = {"outputs", "multirun", "build", "dist", "__pycache__"}
     for path in sorted(ROOT.rglob("*")):
         parts = path.relative_to(ROOT).parts
@@ -58,7 +58,7 @@ def project_files():
 
 @pytest.mark.xdist_group("packaging")
 def test_groups_of_tests_stay_together(request):
-    """pytest-xdist sends tests to one worker by the end of their names; else each worker makes the dear fixtures."""
+    """pytest-xdist groups tests by the end of their names, so that one worker makes expensive fixtures."""
     if not request.config.getoption("loadgroup", False):
         pytest.skip("only with pytest -n 2 --dist loadgroup, as make test does it")
     assert request.node.nodeid.endswith("@packaging"), "pytest and pytest-xdist do not fit together"
@@ -66,13 +66,13 @@ def test_groups_of_tests_stay_together(request):
 
 @pytest.fixture(scope="module")
 def package():
-    """What setup.py hands to setuptools."""
+    """The arguments with which setup.py calls setuptools."""
     with pytest.MonkeyPatch.context() as patch:
-        handed = {}
-        patch.setattr(setuptools, "setup", lambda **keywords: handed.update(keywords))
+        arguments = {}
+        patch.setattr(setuptools, "setup", lambda **keywords: arguments.update(keywords))
         patch.chdir(ROOT)
         runpy.run_path(str(ROOT / "setup.py"))
-    return handed
+    return arguments
 
 
 def modules_of(requirements):
@@ -81,7 +81,7 @@ def modules_of(requirements):
 
 
 def imports(tree, module_level=False):
-    """Top-level names of the modules that a file imports; `TYPE_CHECKING` blocks run nowhere and do not count."""
+    """Return the top-level names of imported modules; `TYPE_CHECKING` blocks do not count."""
     found, todo = set(), [tree]
     while todo:
         node = todo.pop()
@@ -128,7 +128,7 @@ def test_the_trainers_modules_import_no_engine():
 
 
 def test_every_imported_package_is_required(package):
-    """By the base at module level; by the base or an extra inside of functions."""
+    """The base contains imports at module level; the base or an extra contains those in functions."""
     base = modules_of(package["install_requires"])
     extras = {extra: modules_of(names) for extra, names in package["extras_require"].items() if extra != "dev"}
     own = {*PACKAGES, *sys.stdlib_module_names}
@@ -138,7 +138,7 @@ def test_every_imported_package_is_required(package):
 
 
 def test_every_required_package_is_imported(package):
-    """The base is light: nothing stays in it by habit."""
+    """The base contains no unused package."""
     imported = set().union(*(imports(tree) for tree in parsed(*PACKAGES).values()))
     assert not modules_of(package["install_requires"]) - imported
 
@@ -208,7 +208,7 @@ def test_the_wheel_composes_outside_of_the_tree(wheel, tmp_path):
 
 @pytest.mark.slow
 def test_the_installed_wheel_trains_in_an_empty_folder(wheel, tmp_path):
-    """`pip install X.whl && mtrl train`, with the requirements of this environment and nothing of the checkout."""
+    """The installed wheel trains with the packages of this environment, without the checkout."""
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     (packages,) = (tmp_path / "venv" / "lib").glob("python3*/site-packages")

@@ -1,4 +1,4 @@
-"""Rescoring stored trajectories: the same settings give the same numbers, others give others, and nothing is silent."""
+"""Rescoring of stored trajectories: equal settings give equal numbers, and every difference is reported."""
 
 import io
 import json
@@ -27,7 +27,7 @@ RUN = ("experiment=gsm8k", "debug=fast", "trainer.max_steps=2", "tracker.plots=f
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A real run of two steps, of a policy that knows next to nothing."""
+    """A run of two steps with an almost untrained policy."""
     folder = tmp_path_factory.mktemp("rescore")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "mtrl.main", *RUN, f"run_dir={folder / 'run'}"]
@@ -37,8 +37,8 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """Episodes of the demonstrator, some right and some wrong, as mtrl.play keeps them."""
+def episodes(tmp_path_factory):
+    """A file of mtrl.play with episodes of the demonstrator, some right and some wrong."""
     file = tmp_path_factory.mktemp("played") / "played.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", io.StringIO())
@@ -48,7 +48,7 @@ def played(tmp_path_factory):
 
 @pytest.fixture
 def found(capsys):
-    """`found(SOURCE, "key=value", …)`: the exit status and the JSON."""
+    """Function `found(SOURCE, "key=value", …)` that rescores, and returns exit status and JSON report."""
 
     def run(source, *words):
         status = rescore([str(source), *words, "--json"])
@@ -58,7 +58,7 @@ def found(capsys):
 
 
 def stored(source):
-    """All trajectories, by where they are."""
+    """Return all trajectories by file and line."""
     files = sorted((source / "trajectories").glob("*.jsonl")) if source.is_dir() else [source]
     return {f"{f.name}:{n}": t for f in files for n, t in enumerate(read_trajectories(f), 1)}
 
@@ -94,21 +94,21 @@ def test_other_components_change_the_rewards(run, found):
     assert report["all"]["changed"] == sum(len(t.turns) > 1 for t in before.values()) > 0
 
 
-def test_another_scheme_changes_the_rewards_and_not_the_scores(played, found):
-    status, own = found(played)
+def test_another_scheme_changes_the_rewards_and_not_the_scores(episodes, found):
+    status, own = found(episodes)
     assert status == 0 and own["all"]["changed"] == 0
     assert 0 < own["all"]["success_before"] < 1, "the demonstrator is sometimes right"
-    assert [line["rewards_after"] for line in own["trajectories"]] == [t.rewards for t in stored(played).values()]
+    assert [line["rewards_after"] for line in own["trajectories"]] == [t.rewards for t in stored(episodes).values()]
 
-    status, other = found(played, "reward=guide")
+    status, other = found(episodes, "reward=guide")
     assert status == 0 and other["all"]["changed"] > 0
     assert other["all"]["success_after"] == own["all"]["success_after"]
     for a, b in zip(own["trajectories"], other["trajectories"], strict=True):
         assert (a["where"], a["score_after"]) == (b["where"], b["score_after"])
-    paid = {
+    rewards = {
         name: [line["reward_after"] for line in report["trajectories"]] for name, report in (("a", own), ("b", other))
     }
-    assert paid["a"] != paid["b"]
+    assert rewards["a"] != rewards["b"]
 
 
 def test_unreadable_lines_are_counted(run, found, tmp_path):
@@ -131,10 +131,10 @@ def test_unreadable_lines_are_counted(run, found, tmp_path):
     assert all(line["told"] for line in left)
 
 
-def test_an_environment_with_other_observations_is_reported_by_row_and_turn(played, found, capsys):
-    """Without its calculator the environment says something else to a call."""
-    status, report = found(played, "environment.config.calculator=false")
-    before = stored(played)
+def test_an_environment_with_other_observations_is_reported_by_row_and_turn(episodes, found, capsys):
+    """Without its calculator the environment answers calls differently."""
+    status, report = found(episodes, "environment.config.calculator=false")
+    before = stored(episodes)
     called = {where for where, t in before.items() if any("<calc>" in turn.text for turn in t.turns[:-1])}
     differing = {line["where"]: line for line in report["not_rescored"]}
     assert status == 1 and called and differing.keys() >= called
@@ -143,13 +143,13 @@ def test_an_environment_with_other_observations_is_reported_by_row_and_turn(play
     for where in called:
         trajectory = before[where]
         assert re.match(rf"row {trajectory.task_id}, turn \d: another observation: was '", differing[where]["told"])
-    status, text = shown(capsys, played, "environment.config.calculator=false")
+    status, text = shown(capsys, episodes, "environment.config.calculator=false")
     assert status == 1 and f"{len(differing)} not rescored, episodes that the environment answers otherwise now" in text
 
 
-def test_fewer_turns_than_the_recording_differ(played, found):
-    status, report = found(played, "generator.max_turns=1", "environment.config.calculator=false")
-    long = {where: t for where, t in stored(played).items() if len(t.turns) > 1}
+def test_fewer_turns_than_the_recording_differ(episodes, found):
+    status, report = found(episodes, "generator.max_turns=1", "environment.config.calculator=false")
+    long = {where: t for where, t in stored(episodes).items() if len(t.turns) > 1}
     left = {line["where"]: line["told"] for line in report["not_rescored"]}
     assert status == 1 and left.keys() == long.keys() > set()
     for where, told in left.items():
@@ -171,16 +171,16 @@ def test_an_ambiguous_row_is_not_used():
     assert apart.find(Stored(Path("eval_greedy_step_000001.jsonl"), 1, None), Trajectory("a", "", 0)) is rows[1]
 
 
-def test_rows_of_other_data_are_not_matched(played, found):
-    status, report = found(played, "data.synthetic_train_rows=10")
+def test_rows_of_other_data_are_not_matched(episodes, found):
+    status, report = found(episodes, "data.synthetic_train_rows=10")
     assert status == 1 and report["left_out"] == {"no row": 30}
-    status, report = found(played, "seed=1")
+    status, report = found(episodes, "seed=1")
     assert status == 1 and set(report["left_out"]) == {"differs"}
     assert all("turn 1: another prompt" in line["told"] for line in report["not_rescored"])
 
 
 def pure(messages, row):
-    """Paid for by the tests below."""
+    """A reward function for the tests below."""
     return float(len(messages)), {"seen": 1.0}
 
 
@@ -190,52 +190,52 @@ def broken(messages, row):
     return 0.5
 
 
-def test_a_function_of_the_messages_needs_no_environment(played, found, capsys, monkeypatch):
+def test_a_function_of_the_messages_needs_no_environment(episodes, found, capsys, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     wanted = ("reward.components={environment:0,tests.test_rescore.pure:2}",)
     from mtrl.play.episode import Episode
 
     monkeypatch.setattr(Episode, "open", lambda self: pytest.fail("the environment was asked"))
-    status, report = found(played, *wanted)
+    status, report = found(episodes, *wanted)
     assert status == 0 and report["environment_played"] is False
-    for line, trajectory in zip(report["trajectories"], stored(played).values(), strict=True):
+    for line, trajectory in zip(report["trajectories"], stored(episodes).values(), strict=True):
         assert line["reward_after"] == 2.0 * len(trajectory.messages)
-    status = rescore([str(played), *wanted, "environment.config.calculator=false"])
-    said = capsys.readouterr()
-    assert status == 0 and "the environment was not asked" in said.out
-    assert "environment.config.calculator=false changes no reward" in said.err
+    status = rescore([str(episodes), *wanted, "environment.config.calculator=false"])
+    printed = capsys.readouterr()
+    assert status == 0 and "the environment was not asked" in printed.out
+    assert "environment.config.calculator=false changes no reward" in printed.err
 
 
-def test_an_error_of_a_reward_function_is_reported(played, found, monkeypatch):
+def test_an_error_of_a_reward_function_is_reported(episodes, found, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-    status, report = found(played, "reward.components={environment:0,tests.test_rescore.broken:1}")
-    long = [where for where, t in stored(played).items() if len(t.messages) > 2]
+    status, report = found(episodes, "reward.components={environment:0,tests.test_rescore.broken:1}")
+    long = [where for where, t in stored(episodes).items() if len(t.messages) > 2]
     assert status == 1 and [line["where"] for line in report["not_rescored"]] == long
     assert Counter(line["told"] for line in report["not_rescored"]) == {"LookupError: too long": len(long)}
 
 
-def test_the_table_shows_means_and_disagreements(played, capsys, tmp_path):
+def test_the_table_shows_means_and_disagreements(episodes, capsys, tmp_path):
     out = tmp_path / "report.json"
-    status, text = shown(capsys, played, "reward.components.turn_penalty=0.1", f"out={out}")
+    status, text = shown(capsys, episodes, "reward.components.turn_penalty=0.1", f"out={out}")
     first, second, *rest = text.splitlines()
     assert status == 0 and first.split()[:3] == ["trajectories", "episodes", "reward"]
     assert second.split()[:2] == ["played", "40"]
     report = json.loads(out.read_text())
     assert f"{report['all']['reward_after']:.3f}" in second and f"{report['all']['reward_before']:.3f}" in second
-    said = "\n".join(rest)
-    assert "best paid of those that the scorer refuses: played.jsonl:" in said
-    assert "worst paid of those that the scorer accepts: played.jsonl:" in said
-    assert f"{len(report['underpaid'])} not paid in full, though the scorer says yes" in said
-    assert said.endswith(f"written to {out}")
+    summary = "\n".join(rest)
+    assert "best paid of those that the scorer refuses: played.jsonl:" in summary
+    assert "worst paid of those that the scorer accepts: played.jsonl:" in summary
+    assert f"{len(report['underpaid'])} not paid in full, though the scorer says yes" in summary
+    assert summary.endswith(f"written to {out}")
 
 
-def test_overpaid_trajectories_are_those_that_the_scorer_rejects(played, found):
-    status, report = found(played, "reward.components={environment:0,turn_penalty:-5}")
+def test_overpaid_trajectories_are_those_that_the_scorer_rejects(episodes, found):
+    status, report = found(episodes, "reward.components={environment:0,turn_penalty:-5}")
     lines = {line["where"]: line for line in report["trajectories"]}
     wanted = {where for where, line in lines.items() if line["reward_after"] >= 1 and not line["score_after"]}
     assert status == 0 and set(report["overpaid"]) == wanted > set()
-    paid = [lines[where]["reward_after"] for where in report["overpaid"]]
-    assert paid == sorted(paid, reverse=True)
+    rewards = [lines[where]["reward_after"] for where in report["overpaid"]]
+    assert rewards == sorted(rewards, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -253,16 +253,16 @@ def test_overpaid_trajectories_are_those_that_the_scorer_rejects(played, found):
 def test_errors_are_one_sentence(run, capsys, words, sentence):
     with pytest.raises(SystemExit) as ended, one_sentence():
         rescore([word.replace("RUN", str(run)) for word in words])
-    said = capsys.readouterr()
-    assert ended.value.code == 2 and said.out == "" and sentence in said.err and said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and printed.out == "" and sentence in printed.err and printed.err.count("\n") == 1
 
 
-def test_the_program_imports_no_torch(played, tmp_path):
+def test_the_program_imports_no_torch(episodes, tmp_path):
     code = "import sys; from mtrl.rescore.__main__ import main; status = main(sys.argv[1:]); "
     code += "assert 'torch' not in sys.modules; sys.exit(status)"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     for start in (["-c", code], ["-m", "mtrl.rescore"]):
-        command = [sys.executable, *start, str(played), "+experiment=gsm8k"]
+        command = [sys.executable, *start, str(episodes), "+experiment=gsm8k"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
         assert "\x1b" not in done.stdout and "played  " in done.stdout

@@ -1,4 +1,4 @@
-"""`python -m mtrl.sft`: from a JSONL file to a folder that a run can start from."""
+"""`python -m mtrl.sft`: it trains on a JSONL file, and writes a folder for `model.path`."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def chats(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(chats, tmp_path_factory):
-    """The tiny model, fine-tuned from scratch by the command itself, and what the command printed."""
+    """The folder of the tiny model that the command trained from scratch, and the output of the command."""
     out = tmp_path_factory.mktemp("sft") / "warm"
     command = [
         sys.executable,
@@ -68,7 +68,7 @@ def test_the_tiny_model_learns_from_scratch(folder):
 
 
 def test_the_model_of_a_folder_is_trained(folder, tmp_path):
-    """A Hugging Face folder in, another one out; the first stays as it is."""
+    """The command trains the model of a folder, writes another folder, and does not change the first."""
     more = {"messages": [{"role": "user", "content": "say 17"}, {"role": "assistant", "content": "no"}]}
     (tmp_path / "more.jsonl").write_text(json.dumps(more))
     before = (folder[0] / "model.safetensors").read_bytes()

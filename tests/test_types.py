@@ -1,4 +1,4 @@
-"""The currency survives its way to disk and back, to the last bit."""
+"""The data types are written as JSON and read back without loss."""
 
 import json
 import struct
@@ -66,7 +66,7 @@ trajectories = st.builds(
 
 
 def bits(value):
-    """Every float of a nested value as its 64 bits, so that -0.0 is not 0.0."""
+    """Return the value with each float as its 64 bits, so that -0.0 differs from 0.0."""
     if isinstance(value, float):
         return struct.pack("<d", value)
     if isinstance(value, dict):
@@ -100,8 +100,8 @@ def test_to_dict_equals_asdict_and_copies_no_numbers(members):
     group = Group("g", {"id": "r"}, members)
     assert json.dumps(to_dict(group)) == json.dumps(asdict(group))
     for trajectory, data in zip(members, to_dict(group)["trajectories"], strict=True):
-        for turn, told in zip(trajectory.turns, data["turns"], strict=True):
-            assert told["action_ids"] is turn.action_ids and told["action_logprobs"] is turn.action_logprobs
+        for turn, plain in zip(trajectory.turns, data["turns"], strict=True):
+            assert plain["action_ids"] is turn.action_ids and plain["action_logprobs"] is turn.action_logprobs
 
 
 @given(st.lists(floats, min_size=1, max_size=4))
