@@ -37,9 +37,11 @@ def environment(**more):
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
-@pytest.mark.parametrize("word", ["0", "75", "300", "words of an error"])
-@pytest.mark.parametrize("kind", ["code", "script", "module"])
-def test_a_forked_program_equals_the_started_one(tmp_path, word, kind):
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [("code", "0"), ("code", "75"), ("code", "300"), ("code", "words of an error"), ("script", "75"), ("module", "75")],
+)
+def test_a_forked_program_equals_the_started_one(tmp_path, kind, word):
     (tmp_path / "looks.py").write_text(LOOK)
     words = {"code": ["-c", LOOK], "script": ["looks.py"], "module": ["-m", "looks"]}[kind]
     env = environment(PYTHONPATH=str(tmp_path), TZ="Asia/Tokyo")

@@ -274,12 +274,10 @@ ON_A_RUN = {
     # name: (async, statements, exit status, part of the last line of output; empty if the run succeeds)
     "changes the folder to a deleted one": (
         False, "import tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)", 0, ""),
-    "changes the recursion limit": (False, "sys.setrecursionlimit(60)", 0, ""),
     "replaces stdout": (False, "import io; sys.stdout = io.StringIO()", 0, ""),
     "changes the seeds": (
         False, "import random, numpy, torch; random.seed(0); numpy.random.seed(0); torch.manual_seed(0)", 0, ""),
     "clears the environment variables": (False, "os.environ.clear()", 0, ""),
-    "exits in a thread": (False, "threading.Thread(target=os._exit, args=(0,)).start(); time.sleep(0.1)", 0, ""),
     "leaves a thread": (False, "threading.Thread(target=time.sleep, args=(99,)).start()", 0, ""),
     "leaves a process": (False, "subprocess.Popen(['sleep', '99'], stdout=-3, stderr=-3)", 0, ""),
     "writes megabytes": (False, "print('x' * 5_000_000)", 0, ""),

@@ -139,10 +139,9 @@ def test_advantages_of_a_group_by_hand():
         assert found == pytest.approx([expected] * len(row), abs=1e-5)
 
 
-@pytest.mark.parametrize("updates", [1, 3])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize("credit", METHODS)
-def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, scale, updates, model, groups, tmp_path):
+def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, scale, model, groups, tmp_path):
     """With `scale` 100 the gradients of per-turn credit are clipped; the last of three updates clips ratios."""
     groups = copy.deepcopy(groups)
     for turn in chain(*chain(*groups)):
@@ -160,17 +159,18 @@ def test_loss_gradient_norm_and_weights_are_those_of_mtrl(credit, scale, updates
         cfg, Policy(theirs, None), None, Optimizer(theirs, cfg.trainer.optimizer, 9), tmp_path / "dump"
     )
     optimizer, batch = example.make_optimizer(mine, lr=3e-3), batch_of(groups, credit)
-    for step in range(updates):
+    for step in range(3):
         loss, norm = example.update(mine, optimizer, batch)
         metrics = updater.run(samples, step).report.metrics()
         assert loss == pytest.approx(metrics["train/loss"], abs=1e-6 * scale)
         assert norm == pytest.approx(metrics["train/grad_norm"], rel=1e-5)
+        assert metrics["train/clip_frac"] == 0 or step > 0
 
     for (name, a), b in zip(mine.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-8, rtol=0, msg=name)
     moved = max((a - b).abs().max() for a, b in zip(mine.parameters(), model.parameters(), strict=True))
     assert moved > 1e-3
-    assert (metrics["train/clip_frac"] > 0) == (updates > 1)
+    assert metrics["train/clip_frac"] > 0
     assert norm > 1 or (credit, scale) != ("turn", 100.0)
 
 
