@@ -1,22 +1,14 @@
 """The benchmark of overlapping runs: its output follows from the records of the runs, and tools take time."""
 
 import json
-import os
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests import forked
-
-ROOT = Path(__file__).parent.parent
+from tests.benchmark_runs import run_benchmark
 
 
 def bench(folder, *words):
-    """Run the benchmark from a folder outside of the tree."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "benchmarks" / "asynchrony.py"), *words]
-    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return run_benchmark(folder, "asynchrony.py", *words, timeout=300)
 
 
 def read(path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests.benchmark_runs import run_benchmark
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -18,11 +18,8 @@ FEW = "--episodes 12 --group-size 2 --turns 2 --words 3 --delay-ms 100 --steps 6
 
 
 def run(folder, script, *words):
-    """Run a benchmark from outside the tree."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *words]
-    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return run_benchmark(folder, script, *words, PYTHONPATH=path)
 
 
 def test_every_part_of_a_step_is_measured(tmp_path):

@@ -1,15 +1,11 @@
 """The benchmark of sequence extension: the tokens add up, and the gradients are the same."""
 
 import json
-import os
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests.benchmark_runs import run_benchmark
 
-ROOT = Path(__file__).parent.parent
 SMALL = (
     "--hidden-size 16 --intermediate-size 16 --layers 1 --rollouts 2 --prompt-tokens 5 --tokens 3 "
     "--observation-tokens 2 --micro-batch-tokens 40 --repeats 1 --turns 1 4"
@@ -17,9 +13,7 @@ SMALL = (
 
 
 def bench(folder, *words):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "benchmarks" / "extension.py"), *words]
-    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return run_benchmark(folder, "extension.py", *words)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import asyncio
 import importlib
 import json
 import math
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -17,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mtrl.engines.base import Generation
 from mtrl.types import FinishReason
-from tests import forked
+from tests.benchmark_runs import run_benchmark
 
 ROOT = Path(__file__).parent.parent
 OURS = ("generation", "generation_bound", "generation_players", "engines", "step")
@@ -158,9 +157,7 @@ def test_seconds_of_child_processes_are_counted(bench):
 
 
 def run(folder, *words):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "benchmarks" / "generation.py"), *words]
-    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return run_benchmark(folder, "generation.py", *words)
 
 
 @pytest.mark.slow

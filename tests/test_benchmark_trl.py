@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from mtrl.errors import UserError
-from tests import forked
+from tests.benchmark_runs import run_benchmark
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SMALL = (
@@ -48,13 +48,6 @@ json.dump(results, open(output, "w"))
 """
 
 
-def bench(folder, script, *words):
-    """Run the benchmark from a folder outside of the tree."""
-    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(BENCHMARKS / script), *words]
-    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-
-
 def script(path, *lines):
     path.write_text("\n".join(lines))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -72,7 +65,7 @@ def found(tmp_path_factory, stand_in):
     """A tiny step of mtrl beside steps of the stand-in: the output and the JSON."""
     folder = tmp_path_factory.mktemp("trl")
     words = ["--threads", "1", "--rounds", "1", "--steps", "1", "--json", "found.json"]
-    done = bench(folder, "trl.py", "--trl-python", stand_in, "--ways", "float32/4", "--sizes", SMALL, *words)
+    done = run_benchmark(folder, "trl.py", "--trl-python", stand_in, "--ways", "float32/4", "--sizes", SMALL, *words)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout, json.loads((folder / "found.json").read_text())
 
@@ -159,7 +152,7 @@ def test_mtrl_learns_its_lesson(tmp_path):
     words = [*SMALL.split(), "--group-size", "8"]
     lessons = [{"words": [*words, "--seed", str(n)], "lr": 0.02, "enough": 0.9, "most": 12} for n in range(8)]
     (tmp_path / "lessons.json").write_text(json.dumps([*lessons, lessons[0] | {"enough": 0.01}]))
-    done = bench(tmp_path, "trl_learning.py", "lessons.json", "results.json")
+    done = run_benchmark(tmp_path, "trl_learning.py", "lessons.json", "results.json")
     assert done.returncode == 0, done.stderr[-4000:]
     *whole, short = (lesson["rewards"] for lesson in json.loads((tmp_path / "results.json").read_text()))
     assert all(1 < len(rewards) <= 12 and 0 < rewards[0] < 0.4 for rewards in whole)
@@ -175,7 +168,7 @@ def test_a_missing_trl_is_one_sentence(tmp_path):
         (without, f"--trl-python={without} has no TRL; give the interpreter"),
         ("", "neither --trl-python nor MTRL_TRL_PYTHON is set; give the interpreter"),
     ):
-        done = bench(tmp_path, "trl.py", "--trl-python", python)
+        done = run_benchmark(tmp_path, "trl.py", "--trl-python", python)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert line.startswith(message) and "pip install torch" in line
@@ -185,13 +178,13 @@ def test_a_process_that_fails_is_shown(tmp_path):
     broken = script(
         tmp_path / "broken", "#!/bin/sh", 'case "$*" in *version*) echo 1.0;; *) echo out of luck; exit 3;; esac'
     )
-    done = bench(tmp_path, "trl.py", "--trl-python", broken, "--sizes", SMALL)
+    done = run_benchmark(tmp_path, "trl.py", "--trl-python", broken, "--sizes", SMALL)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == ["out of luck", "trl_step.py ended with 3; see what it said above"]
 
 
 def test_an_unknown_mode_of_trl_is_refused(tmp_path):
-    done = bench(tmp_path, "trl.py", "--ways", "float16/4")
+    done = run_benchmark(tmp_path, "trl.py", "--ways", "float16/4")
     assert done.returncode == 2
     assert "'float16/4' is not DTYPE/COMPLETIONS" in done.stderr.splitlines()[-1]
 
@@ -207,7 +200,7 @@ def trl_python():
 def test_trl_does_the_same_work(tmp_path, trl_python):
     ways = ["float32/4", "bfloat16/2", "float32/2/kept", "bfloat16/4/compiled"]
     words = ["--threads", "1", "--rounds", "1", "--steps", "1", "--json", "found.json", "--sizes", SMALL]
-    done = bench(tmp_path, "trl.py", "--trl-python", trl_python, "--ways", *ways, *words)
+    done = run_benchmark(tmp_path, "trl.py", "--trl-python", trl_python, "--ways", *ways, *words)
     assert done.returncode == 0, done.stderr[-4000:]
     runs = json.loads((tmp_path / "found.json").read_text())["runs"]
     assert [run["name"] for run in runs] == [*(f"TRL {way}" for way in ways), "mtrl"]
@@ -225,7 +218,7 @@ def test_trl_does_the_same_work(tmp_path, trl_python):
 @pytest.mark.slow
 def test_trl_learns_the_same_lesson(tmp_path, trl_python):
     words = ["--learning", "--sizes", SMALL, "--lr", "0.02", "--seeds", "2", "--most", "3", "--json", "found.json"]
-    done = bench(tmp_path, "trl.py", "--trl-python", trl_python, *words)
+    done = run_benchmark(tmp_path, "trl.py", "--trl-python", trl_python, *words)
     assert done.returncode == 0, done.stderr[-4000:]
     (lesson,) = json.loads((tmp_path / "found.json").read_text())["lessons"]
     assert lesson["steps"] == {"TRL": [4, 4], "mtrl": [4, 4]}

@@ -1,31 +1,20 @@
 """The benchmarks run, and their numbers add up. Times are not tested."""
 
 import json
-import os
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests import forked
+from tests.benchmark_runs import run_benchmark
 
-ROOT = Path(__file__).parent.parent
 SMALL = (
     "--hidden-size 32 --intermediate-size 64 --layers 2 --heads 2 --kv-heads 1 "
     "--prompts 2 --group-size 2 --tokens 4 --steps 1"
 )
 
 
-def run(folder, script, *words):
-    """Run a benchmark from a folder outside of the tree, and return the completed process."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "benchmarks" / script), *words]
-    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-
-
 def bench(folder, *more):
     """Run the benchmark of a step with a very small policy."""
-    return run(folder, "step.py", *SMALL.split(), *more)
+    return run_benchmark(folder, "step.py", *SMALL.split(), *more)
 
 
 def test_a_step_adds_up(tmp_path):
@@ -67,7 +56,7 @@ FEW = "--groups 3 --group-size 4 --turns 2 --tokens 3 --words 2 --table-rows 2 -
 def test_every_estimator_is_timed(tmp_path):
     from mtrl.algorithms.registry import ESTIMATORS
 
-    done = run(tmp_path, "advantages.py", *FEW.split(), "--json", "advantages.json")
+    done = run_benchmark(tmp_path, "advantages.py", *FEW.split(), "--json", "advantages.json")
     assert done.returncode == 0, done.stderr[-4000:]
     methods = json.loads((tmp_path / "advantages.json").read_text())["methods"]
     built_in = (ESTIMATORS.find(name) for name in ESTIMATORS.names())
@@ -84,7 +73,7 @@ def test_every_estimator_is_timed(tmp_path):
 
 def test_too_few_repeats_and_groups_are_refused(tmp_path):
     for words, message in ((["--repeats", "0"], "at least 1"), (["--group-size", "3"], "at least 4")):
-        done = run(tmp_path, "advantages.py", *words)
+        done = run_benchmark(tmp_path, "advantages.py", *words)
         assert done.returncode == 2
         assert done.stderr.splitlines()[-1].endswith(f"{words[0]} must be {message}")
 
@@ -99,7 +88,7 @@ def test_a_step_in_bfloat16_has_weights_in_float32(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_update_is_compared_with_its_bound(tmp_path, dtype):
     small = "--samples 6 --mean-tokens 12 --turns 2 --hidden-size 32 --layers 1 --rounds 1 --micro-batch-tokens 40"
-    done = run(tmp_path, "update.py", *small.split(), "--dtype", dtype, "--json", "update.json")
+    done = run_benchmark(tmp_path, "update.py", *small.split(), "--dtype", dtype, "--json", "update.json")
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads((tmp_path / "update.json").read_text())
     assert 0 < result["trained"] < result["tokens"]
@@ -114,7 +103,7 @@ def test_the_update_is_compared_with_its_bound(tmp_path, dtype):
 
 def test_packed_matrices_are_timed_beside_plain_ones(tmp_path):
     sizes = "--hidden-size 256 --intermediate-size 520 --layers 1 --held 8 --repeats 2 --trajectories 2 5"
-    done = run(tmp_path, "matrices.py", *sizes.split())
+    done = run_benchmark(tmp_path, "matrices.py", *sizes.split())
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [
         line.strip("| ").split(" | ")

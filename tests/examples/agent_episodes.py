@@ -9,6 +9,7 @@ from mtrl.agents.loop import AgentLoop
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
+from mtrl.environments.tool_calls import format_call
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
 from mtrl.rollout.conversation import Conversation
@@ -43,6 +44,11 @@ async def run(loop, row, codec):
         return await loop.run(row, "g", 0, sampling)
     finally:
         await loop.close()
+
+
+def calculator_call(expression):
+    """Return the text of a call of the calculator."""
+    return format_call("calculate", {"expression": expression})
 
 
 def tokens(trajectory):

@@ -1,18 +1,9 @@
 """An agent of LangChain gives the tokens of the native loop."""
 
-import pytest
-
 from examples.agents import langchain_agent
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
-from mtrl.config.schema import DataConfig
-from mtrl.environments.tool_calls import format_call
-from tests.examples.agent_episodes import by_agent, by_environment, tokens
-
-
-@pytest.fixture(scope="module")
-def row():
-    return FAMILY.load(DataConfig(synthetic_train_rows=4, synthetic_test_rows=2), seed=0).train[0]
+from tests.examples.agent_episodes import by_agent, by_environment, calculator_call, tokens
 
 
 def called(row, responses, codec):
@@ -29,6 +20,6 @@ def test_the_agent_trains_the_tokens_of_the_native_loop(row, tiny_codec):
 
 
 def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
-    trajectory = called(row, [format_call("calculate", {"expression": "1+2"})] * 9, tiny_codec)
+    trajectory = called(row, [calculator_call("1+2")] * 9, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)
     assert 2 <= len(trajectory.turns) <= 4

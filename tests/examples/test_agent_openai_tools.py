@@ -4,31 +4,18 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from examples.agents import openai_tools
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
 from mtrl.agents.program import ProgramRunner
-from mtrl.config.schema import DataConfig
-from mtrl.environments.tool_calls import format_call
 from mtrl.types import StopReason
-from tests.examples.agent_episodes import by_agent, by_environment, tokens
+from tests.examples.agent_episodes import by_agent, by_environment, calculator_call, tokens
 
 PROGRAM = Path(openai_tools.__file__)
 
 
-@pytest.fixture(scope="module")
-def row():
-    return FAMILY.load(DataConfig(synthetic_train_rows=4, synthetic_test_rows=2), seed=0).train[0]
-
-
 def called(row, responses, codec, **limits):
     return by_agent(CallableRunner(openai_tools.run, 2), row, responses, codec, **limits)
-
-
-def compute(expression):
-    return format_call("calculate", {"expression": expression})
 
 
 def test_the_agent_trains_the_tokens_of_the_native_loop(row, tiny_codec):
@@ -36,8 +23,8 @@ def test_the_agent_trains_the_tokens_of_the_native_loop(row, tiny_codec):
     for responses in (
         FAMILY.gold(row),
         ["#### 1"],
-        [compute("1+2"), compute("1/0"), answer],
-        [compute("2") * 2, answer],
+        [calculator_call("1+2"), calculator_call("1/0"), answer],
+        [calculator_call("2") * 2, answer],
     ):
         agent = called(row, responses, tiny_codec)
         native = by_environment(FAMILY, row, responses, tiny_codec, max_turns=3)
@@ -56,13 +43,13 @@ def test_a_malformed_call_is_an_error_observation(row, tiny_codec):
 
 
 def test_the_agent_stops_after_its_own_limit(row, tiny_codec):
-    trajectory = called(row, [compute("1+2")] * 9, tiny_codec)
+    trajectory = called(row, [calculator_call("1+2")] * 9, tiny_codec)
     assert (len(trajectory.turns), trajectory.reward) == (openai_tools.MOST_CALLS, 0.0)
     assert trajectory.stop_reason == StopReason.DONE
 
 
 def test_the_run_stops_the_agent_after_max_turns(row, tiny_codec):
-    trajectory = called(row, [compute("1+2")] * 9, tiny_codec, calls=2)
+    trajectory = called(row, [calculator_call("1+2")] * 9, tiny_codec, calls=2)
     assert (len(trajectory.turns), trajectory.stop_reason) == (2, StopReason.MAX_TURNS)
 
 

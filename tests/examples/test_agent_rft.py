@@ -5,14 +5,8 @@ import pytest
 from examples.agents import rft_agent
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.remote import RemoteRunner
-from mtrl.config.schema import DataConfig
 from mtrl.types import StopReason
 from tests.examples.agent_episodes import by_agent, by_environment, served, tokens
-
-
-@pytest.fixture(scope="module")
-def row():
-    return FAMILY.load(DataConfig(synthetic_train_rows=4, synthetic_test_rows=2), seed=0).train[0]
 
 
 @pytest.fixture

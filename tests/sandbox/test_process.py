@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from mtrl.errors import UserError
 from mtrl.sandbox import bubblewrap, isolation, seccomp
 from mtrl.sandbox.process import ProcessLimits, ProcessResult, ProcessSandbox, SandboxError, check_isolation
+from tests.sandbox.processes import processes_with
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -30,18 +31,6 @@ def sandbox():
 
 def descriptors():
     return set(os.listdir("/proc/self/fd"))
-
-
-def processes_with(marker):
-    """Return the host processes whose command line contains the marker."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and marker.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            pass
-    return found
 
 
 def test_commands_return_output_and_exit_code(sandbox):

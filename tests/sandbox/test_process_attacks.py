@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.sandbox.processes import python
+
 ROOT = Path(__file__).parent.parent.parent
-
-
-def python(sandbox, code, *arguments, **options):
-    return sandbox.run(["python3", "-c", code, *map(str, arguments)], **options)
 
 
 # The network.

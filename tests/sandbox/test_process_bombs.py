@@ -5,18 +5,14 @@ import os
 import threading
 import time
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 from tests.peak import Peak
+from tests.sandbox.processes import processes_with, python
 
 MARGIN = 60.0
 """Seconds that a busy machine may add."""
-
-
-def python(sandbox, code, *arguments, **options):
-    return sandbox.run(["python3", "-c", code, *map(str, arguments)], **options)
 
 
 def test_a_fork_bomb_is_limited(sandbox, bystander):
@@ -147,25 +143,13 @@ def test_children_do_not_outlive_the_command(sandbox, start):
     marker = f"{os.getpid()}{next(COUNTER)}"
     result = sandbox.run(f"{start.format(marker)}\nsleep 0.2; echo end")
     assert result.stdout == "end\n" and result.exit_code == 0 and result.seconds < MARGIN
-    assert not running(marker), "the processes have ended when `run` returns"
+    assert not processes_with(marker), "the processes have ended when `run` returns"
     result = sandbox.run(f"{start.format(marker)}\nsleep 999", timeout=0.5)
     assert result.timed_out and result.seconds < MARGIN
-    assert not running(marker)
+    assert not processes_with(marker)
 
 
 COUNTER = itertools.count(1000)
-
-
-def running(marker):
-    """Return the host processes with the marker as an argument."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if marker.encode() in path.read_bytes().split(b"\0"):
-                found.append(path)
-        except OSError:
-            pass
-    return found
 
 
 def test_stopped_and_stubborn_processes_end(sandbox):
