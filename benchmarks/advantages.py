@@ -61,7 +61,7 @@ class Sizes:
 
 
 def make_groups(sizes: Sizes) -> list[Group]:
-    """Trajectories whose turns are paid 0, 1/4 or 1, and mostly 0."""
+    """Return trajectories with turn rewards of 0, 1/4 or 1, and mostly 0."""
     rng = random.Random(sizes.seed)
 
     def turn(group: int) -> Turn:
@@ -87,7 +87,7 @@ def make_groups(sizes: Sizes) -> list[Group]:
 
 
 def make_table(sizes: Sizes) -> CreditBatch:
-    """Trajectories of equally many tokens, paid at the end, and the values of a critic."""
+    """Return trajectories with equal numbers of tokens and a reward at the end, and the values of a critic."""
     shape = (sizes.table_rows, sizes.table_columns)
     rng = np.random.default_rng(sizes.seed)
     rewards = np.zeros(shape)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 ENDING = 60.0
-"""Seconds that a process which was told to stop may take to end its server; if killed, guardians do it."""
+"""Seconds that a process that got a signal to stop may take to end its server; if killed, guardians do it."""
 
 
 def run_apart(
@@ -31,7 +31,7 @@ def run_apart(
     # A session of its own: Ctrl-C is for us, and we pass it on once.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     try:
-        said, _ = process.communicate(timeout=limit)
+        output, _ = process.communicate(timeout=limit)
     except BaseException:
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -42,4 +42,4 @@ def run_apart(
         process.wait()
     if process.returncode:
         raise SystemExit(f"{name} ended with {process.returncode}; see above")
-    return json.loads(said.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])

@@ -70,15 +70,15 @@ QUIET = (
 
 
 class SlowGsm8k(Gsm8kEnv):
-    """Word problems whose every step takes 50 to 500 ms: how long depends on the row and on all that was said."""
+    """Word problems whose every step takes 50 to 500 ms: how long depends on the row and on all responses."""
 
     def reset(self, row: Row | None = None) -> list[Message] | None:
-        self.said = hashlib.blake2b(str(row and row["id"]).encode(), digest_size=8)
+        self.digest = hashlib.blake2b(str(row and row["id"]).encode(), digest_size=8)
         return super().reset(row)
 
     async def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:  # type: ignore[override]
-        self.said.update(response.encode())
-        share = int.from_bytes(self.said.digest(), "little") / 2**64
+        self.digest.update(response.encode())
+        share = int.from_bytes(self.digest.digest(), "little") / 2**64
         await asyncio.sleep(LATENCY[0] + share * (LATENCY[1] - LATENCY[0]))
         return super().step(response, ground_truth)
 
@@ -92,7 +92,7 @@ class Sizes:
 
     rounds: int = 3
     warm_up: int = 2
-    """Steps before the measured ones: the first two batches of an overlapping run are played at once."""
+    """Steps before the measured ones: the first two batches of an overlapping run are sampled at once."""
     steps: int = 5
 
 
@@ -102,7 +102,7 @@ class Measured:
 
     steps_per_minute: float
     sampled_per_second: float
-    """Tokens that the policy said, by the time of whole steps."""
+    """Number of sampled tokens per time of whole steps."""
     trainer_waits: float
     """Share of the time in which the trainer waited for rollouts."""
     nothing_sampled: float
@@ -240,11 +240,11 @@ def table(result: dict[str, Any]) -> str:
         "|" + "---|" * len(head),
     ]
     for tool, ways in result["tools"].items():
-        for way, told in ways.items():
-            one = told["median"]
+        for way, figures in ways.items():
+            one = figures["median"]
             lines.append(
                 f"| {tool} | {way} | {one['steps_per_minute']:.1f} "
-                + "".join(f"| {told['ratio'][base]:.2f} ({spread(told['ratios'][base])}) " for base in bases)
+                + "".join(f"| {figures['ratio'][base]:.2f} ({spread(figures['ratios'][base])}) " for base in bases)
                 + f"| {one['trainer_waits']:.0%} | {one['nothing_sampled']:.0%} | {one['side_by_side']:.0%} "
                 f"| {one['update_seconds']:.2f} | {one['sampled_per_second']:,.0f} "
                 f"| {one['staleness']:.2f} | {one['oldest']:.0f} |"

@@ -11,7 +11,7 @@ played is the environments'.
 
 The sum is compared with steps that others have published: as long as they were, and as long as they would have been
 for these sampled tokens at the tokens per second that they state. A run keeps the trajectories of every tenth step
-unless it is told otherwise (`trainer.save_trajectories_every`), so one sum has a tenth of their cost; and one is of
+by default (`trainer.save_trajectories_every`), so one sum has a tenth of their cost; and one is of
 what goes on after the rollouts, while no token is sampled (the rest goes on beside a server that samples).
 """
 
@@ -68,7 +68,7 @@ ONE, MANY, ENGINE = "batches, 1 rank", "batches, {ranks} ranks", "(engine)"
 PLAYED = ("tokenise", "parse", "environments", "episodes")
 """Parts that go on while others are sampled; the rest follows one after the other."""
 WRITTEN = ("notes", "trajectories")
-"""Parts of the steps whose trajectories are kept."""
+"""Parts of the steps whose trajectories are stored."""
 EVERY, USUAL, AFTER = "all, with 1 rank left out", "all, every 10th step kept", "the same, after the rollouts"
 FLOPS = ModelFlops(7 * 10**9, 7 * 10**9, 545 * 10**6, 545 * 10**6, 3584, (None,) * 28)
 """Of a model of 7 B parameters, which decides how micro-batches are dealt."""

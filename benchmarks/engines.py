@@ -107,7 +107,7 @@ def measure(engine: str, config: Config, sizes: Sizes) -> Measured:
 
 
 async def play(parts: Parts, rollouts: Rollouts, config: Config, sizes: Sizes, peak: Peak, begun: float) -> Measured:
-    """Everything twice; the second time counts. What was cached of the first is gone with the update between them."""
+    """Everything twice; the second time counts. The update between them drops what the first time cached."""
     size, train = config.algorithm.group_size, parts.splits.train
     rows = [train[i % len(train)] for i in range(2 * sizes.groups)]
     try:
@@ -121,13 +121,13 @@ async def play(parts: Parts, rollouts: Rollouts, config: Config, sizes: Sizes, p
         begun = time.perf_counter()
         groups = (await rollouts.collect("measured", rows[: sizes.groups], size, parts.sampling)).groups
         seconds = time.perf_counter() - begun
-        played = [trajectory for group in groups for trajectory in group.trajectories]
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         rates = [await single(parts, at_once, sizes.tokens) for at_once in AT_ONCE]
-        sampled = sum(trajectory.action_tokens for trajectory in played)
+        sampled = sum(trajectory.action_tokens for trajectory in trajectories)
         return {
             "start until ready, s": ready,
             EPISODES: sampled / seconds,
-            "episodes: trajectories/s": len(played) / seconds,
+            "episodes: trajectories/s": len(trajectories) / seconds,
             **{f"single turns, {n} at once: sampled tokens/s": rate for n, rate in zip(AT_ONCE, rates, strict=True)},
             "memory, MiB": held / MIB,
             "weight update, s": await update(parts),
@@ -243,7 +243,7 @@ def make_policy(random: Sequence[int] | None, extra: Sequence[str], folder: Path
 def compare(engines: Sequence[str], sizes: Sizes, policy: str, extra: Sequence[str], folder: Path) -> dict[str, Any]:
     """Everything that is printed."""
     load, begun = os.getloadavg()[0], time.perf_counter()
-    # Whatever is wrong is told before the first one starts.
+    # Wrong settings are errors before the first engine starts.
     configs = [configuration(engine, policy, folder / "run", sizes, extra) for engine in engines]
     found: dict[str, list[Measured]] = {engine: [] for engine in engines}
     for number in range(sizes.rounds):
@@ -276,7 +276,7 @@ def summary(runs: Sequence[Measured], base: Sequence[Measured] | None) -> dict[s
 def table(result: dict[str, Any]) -> str:
     """As Markdown: medians of the rounds, in brackets least to most."""
     sizes, on, engines = result["sizes"], result["machine"], result["engines"]
-    columns = [(engine, key) for engine, told in engines.items() for key in ("values", X_LOCAL) if told[key]]
+    columns = [(engine, key) for engine, figures in engines.items() for key in ("values", X_LOCAL) if figures[key]]
     head = ["", *(engine if key == "values" else key for engine, key in columns)]
     lines = [
         f"{result['parameters'] / 1e6:.2f} M parameters; {sizes['groups']} groups of {result['group_size']} episodes; "

@@ -94,7 +94,7 @@ class Sizes:
     seed: int = 0
 
 
-def said(words: int, seed: Any) -> str:
+def words_of(words: int, seed: Any) -> str:
     return " ".join(random.Random(seed).choices(WORDS, k=words))
 
 
@@ -103,7 +103,7 @@ class Plain(BaseEnvironment):
 
     def __init__(self, max_turns: int, words: int):
         super().__init__(max_turns)
-        self.text = said(words, 0)
+        self.text = words_of(words, 0)
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> Any:
         self.current_turn += 1
@@ -123,7 +123,7 @@ class Tooled(ToolEnvironment):
 
     def __init__(self, max_turns: int, words: int):
         super().__init__(max_turns)
-        self.text = said(words, 0)
+        self.text = words_of(words, 0)
 
     @tool
     def look(self, page: int) -> str:
@@ -170,7 +170,7 @@ class Player:
         tokenizer = train_tokenizer([[message] * 20], 400)
         self.codec = Codec(tokenizer, make_renderer(tokenizer))
         call = format_call("look", {"page": 0}) if kind == "typed tool" else ""
-        texts = [said(sizes.words, n) for n in range(97)]
+        texts = [words_of(sizes.words, n) for n in range(97)]
 
         def respond(trajectory_id: str, turn: int) -> str:
             text = texts[zlib.crc32(f"{trajectory_id}/{turn}".encode()) % len(texts)]
@@ -188,7 +188,7 @@ class Player:
     async def play(self, key: str, prompts: int) -> RolloutReport:
         """So many groups at once."""
         rows: list[Row] = [
-            {"id": f"{key}/{i}", "prompt": [{"role": "user", "content": said(20, i)}], "ground_truth": {}}
+            {"id": f"{key}/{i}", "prompt": [{"role": "user", "content": words_of(20, i)}], "ground_truth": {}}
             for i in range(prompts)
         ]
         report = await self.rollouts.collect(key, rows, self.sizes.group_size, self.sampling)
@@ -247,7 +247,7 @@ def at_once(sizes: Sizes, kind: str) -> dict[str, Any]:
     with settled():
         watcher, report, wall, cpu = asyncio.run(run())
     player.pool.close()
-    kept = rss()
+    after = rss()
     episodes = sum(len(group.trajectories) for group in report.groups)
     tokens = sum(t.context_tokens for group in report.groups for t in group.trajectories)
     lags = np.array(watcher.lags) * 1000
@@ -261,7 +261,7 @@ def at_once(sizes: Sizes, kind: str) -> dict[str, Any]:
         "episodes_per_second": episodes / wall,
         "episodes_per_cpu_second": episodes / cpu,
         "kib_per_open_episode": (watcher.most_rss - before) * 1024 / episodes,
-        "kib_per_finished_episode": (kept - before) * 1024 / episodes,
+        "kib_per_finished_episode": (after - before) * 1024 / episodes,
         "lag_ms": {
             "p50": float(np.percentile(lags, 50)),
             "p99": float(np.percentile(lags, 99)),
@@ -429,16 +429,16 @@ def table(result: dict[str, Any]) -> str:
         )  # fmt: skip
         lines += ["", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         for kind, several in result["steps"].items():
-            told = min(several, key=lambda each: each["per_step"]["cpu_ms"]["mean"])
-            fits = told["per_step"]
+            least = min(several, key=lambda each: each["per_step"]["cpu_ms"]["mean"])
+            fits = least["per_step"]
 
             def grows(name: str, digits: int, fits: dict[str, Any] = fits) -> str:
                 return f"{fits[name]['slope']:+.{digits}f} ± {fits[name]['error']:.{digits}f}"
 
             lines.append(
-                f"| {kind} | {told['steps']} | {told['last']['rss_kib'] / 1024:.0f} | {grows('rss_kib', 2)} "
-                f"| {told['last']['objects']:,} | {grows('objects', 2)} | {fits['cpu_ms']['mean']:.0f} "
-                f"| {grows('cpu_ms', 3)} | {told['last']['threads']} |"
+                f"| {kind} | {least['steps']} | {least['last']['rss_kib'] / 1024:.0f} | {grows('rss_kib', 2)} "
+                f"| {least['last']['objects']:,} | {grows('objects', 2)} | {fits['cpu_ms']['mean']:.0f} "
+                f"| {grows('cpu_ms', 3)} | {least['last']['threads']} |"
             )
     return "\n".join(lines)
 

@@ -103,13 +103,13 @@ def cut(trajectory: Trajectory) -> Trajectory:
 
 def both(sizes: Sizes, turns: int) -> dict[str, Way]:
     """The samples of the same rollouts, with the same advantages."""
-    played = rollouts(sizes, turns)
+    trajectories = rollouts(sizes, turns)
     rng = random.Random(f"{sizes.seed}/{turns}/advantages")
-    advantages = [[rng.gauss(0, 1) for _ in trajectory.turns] for trajectory in played]
-    ways = {"merged": played, "per turn": [cut(trajectory) for trajectory in played]}
+    advantages = [[rng.gauss(0, 1) for _ in trajectory.turns] for trajectory in trajectories]
+    ways = {"merged": trajectories, "per turn": [cut(trajectory) for trajectory in trajectories]}
     return {
-        name: Way([s for t, a in zip(told, advantages, strict=True) for s in trajectory_samples(t, a)])
-        for name, told in ways.items()
+        name: Way([s for t, a in zip(members, advantages, strict=True) for s in trajectory_samples(t, a)])
+        for name, members in ways.items()
     }
 
 

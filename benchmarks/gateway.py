@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     before = os.getloadavg()
     codec = make_codec()
-    with settled():  # as whoever runs a gateway does
+    with settled():  # as in the program of the gateway
         found = measure(args, codec)
     print(table(args, found, before))
     if args.json:

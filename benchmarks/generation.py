@@ -90,8 +90,8 @@ class Cell:
     turns: int
 
     def wave(self, number: int, sizes: Sizes) -> Wave:
-        told = sizes.tokens, sizes.prompt, sizes.observed, sizes.vocabulary
-        return Wave.make(number, self.trajectories, self.turns, *told)
+        counts = sizes.tokens, sizes.prompt, sizes.observed, sizes.vocabulary
+        return Wave.make(number, self.trajectories, self.turns, *counts)
 
 
 # One engine in one cell, in a process of its own
@@ -161,12 +161,12 @@ def one_round(engines: Sequence[str], cell: Cell, sizes: Sizes, folder: Path, nu
             matrices: sampled / least_seconds(of, plan, bytes_per_s, flops_per_s)
             for matrices, flops_per_s in limits["gemm"][sizes.dtype].items()
         },
-        "engines": {engine: told(engine, cell, apart(engine, cell, sizes, folder)) for engine in order},
+        "engines": {engine: figures_of(engine, cell, apart(engine, cell, sizes, folder)) for engine in order},
         "load_average": [load, os.getloadavg()[0]],
     }
 
 
-def told(engine: str, cell: Cell, found: dict[str, float]) -> dict[str, float]:
+def figures_of(engine: str, cell: Cell, found: dict[str, float]) -> dict[str, float]:
     """Say how far we are."""
     rate = f"{found['tokens_per_cpu_s']:,.0f} tokens per CPU-second"
     print(f"{cell.trajectories} trajectories, {cell.turns} turns, {engine}: {rate}", flush=True)
@@ -283,7 +283,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         torch.set_num_threads(1)
         for engine in set(args.engines) & set(SERVERS):
-            engine_python(engine, None)  # whether all are there is told before the first one starts
+            engine_python(engine, None)  # a missing engine is an error before the first one starts
         cells = [Cell(trajectories, turns) for trajectories in args.trajectories for turns in args.turns]
         result = compare(args.engines, cells, sizes, Path(folder) / "policy")
     print(f"\n{table(result)}")

@@ -77,7 +77,7 @@ def passes(rows: int, turns: int, prompt: int, observed: int, sampled: int) -> I
     held = 0
     for turn in range(turns):
         for step in range(sampled):
-            # What a turn begins with: the prompt; later the observation, and the sampled token that nobody has fed yet.
+            # A turn begins with the prompt, later with the observation and the last sampled token.
             new = 1 if step else observed + 1 if turn else prompt
             yield Pass(rows, held, new)
             held += new

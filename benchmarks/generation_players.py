@@ -34,7 +34,7 @@ LEAST_ROOM = 8192
 
 @dataclass(frozen=True)
 class Wave:
-    """What trajectories that begin together are told, as token ids."""
+    """The prompts and observations of trajectories that begin together, as token ids."""
 
     number: int
     prompts: list[list[int]]
@@ -49,10 +49,10 @@ class Wave:
     ) -> Wave:
         ids = random.Random(number)
 
-        def told(length: int) -> list[list[int]]:
+        def texts(length: int) -> list[list[int]]:
             return [ids.choices(range(vocabulary), k=length) for _ in range(trajectories)]
 
-        return cls(number, told(prompt), [told(observed) for _ in range(turns - 1)], tokens)
+        return cls(number, texts(prompt), [texts(observed) for _ in range(turns - 1)], tokens)
 
     @property
     def sampled(self) -> int:

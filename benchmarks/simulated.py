@@ -79,7 +79,7 @@ def make_codec(text: str, vocabulary: int, folder: str | None) -> Codec:
 
 
 class Pages(ToolEnvironment):
-    """Reads pages of the text, so many characters at a time; an answer is paid by a hash of it."""
+    """Reads pages of the text, so many characters at a time; the reward of an answer is a hash of it."""
 
     def __init__(self, max_turns: int, text: str, characters: int):
         super().__init__(max_turns)

@@ -99,9 +99,9 @@ class Measured:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """With `tree` before anything that is installed, and bytecode that is kept."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"PYTHONPATH": str(tree), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    """Return an environment with `tree` before installed packages, and with stored bytecode."""
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return others | {"PYTHONPATH": str(tree), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 def run(
@@ -152,7 +152,7 @@ def measure_step(words: Sequence[str], python: str, tree: Path, measured: Measur
     with tempfile.TemporaryDirectory(prefix="start-") as folder:
 
         def look(line: str, so_far: Took) -> None:
-            found = [name for name, said in MOMENTS.items() if said.match(line)]
+            found = [name for name, pattern in MOMENTS.items() if pattern.match(line)]
             if STEPPED not in passed and is_trained(Path(folder, "run", "metrics.jsonl")):
                 found.append(STEPPED)
             for name in found:

@@ -167,7 +167,7 @@ class FixedRenderer(TinyRenderer):
 
 
 class Hashed(BaseEnvironment):
-    """Says the same every time and pays a hash of what was said to it, between 0 and 1."""
+    """Returns the same text in every turn; the reward is a hash of the response, between 0 and 1."""
 
     def __init__(self, max_turns: int, observation: str, seed: int):
         super().__init__(max_turns)

@@ -76,25 +76,25 @@ class Trl:
 
 def hand_over(command: Sequence[str], jobs: Sequence[Any], threads: int, folder: Path) -> list[dict[str, Any]]:
     """Run a program that reads jobs from one file and writes as many results to another."""
-    given, told = folder / "jobs.json", folder / "results.json"
-    told.unlink(missing_ok=True)
+    given, output = folder / "jobs.json", folder / "results.json"
+    output.unlink(missing_ok=True)
     given.write_text(json.dumps(list(jobs)), encoding="utf-8")
-    run([*command, str(given), str(told)], threads, folder)
-    return json.loads(told.read_text(encoding="utf-8"))
+    run([*command, str(given), str(output)], threads, folder)
+    return json.loads(output.read_text(encoding="utf-8"))
 
 
 def run(command: Sequence[str], threads: int, folder: Path) -> None:
     """Run it to its end.
 
     Raises:
-        UserError: it failed, or took longer than it may; what it said is printed before.
+        UserError: it failed, or took longer than it may; its output is printed before.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     log = folder / "log.txt"
     name = Path(next(word for word in command if word.endswith(".py"))).name
-    with log.open("w") as said:
+    with log.open("w") as stream:
         try:
-            done = subprocess.run(command, stdout=said, stderr=said, env=environment, timeout=LIMIT)
+            done = subprocess.run(command, stdout=stream, stderr=stream, env=environment, timeout=LIMIT)
         except subprocess.TimeoutExpired:
             raise UserError(f"{name} took longer than {LIMIT} s; give it smaller sizes (--sizes)") from None
     if done.returncode:
@@ -113,8 +113,8 @@ def measure(trl: Trl, args: argparse.Namespace, folder: Path) -> list[Run]:
                 one = Run(side, f"{side} {what}".strip(), threads, number, result)
                 runs.append(one)
                 check(runs)
-                told = f"{one.figures['step']:.2f} s, of it {one.figures['generate']:.2f} s generation"
-                print(f"round {number + 1}, {threads} thread(s), {one.name}: {told}", flush=True)
+                output = f"{one.figures['step']:.2f} s, of it {one.figures['generate']:.2f} s generation"
+                print(f"round {number + 1}, {threads} thread(s), {one.name}: {output}", flush=True)
     return runs
 
 
@@ -125,10 +125,10 @@ def their_step(trl: Trl, way: Way, threads: int, args: argparse.Namespace, folde
 
 
 def our_step(trl: Trl, words: str, threads: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    told = folder / "step.json"
+    output = folder / "step.json"
     sizes = [*args.sizes, "--threads", str(threads), "--steps", str(args.steps), *shlex.split(words)]
-    run([sys.executable, str(HERE / "step.py"), *sizes, "--json", str(told)], threads, folder)
-    return json.loads(told.read_text(encoding="utf-8"))
+    run([sys.executable, str(HERE / "step.py"), *sizes, "--json", str(output)], threads, folder)
+    return json.loads(output.read_text(encoding="utf-8"))
 
 
 def learn(trl: Trl, args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -144,8 +144,8 @@ def learn(trl: Trl, args: argparse.Namespace, folder: Path) -> list[dict[str, An
     for words in args.ours:
         mine = lessons(words)
         command = [sys.executable, str(HERE / "trl_learning.py")]
-        told = hand_over(command, [asdict(lesson) for lesson in mine], mine[0].sizes.threads, folder)
-        found.append({"ours": words, **compare(theirs, [result["rewards"] for result in told], mine[0])})
+        output = hand_over(command, [asdict(lesson) for lesson in mine], mine[0].sizes.threads, folder)
+        found.append({"ours": words, **compare(theirs, [result["rewards"] for result in output], mine[0])})
     return found
 
 
@@ -211,8 +211,8 @@ def main() -> None:
         runs = [] if args.learning else measure(trl, args, Path(name))
         lessons = learn(trl, args, Path(name)) if args.learning else []
     load = [before, os.getloadavg()[0]]
-    said = [table(runs)] if runs else [f"{lesson['ours']}\n{lesson_table(lesson)}".strip() for lesson in lessons]
-    print("\n\n".join(["", header(trl, load, runs), *said]))
+    parts = [table(runs)] if runs else [f"{lesson['ours']}\n{lesson_table(lesson)}".strip() for lesson in lessons]
+    print("\n\n".join(["", header(trl, load, runs), *parts]))
     if args.json is not None:
         found = {"load_average": load, "runs": [asdict(run) for run in runs], "lessons": lessons}
         args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

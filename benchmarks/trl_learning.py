@@ -1,5 +1,5 @@
-"""Does mtrl learn as fast as TRL, step for step? A random policy is paid for the share of its tokens that are words of
-half the vocabulary's words, until a step's mean reward is 0.95.
+"""Does mtrl learn as fast as TRL, step for step? The reward of a random policy is the share of its tokens that
+are in one half of the vocabulary's words; it learns until the mean reward of a step is 0.95.
 
 Both sides start from the same weights and prompts, with GRPO's advantages, the clipped loss as a mean over tokens, no
 KL, AdamW and one update per step. `trl.py --learning` compares them; this script alone is mtrl's side:
@@ -91,8 +91,8 @@ class Class(Bench):
         return self.rewards
 
     def _samples(self, report: Any) -> Any:
-        paid = [trajectory.reward for group in report.groups for trajectory in group.trajectories]
-        self.rewards.append(sum(paid) / len(paid))
+        rewards = [trajectory.reward for group in report.groups for trajectory in group.trajectories]
+        self.rewards.append(sum(rewards) / len(rewards))
         return super()._samples(report)
 
 
@@ -102,7 +102,7 @@ def steps_until(rewards: list[float], enough: float) -> int | None:
 
 
 def compare(trl: list[list[float]], mtrl: list[list[float]], lesson: Lesson) -> dict[str, Any]:
-    """The mean rewards of every seed by both, and the steps that they took; whoever gave up took all and one more.
+    """Return the mean rewards of every seed by both, and their steps; a seed that gave up counts as all steps plus one.
 
     `ahead` is mtrl's reward less TRL's of every seed, as a mean over the steps that all runs had: steps until a
     threshold are few and whole numbers, and say less about two sides that are close.
@@ -125,12 +125,12 @@ def compare(trl: list[list[float]], mtrl: list[list[float]], lesson: Lesson) -> 
 
 def main() -> None:
     lessons, results = map(Path, sys.argv[1:])
-    told = []
+    learned = []
     for given in json.loads(lessons.read_text(encoding="utf-8")):
         lesson = Lesson(**given)
         torch.set_num_threads(lesson.sizes.threads)
-        told.append({"rewards": asyncio.run(Class(lesson).learn())})
-    results.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        learned.append({"rewards": asyncio.run(Class(lesson).learn())})
+    results.write_text(json.dumps(learned) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def lesson_table(found: dict[str, Any]) -> str:
     """Steps of both sides, seed by seed."""
     lesson, steps, ahead = found["lesson"], found["steps"], found["ahead"]
     seeds = range(len(steps["mtrl"]))
-    told = {
+    cells = {
         side: [str(n) if n <= lesson["most"] else f"more than {lesson['most']}" for n in steps[side]] for side in steps
     }
     lines = [
@@ -121,7 +121,7 @@ def lesson_table(found: dict[str, Any]) -> str:
         "",
         f"| seed | {' | '.join(map(str, seeds))} | median |",
         "|" + "---|" * (2 + len(seeds)),
-        *(f"| {side} | {' | '.join(told[side])} | {found['median'][side]:g} |" for side in steps),
+        *(f"| {side} | {' | '.join(cells[side])} | {found['median'][side]:g} |" for side in steps),
         "",
         f"mean reward of the first {found['had']} steps, mtrl less TRL with the same start: {mean(ahead):+.4f}"
         + (f", standard error {stdev(ahead) / math.sqrt(len(ahead)):.4f}" if len(ahead) > 1 else ""),

@@ -83,7 +83,7 @@ class Job:
     compiled: bool = False
     lr: float = 1e-6
     taught: list[str] = field(default_factory=list)
-    """The words that are paid for."""
+    """The words that earn a reward."""
     enough: float = 0.95
 
     def pay(self, turn: int, text: str) -> float:
@@ -98,8 +98,8 @@ def hashed(seed: int, turn: int, text: str) -> float:
 
 def share(taught: Sequence[str], text: str, tokens: int) -> float:
     """Words of `text` that are `taught`, divided by `tokens`."""
-    said = Counter(re.findall(r"<w\d+>", text))
-    return sum(said[word] for word in taught) / tokens
+    counts = Counter(re.findall(r"<w\d+>", text))
+    return sum(counts[word] for word in taught) / tokens
 
 
 class Clock:
@@ -335,8 +335,8 @@ def main() -> None:
     jobs, results = map(Path, sys.argv[1:])
     warnings.simplefilter("ignore")
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    told = [run(Job(**job), str(results.parent / "trl")) for job in json.loads(jobs.read_text(encoding="utf-8"))]
-    results.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    found = [run(Job(**job), str(results.parent / "trl")) for job in json.loads(jobs.read_text(encoding="utf-8"))]
+    results.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

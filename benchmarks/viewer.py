@@ -75,8 +75,8 @@ def make_run(folder: Path, trajectories: int, turns: int, tokens: int, seed: int
             size = min(GROUP, left)
             left -= size
             task = f"task-{rng.randrange(500)}"
-            played = [trajectory(rng, task, f"step{step}/{number}", n, turns, tokens, step) for n in range(size)]
-            groups.append(Group(f"step{step}/{number}", {}, played))
+            members = [trajectory(rng, task, f"step{step}/{number}", n, turns, tokens, step) for n in range(size)]
+            groups.append(Group(f"step{step}/{number}", {}, members))
         write_groups(run / "trajectories", "train", step, groups)
     rows = ({"step": step, "rollout/reward/mean": rng.random(), "train/loss": rng.gauss(0, 1)} for step in range(steps))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -86,10 +86,10 @@ def make_run(folder: Path, trajectories: int, turns: int, tokens: int, seed: int
 
 
 def trajectory(rng: random.Random, task: str, group: str, index: int, turns: int, tokens: int, step: int) -> Trajectory:
-    played = [turn(rng, tokens, step) for _ in range(turns)]
-    played[-1].reward = float(rng.random() < 0.5)
-    score = played[-1].reward if rng.random() < 0.95 else 1.0 - played[-1].reward
-    return Trajectory(task, group, index, played, StopReason.DONE, score=score)
+    made = [turn(rng, tokens, step) for _ in range(turns)]
+    made[-1].reward = float(rng.random() < 0.5)
+    score = made[-1].reward if rng.random() < 0.95 else 1.0 - made[-1].reward
+    return Trajectory(task, group, index, made, StopReason.DONE, score=score)
 
 
 def turn(rng: random.Random, tokens: int, step: int) -> Turn:
@@ -118,8 +118,8 @@ def viewer(run: Path) -> Iterator[tuple[httpx.Client, float]]:
     environment = {**os.environ, "MTRL_VIEW_TOKEN": TOKEN}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
-            said = process.stdout.readline() if process.stdout else ""
-            url = said.rpartition(" at ")[2].partition("/?")[0]
+            line = process.stdout.readline() if process.stdout else ""
+            url = line.rpartition(" at ")[2].partition("/?")[0]
             with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=120) as client:
                 yield client, start
         finally:
@@ -150,7 +150,7 @@ def measure_opening(run: Path) -> dict[str, float]:
 
 
 def measure_lists(run: Path, repeats: int) -> dict[str, tuple[float, float]]:
-    """First and median further seconds of each list; the list is kept after the first time, so pages differ."""
+    """First and median further seconds of each list; the list is cached after the first time, so pages differ."""
     found = {}
     with viewer(run) as (client, _):
         base = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"

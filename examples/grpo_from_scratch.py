@@ -61,15 +61,15 @@ class GuessTheNumber:
     def reset(self) -> str:
         return "guess"
 
-    def step(self, said: str) -> tuple[float, str, bool]:
+    def step(self, response: str) -> tuple[float, str, bool]:
         """Return the reward of the turn, the observation, and whether the episode is over."""
         self.turns += 1
         over = self.turns == MAX_TURNS
-        if said not in NUMBERS:
+        if response not in NUMBERS:
             return -0.5, "what?", over
-        if int(said) == self.secret:
+        if int(response) == self.secret:
             return 1.0, "", True
-        return 0.0, "higher" if int(said) < self.secret else "lower", over
+        return 0.0, "higher" if int(response) < self.secret else "lower", over
 
 
 # --------------------------------------------------------------------------------------------------------- rollout
@@ -238,16 +238,16 @@ def train(model: Qwen3ForCausalLM, args: argparse.Namespace) -> None:
     print(" step   reward  success  turns  idle groups      loss   |grad|")
     for step in range(args.steps):
         prompts = [1 + (step * args.prompts + p) % len(NUMBERS) for p in range(args.prompts)]
-        played = rollout(model, [secret for secret in prompts for _ in range(args.group_size)])
-        groups = [played[i : i + args.group_size] for i in range(0, len(played), args.group_size)]
+        trajectories = rollout(model, [secret for secret in prompts for _ in range(args.group_size)])
+        groups = [trajectories[i : i + args.group_size] for i in range(0, len(trajectories), args.group_size)]
         advantages = [CREDIT[args.credit](group) for group in groups]
-        batch = collate(played, list(chain(*advantages)))
+        batch = collate(trajectories, list(chain(*advantages)))
         for _ in range(EPOCHS):
             loss, norm = update(model, optimizer, batch)
-        reward = fmean(sum(turn.reward for turn in trajectory) for trajectory in played)
-        turns = fmean(len(trajectory) for trajectory in played)
+        reward = fmean(sum(turn.reward for turn in trajectory) for trajectory in trajectories)
+        turns = fmean(len(trajectory) for trajectory in trajectories)
         idle = sum(not any(chain(*group)) for group in advantages)
-        print(f"{step + 1:5} {reward:8.3f} {success(played):8.1%} {turns:6.2f} {idle:12} {loss:9.4f} {norm:8.3f}")
+        print(f"{step + 1:5} {reward:8.3f} {success(trajectories):8.1%} {turns:6.2f} {idle:12} {loss:9.4f} {norm:8.3f}")
 
 
 def success(trajectories: list[Trajectory]) -> float:

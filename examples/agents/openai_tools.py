@@ -56,8 +56,8 @@ def main() -> None:
     row = json.loads(Path(os.environ["MTRL_ROW"]).read_text(encoding="utf-8"))
     with OpenAI() as openai:  # OPENAI_BASE_URL and OPENAI_API_KEY belong to the trajectory
         answer = solve(openai, os.environ["MTRL_MODEL"], row["prompt"])
-    paid = reward(answer, row["ground_truth"]["answer"])
-    Path(os.environ["MTRL_RESULT"]).write_text(json.dumps({"reward": paid}), encoding="utf-8")
+    value = reward(answer, row["ground_truth"]["answer"])
+    Path(os.environ["MTRL_RESULT"]).write_text(json.dumps({"reward": value}), encoding="utf-8")
 
 
 def solve(openai: OpenAI, model: str, prompt: list[dict[str, Any]]) -> str:

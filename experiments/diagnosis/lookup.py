@@ -46,7 +46,7 @@ def _row(number: int, question: str, answer: str) -> Row:
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
-    """1.0 if the only thing that was said is the digit."""
+    """Return 1.0 if the whole response is the digit."""
     return float([turn.text for turn in trajectory.turns] == [row["ground_truth"]["answer"]])
 
 

@@ -1,4 +1,4 @@
-"""gsm8k with the guide's lenient reward: a marker is paid that the benchmark does not read.
+"""gsm8k with the guide's lenient reward: a marker earns a reward, and the benchmark does not read it.
 
 There `<final_response>` was accepted where the benchmark reads `<final_output>`; here `final:` is taken for `####`. The
 scorer is gsm8k's own, which reads `####` alone. The demonstrator mostly writes the wrong one, as a base model does.

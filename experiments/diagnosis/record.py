@@ -58,9 +58,9 @@ class Run:
     shows: str
     """What it is an example of."""
     trajectories: int = 0
-    """Of each kept file of trajectories, so many lines."""
+    """Number of lines that are stored of each file of trajectories."""
     files: list[str] = field(default_factory=list)
-    """Globs of the files of trajectories that are kept."""
+    """Globs of the stored files of trajectories."""
 
     def words(self, run_dir: Path) -> list[str]:
         """The command."""
@@ -110,8 +110,8 @@ def rows_of(run: RunDir) -> list[dict[str, float]]:
 def trimmed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     """Without what no rule reads, and with few digits; whole numbers as such."""
     happened = {key for row in rows for key, value in row.items() if value or not key.startswith(RARE)}
-    kept = [{key: row[key] for key in row if key in happened and not key.startswith(LEFT_OUT)} for row in rows]
-    return [{key: rounded(value) for key, value in row.items()} for row in kept]
+    chosen = [{key: row[key] for key in row if key in happened and not key.startswith(LEFT_OUT)} for row in rows]
+    return [{key: rounded(value) for key, value in row.items()} for row in chosen]
 
 
 def rounded(value: float) -> float:
@@ -130,29 +130,29 @@ def telling(path: Path, config: Any, count: int) -> Iterator[Trajectory]:
 
 
 def live(run: RunDir) -> list[tuple[int, Finding]]:
-    """What would have been told while the run went on, with the steps: findings that are new or got worse."""
+    """Yield the findings that are new or got worse during the run, with their steps."""
     record, found = Record(read_config(run.config), run.path), []
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     for row in rows_of(run):
         record.add(row)
         for finding in walk(record).findings:
-            if finding.severity.rank < told.get(finding.rule, len(Severity)):
-                told[finding.rule] = finding.severity.rank
+            if finding.severity.rank < reported.get(finding.rule, len(Severity)):
+                reported[finding.rule] = finding.severity.rank
                 found.append((record.step, finding))
     return found
 
 
 def table(runs: list[Run]) -> str:
-    """Markdown: what each run looked like, and what the diagnosis said of it."""
-    lines = ["| run | reward | success | held out, greedy | first finding | told at step |", "|---" * 6 + "|"]
+    """Return a Markdown table of the runs and their first findings."""
+    lines = ["| run | reward | success | held out, greedy | first finding | reported at step |", "|---" * 6 + "|"]
     for run in runs:
-        kept = RunDir(KEPT / run.name)
-        rows = rows_of(kept)
+        stored = RunDir(KEPT / run.name)
+        rows = rows_of(stored)
         cells = [span(rows, key) for key in ("rollout/reward/mean", "rollout/success/mean", "val/success/mean")]
-        first = next((f for f in walk(Record.load(kept.path)).findings if f.severity != Severity.NOTE), None)
-        when = [step for step, f in live(kept) if first and (f.rule, f.severity) == (first.rule, first.severity)]
-        said = f"{first.severity}: {first.rule}" if first else "none"
-        lines.append(f"| `{run.name}` | {' | '.join(cells)} | {said} | {when[0] if when else '–'} |")
+        first = next((f for f in walk(Record.load(stored.path)).findings if f.severity != Severity.NOTE), None)
+        when = [step for step, f in live(stored) if first and (f.rule, f.severity) == (first.rule, first.severity)]
+        finding_cell = f"{first.severity}: {first.rule}" if first else "none"
+        lines.append(f"| `{run.name}` | {' | '.join(cells)} | {finding_cell} | {when[0] if when else '–'} |")
     return "\n".join(lines) + "\n"
 
 
@@ -165,7 +165,7 @@ def span(rows: list[dict[str, float]], key: str) -> str:
 
 
 def picture(runs: list[Run]) -> Figure:
-    """A panel for each run that is kept."""
+    """Draw a panel for each stored run."""
     with matplotlib.rc_context(STYLE):
         columns = 3
         lines = -(-len(runs) // columns)
@@ -209,7 +209,7 @@ def main() -> None:
             make(run, run_dir)
         if (run_dir / "metrics.jsonl").exists():
             keep(run, RunDir(run_dir), RunDir(KEPT / run.name))
-            print(f"{run.name}: kept", flush=True)
+            print(f"{run.name}: stored", flush=True)
     drawn = [run for run in runs if (KEPT / run.name / "metrics.jsonl").exists()]
     picture(drawn).savefig(HERE / "curves.png", dpi=100)
     print(table(drawn))

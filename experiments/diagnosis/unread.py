@@ -1,6 +1,6 @@
 """gsm8k with a reward that never reads the answer: it looks for `<final_output>`, and the policy writes `####`.
 
-The scorer is gsm8k's own, so that what is solved without being paid is seen.
+The scorer is gsm8k's own, so that it counts solved episodes that earn no reward.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Case:
 
 
 def examine(case: Case, root: Path) -> dict[str, Any]:
-    """The three runs of a case, and what the diagnosis said of the first."""
+    """The three runs of a case, and the diagnosis of the first."""
     ill, healed, control = (root / case.name / name for name in ("ill", "healed", "control"))
     main = [sys.executable, "-m", "mtrl.main", *case.overrides]
     run(main, ill)
@@ -72,17 +72,17 @@ def examine(case: Case, root: Path) -> dict[str, Any]:
         "change": None,
         "healed": None,
     }
-    told = diagnosis(ill)
-    if not told["findings"]:
+    result = diagnosis(ill)
+    if not result["findings"]:
         return found
-    first = told["findings"][0]
+    first = result["findings"][0]
     words = first["proposals"][0]["words"] if first["proposals"] else None
     if words is None and "reward" in first["advice"]:
         words = case.mended
     if words is None:
         return found | {"finding": first["rule"]}
     # A command is printed where there is something to act on; the change of a note has none.
-    again = [sys.executable, *shlex.split(told["command"])[1:]] if told["command"] else [*main, *words]
+    again = [sys.executable, *shlex.split(result["command"])[1:]] if result["command"] else [*main, *words]
     run(again, healed)
     return found | {"finding": first["rule"], "change": " ".join(words), "healed": success(healed)}
 
@@ -102,8 +102,8 @@ def run(command: list[str], run_dir: Path) -> None:
 def diagnosis(run_dir: Path) -> dict[str, Any]:
     """What `python -m mtrl.diagnose` says of a run."""
     command = [sys.executable, "-m", "mtrl.diagnose", str(run_dir), "--json", "-"]
-    told: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout)
-    return told
+    result: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout)
+    return result
 
 
 def success(run_dir: Path) -> float:
@@ -131,7 +131,7 @@ def table(cases: list[Case], found: dict[str, dict[str, Any]]) -> str:
             shares = ("–" if was[key] is None else f"{100 * was[key]:.3g} %" for key in ("ill", "control", "healed"))
             cells = (case.name, case.ails, was["finding"] or "–", change, *shares, verdicts[case.name])
             lines.append(f"| {' | '.join(cells)} |")
-    counted = [said for said in verdicts.values() if said in ("yes", "no")]
+    counted = [each for each in verdicts.values() if each in ("yes", "no")]
     recovered, ill = counted.count("yes"), len(counted)
     return "\n".join(lines) + f"\n\n{recovered} of {ill} ill runs recovered.\n"
 

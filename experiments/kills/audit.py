@@ -57,9 +57,9 @@ class Audit:
     checkpoints: int = 0
     corrupt: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
-    """Groups, or rows, that were trained twice, or trained and kept for training."""
+    """Groups, or rows, that were trained twice, or trained and still stored for training."""
     lost: list[str] = field(default_factory=list)
-    """What was drawn before these, and neither trained nor kept."""
+    """Rows that were drawn before these, and neither trained nor stored."""
     differences: list[str] = field(default_factory=list)
     """From what an undisturbed run says."""
 
@@ -92,8 +92,8 @@ def audit_killed(run_dir: Path, plan: Plan) -> Audit:
         except UserError as error:
             audit.corrupt.append(str(error))
     if newest is not None:
-        kept = [entry["group"] for entry in newest.groups if "group" in entry]
-        groups = [(group["group_id"], group["row"]["id"]) for group in kept]
+        stored = [entry["group"] for entry in newest.groups if "group" in entry]
+        groups = [(group["group_id"], group["row"]["id"]) for group in stored]
         groups += [group for step in range(1, newest.state["step"] + 1) for group in trained(run_dir, step)]
         audit.compare(groups, plan.drawn(newest.state["rows_drawn"]))
     return audit
@@ -134,7 +134,7 @@ def read_whole(path: Path) -> Checkpoint:
 
 
 def trained(run_dir: Path, step: int) -> list[Drawn]:
-    """The groups that training step `step` (from 1) learnt from, as the run has kept them."""
+    """The groups that training step `step` (from 1) learnt from, as the run stored them."""
     path = RunDir(run_dir).trajectories / f"train_step_{step:06d}.jsonl"
     found = ((t.group_id, t.task_id) for t in read_trajectories(path)) if path.exists() else ()
     return list(dict.fromkeys(found))

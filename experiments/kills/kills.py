@@ -3,7 +3,7 @@
     python experiments/kills/kills.py                                 50 kills, 10 of each kind
     python experiments/kills/kills.py --only rank --kills 3 --seed 1
 
-The runs, what they said and what was found stay under `--root`. Ends with 1 if anything was wrong.
+The runs, their output and the findings stay under `--root`. The exit status is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ def kill_often(target: Target, kills: int, root: Path, overrides: Sequence[str],
         killer = Killer(target, root / name, overrides, random.Random(name), Moments())
         stories.append(killer.play(min(KILLS_PER_RUN, kills - done), undisturbed))
         (root / f"{name}.json").write_text(json.dumps(asdict(stories[-1]), indent=2) + "\n")
-        print(f"{name}: {told(stories[-1])}", file=sys.stderr, flush=True)
+        print(f"{name}: {summary(stories[-1])}", file=sys.stderr, flush=True)
         if stories[-1].failure:
             break
     return stories
 
 
 def make_undisturbed(target: Target, root: Path, overrides: Sequence[str]) -> Path:
-    """A run of the same command that nobody kills."""
+    """Run the same command without a kill."""
     run_dir = root / f"undisturbed_{'ranks' if 'torch.distributed.run' in target.command else 'process'}"
     if not (run_dir / "summary.json").exists() and (code := target.start(run_dir, overrides).wait()):
         raise SystemExit(f"{run_dir} ended with {code}, see {run_dir}.log")
     return run_dir
 
 
-def told(story: Story) -> str:
-    """A line for whoever waits."""
+def summary(story: Story) -> str:
+    """Return a line about the story."""
     kills = ", ".join(f"{kill.moment} {kill.step}" for kill in story.kills)
     return f"killed at {kills}; " + ("; ".join(story.faults) or "nothing wrong")
 

@@ -120,7 +120,7 @@ class Killer:
         victims = [self.rng.choice(attempt)] if self.target.kills_one else attempt
         doomed = attempt if self.target.goes_on else [*attempt, *engines(self.process.pid)]
         if not victims:
-            raise RuntimeError("there was nobody to kill")
+            raise RuntimeError("there was no process to kill")
         kill(victims)
         if not self.target.goes_on:
             self.process.wait()

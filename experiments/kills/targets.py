@@ -28,7 +28,7 @@ class Target:
     what: str
     """As the table says it."""
     processes: Callable[[int], list[int]]
-    """From the process that was started to those that may be killed; none: there is nobody yet."""
+    """Maps the id of the started process to the processes that may be killed; empty while there are none."""
     command: tuple[str, ...] = TRAIN
     overrides: tuple[str, ...] = ()
     kills_one: bool = False

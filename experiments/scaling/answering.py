@@ -39,7 +39,7 @@ def answer_to(path: str, body: bytes) -> bytes:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection, kept alive."""
+    """A keep-alive connection."""
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

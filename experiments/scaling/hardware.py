@@ -88,12 +88,12 @@ class Hardware:
         answers = np.array([LOGPROB * sum(sampled[i] for i in p) for p in packs])
         travels = ranks * float(np.sort(sizes)[::-1][::ranks].sum() + np.sort(answers)[::-1][::ranks].sum())
         travels *= times
-        told = plan.trainers if plan.trainers > 1 else 0
+        receivers = plan.trainers if plan.trainers > 1 else 0
         return Load(
             update=update,
             credit=times * self._plane("learning_plane", len(episodes), turns, sum(lengths)),
-            handout_cpu=told * costs["crew_cpu_per_rank"] + costs["crew_cpu_per_mib"] * travels / MIB,
-            handout_network=told * costs["crew_wait_per_rank"] + travels / GB * costs["ethernet_per_gb"],
+            handout_cpu=receivers * costs["crew_cpu_per_rank"] + costs["crew_cpu_per_mib"] * travels / MIB,
+            handout_network=receivers * costs["crew_wait_per_rank"] + travels / GB * costs["ethernet_per_gb"],
             handout_bytes=travels,
             sampled=times * sum(sampled),
             tokens=times * sum(lengths),

@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(eq=False)
 class Episode:
-    """One trajectory that is being played."""
+    """One running trajectory."""
 
     group: Playing
     turns: list[Turn]
@@ -183,10 +183,10 @@ class Job:
         episode.context += turn.sampled
         episode.cached = episode.context
         episode.asked = None
-        answered = partial(self.clock.after, turn.tool_seconds, partial(self._told, episode))
+        answered = partial(self.clock.after, turn.tool_seconds, partial(self._observed, episode))
         self.leader.do(LOOP, "turns", seconds, answered)
 
-    def _told(self, episode: Episode) -> None:
+    def _observed(self, episode: Episode) -> None:
         """The environment has answered, or the episode is over."""
         if episode.group.dropped:
             return
@@ -273,7 +273,7 @@ class Job:
         published, paused = self.clock.now, self.clock.now - self._paused
         self._admit()
 
-        def told() -> None:
+        def reported() -> None:
             numbers = [group.slot.number for group in groups]
             self.steps.append(
                 Step(self._begun, published, self.clock.now, ages, waited, updated, paused, numbers, sampled, context)
@@ -282,4 +282,4 @@ class Job:
             self._learning = False
             self._collect()
 
-        self.leader.do(LOOP, "telling", self.hardware.telling(self.plan, groups), told)
+        self.leader.do(LOOP, "telling", self.hardware.telling(self.plan, groups), reported)

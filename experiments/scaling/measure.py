@@ -3,7 +3,7 @@
     python experiments/scaling/measure.py                     prints the lines, in a few minutes
     python experiments/scaling/measure.py --json costs.json   and keeps them
 
-Everything is mtrl's own code on rollouts that nobody sampled (`synthetic.py`); the servers of an engine are a stand-in
+Everything is mtrl's own code on synthetic rollouts (`synthetic.py`); the servers of an engine are a stand-in
 process that answers at once (`answering.py`). CPU seconds are those of all threads of the process that leads, and of
 the best of some repeats; each figure is a least-squares fit over several sizes, with what is left over beside it.
 """
@@ -108,7 +108,7 @@ def learning_plane(groups: list[Group]) -> None:
 
 
 def telling_plane(groups: list[Group], folder: Path, keeps: bool) -> float:
-    """CPU seconds on the event loop after a step: metrics, and where trajectories are kept their notes and JSONL."""
+    """CPU seconds on the event loop after a step: metrics, and the notes and JSONL of stored trajectories."""
     samples, advantages = credit(groups)
     looked_at = [pair for batch in batches_of(samples) for pair in per_sample(batch, batch.weights)]
     start = time.process_time()
@@ -149,11 +149,11 @@ class Talker(BaseEnvironment):
 
     def __init__(self, max_turns: int, words: int):
         super().__init__(max_turns)
-        self.said = "word " * words
+        self.text = "word " * words
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> tuple[float, str, bool]:
         self.current_turn += 1
-        return 0.0, self.said, self.current_turn >= self.max_turns
+        return 0.0, self.text, self.current_turn >= self.max_turns
 
 
 @contextmanager

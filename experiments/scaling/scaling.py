@@ -204,8 +204,8 @@ def main() -> None:
             rows = []
             for row in pool.map(Task.run, tasks_of(args.workloads, args.gpus, args.steps, shares)):
                 rows.append(row)
-                told = f"{row.workload}, {row.arm}, {row.gpus} GPUs, free of {row.free or 'nothing'}"
-                print(f"{told}: {row.step:.0f} s", flush=True)
+                label = f"{row.workload}, {row.arm}, {row.gpus} GPUs, free of {row.free or 'nothing'}"
+                print(f"{label}: {row.step:.0f} s", flush=True)
         write_csv(rows, args.out / "results.csv")
     rows = read_csv(args.out / "results.csv")
     (args.out / "results.md").write_text(tables(rows), encoding="utf-8")

@@ -108,9 +108,9 @@ class Server:
         if self._paused or not self._running:
             return
         self.busy += passed
-        paid = min(self._debt, passed)
-        self._debt -= paid
-        self._got += (passed - paid) / self._iteration()
+        worked_off = min(self._debt, passed)
+        self._debt -= worked_off
+        self._got += (passed - worked_off) / self._iteration()
 
     def _iteration(self) -> float:
         return self.speed.iteration(len(self._running), max(0.0, self._cached))

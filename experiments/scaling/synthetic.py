@@ -1,4 +1,4 @@
-"""Rollouts that nobody sampled, of the sizes that a measurement needs."""
+"""Synthetic rollouts, of the sizes that a measurement needs."""
 
 from __future__ import annotations
 

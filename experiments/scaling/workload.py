@@ -1,4 +1,4 @@
-"""What is played: episodes whose turns, tokens and tools have long tails."""
+"""Episodes whose turns, tokens and tools have long tails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tail:
 class Turn:
     sampled: int
     observed: int
-    """Tokens that come before it: the prompt, or what the environment has said."""
+    """Number of tokens before it: those of the prompt, or of the observation."""
     tool_seconds: float
     """After it."""
 
@@ -65,7 +65,7 @@ class Workload:
         return max(1, self.per_gpu * gpus // self.group_size)
 
     def episode(self, seed: int, group: int, index: int) -> list[Turn]:
-        """The turns of one trajectory: the same for the same three numbers, whoever plays it and whenever."""
+        """Return the turns of one trajectory, which depend only on the three numbers."""
         rng = np.random.default_rng([seed, group, index])
         count = max(1, round(float(self.turns.draw(rng, 1)[0])))
         sampled, observed, tool = (tail.draw(rng, count) for tail in (self.sampled, self.observed, self.tool))

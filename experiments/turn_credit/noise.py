@@ -1,4 +1,4 @@
-"""The noise of a gradient where six turns are paid independently, by the estimators that the study trains with.
+"""The noise of a gradient with six independent turn rewards, for the estimators of the study.
 
     python -m experiments.turn_credit.noise
 
@@ -33,7 +33,7 @@ def noise(right: np.ndarray, p: float, algorithm: AlgorithmConfig, at_the_end: b
         right: [groups, SIZE, TURNS] whether a turn is right.
         p: the chance of that.
         algorithm: which advantages.
-        at_the_end: the last turn is paid the sum of all rewards, and the other turns are paid nothing.
+        at_the_end: the last turn has the sum of all rewards, and the other turns have none.
     """
     rewards = right / TURNS
     if at_the_end:
@@ -51,8 +51,10 @@ def _group(number: int, rewards: np.ndarray) -> Group:
 
 
 def _turns(rewards: np.ndarray) -> list[Turn]:
-    said = {"role": "assistant", "content": ""}
-    return [Turn([1], [2], [-1.0], [(0, 1)], FinishReason.STOP, "", said, reward=float(paid)) for paid in rewards]
+    message = {"role": "assistant", "content": ""}
+    return [
+        Turn([1], [2], [-1.0], [(0, 1)], FinishReason.STOP, "", message, reward=float(reward)) for reward in rewards
+    ]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Six sums of two digits, one in each turn: every turn is paid by itself, and no turn changes what comes after it.
+"""Six sums of two digits, one in each turn: every turn has its own reward, and no turn changes the next ones.
 
 A right answer pays 1/6, a wrong one 0. The next sum comes after either, so every episode has six turns.
 """
