@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtrl.algorithms.losses import MAX_LOG_RATIO
+from mtrl.algorithms.losses import MAX_LOG_RATIO, TokenBatch
 from mtrl.algorithms.registry import off_policy_correction
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.choices import BOUNDS
 from mtrl.config.schema import AlgorithmConfig
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from mtrl.algorithms.batch import Ragged
-from mtrl.algorithms.peers import ROUNDING
+from mtrl.algorithms.batch import ROUNDING, Ragged
 from mtrl.types import Group, Trajectory
 
 

@@ -167,6 +167,18 @@ class World:
             raise JobLost(self.rank, self.size, _named(error)) from None
 
 
+def all_sum(value: float, device: torch.device) -> float:
+    """Return the sum over all ranks, on each rank; `value` itself for a single process.
+
+    Every rank must call it. With NCCL, `device` is the rank's GPU.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return value
+    total = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.item()
+
+
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {shortened(error)}" if str(error) else type(error).__name__
 

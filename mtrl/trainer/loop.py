@@ -35,22 +35,19 @@ from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
-from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
+from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, RowStream, StoppedError, SymptomError
 from mtrl.trainer.data.kl_penalty import KlPenalty
-from mtrl.trainer.data.rows import RowStream
-from mtrl.trainer.data.samples import Credited, group_samples
+from mtrl.trainer.data.samples import Credited, group_samples, note_advantages, note_logprobs
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.setup.loading import compute_dtype
-from mtrl.trainer.setup.memory import peak_memory
 from mtrl.trainer.setup.parts import Parts
 from mtrl.trainer.setup.servers import are_external, colocated, make_canary
-from mtrl.trainer.throughput import Throughput
+from mtrl.trainer.throughput import Throughput, peak_memory
 from mtrl.trainer.update.critic import Critic, credit_by_critic
-from mtrl.trainer.update.update import Updater
-from mtrl.trainer.update.update_result import UpdateResult, note_advantages, note_logprobs
+from mtrl.trainer.update.update import Update, Updater
 from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Group
 from mtrl.utils.signals import Interrupt
@@ -126,7 +123,7 @@ class Trainer:
             colocated(config, parts.engine),
         )
         self.updater = Updater(config, self.learners, dump, self.kl)
-        self.critic = Critic(config, self.learners, dump) if parts.learner.has_critic else None
+        self.critic = Critic(config, self.learners, dump) if parts.learner.critic else None
         self.kl_penalty = None
         if algorithm.kl_reward_coef:
             self.kl_penalty = KlPenalty(self.learners, self.kl, config.trainer.max_tokens_per_microbatch)
@@ -138,7 +135,7 @@ class Trainer:
         """Step of the trainer's weights."""
         self.thresholds = Thresholds.of(config.evaluation)
         # With a critic there is no MFU: its FLOPs are not counted, but its time is.
-        peak = None if parts.learner.has_critic else peak_flops(parts.policy.device, compute_dtype(config))
+        peak = None if parts.learner.critic else peak_flops(parts.policy.device, compute_dtype(config))
         self.throughput = Throughput(peak)
         self.timeline = Timeline(run.timeline)
         self.metrics = MetricsLog(run.metrics, console.warning)
@@ -267,7 +264,7 @@ class Trainer:
             with self.timeline.span("credit", number) as crediting:
                 credited, kl = await self.work_thread.do(self._credit, experience.groups)
             with self.timeline.span("update", number) as updating:
-                result = await self.work_thread.do(self._learn, credited, step)
+                update, learned = await self.work_thread.do(self._learn, credited, step)
             self._trained, self.progress.rows_drawn, self.progress.score = number, self.rows.drawn, None
         with self.timeline.span("sync", number) as syncing:
             canary = await self.publisher.publish(number)
@@ -275,10 +272,10 @@ class Trainer:
         self.progress.step = number
         spans = {waiting: collecting, "credit": crediting, "update": updating, "sync": syncing}
         row = self._metrics(experience, credited.advantages)
-        row |= self._throughput(experience, result, {name: span.seconds for name, span in spans.items()})
-        row |= kl | result.metrics | canary
+        row |= self._throughput(experience, update, {name: span.seconds for name, span in spans.items()})
+        row |= kl | learned | canary
         self._adapt_kl(row)
-        await self.work_thread.do(self._write_trajectories, experience, credited, result)
+        await self.work_thread.do(self._write_trajectories, experience, credited, update)
         self.console.step({"step": self.progress.step, **row})
         if self._evaluation_due():
             row |= await self._evaluate(self.progress.step)
@@ -295,15 +292,16 @@ class Trainer:
         samples = [sample for group, turns in pairs for sample in group_samples(group, turns)]
         return Credited(samples, advantages), kl
 
-    def _learn(self, credited: Credited, step: int) -> UpdateResult:
-        """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic."""
-        result = UpdateResult()
+    def _learn(self, credited: Credited, step: int) -> tuple[Update, dict[str, float]]:
+        """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic. Return the
+        update of the policy and the metrics of both."""
+        metrics: dict[str, float] = {}
         if self.critic is not None:
-            result.metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
+            metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
             if step < self.config.algorithm.critic.warmup_steps:
-                return result
+                return Update(), metrics
         update = self.updater.run(credited.samples, step)
-        return UpdateResult({**result.metrics, **update.report.metrics()}, update.first_logprobs, update.works)
+        return update, metrics | update.report.metrics()
 
     def _metrics(self, experience: Experience, advantages: list[Ragged]) -> dict[str, Any]:
         zeros: list[Ragged] = [[[0.0] * len(t.turns) for t in group.trajectories] for group in experience.set_aside]
@@ -316,10 +314,10 @@ class Trainer:
             "policy/version": self.parts.engine.version,
         }
 
-    def _throughput(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> dict[str, float]:
+    def _throughput(self, experience: Experience, update: Update, seconds: dict[str, float]) -> dict[str, float]:
         groups, stats = experience.report.groups, self.parts.engine.stats
         sampling = self.parts.loop.sampling.take()
-        found = self.throughput.metrics(seconds, groups, result.works, sampling)
+        found = self.throughput.metrics(seconds, groups, update.works, sampling)
         tokens = sum(t.action_tokens for group in groups for t in group.trajectories)
         return {
             **found,
@@ -377,7 +375,7 @@ class Trainer:
         self.console.evaluation({"step": step, **report.metrics}, *report.ends())
         return {**report.metrics, "time/evaluate": evaluating.seconds}
 
-    def _write_trajectories(self, experience: Experience, credited: Credited, result: UpdateResult) -> None:
+    def _write_trajectories(self, experience: Experience, credited: Credited, update: Update) -> None:
         """Write all trajectories every `trainer.save_trajectories_every` steps, and in other steps those on which
         reward and scorer disagree."""
         every, step = self.config.trainer.save_trajectories_every, self.progress.step
@@ -386,7 +384,7 @@ class Trainer:
             kind, groups = "disagree", self._disagreements(groups)
         if groups:
             note_advantages(groups, credited.samples)
-            note_logprobs(groups, result.first_logprobs)
+            note_logprobs(groups, update.first_logprobs)
             write_groups(self.run_dir.trajectories, kind, step, groups)
 
     def _disagreements(self, groups: list[Group]) -> list[Group]:

@@ -1,4 +1,4 @@
-"""One run, from a checked configuration to summary.json."""
+"""One run, from a checked configuration to summary.json: `train` on the leader, `follow` on the other ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.derived import serves
 from mtrl.config.epochs import with_steps
-from mtrl.config.schema import Config
+from mtrl.config.schema import Config, FsdpConfig
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
 from mtrl.environments.factory import load_task
@@ -70,6 +70,21 @@ def train(cfg: DictConfig, hooks: Hooks = Hooks()) -> dict[str, Any]:
                 raise ended_at_once(end, config, run) from end
         run.write_checksums()
     return summary
+
+
+def follow() -> None:
+    """Hold a share of the models and execute the leader's calls, until the leader dismisses the followers.
+
+    Raises:
+        JobLost: the leader or another rank is lost.
+    """
+    from mtrl.distributed.crew import Crew
+    from mtrl.distributed.world import World
+    from mtrl.trainer.setup.models import make_learner
+
+    with closing(World.join(FsdpConfig.timeout)) as world:
+        config, path = world.broadcast(None)
+        Crew(world, make_learner(config, world, path)).follow()
 
 
 @contextmanager

@@ -175,7 +175,7 @@ def test_only_gae_works_per_token():
 def test_per_trajectory_says_that_a_token_depends_on_the_others_of_its_trajectory(registry):
     import torch
 
-    from mtrl.algorithms.tokens import TokenBatch
+    from mtrl.algorithms.losses import TokenBatch
 
     old = torch.tensor([-1.0, -2.0, -1.5], dtype=torch.float64)
     advantages, trajectory = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64), torch.tensor([0, 0, 1])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.algorithms.corrections import Reweighting
+from mtrl.algorithms.losses import TokenBatch
 from mtrl.algorithms.registry import CORRECTIONS, find_correction
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig
 
 # Two trajectories, of three and of two tokens; the product of their ratios is 0.6 and 5.4.

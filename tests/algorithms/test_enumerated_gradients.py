@@ -19,8 +19,8 @@ from groups import make_group
 
 from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.batch import CreditBatch
+from mtrl.algorithms.losses import TokenBatch
 from mtrl.algorithms.registry import find_correction, find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import AlgorithmConfig
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.algorithms.losses import (
+    TokenBatch,
     binary_kl,
     cispo,
     decoupled_ppo,
@@ -19,7 +20,6 @@ from mtrl.algorithms.losses import (
     weighted_sum,
 )
 from mtrl.algorithms.registry import LOSSES, find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig, DppoConfig, SapoConfig
 
 # Two trajectories, of three and of two tokens.

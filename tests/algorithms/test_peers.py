@@ -9,7 +9,7 @@ from groups import reward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.algorithms.peers import Peers
+from mtrl.algorithms.batch import Peers
 
 sets = st.lists(st.lists(reward, min_size=1, max_size=5), min_size=1, max_size=5)
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl.algorithms.losses import ppo, weighted_sum
+from mtrl.algorithms.losses import TokenBatch, ppo, weighted_sum
 from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import LOSSES, REDUCTIONS, find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig
 from mtrl.errors import UserError
 from mtrl.types import Sample

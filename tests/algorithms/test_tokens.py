@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.algorithms.tokens import TokenBatch
+from mtrl.algorithms.losses import TokenBatch
 
 
 def batch(trajectory, rollout=None):

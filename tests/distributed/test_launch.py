@@ -99,8 +99,7 @@ def follow():
     with closing_world:
         crew.follow()
 
-sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train)
-sys.modules["mtrl.trainer.follow"] = types.SimpleNamespace(follow=follow)
+sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train, follow=follow)
 from mtrl.main import cli
 cli()
 """

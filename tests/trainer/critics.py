@@ -1,6 +1,7 @@
 """Critics of small models, and the samples that they judge. Not a test; the tests of the critic import it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mtrl.config.schema import Config, OptimizerConfig
+from mtrl.distributed.crew import Crew
+from mtrl.distributed.world import World
 from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.flops import model_flops
 from mtrl.trainer.update.critic import Critic
-from mtrl.trainer.update.learner import Learner
-from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.value_learner import ValueLearner, value_model
 from mtrl.types import Group
@@ -32,7 +35,8 @@ def critic_of(model, config=None, dump=None, head=None):
     """A critic that starts from this model; `head`: the seed of a value head that says something."""
     config = config or config_of()
     learner = ValueLearner(config, value_model(config, model))
-    critic = Critic(config, alone(Learner(None, learner)), dump)
+    crew = Crew(World(), SimpleNamespace(critic=learner))
+    critic = Critic(config, Learners(crew, model_flops(learner.model)), dump)
     critic.learner = learner
     if head is not None:
         with torch.no_grad():

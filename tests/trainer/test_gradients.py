@@ -23,10 +23,9 @@ from alone import updater_of
 from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mtrl.algorithms.losses import weighted_sum
+from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import CORRECTIONS, LOSSES, REDUCTIONS, find_correction, find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig, Config, DppoConfig
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.data.samples import group_samples

@@ -5,7 +5,7 @@ import torch
 
 from mtrl.config.engine_schema import VllmConfig
 from mtrl.errors import UserError
-from mtrl.trainer.setup.placement import server_devices, training_gpus
+from mtrl.trainer.setup.servers import server_devices, training_gpus
 
 
 @pytest.fixture

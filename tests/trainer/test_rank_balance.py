@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.data.rank_balance import balance, cost
+from mtrl.trainer.data.batching import PACKED, PADDED, balance, cost, micro_batches
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample
 

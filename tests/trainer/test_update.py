@@ -13,8 +13,7 @@ from helpers import make_group
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.config.schema import Config, OptimizerConfig
 from mtrl.errors import UserError
-from mtrl.trainer.data.batching import micro_batches
-from mtrl.trainer.data.mini_batches import mini_batches
+from mtrl.trainer.data.batching import micro_batches, mini_batches
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.update.optimizer import SCHEDULES, Optimizer, lr_scale
 from mtrl.trainer.update.policy import Policy

@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.trainer.data.samples import group_samples
-from mtrl.trainer.update.update_result import note_advantages, note_logprobs
+from mtrl.trainer.data.samples import group_samples, note_advantages, note_logprobs
 from mtrl.types import Group
 from tests.trainer.helpers import make_group
 

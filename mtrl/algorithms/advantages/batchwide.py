@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mtrl.algorithms.advantages.baselines import ALL_CREDITS, STD_EPSILON
-from mtrl.algorithms.advantages.credit import credited
-from mtrl.algorithms.batch import CreditBatch, fill, whiten
-from mtrl.algorithms.peers import Floats, Peers
+from mtrl.algorithms.advantages.baselines import ALL_CREDITS, STD_EPSILON, credited
+from mtrl.algorithms.batch import CreditBatch, Floats, Peers, fill, whiten
 from mtrl.algorithms.registry import advantage_estimator
 from mtrl.config.schema import AlgorithmConfig
 from mtrl.types import ENVIRONMENT

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mtrl.algorithms.batch import CreditBatch, discounted_sums, fill, whiten
-from mtrl.algorithms.peers import Floats
+from mtrl.algorithms.batch import CreditBatch, Floats, discounted_sums, fill, whiten
 from mtrl.algorithms.registry import advantage_estimator
 from mtrl.config.schema import AlgorithmConfig
 
