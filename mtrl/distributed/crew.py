@@ -77,7 +77,7 @@ class Crew:
         with self._lock:
             if self.world.size == 1:
                 return [self._call(order, shares[0] if shares else ())]
-            with self.world.telling():
+            with self.world.reporting_errors():
                 outcomes = self._take_part(self.world.broadcast(order), shares)
         refusals = [outcome.refusal for outcome in outcomes if outcome.refusal is not None]
         if refusals:
@@ -94,7 +94,7 @@ class Crew:
         """
         if self.world.links is None:
             return
-        with Relay(self.world.links.lifeline.pass_on), self.world.telling():
+        with Relay(self.world.links.lifeline.pass_on), self.world.reporting_errors():
             while (order := self._listen()) is not None:
                 self._take_part(order, None)
 

@@ -181,7 +181,7 @@ class Trainer:
 
     def _stop(self) -> None:
         self.console.note(
-            "asked to stop: the run finishes or puts away what it has begun, and saves then; a second signal ends it "
+            "asked to stop: the run finishes or stores its open groups, then saves and ends; a second signal ends it "
             "at once, without saving"
         )
         self.experience.stop()
@@ -249,7 +249,7 @@ class Trainer:
         if (end := self.watch.stop) is not None:
             raise SymptomError(
                 f"diagnosis.live=stop ends the run at step {self.progress.step}: {in_short(end)} (python -m "
-                f"mtrl.diagnose {self.run_dir} tells more; resume=latest diagnosis.live=warn goes on all the same)"
+                f"mtrl.diagnose {self.run_dir} has the details; resume=latest diagnosis.live=warn continues the run)"
             )
         if "val/success/mean" in row:
             self.on_evaluation(self.progress.step, row)
@@ -351,8 +351,8 @@ class Trainer:
         if self.progress.silent_steps >= limit:
             mean = row.get("rollout/reward/mean", 0.0)
             raise NoSignalError(
-                f"no group had an advantage for trainer.max_steps_without_signal={limit} steps in a row (every rollout "
-                f"of a prompt earned the same; the mean reward is {mean:.3f}): give a denser reward, harder or "
+                f"no group had an advantage for trainer.max_steps_without_signal={limit} steps in a row (all rollouts "
+                f"of a prompt have the same reward; the mean reward is {mean:.3f}): give a denser reward, harder or "
                 "easier rows, or a larger algorithm.group_size"
             )
 

@@ -263,7 +263,7 @@ def test_the_reward_of_a_turn_without_tokens_goes_to_the_last_token_before(make)
 
 @pytest.mark.parametrize("make", [turn_batch, token_batch])
 def test_a_reward_before_the_first_token_is_not_dropped_in_silence(make):
-    with pytest.raises(AssertionError, match="no token to go to"):
+    with pytest.raises(AssertionError, match="a reward before its first sampled token"):
         make(CreditBatch.of([make_group([[0.5, 1.0]], [[0, 2]])]), np.zeros(2))
 
 

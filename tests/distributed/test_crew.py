@@ -140,14 +140,14 @@ def test_a_fault_before_the_first_call_ends_all(tmp_path):
 def test_a_killed_follower_ends_all(tmp_path):
     leader, killed, other = play(tmp_path, 'crew.run("kill", None, 1)', size=3)
     assert killed.status == -9
-    assert told(leader) == "rank 0 of 3: rank 1 is gone"
-    assert told(other) == "rank 2 of 3: rank 1 is gone"
+    assert told(leader) == "rank 0 of 3: rank 1 is lost"
+    assert told(other) == "rank 2 of 3: rank 1 is lost"
 
 
 def test_a_killed_leader_ends_all(tmp_path):
     killed, *others = play(tmp_path, 'crew.run("kill", None, 0)', size=3)
     assert killed.status == -9
-    assert [told(rank) for rank in others] == [f"rank {rank} of 3: the leader is gone" for rank in (1, 2)]
+    assert [told(rank) for rank in others] == [f"rank {rank} of 3: the leader is lost" for rank in (1, 2)]
 
 
 def test_a_follower_that_dies_during_rollouts_ends_the_leader_in_order(tmp_path):
@@ -166,7 +166,7 @@ def test_a_follower_that_dies_during_rollouts_ends_the_leader_in_order(tmp_path)
         """,
     )
     assert killed.status == -9 and leader.out == ["closed"]
-    assert told(leader) == "rank 0 of 2: rank 1 is gone"
+    assert told(leader) == "rank 0 of 2: rank 1 is lost"
 
 
 def test_followers_wait_as_long_as_the_leader_lives(tmp_path):
@@ -195,7 +195,7 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path):
         """,
         timeout=4.0,
     )
-    assert hung.status == -9 and told(leader) == "rank 0 of 2: rank 1 is gone"
+    assert hung.status == -9 and told(leader) == "rank 0 of 2: rank 1 is lost"
 
 
 def test_followers_leave_signals_to_the_leader(tmp_path):

@@ -127,7 +127,7 @@ def test_torchrun_starts_a_run_again_where_it_was(tmp_path):
     assert json.loads((run / "attempt_0").read_text()) == ["none", 3]
     assert json.loads((run / "attempt_1").read_text()) == ["latest", 3]
     assert json.loads((run / "result").read_text()) == [[1, False], [1, True]]
-    assert "rank 0 of 2: rank 1 is gone (" in done.stderr
+    assert "rank 0 of 2: rank 1 is lost (" in done.stderr
     assert "warning: torchrun has started this run again: it goes on in" in done.stderr
     assert done.stdout.count(f"gsm8k in {run.relative_to(tmp_path)}") == 2  # of the leader alone, in each attempt
 

@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, limit):
     message = queue.get(timeout=60)
     process.join()
     assert "step_000002 could not be written" in message and "File too large" in message
-    assert f"the last whole one is {previous}" in message and "resume=latest" in message
+    assert f"the last complete one is {previous}" in message and "resume=latest" in message
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
     assert json.loads((previous / "state.json").read_text())["step"] == 1 and read_checkpoint(previous)
 

@@ -86,7 +86,7 @@ def test_latest_is_the_newest_intact_one(tmp_path):
     config = compose(["resume=latest", f"run_dir={tmp_path}"])
     found = intact_checkpoint(checkpoints.latest(), config, run, told.append)
     assert found.path.name == "step_000001" and len(told) == 2
-    assert "step_000003 is passed over (model.safetensors is not as it was written" in told[0]
+    assert "step_000003 is skipped (model.safetensors is not as it was written" in told[0]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [
         "damaged-step_000002", "damaged-step_000003", "step_000001",
     ]  # fmt: skip

@@ -102,11 +102,11 @@ def test_values_are_cast_to_what_takes_them(tmp_path):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (lambda t: t.pop("model.norm"), "nothing takes its model.norm;"),
-        (lambda t: t.update({"model.new": torch.zeros(1)}), "it lacks model.new;"),
-        (lambda t: t.update({"model.norm": torch.zeros(2)}), r"of another shape are model.norm \(1,\) for \(2,\);"),
-        (lambda t: t.update({f"model.{n}": torch.zeros(1) for n in "abc"}), "it lacks model.a, model.b and 1 more;"),
-        (lambda t: t.update({"adapter.a": torch.zeros(1)}), "it lacks adapter.a;"),
+        (lambda t: t.pop("model.norm"), "unexpected: model.norm;"),
+        (lambda t: t.update({"model.new": torch.zeros(1)}), "missing: model.new;"),
+        (lambda t: t.update({"model.norm": torch.zeros(2)}), r"other shapes: model.norm \(1,\) for \(2,\);"),
+        (lambda t: t.update({f"model.{n}": torch.zeros(1) for n in "abc"}), "missing: model.a, model.b and 1 more;"),
+        (lambda t: t.update({"adapter.a": torch.zeros(1)}), "missing: adapter.a;"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence_and_changes_nothing(tmp_path, change, sentence):
@@ -343,6 +343,6 @@ def test_one_rank_that_cannot_write_is_told_by_all(tmp_path):
     (checkpoints.folder / ".partial-step_000002-x").mkdir()
     (one, there), (other, _) = on_ranks(2, tmp_path, _save_with_one_full_disk, checkpoints.folder)
     assert one == other and not there
-    assert "step_000002 could not be written (rank 1: " in one and f"the last whole one is {last}; free some" in one
+    assert "step_000002 could not be written (rank 1: " in one and f"the last complete one is {last}; free some" in one
     shutil.rmtree(last)
     assert not list(checkpoints.folder.iterdir())

@@ -137,7 +137,7 @@ def test_a_share_below_the_band_at_the_end_is_one_sentence(imitation):
         imitate(config, learner, measure, lambda *words: None)
     said = str(caught.value)
     assert "model.warm_start.max_steps=10" in said and "12.5% of 256 sampled episodes" in said
-    assert "below model.warm_start.success_band=[0.33, 0.5]" in said and "longer" in said and "\n" not in said
+    assert "below model.warm_start.success_band=[0.33, 0.5]" in said and "raise max_steps" in said and "\n" not in said
     assert learner.steps == 10, "the last stride ends with the updates"
 
 

@@ -48,7 +48,12 @@ def test_the_last_gpus_are_the_servers(gpus, count, trainers, settings, expected
             VllmConfig(replicas=3, colocate=True),
             "need 3 GPUs, and of this machine's 2 there are 2 that ranks train",
         ),
-        (2, 1, VllmConfig(devices=[2]), r"generator.vllm.devices=\[2\] names GPU 2, and this machine shows 2, from 0"),
+        (
+            2,
+            1,
+            VllmConfig(devices=[2]),
+            r"generator.vllm.devices=\[2\] names GPU 2, and this machine has 2; name indices from 0 to 1",
+        ),
     ],
 )
 def test_too_few_gpus_are_told(gpus, count, trainers, settings, said):

@@ -189,9 +189,7 @@ def test_a_second_signal_ends_the_run_at_once_and_tells_what_is_not_saved(tmp_pa
             time.sleep(0.01)
         process.send_signal(number)
     output = finish(process, expected=status)
-    said = (
-        f"{number.name}: the run ended at once, and what came after its checkpoint step_000002 is not saved; go on with"
-    )
+    said = f"{number.name}: the run ended at once, and the steps after its checkpoint step_000002 are not saved; go on"
     assert said in output and "Traceback" not in output
     assert (run_dir / "status.txt").read_text() == "stopped\n"
 
@@ -247,7 +245,7 @@ def test_a_second_signal_during_the_last_save_does_not_wait_for_it(tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     output = finish(process, expected=143)
-    assert "SIGTERM: the run ended at once, and what came after its checkpoint step_000006 is not saved" in output
+    assert "SIGTERM: the run ended at once, and the steps after its checkpoint step_000006 are not saved" in output
     assert "Traceback" not in output and not (run_dir / "checkpoints" / "step_000008").exists()
     assert (run_dir / "status.txt").read_text() == "stopped\n"
 

@@ -67,8 +67,8 @@ def gdpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """
     weights = batch.component_weights or {ENVIRONMENT: 1.0}
     total, group = np.zeros(len(batch.group)), Peers(batch.group)
-    for weight, paid in zip(weights.values(), components(batch, list(weights)), strict=True):
-        total += weight * group.standardise(paid.sum(axis=1), STD_EPSILON)
+    for weight, values in zip(weights.values(), components(batch, list(weights)), strict=True):
+        total += weight * group.standardise(values.sum(axis=1), STD_EPSILON)
     return whiten(batch.broadcast(total), batch.tokens, sum(map(abs, weights.values())))
 
 

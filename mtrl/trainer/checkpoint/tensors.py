@@ -179,9 +179,9 @@ def _refuse_misfit(into: Mapping[str, Tensor], index: Index, folder: Path) -> No
     found = {name for name in index if name.partition(".")[0] in parts}
     shapes = [name for name in into if name in index and list(into[name].shape) != index[name].shape]
     wrong = {
-        "it lacks": sorted(into.keys() - found),
-        "nothing takes its": sorted(found - into.keys()),
-        "of another shape are": [f"{n} {tuple(index[n].shape)} for {tuple(into[n].shape)}" for n in shapes],
+        "missing:": sorted(into.keys() - found),
+        "unexpected:": sorted(found - into.keys()),
+        "other shapes:": [f"{n} {tuple(index[n].shape)} for {tuple(into[n].shape)}" for n in shapes],
     }
     misfits = [f"{what} {_few(names)}" for what, names in wrong.items() if names]
     if misfits:

@@ -102,7 +102,7 @@ def server_devices(name: str, settings: ServerConfig, trainers: int) -> Sequence
         if max(settings.devices) >= found:
             raise UserError(
                 f"generator.{name}.devices={list(settings.devices)} names GPU {max(settings.devices)}, and this "
-                f"machine shows {found}, from 0; name those"
+                f"machine has {found}; name indices from 0 to {found - 1}"
             )
         return list(settings.devices)
     free = list(range(trainers) if settings.colocate else range(trainers, found))
