@@ -1,4 +1,4 @@
-"""One process with models to train, for tests that need no run around it. Not a test."""
+"""Learners of one process, for tests without a run. Not a test."""
 
 from mtrl.trainer.update.learner import Learner, alone
 from mtrl.trainer.update.update import Updater

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on are of the step that they are named after."""
+"""Checkpoints that are written during training hold the state of their step."""
 
 import os
 import random
@@ -26,14 +26,14 @@ def tensors(value=0.0, size=50):
 
 
 def read(path):
-    """The values of the tensors."""
+    """Return the values of the tensors."""
     into = tensors()
     load_tensors(into, path)
     return {float(value) for tensor in into.values() for value in tensor}
 
 
 def save(saver, checkpoints, step, state):
-    """As the leader does it."""
+    """Save as the leader does."""
     saver.wait()
     partial = checkpoints.begin(step)
     saver.save(state, partial)
@@ -42,7 +42,7 @@ def save(saver, checkpoints, step, state):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """A disk that writes when it is told to: `begun`, `go`."""
+    """A disk that sets `begun` and waits for `go` before it writes."""
 
     class Disk:
         begun, go = threading.Event(), threading.Event()
@@ -60,7 +60,7 @@ def slow(monkeypatch):
 
 
 def fail(monkeypatch):
-    """The disk is full from now on."""
+    """Make every later write fail as on a full disk."""
 
     def full(path, tensors):
         raise OSError(28, "No space left on device")
@@ -69,7 +69,7 @@ def fail(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [Saver, BackgroundSaver])
-def test_both_write_the_same(tmp_path, kind):
+def test_both_savers_write_the_same_files(tmp_path, kind):
     saver, checkpoints = kind(), Checkpoints(tmp_path)
     for step in (1, 2):
         save(saver, checkpoints, step, tensors(step))
@@ -78,7 +78,7 @@ def test_both_write_the_same(tmp_path, kind):
     saver.wait()
 
 
-def test_what_is_saved_is_the_state_at_the_step_whatever_training_does(tmp_path, slow):
+def test_the_saved_state_does_not_change_with_later_training(tmp_path, slow):
     saver, checkpoints, state = BackgroundSaver(), Checkpoints(tmp_path), tensors(1.0)
     save(saver, checkpoints, 1, state)
     assert slow.begun.wait(30)
@@ -90,7 +90,7 @@ def test_what_is_saved_is_the_state_at_the_step_whatever_training_does(tmp_path,
     assert read(checkpoints.latest()) == {1.0}
 
 
-def test_the_next_save_waits_for_the_one_before(tmp_path, slow):
+def test_a_save_waits_for_the_previous_one(tmp_path, slow):
     saver, checkpoints = BackgroundSaver(), Checkpoints(tmp_path)
     save(saver, checkpoints, 1, tensors(1.0))
     second = threading.Thread(target=save, args=(saver, checkpoints, 2, tensors(2.0)))
@@ -104,7 +104,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, slow):
 
 
 @pytest.mark.parametrize("how", ["wait", "save"])
-def test_a_full_disk_is_told_by_the_next_call(tmp_path, monkeypatch, how):
+def test_the_next_call_raises_the_error_of_a_full_disk(tmp_path, monkeypatch, how):
     saver, checkpoints = BackgroundSaver(), Checkpoints(tmp_path)
     save(saver, checkpoints, 1, tensors(1.0))
     saver.wait()
@@ -120,7 +120,7 @@ def test_a_full_disk_is_told_by_the_next_call(tmp_path, monkeypatch, how):
     assert read(checkpoints.latest()) == {3.0}, "told once; then it goes on"
 
 
-def test_what_fails_at_the_end_is_told_as_well(tmp_path, monkeypatch):
+def test_errors_of_the_last_save_are_raised(tmp_path, monkeypatch):
     saver, checkpoints = BackgroundSaver(), Checkpoints(tmp_path)
     partial = checkpoints.begin(1)
     saver.save(tensors(), partial)
@@ -131,7 +131,7 @@ def test_what_fails_at_the_end_is_told_as_well(tmp_path, monkeypatch):
 
 
 def _save_on_ranks(folder):
-    """Rank 1's disk is slow. What the leader found when it committed."""
+    """Save on two ranks, with a slow disk on rank 1. Return the files that existed when the leader committed."""
     group, rank = dist.new_group(backend="gloo"), dist.get_rank()
     saver, found = BackgroundSaver(group), []
     partial = folder / "partial"
@@ -154,7 +154,7 @@ def _save_on_ranks(folder):
     return found, total.item()
 
 
-def test_the_leader_commits_when_every_rank_has_written(tmp_path):
+def test_the_leader_commits_after_every_rank_has_written(tmp_path):
     (found, total), (nothing, _) = on_ranks(2, tmp_path, _save_on_ranks, tmp_path)
     assert found == ["SHA256SUMS", "model-rank0.safetensors", "model-rank1.safetensors", "tensors.json"] and not nothing
     assert total == 2.0
@@ -174,7 +174,7 @@ def _save_for_ever(folder):
 
 
 def _whole(folder):
-    """The steps of the checkpoints, each of which holds one value, that of its step, everywhere."""
+    """Return the steps of the checkpoints; assert that each holds one value everywhere, that of its step."""
     steps = []
     for path in Checkpoints(folder).all():
         steps.append(read_checkpoint(path).state["step"])
@@ -182,7 +182,7 @@ def _whole(folder):
     return steps
 
 
-def test_killed_at_any_moment_it_leaves_whole_checkpoints_only(tmp_path):
+def test_a_kill_at_any_moment_leaves_only_complete_checkpoints(tmp_path):
     chance, last = random.Random(7), 0
     for _ in range(20):
         process = FORK.Process(target=_save_for_ever, args=(tmp_path,), daemon=True)
@@ -200,7 +200,7 @@ def test_killed_at_any_moment_it_leaves_whole_checkpoints_only(tmp_path):
 
 
 def _save_twice_then_die(folder, operation):
-    """Write step 2 over what is there, then step 3, which drops it; killed before the `operation`-th change."""
+    """Replace step 2, then write step 3, which removes it; the process is killed before the `operation`-th change."""
     changes = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
     done = 0
 
@@ -223,7 +223,7 @@ def _save_twice_then_die(folder, operation):
     os._exit(0)
 
 
-def test_killed_before_any_change_to_the_disk_a_whole_checkpoint_is_left(tmp_path):
+def test_a_kill_before_any_change_to_the_disk_leaves_a_complete_checkpoint(tmp_path):
     before = tmp_path / "before"
     for step in (1, 2):
         save(Saver(), Checkpoints(before), step, tensors(step))

@@ -1,4 +1,4 @@
-"""How the critic learns: by hand, by a plain forward, whatever the batching; and that it does."""
+"""Training of the critic: worked numbers, comparison with a plain forward for any batching, and learning."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def exact_model():
 
 
 def learn(critic, samples, targets, steps):
-    """The loss before the first and after the last step."""
+    """Return the loss before the first step and after the last one."""
     losses = []
     for step in range(steps):
         losses.append(critic.update(samples, critic.values(samples), targets, step)["critic/loss"])
@@ -38,7 +38,7 @@ def learn(critic, samples, targets, steps):
 
 
 @METHODS
-def test_it_learns_a_constant(make_tiny_model, method):
+def test_the_critic_learns_a_constant(make_tiny_model, method):
     critic = critic_of(make_tiny_model(3), config_of(method, lr=1e-2))
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size))
     first, last = learn(critic, samples, [np.full(s.action_tokens, 0.75) for s in samples], 40)
@@ -46,8 +46,8 @@ def test_it_learns_a_constant(make_tiny_model, method):
 
 
 @METHODS
-def test_it_learns_what_depends_on_the_state(make_tiny_model, method):
-    """The target is told by the very first token alone, so that no constant explains it."""
+def test_the_critic_learns_a_function_of_the_state(make_tiny_model, method):
+    """The target depends only on the first token, so that no constant fits it."""
     critic = critic_of(make_tiny_model(3), config_of(method, lr=3e-3))
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size, 6))
     for index, sample in enumerate(samples):
@@ -62,8 +62,9 @@ def test_it_learns_what_depends_on_the_state(make_tiny_model, method):
     assert critic.values([unseen])[0][0] > 0.5 > critic.values([samples[0]])[0][0]
 
 
-def test_clipped_losses_by_hand():
-    """Old value 1, clip .2: towards a target a value counts as at most 1.2 or at least .8; away from it as it is."""
+def test_clipped_value_losses_worked():
+    """With the old value 1 and a clip of .2, a value counts as at most 1.2 or at least .8 towards its target, and
+    unclipped away from it."""
     values = torch.tensor([1.1, 1.5, 0.5, 1.5, 0.9, 3.0], requires_grad=True)
     old, targets = torch.ones(6), torch.tensor([2.0, 2.0, 0.0, 0.0, 2.0, 2.5])
     loss, clipped = value_losses(values, old, targets, 0.2)
@@ -77,8 +78,8 @@ def test_clipped_losses_by_hand():
     assert not none.any()
 
 
-def test_values_that_moved_too_far_are_not_pulled_further(tiny_model):
-    """All values are 0 and were -1: with a clip of .2 they have come far enough towards a target of 2."""
+def test_values_beyond_the_clip_have_no_gradient(tiny_model):
+    """All values are 0 and were -1, so with a clip of .2 they have moved far enough towards a target of 2."""
     samples = samples_of(groups_of(tiny_model.config.vocab_size))
     old, targets = ([np.full(s.action_tokens, x) for s in samples] for x in (-1.0, 2.0))
     clipped = critic_of(tiny_model, config_of(clip=0.2)).update(samples, old, targets, 0)
@@ -90,7 +91,7 @@ def test_values_that_moved_too_far_are_not_pulled_further(tiny_model):
 
 
 def expected_gradients(critic, samples, old, targets, clip):
-    """Sample by sample through the plain model: the mean over all trained values."""
+    """Return the gradient of the mean over all trained values, sample by sample through the plain model."""
     losses, per_token = [], critic.config.algorithm.advantage_method == "gae"
     for sample, was, wanted in zip(samples, old, targets, strict=True):
         hidden = critic.learner.model.body(torch.tensor([sample.token_ids])).last_hidden_state[0]
@@ -107,14 +108,14 @@ def expected_gradients(critic, samples, old, targets, clip):
 
 @METHODS
 def test_gradients_do_not_depend_on_batching(exact_model, method):
-    """Nor on how many samples a trajectory was cut into."""
+    """The gradients also do not depend on the number of samples of a trajectory."""
     draw = np.random.default_rng(0)
     whole, cut = (samples_of(groups_of(60, split=split)) for split in (False, True))
     assert len(cut) > len(whole)
     drawn = {key: draw.normal(size=(2, len(v))) for key, v in per_trajectory(whole, zeros(whole)).items()}
 
     def of(samples, place):
-        """Those numbers cut where samples end; they are float32, as the critic's are."""
+        """Split the numbers by sample; they are float32, as the critic's are."""
         taken, out = dict.fromkeys(drawn, 0), []
         for sample in samples:
             key = sample.group_id, sample.trajectory
@@ -140,8 +141,8 @@ def test_gradients_do_not_depend_on_batching(exact_model, method):
 
 
 @METHODS
-def test_only_sampled_tokens_are_trained_and_of_turns_only_the_first(exact_model, method):
-    """The gradient with respect to the values of all positions, found at the head's input."""
+def test_only_sampled_tokens_are_trained_and_with_turn_gae_only_first_tokens(exact_model, method):
+    """The test reads the gradient with respect to the values of all positions at the input of the head."""
     samples = samples_of(groups_of(60))
     critic = critic_of(exact_model, config_of(method), head=1)
     seen = []
@@ -179,7 +180,7 @@ def test_targets_of_later_tokens_of_a_turn_are_not_read(exact_model):
     assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
 
 
-def test_mini_batches_and_epochs_are_the_policys(make_tiny_model):
+def test_the_mini_batches_are_the_same_as_the_policys(make_tiny_model):
     trainer = {"mini_batches": 2, "update_epochs": 3}
     critic = critic_of(make_tiny_model(), config_of(trainer=trainer))
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size, 5))
@@ -225,7 +226,7 @@ def test_explained_variance():
     assert of(targets, (np.array([0.3, 0.1, 0.2, 0.1]) - 1.0) + 1.0 - np.array([0.3, 0.1, 0.2, 0.1])) is None
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_batch_dumped(make_tiny_model, tmp_path):
+def test_a_non_finite_loss_raises_and_writes_the_batch(make_tiny_model, tmp_path):
     critic = critic_of(make_tiny_model(), dump=tmp_path / "dump.jsonl")
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size))
     weights = copy.deepcopy(critic.learner.model.state_dict())

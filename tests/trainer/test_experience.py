@@ -1,4 +1,5 @@
-"""Experience: dynamic sampling refills a step with groups that teach, within its bound; overlong ones stay out."""
+"""Experience: dynamic sampling fills a step with groups that have an advantage, within its bound; overlong trajectories
+are not trained."""
 
 import asyncio
 from dataclasses import replace
@@ -18,7 +19,7 @@ from mtrl.types import FinishReason, Group, StopReason
 
 
 class Played:
-    """In the place of rollouts: row n becomes a group whose rewards differ if `teaches(n)`."""
+    """Stand-in for rollouts: row n becomes a group whose rewards differ if `teaches(n)`."""
 
     def __init__(self, teaches):
         self.teaches, self.keys = teaches, []
@@ -52,7 +53,7 @@ def collect(teaches, step=3, **algorithm):
     return asyncio.run(found.collect(step)), played
 
 
-def test_without_dynamic_sampling_the_step_is_what_was_played():
+def test_without_dynamic_sampling_all_groups_are_trained():
     experience, played = collect(lambda n: False)
     assert played.keys == [("step3", [0, 1, 2, 3])]
     assert len(experience.groups) == 4 and not experience.set_aside and experience.rounds == 0
@@ -77,8 +78,8 @@ def test_groups_without_an_advantage_are_replaced_until_the_step_is_full(method)
     assert experience.metrics()["analysis/sampling_rounds"] == 4.0
 
 
-def test_turn_rewards_teach_where_outcomes_do_not():
-    """Granularity switches nothing off: equal sums paid at different turns count for a per-turn estimator."""
+def test_turn_rewards_can_have_a_signal_without_different_outcomes():
+    """Groups with equal sums but rewards at different turns have an advantage under a per-turn estimator."""
 
     class Early(Played):
         def group(self, group_id, row, size):
@@ -100,7 +101,7 @@ def test_turn_rewards_teach_where_outcomes_do_not():
                 asyncio.run(found.collect(0))
 
 
-def test_the_bound_ends_in_one_sentence():
+def test_exceeding_the_bound_is_an_error_in_one_sentence():
     with pytest.raises(
         NoSignalError,
         match=r"algorithm\.dynamic_sampling_rounds=2 rounds of new prompts only 1 of 10 groups had an advantage, and a "
@@ -109,7 +110,7 @@ def test_the_bound_ends_in_one_sentence():
         collect(lambda n: n == 2, dynamic_sampling_rounds=2)
 
 
-def test_a_trajectory_with_a_cut_turn_is_overlong_however_it_ended():
+def test_a_trajectory_with_a_cut_turn_is_overlong_for_any_stop_reason():
     found, played = collector(lambda n: True, overlong_filtering=True)
     make = played.group
 

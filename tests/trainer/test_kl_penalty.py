@@ -1,4 +1,4 @@
-"""The KL penalty: every turn pays for its own tokens, by k1 against the reference."""
+"""The KL penalty: every turn is penalised for its own tokens, by k1 against the reference."""
 
 import copy
 
@@ -20,7 +20,7 @@ def penalty_of(reference, coefficient, budget):
 
 
 def expected_kl(model, trajectory):
-    """Per turn the sum of rollout - reference log-probs, from a plain forward over the whole conversation."""
+    """Return the sum of rollout - reference log-probs of each turn, by a plain forward over the whole conversation."""
     ids, sums = [], []
     for turn in trajectory.turns:
         ids += turn.observation_ids
@@ -34,7 +34,7 @@ def expected_kl(model, trajectory):
 
 @pytest.mark.parametrize("budget", [1, 10_000])
 @pytest.mark.parametrize("split", [False, True])
-def test_each_turn_pays_for_its_tokens(make_tiny_model, budget, split):
+def test_each_turn_is_penalised_for_its_tokens(make_tiny_model, budget, split):
     reference = make_tiny_model(1).requires_grad_(False)
     groups = [make_group(seed, reference.config.vocab_size) for seed in range(2)]
     told = [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) if split else g for g in groups]
@@ -54,7 +54,7 @@ def test_each_turn_pays_for_its_tokens(make_tiny_model, budget, split):
     assert mean == pytest.approx(total / tokens, abs=1e-4)
 
 
-def test_a_policy_that_is_the_reference_pays_nothing(make_tiny_model):
+def test_a_policy_equal_to_the_reference_has_no_penalty(make_tiny_model):
     model = make_tiny_model(2)
     group = make_group(5, model.config.vocab_size)
     for trajectory in group.trajectories:

@@ -1,4 +1,4 @@
-"""What a rank holds: saved at one moment, and gone on with bit for bit."""
+"""A learner's state: saved at one step, and continued bit for bit."""
 
 import math
 from dataclasses import replace
@@ -46,7 +46,7 @@ def assert_equal(found, expected):
 
 
 @METHODS
-def test_a_resumed_learner_goes_on_bit_for_bit(make_tiny_model, method, tmp_path):
+def test_a_resumed_learner_continues_bit_for_bit(make_tiny_model, method, tmp_path):
     config = config_of(method, clip=0.2)
     model = make_tiny_model(2)
     samples = samples_of(groups_of(model.config.vocab_size))
@@ -76,8 +76,8 @@ def test_a_checkpoint_from_before_the_first_step(make_tiny_model, tmp_path):
     assert_equal(tensors(other), tensors(fresh))
 
 
-def test_a_checkpoint_holds_what_a_model_itself_does_not_train(make_tiny_model, tmp_path):
-    """Frozen weights without adapters, as some architectures have them: who evaluates the checkpoint needs them too."""
+def test_a_checkpoint_holds_frozen_weights(make_tiny_model, tmp_path):
+    """Some architectures have frozen weights without adapters, and an evaluation of the checkpoint needs them."""
     model = make_tiny_model(1)
     next(model.parameters()).requires_grad_(False)
     learner = learner_of(model, config_of(), with_critic=False)
@@ -88,7 +88,7 @@ def test_a_checkpoint_holds_what_a_model_itself_does_not_train(make_tiny_model, 
     assert_equal(found, learner.policy.state())
 
 
-def test_a_checkpoint_without_a_critic_is_told(make_tiny_model, tmp_path):
+def test_a_checkpoint_without_a_critic_is_an_error(make_tiny_model, tmp_path):
     config = config_of()
     (tmp_path / "saved").mkdir()
     plain = learner_of(make_tiny_model(1), config, with_critic=False)

@@ -1,4 +1,5 @@
-"""The optimiser: numbers, names and where its moments lie; alone, and with parameters that two ranks share."""
+"""The optimiser: numbers, names and devices of its moments, for one process and for parameters sharded over two
+ranks."""
 
 import copy
 import math
@@ -17,7 +18,7 @@ TOTAL = 9
 
 
 class Small(nn.Module):
-    """Two layers, a frozen one, and a tied weight; nothing divides evenly over two ranks."""
+    """A model with two layers, a frozen one, and a tied weight; no size is divisible by two ranks."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +43,7 @@ def loss(model, step):
 
 
 def train(model, optimizer, steps, scale=1.0):
-    """Norm and rate of each step."""
+    """Return norm and learning rate of each step."""
     told = []
     for step in steps:
         (scale * loss(model, step)).backward()
@@ -50,7 +51,7 @@ def train(model, optimizer, steps, scale=1.0):
     return told
 
 
-def test_it_is_adamw_with_a_clip():
+def test_the_optimizer_is_adamw_with_clipping():
     model, twin = Small(), Small()
     told = train(model, Optimizer(model, CONFIG, TOTAL), range(6))
     trained = [p for p in twin.parameters() if p.requires_grad]
@@ -81,7 +82,7 @@ def test_state_is_by_name():
 
 @pytest.mark.parametrize("how", ["load", "allocate"])
 @pytest.mark.parametrize("used", [False, True], ids=["new", "stepped"])
-def test_it_goes_on_from_a_state(how, used):
+def test_the_optimizer_continues_from_a_state(how, used):
     straight = Small()
     train(straight, Optimizer(straight, CONFIG, TOTAL), range(6))
     model = Small()
@@ -106,7 +107,7 @@ def test_it_goes_on_from_a_state(how, used):
         assert torch.equal(mine, theirs)
 
 
-def test_what_never_had_a_gradient_has_no_state_and_needs_none():
+def test_parameters_without_a_gradient_have_no_state():
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "idle": nn.Linear(2, 1)})
     optimizer = Optimizer(model, CONFIG, TOTAL)
     model["used"](torch.ones(2)).backward()
@@ -118,7 +119,7 @@ def test_what_never_had_a_gradient_has_no_state_and_needs_none():
     assert other.state().keys() == state.keys()
 
 
-def test_a_state_of_other_parameters_is_refused():
+def test_a_state_of_other_parameters_is_an_error():
     optimizer = Optimizer(Small(), CONFIG, TOTAL)
     with pytest.raises(UserError, match=r"not trained here \(frozen\.weight\); continue with the model"):
         optimizer.allocate(["layers.0.weight.exp_avg", "frozen.weight.exp_avg"])
@@ -126,14 +127,14 @@ def test_a_state_of_other_parameters_is_refused():
         optimizer.load({f"{index}.exp_avg": torch.zeros(3) for index in range(3)})
 
 
-def test_nothing_to_clip():
+def test_clipping_without_gradients():
     model = Small()
     assert clip_gradients([list(model.parameters())], 1.0) == 0.0
     assert Optimizer(model, CONFIG, TOTAL).step(0)[0] == 0.0
 
 
-def test_moments_lie_in_the_memory_of_the_cpu_between_steps(monkeypatch):
-    """On a GPU that is made up: its tensors have shapes and devices, and no numbers."""
+def test_offloaded_moments_are_in_cpu_memory_between_steps(monkeypatch):
+    """The GPU is simulated: its tensors have shapes and devices, and no numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     monkeypatch.setattr("mtrl.trainer.update.optimizer.clip_gradients", lambda groups, limit: 1.0)
@@ -170,7 +171,8 @@ CASES = ("sharded", "offloaded", "mixed")
 
 
 def shard(model, case):
-    """All of the model; the same in the memory of the CPU; or its layers alone, so that the embedding stays plain."""
+    """Shard the whole model, the whole model with CPU offload, or only its layers, so that the embedding stays
+    plain."""
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
     policy = CPUOffloadPolicy(pin_memory=False) if case == "offloaded" else OffloadPolicy()
@@ -186,7 +188,7 @@ def shard(model, case):
 
 
 def train_ranks(model, optimizer, steps, ranks):
-    """Each rank has its share of the loss; plain parameters are summed by hand."""
+    """Train with a share of the loss on each rank; gradients of plain parameters are summed by hand."""
     import torch.distributed as dist
 
     told = []
@@ -204,7 +206,7 @@ def whole(tensors):
 
 
 def of_rank(rank, straight):
-    """Per case: what was told, weights and moments of six steps; the same with a fresh optimiser after the third."""
+    """Return per case the norms, weights and moments of six steps, and those with a fresh optimiser after the third."""
     found = {}
     for case in CASES:
         model = shard(Small(), case)

@@ -1,4 +1,4 @@
-"""Which GPUs servers get: those beside the trainers', or with `colocate` theirs."""
+"""GPUs of servers: those that no rank trains on, or with `colocate` the ranks' own."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def gpus(monkeypatch):
         (0, 0, VllmConfig(replicas=2), None),
     ],
 )
-def test_the_last_gpus_are_the_servers(gpus, count, trainers, settings, expected):
+def test_servers_use_the_last_gpus(gpus, count, trainers, settings, expected):
     gpus(count)
     assert server_devices("vllm", settings, trainers) == expected
 
@@ -56,13 +56,13 @@ def test_the_last_gpus_are_the_servers(gpus, count, trainers, settings, expected
         ),
     ],
 )
-def test_too_few_gpus_are_told(gpus, count, trainers, settings, said):
+def test_too_few_gpus_are_an_error(gpus, count, trainers, settings, said):
     gpus(count)
     with pytest.raises(UserError, match=said):
         server_devices("vllm", settings, trainers)
 
 
-def test_gpus_that_ranks_train_on(monkeypatch):
+def test_the_number_of_gpus_that_ranks_train_on(monkeypatch):
     cuda = torch.device("cuda", 2)
     assert training_gpus(1, torch.device("cpu")) == 0
     assert training_gpus(1, torch.device("cuda")) == 1

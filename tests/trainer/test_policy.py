@@ -1,4 +1,4 @@
-"""The policy gives the same log-probs, weights and exports whether it is plain, sharded or adapted."""
+"""The policy gives the same log-probs, weights and exports if it is plain, sharded or adapted."""
 
 import sys
 from pathlib import Path
@@ -32,13 +32,13 @@ def world():
 
 
 def exported(folder):
-    """The bytes of every file, also of those in `adapter/`."""
+    """Return the bytes of every file, including those in `adapter/`."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def learn(policy, batches, anchors):
-    """One step that also looks at the model without its adapters between forward and backward."""
+    """Make one step that computes the model without its adapters between forward and backward."""
     optimizer = adamw(policy.model)
     for batch in batches:
         logprobs, _ = policy.logprobs(batch)
@@ -50,7 +50,7 @@ def learn(policy, batches, anchors):
 
 
 def on_rank(rank, folder):
-    """What the policy of each kind does on this rank."""
+    """Return the results of each kind of policy on this rank."""
     found = {}
     for kind in KINDS:
         policy = Policy(shard(make_model(kind), FsdpConfig(), world()), Tokenizer())
@@ -80,7 +80,7 @@ def on_rank(rank, folder):
 
 
 def reference_of(policy):
-    """What leaves the adapters out, if there are any."""
+    """Return the policy without its adapters, if it has any."""
     return lambda: without_adapters(policy.model) if policy.adapted else torch.no_grad()
 
 
@@ -126,7 +126,7 @@ def test_an_export_is_the_model_that_was_trained(kind, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_with_adapters_nothing_else_is_kept_or_sent():
+def test_with_adapters_only_the_adapters_are_stored_and_sent():
     policy = Policy(make_model("lora"), None)
     assert policy.adapted and not Policy(make_lm(), None).adapted
     assert policy.state().keys() == policy.weights().keys() and all("lora_" in name for name in policy.state())

@@ -1,4 +1,4 @@
-"""Balancing micro-batches over ranks: all of them, once, the same number for each, and balanced."""
+"""Distribution of micro-batches to ranks: each once, the same number per rank, with balanced costs."""
 
 import random
 
@@ -45,7 +45,7 @@ def batches_of(lengths, budget, ranks, layout=PADDED, whole=False):
     ranks=st.integers(1, 5),
     layout=st.sampled_from([PADDED, PACKED]),
 )
-def test_every_sample_is_worked_on_once_and_ranks_stay_in_step(lengths, budget, ranks, layout):
+def test_every_sample_is_assigned_once_and_all_ranks_have_equally_many_micro_batches(lengths, budget, ranks, layout):
     batches = batches_of(lengths, budget, ranks, layout)
     assignments = balance(batches, ranks, SMALL)
     assert len(assignments) == ranks and len({len(share) for share in assignments}) == 1
@@ -59,7 +59,7 @@ def test_every_sample_is_worked_on_once_and_ranks_stay_in_step(lengths, budget, 
         assert batch.token_ids.numel() <= budget or len(batch.rows) == 1
 
 
-def test_one_rank_gets_what_there_is_in_its_order():
+def test_one_rank_gets_all_micro_batches_in_order():
     batches = batches_of([9, 3, 30, 12], 30, 1)
     assert balance(batches, 1, SMALL) == [batches]
 
@@ -78,7 +78,7 @@ def test_the_work_is_balanced():
 
 
 def test_cost_counts_attention():
-    """In a row tokens look at all before them, in a pack at those of their own sample."""
+    """In a row tokens attend to all earlier ones, in a pack only to those of their own sample."""
     (row,) = batches_of([200], 10_000, 1)
     (pack,) = batches_of([100, 100], 10_000, 1, PACKED)
     (padded,) = batches_of([100, 60], 10_000, 1, PADDED)
@@ -87,7 +87,7 @@ def test_cost_counts_attention():
     assert cost(padded, SMALL) == SMALL.training([100, 100], 158)  # what is padded costs as well
 
 
-def test_a_trajectory_stays_whole():
+def test_a_trajectory_stays_in_one_micro_batch():
     samples = samples_of([10] * 6)
     for index, sample in enumerate(samples):
         sample.group_id, sample.trajectory = "g", index // 3
@@ -98,7 +98,7 @@ def test_a_trajectory_stays_whole():
     assert [share[0].is_filler for share in assignments].count(True) == 2
 
 
-def test_a_filler_has_the_shape_of_work_and_no_weight():
+def test_a_filler_has_the_tokens_of_a_micro_batch_and_no_weight():
     (batch,) = batches_of([9, 7], 100, 1)
     filler = batch.filler()
     assert torch.equal(filler.token_ids, batch.token_ids) and not filler.weights.any() and filler.is_filler

@@ -1,4 +1,4 @@
-"""What the episodes of a step looked like, in numbers."""
+"""Metrics of the episodes of a step."""
 
 from mtrl.rollout.rollouts import RolloutReport
 from mtrl.scoring.agreement import Thresholds
@@ -58,7 +58,7 @@ def test_verdicts_caps_and_context_by_worked_numbers():
     assert metrics["rollout/breaks/branch"] == 0.0
 
 
-def test_a_reward_of_another_scale_has_a_threshold_of_its_own():
+def test_a_reward_of_another_scale_needs_another_threshold():
     group = make_group(0, 50, size=1, turns=1)
     group.trajectories[0].turns[0].reward, group.trajectories[0].score = 1.4, 0.0
     assert rollout_metrics(RolloutReport([group]))["rollout/lenient_frac"] == 1.0

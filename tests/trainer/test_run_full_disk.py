@@ -1,4 +1,4 @@
-"""A folder of a run that cannot be written: a disk that fills up, and one that is read-only."""
+"""A run folder that cannot be written: a full disk, and a read-only one."""
 
 import errno
 import re
@@ -14,7 +14,7 @@ from tests.trainer.runs import ROOT, SMALL
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_it_is_told_in_one_sentence_with_the_command_that_goes_on(tmp_path, monkeypatch, number):
+def test_an_unwritable_folder_is_an_error_with_the_resume_command(tmp_path, monkeypatch, number):
     def full(*_):
         raise OSError(number, "no space")
 
@@ -35,7 +35,7 @@ def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):
 
 
 def in_a_mount(folder, mount, *words):
-    """A run in `folder`, over which bubblewrap mounts something; its status and the last line that it wrote."""
+    """Start a run in `folder`, over which bubblewrap mounts another file system. Return its status and last line."""
     command = ["bwrap", "--dev-bind", "/", "/", *mount, str(folder), "--chdir", str(ROOT), sys.executable, "-m"]
     done = subprocess.run(
         [*command, "mtrl.main", *SMALL, *words],
@@ -59,15 +59,15 @@ def in_a_mount(folder, mount, *words):
         ),
     ],
 )
-def test_a_disk_that_is_full(tmp_path, size, sentence):
-    """A disk of one page, and one of pages for less than the first checkpoint."""
+def test_a_full_disk(tmp_path, size, sentence):
+    """The disk has one page, or too few pages for the first checkpoint."""
     run = tmp_path / "run"
     status, said = in_a_mount(tmp_path, ["--size", str(size), "--tmpfs"], f"run_dir={run}")
     assert status == 2 and re.fullmatch(sentence.format(run=run), said), said
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_read_only(tmp_path):
+def test_a_read_only_folder(tmp_path):
     words = [f"run_dir={tmp_path}", "resume=latest"]
     for name in ("checkpoints", "trajectories"):
         (tmp_path / name).mkdir()

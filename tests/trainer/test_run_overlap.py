@@ -1,4 +1,4 @@
-"""Whole runs whose rollouts and updates overlap, or that train adapters: what comes out, and how old it is."""
+"""Whole runs with overlapping rollouts and updates, or with adapters: results and staleness."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ AS_A_STREAM = "import mtrl.trainer.loop as loop; loop.Collector = loop.Stream"
 
 
 def trained(run_dir):
-    """Trajectories by step."""
+    """Return the trajectories by step."""
     files = sorted((run_dir / "trajectories").glob("train_step_*.jsonl"))
     return {int(file.stem.rpartition("_")[2]): list(read_trajectories(file)) for file in files}
 
@@ -60,7 +60,7 @@ def test_no_token_is_older_than_allowed_and_no_group_is_trained_twice(tmp_path, 
     assert rollouts and all(span["start"] >= updated.get(span["step"] - 1, 0.0) for span in rollouts)
 
 
-def test_a_signal_is_not_kept_waiting_by_slow_episodes(tmp_path):
+def test_a_signal_does_not_wait_for_slow_episodes(tmp_path):
     code = """
     import asyncio
     from mtrl.rollout.rollouts import Rollouts
@@ -85,8 +85,8 @@ def test_a_signal_is_not_kept_waiting_by_slow_episodes(tmp_path):
     assert {f"step3/{n}" for n in range(4)} <= waiting
 
 
-def test_adapters_learn_are_saved_and_go_on(tmp_path):
-    """The engine samples what the trainer computes with its adapters, from the first step and after a resumption."""
+def test_adapters_are_trained_saved_and_resumed(tmp_path):
+    """The engine's log-probs equal the trainer's with adapters, from the first step and after a resumption."""
     words = ["model.lora_rank=8", "trainer.optimizer.lr=1e-2", "trainer.max_steps=4"]
     finish(start(tmp_path / "whole", *words))
     rows = rows_of(tmp_path / "whole")

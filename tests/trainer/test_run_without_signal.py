@@ -1,4 +1,4 @@
-"""A run in which every rollout of a prompt earns the same has nothing to learn from: it says so and ends."""
+"""A run whose rollouts of a prompt all have the same reward ends with an error."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests.sweep.sweeps import PAYOFF, QUICK, program
 
 
 @pytest.mark.slow
-def test_steps_without_an_advantage_end_it(tmp_path):
+def test_steps_without_an_advantage_end_the_run(tmp_path):
     replace_text(tmp_path / "payoff.py", PAYOFF)
     limits = ("trainer.max_steps_without_signal=2", "trainer.max_steps=5")
     done = program(tmp_path, *QUICK, *limits, "environment.config.payoff=0.5", "run_dir=run")

@@ -1,4 +1,4 @@
-"""The stream over real episodes: the local engine samples, environments take their time, weights change meanwhile."""
+"""The stream over real episodes: the local engine samples, environments take time, and weights change meanwhile."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ FAMILY = family_of(lambda trajectory, row: float(len(trajectory.turns) > 1))
 
 
 class Slow(BaseEnvironment):
-    """Answers after a while; how often it was closed is kept."""
+    """Environment that answers after a while and counts the calls of `close`."""
 
     made: list = []  # noqa: RUF012
 
@@ -45,7 +45,7 @@ class Slow(BaseEnvironment):
 
 
 class Hanging(Slow):
-    """The first steps never end."""
+    """Environment whose first steps never end."""
 
     async def step(self, response, ground_truth):
         if ground_truth["n"] < 2:
@@ -55,7 +55,8 @@ class Hanging(Slow):
 
 @pytest.fixture
 def play(tiny_tokenizer, tiny_codec):
-    """`play(kind, engine, lag, environment=Slow, **settings)`: a way to experience, with episodes of three turns."""
+    """`play(kind, engine, lag, environment=Slow, **settings)`: a producer of this kind, with episodes of three
+    turns."""
     pools, numbers = [], []
 
     def make(kind, engine, lag, environment=Slow, **settings):
@@ -93,7 +94,7 @@ def said(experiences):
 
 
 async def learn(producer, steps):
-    """Experience of these steps; the weights stay what they are, under a new version."""
+    """Return the experience of these steps; the weights stay the same under new versions."""
     engine, found = producer.rollouts.loop.engine, []
     for step in range(steps):
         found.append(await producer.collect(step))
@@ -107,7 +108,8 @@ async def learn(producer, steps):
 
 
 def test_without_staleness_the_groups_are_those_of_the_collector(tiny_model, play):
-    """Names, rows and tokens; also beside each other, the log-probs, whose last bits depend on who shares a batch."""
+    """Names, rows and tokens are equal. Log-probs are compared approximately, since their last bits depend on the
+    composition of a batch."""
 
     def found(kind):
         engine = LocalEngine(tiny_model, None, 8, 200, deterministic=False)
@@ -137,8 +139,8 @@ def test_weights_change_in_the_middle_and_no_token_is_too_old(tiny_model, play, 
     assert all_closed(Slow.made)
 
 
-def test_what_is_requeued_or_closed_is_cleared_away(tiny_tokenizer, play):
-    """Episodes that are stopped in the middle of a step: environments closed once, sessions released, nothing runs."""
+def test_requeued_and_closed_episodes_are_cleaned_up(tiny_tokenizer, play):
+    """Episodes are stopped during a step: each environment is closed once, sessions are released, and no task runs."""
 
     async def go():
         engine = ScriptedEngine(lambda trajectory_id, turn: "ab", tiny_tokenizer)

@@ -1,4 +1,4 @@
-"""Checkpoints of the stream: nothing is lost or doubled, under the same settings and under others."""
+"""Checkpoints of the stream: no group is lost or repeated, under the same settings and under others."""
 
 import json
 
@@ -9,7 +9,7 @@ from mtrl.trainer.data.experience import Collector
 
 
 async def interrupted(steps=3, **settings):
-    """A stream that was stopped after these steps: what it trained, its rows, and its state as JSON."""
+    """Stop a stream after these steps. Return its trained groups, its rows, and its state as JSON."""
     rows = Rows()
     stream = make(rows=rows, **settings)
     found = await train(stream, steps, close=False)
@@ -21,7 +21,7 @@ async def interrupted(steps=3, **settings):
 
 
 @pytest.mark.parametrize("on_stale", ["wait", "requeue"])
-def test_resuming_loses_and_doubles_nothing(on_stale):
+def test_resuming_loses_and_repeats_no_group(on_stale):
     async def stop_and_go_on():
         before, rows, state = await interrupted(batch=4, lag=3, on_stale=on_stale, max_concurrent_groups=3)
         stream = make(rows=rows, batch=4, lag=3, on_stale=on_stale)
@@ -46,8 +46,8 @@ def test_resuming_loses_and_doubles_nothing(on_stale):
 
 
 @pytest.mark.parametrize(("batch", "lag"), [(4, 1), (2, 1), (8, 1)])
-def test_other_settings_go_on_with_it(batch, lag):
-    """Groups that became too old by a smaller bound are played again; the others count."""
+def test_a_state_can_be_restored_under_other_settings(batch, lag):
+    """Groups that are too old under a smaller bound are sampled again; the others count."""
 
     async def stop_and_go_on():
         before, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
@@ -63,7 +63,7 @@ def test_other_settings_go_on_with_it(batch, lag):
     assert len(set(names)) == len(names)
 
 
-def test_a_synchronous_run_goes_on_with_it_and_back():
+def test_a_synchronous_run_can_restore_the_state_and_vice_versa():
     async def stop_and_go_on():
         before, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
         collector = make(Collector, rows=rows)
@@ -82,8 +82,8 @@ def test_a_synchronous_run_goes_on_with_it_and_back():
     assert len(set(names)) == len(names)
 
 
-def test_a_step_that_fails_loses_none_of_what_was_left():
-    """A step that dies in the middle was never trained: its prompts are in what is saved then."""
+def test_a_failed_step_loses_no_stored_prompt():
+    """A step that failed was never trained, so its prompts are in the state that is saved next."""
 
     class Dying(Played):
         async def play(self, group_id, row):
@@ -101,7 +101,7 @@ def test_a_step_that_fails_loses_none_of_what_was_left():
     assert before == after != []
 
 
-def test_a_run_that_was_synchronous_goes_on_as_a_stream():
+def test_a_synchronous_run_continues_as_a_stream():
     async def go_on():
         rows = Rows()
         rows.drawn = 12

@@ -1,4 +1,4 @@
-"""The update: what a step of training does to the weights, and bad numbers stop the run."""
+"""The update: effect of a training step on the weights, and errors for numbers that are not finite."""
 
 import copy
 import math
@@ -51,7 +51,7 @@ def test_a_filler_counts_as_padding_in_the_work_of_its_rank(make_tiny_model, tmp
     assert (idle.tokens, idle.flops, idle.cells) == (0, 0.0, alone.cells)
 
 
-def test_mini_batches_deal_every_group_once_per_epoch(make_tiny_model, tmp_path):
+def test_mini_batches_contain_every_group_once_per_epoch(make_tiny_model, tmp_path):
     cfg = config()
     cfg.trainer.mini_batches, cfg.trainer.update_epochs = 2, 3
     model = make_tiny_model()
@@ -110,7 +110,7 @@ def test_the_kl_term_pulls_back_to_the_reference(make_tiny_model, tmp_path):
     assert kls[-1] < 0.7 * kls[0]
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_batch_dumped(make_tiny_model, tmp_path):
+def test_a_non_finite_loss_raises_and_writes_the_batch(make_tiny_model, tmp_path):
     cfg = config()
     model = make_tiny_model()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -125,7 +125,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_batch_dumped(make_tiny_model, 
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(make_tiny_model):
+def test_a_non_finite_gradient_does_not_change_the_weights(make_tiny_model):
     model = make_tiny_model()
     optimizer = Optimizer(model, OptimizerConfig(lr=1e-2), 9)
     before = [p.detach().clone() for p in optimizer.parameters]
@@ -146,7 +146,7 @@ def test_schedules():
     assert lr_scale(OptimizerConfig(schedule="linear", min_lr_ratio=0.1), 10, 10) == pytest.approx(0.1)
 
 
-def test_optimizer_state_goes_to_tensors_and_back(make_tiny_model):
+def test_the_optimizer_state_can_be_restored_from_tensors(make_tiny_model):
     def steps(model, optimizer, seeds):
         for seed in seeds:
             generator = torch.Generator().manual_seed(seed)
@@ -166,7 +166,7 @@ def test_optimizer_state_goes_to_tensors_and_back(make_tiny_model):
         assert torch.equal(a, b)
 
 
-def test_the_entropy_bonus_spreads_the_policy_and_costs_nothing_where_there_is_none(make_tiny_model, tmp_path):
+def test_the_entropy_bonus_raises_the_entropy(make_tiny_model, tmp_path):
     model = make_tiny_model(6)
     group = make_group(3, model.config.vocab_size)
     for turn in (turn for t in group.trajectories for turn in t.turns):
