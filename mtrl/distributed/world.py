@@ -77,7 +77,7 @@ class World:
         launch.number("MASTER_PORT")
         backend = _choose_device(local_rank)
         try:
-            links = _meet(backend, rank, size, timeout)
+            links = connect_ranks(backend, rank, size, timeout)
         except BaseException as error:
             with suppress(Exception):
                 dist.destroy_process_group()
@@ -219,7 +219,7 @@ def _choose_device(local_rank: int) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _meet(backend: str, rank: int, size: int, timeout: float) -> Links | None:
+def connect_ranks(backend: str, rank: int, size: int, timeout: float) -> Links | None:
     """Create the process groups, the lifeline's first, so that the lifeline is active while the others are created.
     Return None for a single rank."""
     board, rank, size = next(iter(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout))))

@@ -129,9 +129,9 @@ class Trainer:
             self.kl_penalty = KlPenalty(self.learners, self.kl, config.trainer.max_tokens_per_microbatch)
         settings = config.trainer.checkpoint
         self.checkpoints = Checkpoints(run.checkpoints, settings.keep_last, settings.keep_best)
-        self._saved = 0
+        self.saved_step = 0
         """Step of the newest checkpoint. Step 0 is never saved, since a new run can repeat it."""
-        self._trained = 0
+        self.trained_step = 0
         """Step of the trainer's weights."""
         self.thresholds = Thresholds.of(config.evaluation)
         # With a critic there is no MFU: its FLOPs are not counted, but its time is.
@@ -150,7 +150,7 @@ class Trainer:
         total = self.config.trainer.max_steps
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop)
         with Interrupt(stop) as interrupt:  # includes the time in which the last checkpoint is written
-            async with self._closing():
+            async with self.closing():
                 with self.console.progress("train", total) as bar:
                     await self._train(total, bar, interrupt)
         return interrupt.requested
@@ -170,13 +170,13 @@ class Trainer:
                 bar.advance()
                 self._check_signal(row)
                 if self._save_due():
-                    await self._save()
-            await self._save()  # needed after a signal; else the last step is already saved
+                    await self.save()
+            await self.save()  # needed after a signal; else the last step is already saved
         except StoppedError:
-            await self._save()
+            await self.save()
         except RunEndedError:
-            self.progress.step = self._trained  # counts a step whose weights did not reach the engine
-            await self._save()  # so that a run with other settings can resume
+            self.progress.step = self.trained_step  # counts a step whose weights did not reach the engine
+            await self.save()  # so that a run with other settings can resume
             raise
 
     def _stop(self) -> None:
@@ -197,7 +197,7 @@ class Trainer:
             yield
         self.console.note(f"trace of step {number}: {path} (open it with ui.perfetto.dev)")
 
-    def _closing(self) -> AsyncExitStack:
+    def closing(self) -> AsyncExitStack:
         """Return a context that closes everything that runs beside the loop, for any end of the loop, and even if one
         part fails to close. It waits for a checkpoint that is being written."""
         stack = AsyncExitStack()  # closes in reverse order
@@ -229,7 +229,7 @@ class Trainer:
         self.learners.load(checkpoint.path)
         torch.set_rng_state(checkpoint.rng["torch"])
         self.progress = Progress(**checkpoint.state)
-        self._saved = self._trained = self.progress.step
+        self.saved_step = self.trained_step = self.progress.step
         self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
         self.experience.restore(checkpoint.groups)
@@ -265,7 +265,7 @@ class Trainer:
                 credited, kl = await self.work_thread.do(self._credit, experience.groups)
             with self.timeline.span("update", number) as updating:
                 update, learned = await self.work_thread.do(self._learn, credited, step)
-            self._trained, self.progress.rows_drawn, self.progress.score = number, self.rows.drawn, None
+            self.trained_step, self.progress.rows_drawn, self.progress.score = number, self.rows.drawn, None
         with self.timeline.span("sync", number) as syncing:
             canary = await self.publisher.publish(number)
             self.experience.publish(number)
@@ -395,11 +395,11 @@ class Trainer:
         limit = self.config.evaluation.keep_disagreements
         return [Group(group.group_id, group.row, [t]) for group, t in found[:limit]]
 
-    async def _save(self) -> None:
+    async def save(self) -> None:
         """Write a checkpoint of the current state; in the background, unless `trainer.checkpoint.background` is off."""
-        if self.progress.step == self._saved:
+        if self.progress.step == self.saved_step:
             return
-        self._saved = self.progress.step
+        self.saved_step = self.progress.step
         with self.timeline.span("save", self.progress.step):
             await self.work_thread.do(self.learners.wait_saved)
             folder = self.checkpoints.begin(self.progress.step)

@@ -133,7 +133,11 @@ def test_gdpo_uses_differences_that_cancel_in_the_reward():
 def test_gdpo_without_components_uses_the_reward():
     """A composition that changes no reward stores no components."""
     plain = make_group([[1.0, 0.5], [0.0], [0.25]])
-    kept = with_parts([{"environment": 1.0}, {"environment": 0.5}], [{"environment": 0.0}], [{"environment": 0.25}])
-    assert gdpo(plain) == gdpo(plain, weights={"environment": 1.0}) == gdpo(kept, weights={"environment": 1.0})
+    with_components = with_parts(
+        [{"environment": 1.0}, {"environment": 0.5}], [{"environment": 0.0}], [{"environment": 0.25}]
+    )
+    assert (
+        gdpo(plain) == gdpo(plain, weights={"environment": 1.0}) == gdpo(with_components, weights={"environment": 1.0})
+    )
     assert any(flat(gdpo(plain)))
     assert set(flat(gdpo(plain, weights={"never reported": 1.0}))) == {0.0}

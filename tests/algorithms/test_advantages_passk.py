@@ -238,7 +238,7 @@ def test_turns_of_a_trajectory_share_its_advantage():
 
 
 @pytest.mark.parametrize(
-    ("estimator", "k", "said"),
+    ("estimator", "k", "message"),
     [
         ("best", 2, "algorithm.passk.estimator=best is not known; choose one of pkpo_sloo1, pkpo_sloo, chen, top2"),
         ("pkpo_sloo1", 4, "algorithm.passk.k=4 must be from 1 to 3 for a group of 3 .* or algorithm.group_size"),
@@ -248,6 +248,6 @@ def test_turns_of_a_trajectory_share_its_advantage():
         ("chen", 2, "algorithm.passk.estimator=chen needs .* exactly 0 or 1 and got 0.5; set .*=pkpo_sloo1"),
     ],
 )
-def test_invalid_settings_and_rewards_are_errors(estimator, k, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_and_rewards_are_errors(estimator, k, message):
+    with pytest.raises(UserError, match=message):
         advantages([[1.0], [0.0], [0.5]], **passk(estimator, k))

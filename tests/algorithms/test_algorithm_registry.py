@@ -114,9 +114,9 @@ def groups_of(*rewards: list[list[float]]) -> CreditBatch:
     and a second component gives every other reward."""
 
     def turn(place, reward):
-        said = [{"role": "user", "content": f"page {place}"}]
+        observation = [{"role": "user", "content": f"page {place}"}]
         parts = {"environment": reward, "bonus": reward * (place % 2)}
-        return Turn([1], [2] * (place + 1), [0.0], [(0, 1)], FinishReason.STOP, "", {}, said, reward, parts)
+        return Turn([1], [2] * (place + 1), [0.0], [(0, 1)], FinishReason.STOP, "", {}, observation, reward, parts)
 
     groups = [
         Group(

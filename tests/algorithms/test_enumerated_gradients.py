@@ -1,9 +1,9 @@
 """The expected gradient of each estimator, loss and correction against the true one, over all outcomes of a group.
 
-The MDP has three turns. Turn t is right with probability p, by a logit of its own, and then pays `pays[t]`; a wrong
-turn ends the episode and pays 0. An episode is one of four kinds, and the order within a group does not matter: a
-group of n = 8 has 165 outcomes with multinomial chances. Nothing here is sampled. docs/algorithms.md and docs/scale.md
-quote the numbers.
+The MDP has three turns. Turn t is right with probability p, by its own logit, and then has the reward `rewards[t]`; a
+wrong turn ends the episode with a reward of 0. An episode is one of four kinds, and the order within a group does not
+matter: a group of n = 8 has 165 outcomes with multinomial probabilities. Nothing is sampled. docs/algorithms.md and
+docs/scale.md quote the numbers.
 """
 
 import itertools
@@ -37,13 +37,13 @@ class Episode:
     right: list[bool]
 
 
-def episodes(p, pays):
+def episodes(p, rewards):
     """Return the episodes with 0, 1, 2 and 3 right turns."""
     kinds = []
     for right in range(TURNS + 1):
         turns = range(min(right + 1, TURNS))
         chance = p**right * ((1 - p) if right < TURNS else 1.0)
-        kinds.append(Episode(chance, [pays[t] if t < right else 0.0 for t in turns], [t < right for t in turns]))
+        kinds.append(Episode(chance, [rewards[t] if t < right else 0.0 for t in turns], [t < right for t in turns]))
     return kinds
 
 
@@ -55,9 +55,9 @@ def scores(kinds, p):
     return table
 
 
-def true_gradient(p, pays):
+def true_gradient(p, rewards):
     """Return the gradient [T] of the expected sum of rewards, E[Σ r ∇ log π]."""
-    kinds = episodes(p, pays)
+    kinds = episodes(p, rewards)
     return sum(kind.chance * sum(kind.rewards) * row for kind, row in zip(kinds, scores(kinds, p), strict=True))
 
 
@@ -113,17 +113,17 @@ class Compared:
 
 
 @lru_cache
-def all_groups(p, n, pays):
-    return Groups(episodes(p, pays), n)
+def all_groups(p, n, rewards):
+    return Groups(episodes(p, rewards), n)
 
 
-def compare(method, credit=None, p=0.1, n=8, pays=PER_TURN, **settings):
+def compare(method, credit=None, p=0.1, n=8, rewards=PER_TURN, **settings):
     """Return the expectation of `1/n Σ_i Σ_t A_it ∇ log π_it` and the true gradient."""
-    kinds, groups = episodes(p, pays), all_groups(p, n, pays)
+    kinds, groups = episodes(p, rewards), all_groups(p, n, rewards)
     advantages = estimate(groups.batch, AlgorithmConfig(advantage_method=method, credit=credit, **settings))
     per_episode = advantages.reshape(*groups.kind.shape, -1) * scores(kinds, p)[groups.kind]
     expected, deviation = groups.moments(per_episode.mean(axis=1))
-    return Compared(expected, true_gradient(p, pays), deviation)
+    return Compared(expected, true_gradient(p, rewards), deviation)
 
 
 CASES = list(itertools.product([0.1, 0.3, 0.5, 0.9], [2, 3, 8], [PER_TURN, AT_THE_END, (1.0, 1.0, 1.0)]))
@@ -149,28 +149,40 @@ def test_the_true_gradient_is_that_of_the_expected_reward():
     ("method", "credit"), [("rloo", "trajectory"), ("rloo", "turn+outcome"), ("monte_carlo", None)]
 )
 def test_exactly_unbiased_for_every_turn(method, credit):
-    for p, n, pays in CASES:
-        assert compare(method, credit, p, n, pays).ratio == pytest.approx(np.ones(TURNS), rel=1e-9), (p, n, pays)
+    for p, n, rewards in CASES:
+        assert compare(method, credit, p, n, rewards).ratio == pytest.approx(np.ones(TURNS), rel=1e-9), (
+            p,
+            n,
+            rewards,
+        )
 
 
 @pytest.mark.parametrize("credit", ["trajectory", "turn+outcome"])
 def test_dr_grpo_is_n_minus_1_over_n_of_it_for_every_turn(credit):
-    for p, n, pays in CASES:
+    for p, n, rewards in CASES:
         expected = np.full(TURNS, (n - 1) / n)
-        assert compare("dr_grpo", credit, p, n, pays).ratio == pytest.approx(expected, rel=1e-9), (p, n, pays)
+        assert compare("dr_grpo", credit, p, n, rewards).ratio == pytest.approx(expected, rel=1e-9), (
+            p,
+            n,
+            rewards,
+        )
 
 
 @pytest.mark.parametrize(("method", "credit"), [("group_based_per_turn", None), ("rloo", "turn")])
 def test_credit_of_turns_shrinks_each_depth_by_the_chance_that_a_peer_reaches_it(method, credit):
-    for p, n, pays in CASES:
+    for p, n, rewards in CASES:
         reached = p ** np.arange(TURNS)
         has_a_peer = 1 - (1 - reached) ** (n - 1)
-        assert compare(method, credit, p, n, pays).ratio == pytest.approx(has_a_peer, rel=1e-9), (p, n, pays)
+        assert compare(method, credit, p, n, rewards).ratio == pytest.approx(has_a_peer, rel=1e-9), (
+            p,
+            n,
+            rewards,
+        )
 
 
 def test_the_gradient_of_turn_credit_where_success_is_rare():
     """If all turns share one logit, the gradient is the sum over turns."""
-    rare = compare("rloo", "turn", p=0.1, n=8, pays=AT_THE_END)
+    rare = compare("rloo", "turn", p=0.1, n=8, rewards=AT_THE_END)
     assert [round(x, 2) for x in rare.ratio] == [1.0, 0.52, 0.07]
     assert round(rare.size, 2) == 0.65 and round(rare.expected.sum() / rare.true.sum(), 2) == 0.53
     assert round(rare.cosine, 2) == 0.81
@@ -191,11 +203,11 @@ def test_the_direction_of_grpo_is_close_to_that_of_the_true_gradient():
     direction."""
     steps = (0.1, 0.3, 0.5, 0.7, 0.9)
     for p in steps:
-        assert compare("grpo", p=p, pays=AT_THE_END).cosine == pytest.approx(1.0, abs=1e-9)
+        assert compare("grpo", p=p, rewards=AT_THE_END).cosine == pytest.approx(1.0, abs=1e-9)
     cosines = [round(compare("grpo", p=p).cosine, 3) for p in steps]
     assert cosines == [0.993, 0.951, 0.976, 1.0, 0.998]
     assert [round(compare("grpo", p=p).size, 1) for p in steps] == [9.3, 4.3, 2.1, 1.4, 1.5]
-    by_turn = [round(compare("grpo", "turn", p=p, pays=AT_THE_END).cosine, 2) for p in steps]
+    by_turn = [round(compare("grpo", "turn", p=p, rewards=AT_THE_END).cosine, 2) for p in steps]
     assert by_turn == [0.68, 0.84, 0.95, 1.0, 1.0]
 
 
@@ -206,10 +218,10 @@ UNBIASED = {
 }
 
 
-@pytest.mark.parametrize("pays", [PER_TURN, (1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("rewards", [PER_TURN, (1.0, 1.0, 1.0)])
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
-def test_turn_plus_outcome_is_the_least_noisy_of_the_unbiased_up_to_a_half(p, pays):
-    noise = {name: compare(*which, p=p, pays=pays).noise for name, which in UNBIASED.items()}
+def test_turn_plus_outcome_is_the_least_noisy_of_the_unbiased_up_to_a_half(p, rewards):
+    noise = {name: compare(*which, p=p, rewards=rewards).noise for name, which in UNBIASED.items()}
     assert min(noise, key=noise.get) == "turn+outcome", noise
 
 
@@ -263,10 +275,10 @@ def test_maxrl_amplifies_a_rare_success_by_at_most_n_minus_1():
 # ---- tokens of an older policy
 
 
-def stale(shift, p=0.3, n=8, pays=PER_TURN, loss="ppo", correction="none", anchor="rollout", **settings):
+def stale(shift, p=0.3, n=8, rewards=PER_TURN, loss="ppo", correction="none", anchor="rollout", **settings):
     """Return the gradient at logits that are `shift` above the sampling logits, and the share of tokens that count."""
     logit = math.log(p / (1 - p)) + shift
-    kinds, groups = episodes(p, pays), all_groups(p, n, pays)
+    kinds, groups = episodes(p, rewards), all_groups(p, n, rewards)
     config = AlgorithmConfig(
         advantage_method="rloo", credit="turn+outcome", loss_fn=loss, off_policy_correction=correction, **settings
     )
@@ -286,8 +298,8 @@ def stale(shift, p=0.3, n=8, pays=PER_TURN, loss="ppo", correction="none", ancho
     (find_loss(loss)(tokens, config)[0] * weights).sum().backward()
     expected, deviation = groups.moments(-logits.grad.numpy() / n)
     chance = torch.tensor(groups.chances).repeat_interleave(n)[trajectory]
-    kept = float((chance * (weights != 0)).sum() / chance.sum())
-    return Compared(expected, true_gradient(1 / (1 + math.exp(-logit)), pays), deviation), kept
+    share = float((chance * (weights != 0)).sum() / chance.sum())
+    return Compared(expected, true_gradient(1 / (1 + math.exp(-logit)), rewards), deviation), share
 
 
 UNCLIPPED = {"clip_low_threshold": 0.0, "clip_high_threshold": math.inf}
@@ -317,10 +329,10 @@ def test_the_rollout_anchor_corrects_only_for_the_age_of_the_token_itself():
 
 
 def test_the_ratio_of_whole_trajectories_is_exact():
-    for p, pays in BOTH:
-        made, _ = stale(0.3, p=p, pays=pays, anchor="old", correction="sequence_tis", correction_high=math.inf)
+    for p, rewards in BOTH:
+        made, _ = stale(0.3, p=p, rewards=rewards, anchor="old", correction="sequence_tis", correction_high=math.inf)
         assert made.bias == pytest.approx(0.0, abs=1e-9)
-        assert bias(0.3, p=p, pays=pays, anchor="old", correction="sequence_tis") == 0.0
+        assert bias(0.3, p=p, rewards=rewards, anchor="old", correction="sequence_tis") == 0.0
     exact, token, none = (
         stale(0.3, **settings)[0]
         for settings in ({"anchor": "old", "correction": "sequence_tis"}, UNCLIPPED, {"anchor": "old"})
@@ -356,26 +368,26 @@ def test_the_weight_of_long_trajectories_varies_more(turns, variance, capped):
 def test_narrow_bounds_around_the_engines_log_probs_remove_the_gradient_of_gspo():
     """Norm of the remaining gradient, and its bias, at a shift of 0.02. With bounds around the trainer's own log-probs
     the gradient is complete."""
-    left = [stale(0.02, p=p, pays=pays, **GSPO)[0] for p, pays in BOTH]
+    left = [stale(0.02, p=p, rewards=rewards, **GSPO)[0] for p, rewards in BOTH]
     assert [round(made.size, 2) for made in left] == [0.04, 0.15, 0.13, 0.23]
     assert [round(made.cosine, 2) for made in left] == [-0.16, -0.45, 0.16, -0.16]
     assert all(0.98 < made.bias < 1.1 for made in left)
     wide = GSPO | {"clip_low_threshold": 0.98, "clip_high_threshold": 1.02}
-    for p, pays in BOTH:
-        assert stale(0.02, p=p, pays=pays, anchor="old", **GSPO)[0].bias < 0.04
-        assert stale(0.02, p=p, pays=pays, **wide)[0].bias < 0.04
-        assert stale(0.1, p=p, pays=pays, **wide)[0].bias > 0.8
+    for p, rewards in BOTH:
+        assert stale(0.02, p=p, rewards=rewards, anchor="old", **GSPO)[0].bias < 0.04
+        assert stale(0.02, p=p, rewards=rewards, **wide)[0].bias < 0.04
+        assert stale(0.1, p=p, rewards=rewards, **wide)[0].bias > 0.8
 
 
 def test_narrow_bounds_of_geometric_mask_stale_tokens():
     """At a shift of 0.02 `geometric` masks all tokens, or all except trajectories whose differences cancel; `mis` masks
     none."""
-    made = [stale(0.02, p=p, pays=pays, correction="geometric") for p, pays in BOTH]
-    assert [round(kept, 2) for _, kept in made] == [0.0, 0.0, 0.29, 0.29]
+    made = [stale(0.02, p=p, rewards=rewards, correction="geometric") for p, rewards in BOTH]
+    assert [round(share, 2) for _, share in made] == [0.0, 0.0, 0.29, 0.29]
     assert all(0.98 < compared.bias < 1.03 for compared, _ in made)
-    assert all(stale(0.1, p=p, pays=pays, correction="geometric")[1] == 0.0 for p, pays in BOTH)
+    assert all(stale(0.1, p=p, rewards=rewards, correction="geometric")[1] == 0.0 for p, rewards in BOTH)
     wide = {"correction": "geometric", "correction_low": 0.95, "correction_high": 1.05}
     for settings in (wide, {"correction": "mis"}, {"correction": "sequence_tis", "anchor": "old"}):
-        for p, pays in BOTH:
-            compared, kept = stale(0.02, p=p, pays=pays, **settings)
-            assert kept == pytest.approx(1.0) and compared.bias < 0.03, settings
+        for p, rewards in BOTH:
+            compared, share = stale(0.02, p=p, rewards=rewards, **settings)
+            assert share == pytest.approx(1.0) and compared.bias < 0.03, settings

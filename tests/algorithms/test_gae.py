@@ -39,7 +39,7 @@ def batch_of(rewards, values, tokens=None):
 
 
 def rows_of(array, batch):
-    return [row[kept].tolist() for row, kept in zip(array, batch.mask, strict=True)]
+    return [row[mask].tolist() for row, mask in zip(array, batch.mask, strict=True)]
 
 
 def naive(rewards, values, gamma, lam):
@@ -176,9 +176,9 @@ def test_the_expected_gradient_by_enumeration(lam, right):
     """
     p, second = 0.3, 1.0 if right else 0.25
     cfg = config("turn_gae", gae_lambda=lam)
-    gone = estimate(batch_of([[0.0, 1.0]], [[0.7, second]]), cfg)[0, 0]
+    continued = estimate(batch_of([[0.0, 1.0]], [[0.7, second]]), cfg)[0, 0]
     stopped = estimate(batch_of([[0.0]], [[0.7]]), cfg)[0, 0]
-    gradient = p * gone / p - (1 - p) * stopped / (1 - p)
+    gradient = p * continued / p - (1 - p) * stopped / (1 - p)
     assert gradient == pytest.approx(1.0 if lam == 1.0 or right else lam + (1 - lam) * second)
 
 
@@ -212,7 +212,7 @@ def test_a_perfect_critic_gives_advantages_of_exactly_0(prices):
 
 
 @st.composite
-def played(draw):
+def turn_groups(draw):
     """Groups of rewards and token counts per turn. Some turns have no token, but the first turn of each trajectory
     has."""
     shapes = draw(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=3))
@@ -229,7 +229,7 @@ def token_values(groups):
     return np.arange(1.0, 1 + sum(t.action_tokens for g in groups for t in g.trajectories))
 
 
-@given(groups=played())
+@given(groups=turn_groups())
 def test_columns_are_the_sampled_tokens(groups):
     turns, values = CreditBatch.of(groups), token_values(groups)
     batch = token_batch(turns, values)
@@ -247,7 +247,7 @@ def test_columns_are_the_sampled_tokens(groups):
             assert not any(row[place - len(turn.action_ids) : max(place - 1, 0)])
 
 
-@given(groups=played())
+@given(groups=turn_groups())
 def test_the_value_of_a_turn_is_that_of_its_first_token(groups):
     values = iter(token_values(groups))
     batch = turn_batch(CreditBatch.of(groups), token_values(groups))

@@ -152,7 +152,7 @@ def test_decoupled_ppo_is_ppo_times_a_capped_behaviour_weight():
 
 @pytest.mark.parametrize("divergence", ["tv", "kl"])
 @pytest.mark.parametrize(
-    ("old", "new", "advantage", "kept"),
+    ("old", "new", "advantage", "is_trained"),
     [
         (0.1, 0.9, 1.0, False),  # up by far too much
         (0.1, 0.9, -1.0, True),  # far off, but the step leads back
@@ -164,14 +164,14 @@ def test_decoupled_ppo_is_ppo_times_a_capped_behaviour_weight():
     ],
 )
 def test_dppo_masks_tokens_that_have_moved_too_far_in_the_direction_of_their_advantage(
-    divergence, old, new, advantage, kept
+    divergence, old, new, advantage, is_trained
 ):
     logprobs = torch.tensor([math.log(new)], requires_grad=True)
     tokens = TokenBatch(logprobs, torch.tensor([math.log(old)]), torch.tensor([advantage]))
     losses, metrics = dppo(tokens, config(is_cap=math.inf, dppo=DppoConfig(divergence, 0.05, 0.05)))
     losses.sum().backward()
-    assert logprobs.grad.item() == pytest.approx(-advantage * new / old if kept else 0.0, rel=1e-5)
-    assert metrics["clipped"].item() == (not kept)
+    assert logprobs.grad.item() == pytest.approx(-advantage * new / old if is_trained else 0.0, rel=1e-5)
+    assert metrics["clipped"].item() == (not is_trained)
 
 
 def test_dppo_has_a_threshold_for_each_direction():

@@ -210,13 +210,13 @@ def test_the_gradient_is_that_of_the_step(reduction, loss):
     cut = [*pieces(STEP[0], 3, 5), *pieces(STEP[1], 4), *STEP[2:]]  # at a turn, and within one
     same([cut[::2], cut[1::2]], weigh(cut, reduction))
 
-    kept = [sample for sample in STEP if any(sample.advantages)]
-    assert len(kept) == len(STEP) - 3
-    same([kept], weigh(kept, reduction, Totals.of(STEP)))
+    with_advantage = [sample for sample in STEP if any(sample.advantages)]
+    assert len(with_advantage) == len(STEP) - 3
+    same([with_advantage], weigh(with_advantage, reduction, Totals.of(STEP)))
 
 
 def test_dropping_without_totals_would_change_the_step():
     """Without the totals the same test must fail."""
-    kept = [sample for sample in STEP if any(sample.advantages)]
+    with_advantage = [sample for sample in STEP if any(sample.advantages)]
     whole = gradient([STEP], weigh(STEP, "token_mean"), ppo)
-    assert not torch.allclose(gradient([kept], weigh(kept, "token_mean"), ppo), whole, rtol=1e-2)
+    assert not torch.allclose(gradient([with_advantage], weigh(with_advantage, "token_mean"), ppo), whole, rtol=1e-2)

@@ -15,7 +15,7 @@ from mtrl.errors import UserError
 LAST_WORDS = "; the job ends, resume=latest goes on from the last checkpoint"
 
 
-def told(ended):
+def last_line(ended):
     """Return the last line of a rank, without the sentence that all ranks print."""
     assert ended.status == 1 and len(ended.err) == 1 and ended.err[0].endswith(LAST_WORDS), ended
     return re.sub(r" \(.*\)", "", ended.err[0].removesuffix(LAST_WORDS))
@@ -102,8 +102,8 @@ def test_every_rank_executes_its_share_and_is_dismissed(tmp_path):
 def test_an_exception_on_a_follower_ends_all_ranks(tmp_path):
     """The other ranks wait in a collective; only the rank with the error prints a traceback."""
     leader, failed, other = play(tmp_path, 'crew.run("fail", None, 1)', size=3)
-    assert told(leader) == "rank 0 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in leader.err[0]
-    assert told(other) == "rank 2 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in other.err[0]
+    assert last_line(leader) == "rank 0 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in leader.err[0]
+    assert last_line(other) == "rank 2 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in other.err[0]
     assert failed.status == 1 and "Traceback" in failed.err[0]
     assert failed.err[-1] == f"rank 1 of 3: ZeroDivisionError: boom{LAST_WORDS}"
 
@@ -111,7 +111,7 @@ def test_an_exception_on_a_follower_ends_all_ranks(tmp_path):
 def test_an_exception_on_the_leader_ends_all_ranks(tmp_path):
     leader, follower = play(tmp_path, 'crew.run("fail", None, 0)')
     assert leader.status == 1 and "ZeroDivisionError: boom" in leader.err[-1]
-    assert told(follower) == "rank 1 of 2: rank 0 failed"
+    assert last_line(follower) == "rank 1 of 2: rank 0 failed"
 
 
 def test_an_exception_between_calls_ends_all_ranks(tmp_path):
@@ -132,22 +132,22 @@ def test_an_error_before_the_first_call_ends_all_ranks(tmp_path):
         world.gather(None)
     """
     leader, failed, other = run_ranks_of(tmp_path, textwrap.dedent(program), 3)
-    assert told(leader) == "rank 0 of 3: rank 1 failed" and "(KeyError: 'model')" in leader.err[0]
-    assert told(other) == "rank 2 of 3: rank 1 failed"
+    assert last_line(leader) == "rank 0 of 3: rank 1 failed" and "(KeyError: 'model')" in leader.err[0]
+    assert last_line(other) == "rank 2 of 3: rank 1 failed"
     assert failed.status == 1 and failed.err[-1].endswith("KeyError: 'model'")
 
 
 def test_a_killed_follower_ends_all_ranks(tmp_path):
     leader, killed, other = play(tmp_path, 'crew.run("kill", None, 1)', size=3)
     assert killed.status == -9
-    assert told(leader) == "rank 0 of 3: rank 1 is lost"
-    assert told(other) == "rank 2 of 3: rank 1 is lost"
+    assert last_line(leader) == "rank 0 of 3: rank 1 is lost"
+    assert last_line(other) == "rank 2 of 3: rank 1 is lost"
 
 
 def test_a_killed_leader_ends_all_ranks(tmp_path):
     killed, *others = play(tmp_path, 'crew.run("kill", None, 0)', size=3)
     assert killed.status == -9
-    assert [told(rank) for rank in others] == [f"rank {rank} of 3: the leader is lost" for rank in (1, 2)]
+    assert [last_line(rank) for rank in others] == [f"rank {rank} of 3: the leader is lost" for rank in (1, 2)]
 
 
 def test_a_follower_that_dies_during_rollouts_ends_the_leader_with_cleanup(tmp_path):
@@ -166,7 +166,7 @@ def test_a_follower_that_dies_during_rollouts_ends_the_leader_with_cleanup(tmp_p
         """,
     )
     assert killed.status == -9 and leader.out == ["closed"]
-    assert told(leader) == "rank 0 of 2: rank 1 is lost"
+    assert last_line(leader) == "rank 0 of 2: rank 1 is lost"
 
 
 def test_followers_wait_without_limit_while_the_leader_is_alive(tmp_path):
@@ -177,8 +177,8 @@ def test_followers_wait_without_limit_while_the_leader_is_alive(tmp_path):
 
 def test_a_rank_that_exceeds_the_time_limit_ends_all_ranks(tmp_path):
     leader, slow = play(tmp_path, 'crew.run("sleep", None, 1, 600)', timeout=4.0)
-    assert told(leader) == "rank 0 of 2: the other ranks took longer than trainer.fsdp.timeout"
-    assert told(slow) == "rank 1 of 2: for rank 0, the other ranks took longer than trainer.fsdp.timeout"
+    assert last_line(leader) == "rank 0 of 2: the other ranks took longer than trainer.fsdp.timeout"
+    assert last_line(slow) == "rank 1 of 2: for rank 0, the other ranks took longer than trainer.fsdp.timeout"
 
 
 def test_a_rank_that_hangs_ends_the_job(tmp_path):
@@ -195,7 +195,7 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path):
         """,
         timeout=4.0,
     )
-    assert hung.status == -9 and told(leader) == "rank 0 of 2: rank 1 is lost"
+    assert hung.status == -9 and last_line(leader) == "rank 0 of 2: rank 1 is lost"
 
 
 def test_followers_forward_signals_to_the_leader(tmp_path):

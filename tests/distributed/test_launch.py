@@ -52,7 +52,7 @@ def test_the_id_is_that_of_the_launch(set_rank, monkeypatch):
     set_rank("0", TORCHELASTIC_RUN_ID="mine")
     assert launch.launch_id() != first
     set_rank("0")
-    monkeypatch.setattr(launch, "_started", lambda process: "later")
+    monkeypatch.setattr(launch, "start_time", lambda process: "later")
     assert launch.launch_id() != first
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     assert launch.launch_id() is None
@@ -138,7 +138,7 @@ def test_torchrun_ends_when_the_configuration_is_wrong(tmp_path):
     """Followers wait for a leader that never joins, and torchrun's signal ends them."""
     done = torchrun(tmp_path, TRAINING, "algorithm.group_size=1")
     assert done.returncode == 1
-    told = "algorithm.group_size=1 gives algorithm.advantage_method=turn_rloo nothing to compare"
-    assert done.stderr.count(told) == 1
+    message = "algorithm.group_size=1 gives algorithm.advantage_method=turn_rloo nothing to compare"
+    assert done.stderr.count(message) == 1
     assert "forcefully exiting" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]

@@ -254,7 +254,7 @@ def test_whole_weights_arrive_on_all_ranks(two_ranks):
         expected = loss_of(model, make_batches(1)[0])
         for found in (first, second):
             torch.testing.assert_close(found[kind]["loss"], expected.detach())
-    for (told, after), (told_second, _), words in zip(
+    for (error, after), (second_error, _), words in zip(
         first["refused"],
         second["refused"],
         (
@@ -264,7 +264,7 @@ def test_whole_weights_arrive_on_all_ranks(two_ranks):
         ),
         strict=True,
     ):
-        assert told == told_second and words in told
+        assert error == second_error and words in error
         assert all(torch.equal(after[name], value) for name, value in full_state(make_lm()).items())
 
 

@@ -128,11 +128,11 @@ def test_an_interrupted_join_leaves_no_group(monkeypatch):
     """Ctrl-C or the loss of a rank can interrupt the creation of groups. gloo may abort a process that exits with a
     group."""
 
-    def meet(*_):
+    def connect(*_):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(world_module, "_meet", meet)
+    monkeypatch.setattr(world_module, "connect_ranks", connect)
     launched(monkeypatch, 0, 2)
     with pytest.raises(KeyboardInterrupt):
         World.join(5.0)
@@ -178,8 +178,8 @@ def test_every_rank_selects_its_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    monkeypatch.setattr(world_module, "_meet", lambda backend, *_: taken.append(backend))
-    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # and what the user has set stays
+    monkeypatch.setattr(world_module, "connect_ranks", lambda backend, *_: taken.append(backend))
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # set by the user, so it must not change
     launched(monkeypatch, 1, 2)
     assert World.join(1.0) == World(1, 2, 1) and taken == [1, "cpu:gloo,cuda:nccl"]
     assert world_module.os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"

@@ -52,8 +52,10 @@ class Agent(BaseHTTPRequestHandler):
         self.answer({"status": "healthy"})
 
     def do_POST(self):
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer(play_alone(told["instance"], told["model_endpoint"], told["metadata"]["trajectory_id"], "default"))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(
+            play_alone(request["instance"], request["model_endpoint"], request["metadata"]["trajectory_id"], "default")
+        )
 
     def answer(self, content):
         body = json.dumps(content).encode()

@@ -25,7 +25,7 @@ def family_of(score):
 FAMILY = family_of(lambda trajectory, row: 1.0)
 
 
-class Played(Rollouts):
+class FakeRollouts(Rollouts):
     """Rollouts without episodes: each group takes some time, and its tokens have the version of the weights at its
     end."""
 
@@ -61,7 +61,7 @@ class Played(Rollouts):
         return Group(group_id, row, group.trajectories)
 
 
-class Gated(Played):
+class Gated(FakeRollouts):
     """Rollouts whose groups end when the test opens their gates."""
 
     def __init__(self, **settings):
@@ -87,14 +87,14 @@ class Rows:
         return {"id": str(self.drawn - 1), "n": self.drawn - 1, "prompt": [], "ground_truth": {}}
 
 
-def make(kind=Stream, played=None, batch=4, lag=1, rows=None, family=FAMILY, algorithm=None, **settings):
+def make(kind=Stream, rollouts=None, batch=4, lag=1, rows=None, family=FAMILY, algorithm=None, **settings):
     config = Config(run_dir="unused")
     config.trainer.prompts_per_step = batch
     config.algorithm = replace(config.algorithm, group_size=2, **(algorithm or {}))
     config.async_config = replace(config.async_config, max_steps_off_policy=lag, **settings)
     rows = rows or Rows()
-    played = played or Played()
-    return kind(config, played, RewardComposer(RewardConfig()), family, None, rows.next)
+    rollouts = rollouts or FakeRollouts()
+    return kind(config, rollouts, RewardComposer(RewardConfig()), family, None, rows.next)
 
 
 def run(coroutine):

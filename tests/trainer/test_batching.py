@@ -128,8 +128,8 @@ def test_micro_batches_hold_every_sample_within_the_budget(lengths, trajectories
 def test_whole_trajectories_are_in_one_micro_batch(lengths, trajectories, budget, layout):
     rng = np.random.default_rng(len(lengths))
     samples = [sample_of(rng, length, owner) for length, owner in zip(lengths, trajectories, strict=False)]
-    dealt = plans(samples, budget, layout=layout, whole_trajectories=True)
-    owners = [{(samples[row].group_id, samples[row].trajectory) for row in plan} for plan in dealt]
+    found = plans(samples, budget, layout=layout, whole_trajectories=True)
+    owners = [{(samples[row].group_id, samples[row].trajectory) for row in plan} for plan in found]
     assert all(not a & b for a, b in itertools.combinations(owners, 2))
 
 
@@ -171,11 +171,11 @@ def test_a_trajectory_longer_than_the_budget_is_alone(layout):
 @LAYOUTS
 def test_gather_is_in_the_order_of_the_flat_tensors(layout):
     samples = samples_of([3, 9, 4, 9, 6])
-    told = [np.array(sampled(s.logprobs, s)) for s in samples]
+    per_sample = [np.array(sampled(s.logprobs, s)) for s in samples]
     batches = micro_batches(samples, ones(samples), 15, layout=layout)
     assert len(batches) > 1
     for batch in batches:
-        for values in (told, [v.tolist() for v in told], [torch.from_numpy(v) for v in told]):
+        for values in (per_sample, [v.tolist() for v in per_sample], [torch.from_numpy(v) for v in per_sample]):
             assert torch.equal(batch.gather(values), batch.rollout_logprobs)
     assert batches[0].gather([torch.ones(s.action_tokens, requires_grad=True) for s in samples]).requires_grad
 

@@ -78,15 +78,15 @@ def test_the_error_names_the_newest_intact_checkpoint(tmp_path):
 def test_resume_latest_reads_the_newest_intact_checkpoint(tmp_path):
     """A damaged checkpoint is renamed, so that it does not count as one of the checkpoints to keep."""
     run = RunDir(tmp_path).create()
-    checkpoints, told = Checkpoints(run.checkpoints, keep_last=3), []
+    checkpoints, warnings = Checkpoints(run.checkpoints, keep_last=3), []
     for step in (1, 2, 3):
         save(checkpoints, step)
     flip(run.checkpoints / "step_000003" / "model.safetensors", 8 * 120)
     flip(run.checkpoints / "step_000002" / "groups.jsonl", 5)
     config = compose(["resume=latest", f"run_dir={tmp_path}"])
-    found = intact_checkpoint(checkpoints.latest(), config, run, told.append)
-    assert found.path.name == "step_000001" and len(told) == 2
-    assert "step_000003 is skipped (model.safetensors is not as it was written" in told[0]
+    found = intact_checkpoint(checkpoints.latest(), config, run, warnings.append)
+    assert found.path.name == "step_000001" and len(warnings) == 2
+    assert "step_000003 is skipped (model.safetensors is not as it was written" in warnings[0]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [
         "damaged-step_000002", "damaged-step_000003", "step_000001",
     ]  # fmt: skip
@@ -105,8 +105,8 @@ def test_no_intact_checkpoint_is_an_error_in_one_sentence(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     flip(save(checkpoints, 1) / "state.json", 3)
     (save(checkpoints, 2) / "rng.safetensors").unlink()
-    told = "step_000002: rng.safetensors is missing; step_000001: state.json is not as it was written"
-    with pytest.raises(UserError, match=told):
+    warnings = "step_000002: rng.safetensors is missing; step_000001: state.json is not as it was written"
+    with pytest.raises(UserError, match=warnings):
         checkpoints.read_newest()
 
 

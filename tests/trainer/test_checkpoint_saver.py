@@ -47,14 +47,14 @@ def slow(monkeypatch):
     class Disk:
         begun, go = threading.Event(), threading.Event()
 
-    real = checkpoint_tensors._write_tensors
+    real = checkpoint_tensors.write_tensors
 
     def write(path, tensors):
         Disk.begun.set()
         assert Disk.go.wait(30)
         real(path, tensors)
 
-    monkeypatch.setattr(checkpoint_tensors, "_write_tensors", write)
+    monkeypatch.setattr(checkpoint_tensors, "write_tensors", write)
     yield Disk
     Disk.go.set()
 
@@ -65,7 +65,7 @@ def fail(monkeypatch):
     def full(path, tensors):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_tensors, "_write_tensors", full)
+    monkeypatch.setattr(checkpoint_tensors, "write_tensors", full)
 
 
 @pytest.mark.parametrize("kind", [Saver, BackgroundSaver])
@@ -111,13 +111,15 @@ def test_the_next_call_raises_the_error_of_a_full_disk(tmp_path, monkeypatch, ho
     with monkeypatch.context() as patch:
         fail(patch)
         save(saver, checkpoints, 2, tensors(2.0))
-        told = r"step_000002 could not be written \(No space left on device\); the last complete one is .*step_000001;"
-        with pytest.raises(UserError, match=told):
+        message = (
+            r"step_000002 could not be written \(No space left on device\); the last complete one is .*step_000001;"
+        )
+        with pytest.raises(UserError, match=message):
             saver.wait() if how == "wait" else saver.save(tensors(3.0), tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     save(saver, checkpoints, 3, tensors(3.0))
     saver.wait()
-    assert read(checkpoints.latest()) == {3.0}, "told once; then it goes on"
+    assert read(checkpoints.latest()) == {3.0}, "message once; then it goes on"
 
 
 def test_errors_of_the_last_save_are_raised(tmp_path, monkeypatch):
@@ -138,13 +140,13 @@ def _save_on_ranks(folder):
     if rank == 0:
         partial.mkdir()
     dist.barrier()
-    real = checkpoint_tensors._write_tensors
+    real = checkpoint_tensors.write_tensors
 
     def slow(path, tensors):
         time.sleep(0.3 * rank)
         real(path, tensors)
 
-    checkpoint_tensors._write_tensors = slow
+    checkpoint_tensors.write_tensors = slow
     saver.save({f"model.{n}": torch.full((4,), float(n)) for n in range(4)}, partial)
     if rank == 0:
         saver.finish(lambda: found.extend(sorted(path.name for path in partial.iterdir())))

@@ -264,9 +264,9 @@ def test_a_missing_file_of_one_rank_is_an_error(layouts, tmp_path):
 def _save_where_one_sees_nothing(folder):
     """Save with a different folder on rank 1, as on a local disk."""
     partial = folder / f".partial-step_000002-{dist.get_rank() or 'leader'}"
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         save_tensors({"model.w": torch.zeros(3), "model.v": torch.zeros(3)}, partial, dist.group.WORLD)
-    return str(told.value)
+    return str(caught.value)
 
 
 def test_a_file_system_that_is_not_shared_is_an_error(tmp_path):

@@ -55,8 +55,8 @@ def test_the_critic_learns_a_function_of_the_state(make_tiny_model, method):
     targets = [np.full(s.action_tokens, float(index % 2)) for index, s in enumerate(samples)]
     first, last = learn(critic, samples, targets, 40)
     assert last < 0.05 * first
-    told = critic.update(samples, critic.values(samples), targets, 0)
-    assert told["critic/explained_variance"] > 0.9
+    metrics = critic.update(samples, critic.values(samples), targets, 0)
+    assert metrics["critic/explained_variance"] > 0.9
     unseen = copy.deepcopy(samples[0])  # a state, not a sample: the token decides
     unseen.token_ids[0] = 6
     assert critic.values([unseen])[0][0] > 0.5 > critic.values([samples[0]])[0][0]
@@ -184,16 +184,19 @@ def test_the_mini_batches_are_the_same_as_the_policys(make_tiny_model):
     trainer = {"mini_batches": 2, "update_epochs": 3}
     critic = critic_of(make_tiny_model(), config_of(trainer=trainer))
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size, 5))
-    dealt, step_of = [], critic.learner._optimiser_step
-    critic.learner._optimiser_step = lambda part, *rest: (
-        dealt.append((sum(float(b.weights.sum()) for b, _, _ in part), torch.cat([wanted for _, _, wanted in part]))),
-        step_of(part, *rest),
-    )
+    steps, update = [], critic.learner.update
+
+    def recorded(parts, step):
+        steps.extend(parts)
+        return update(parts, step)
+
+    critic.learner.update = recorded
     targets = [np.full(s.action_tokens, float(index)) for index, s in enumerate(samples)]  # tells samples apart
     critic.update(samples, critic.values(samples), targets, 0)
-    assert [weight for weight, _ in dealt] == pytest.approx([1.0] * 6)  # denominators are those of an optimiser step
+    weights = [sum(float(batch.weights.sum()) for batch, _, _ in part) for part in steps]
+    assert weights == pytest.approx([1.0] * 6), "denominators are those of an optimiser step"
     for epoch in range(3):
-        parts = [wanted.tolist() for _, wanted in dealt[2 * epoch : 2 * epoch + 2]]
+        parts = [torch.cat([wanted for _, _, wanted in part]).tolist() for part in steps[2 * epoch : 2 * epoch + 2]]
         assert sorted(chain(*parts)) == sorted(chain(*(t.tolist() for t in targets)))
         groups = [{samples[int(index)].group_id for index in part} for part in parts]
         assert not groups[0] & groups[1]

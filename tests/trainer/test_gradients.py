@@ -145,9 +145,9 @@ class Step:
         advantages[1] = [[0.0] * len(turns) for turns in advantages[1]]  # a group without a signal
         for index, trajectory in enumerate(t for group in groups for t in group.trajectories):
             noise = (0.001, 0.02, 0.5)[index % 3]
-            told = iter(plain_logprobs(old, *flat(trajectory)).tolist())
+            logprobs = iter(plain_logprobs(old, *flat(trajectory)).tolist())
             for turn in trajectory.turns:
-                turn.action_logprobs = [next(told) + rng.gauss(0, noise) for _ in turn.action_ids]
+                turn.action_logprobs = [next(logprobs) + rng.gauss(0, noise) for _ in turn.action_ids]
         return cls(model, old, groups, advantages)
 
     def samples(self, split=False):
@@ -206,8 +206,8 @@ def tokens_and_weights(step, case):
 def losses_of(tokens, case):
     """Return the losses [N] and the weights [N] of the correction."""
     trainer = tokens.old_logprobs if case.anchor == "old" else tokens.logprobs.detach()
-    kept = find_correction(case.correction)(trainer - tokens.behaviour, tokens, case.algorithm)
-    return find_loss(case.loss)(tokens, case.algorithm)[0] * kept, kept
+    weights = find_correction(case.correction)(trainer - tokens.behaviour, tokens, case.algorithm)
+    return find_loss(case.loss)(tokens, case.algorithm)[0] * weights, weights
 
 
 def expected_gradients(step, case):
@@ -314,11 +314,11 @@ def test_the_data_exceeds_every_bound(case, name, request):
     for sign in (-1, 1):
         ratio = difference[tokens.advantages * sign > 0].exp()
         assert ratio.min() < LOW and ratio.max() > HIGH
-    kept = losses_of(tokens, case)[1]
-    assert case.correction == "none" or kept.unique().numel() > 1
+    weights = losses_of(tokens, case)[1]
+    assert case.correction == "none" or weights.unique().numel() > 1
 
 
-def dealt(samples, rank, whole_trajectories):
+def share_of(samples, rank, whole_trajectories):
     """Return every second sample, or every second trajectory."""
     order = list(dict.fromkeys((s.group_id, s.trajectory) for s in samples))
     places = [order.index((s.group_id, s.trajectory)) for s in samples] if whole_trajectories else range(len(samples))
@@ -327,7 +327,7 @@ def dealt(samples, rank, whole_trajectories):
 
 def rank_gradients(step, case, rank):
     """Compute one rank's gradients: its own samples, the denominators of all ranks, and the sum over ranks."""
-    mine = dealt(step.samples(split=True), rank, case.per_trajectory)
+    mine = share_of(step.samples(split=True), rank, case.per_trajectory)
     totals = [Totals()] * RANKS
     dist.all_gather_object(totals, Totals.of(mine))
     weights = token_weights(mine, case.reduction, case.algorithm, sum(totals, Totals()))

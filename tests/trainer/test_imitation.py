@@ -51,19 +51,19 @@ def equal(one, other):
 
 
 def test_imitation_ends_as_soon_as_the_success_rate_is_inside_the_band(imitation):
-    config, told, measure = config_of(success_band=[0.33, 0.5], check_every=5), [], Script(0.0, 0.32, 0.33, 0.4)
+    config, calls, measure = config_of(success_band=[0.33, 0.5], check_every=5), [], Script(0.0, 0.32, 0.33, 0.4)
     learner = imitation(config)
-    assert imitate(config, learner, measure, lambda *words: told.append(words)) == 0.33
+    assert imitate(config, learner, measure, lambda *words: calls.append(words)) == 0.33
     assert len(measure.policies) == 3 and learner.steps == 15
-    assert [step for step, _ in told] == list(range(1, 16))
-    assert [success for _, success in told[5:]] == [0.0] * 5 + [0.32] * 5, "the last measured one"
+    assert [step for step, _ in calls] == list(range(1, 16))
+    assert [success for _, success in calls[5:]] == [0.0] * 5 + [0.32] * 5, "the last measured one"
 
 
 def test_the_first_measurement_is_after_min_steps_updates(imitation):
     config, measure = config_of(success_band=[0.33, 0.5], check_every=4, min_steps=10), Script(0.3, 0.4)
-    learner, told = imitation(config), []
-    assert imitate(config, learner, measure, lambda step, success: told.append(success)) == 0.4
-    assert learner.steps == 14 and told == [None] * 10 + [0.3] * 4
+    learner, calls = imitation(config), []
+    assert imitate(config, learner, measure, lambda step, success: calls.append(success)) == 0.4
+    assert learner.steps == 14 and calls == [None] * 10 + [0.3] * 4
 
 
 def test_fewer_updates_are_made_only_after_a_rate_above_the_band(imitation):
@@ -82,11 +82,11 @@ def test_the_bounds_are_part_of_the_band(imitation, share):
 def test_a_jump_over_the_band_is_undone_and_repeated_with_smaller_strides(imitation):
     """The success rate is below the band after update 4, above it after 8 and 6, each time restored to 4, and inside it
     after 5."""
-    config, told, measure = config_of(success_band=[0.33, 0.5], check_every=4), [], Script(0.1, 0.9, 0.6, 0.4)
+    config, calls, measure = config_of(success_band=[0.33, 0.5], check_every=4), [], Script(0.1, 0.9, 0.6, 0.4)
     learner, straight = imitation(config), imitation(config)
-    assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.4
+    assert imitate(config, learner, measure, lambda step, success: calls.append(step)) == 0.4
     assert learner.steps == 5, "those that led there"
-    assert told == list(range(1, 4 + 4 + 2 + 1 + 1)), "all that were made"
+    assert calls == list(range(1, 4 + 4 + 2 + 1 + 1)), "all that were made"
     measured = {}
     for step in range(1, 9):
         straight.update()
@@ -105,10 +105,10 @@ def test_the_stride_stays_small_after_a_jump(imitation):
 
 
 def test_imitation_ends_above_the_band_if_a_single_update_jumps_over_it(imitation):
-    config, measure, told = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.9, 0.8), []
+    config, measure, calls = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.9, 0.8), []
     learner = imitation(config)
-    assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.8
-    assert learner.steps == 1 and told == list(range(1, 8))
+    assert imitate(config, learner, measure, lambda step, success: calls.append(step)) == 0.8
+    assert learner.steps == 1 and calls == list(range(1, 8))
 
 
 @pytest.mark.parametrize("muon", [0.02, None])
@@ -136,9 +136,13 @@ def test_a_rate_below_the_band_at_the_end_is_an_error_in_one_sentence(imitation)
     learner = imitation(config)
     with pytest.raises(UserError) as caught:
         imitate(config, learner, measure, lambda *words: None)
-    said = str(caught.value)
-    assert "model.warm_start.max_steps=10" in said and "12.5% of 256 sampled episodes" in said
-    assert "below model.warm_start.success_band=[0.33, 0.5]" in said and "raise max_steps" in said and "\n" not in said
+    message = str(caught.value)
+    assert "model.warm_start.max_steps=10" in message and "12.5% of 256 sampled episodes" in message
+    assert (
+        "below model.warm_start.success_band=[0.33, 0.5]" in message
+        and "raise max_steps" in message
+        and "\n" not in message
+    )
     assert learner.steps == 10, "the last stride ends with the updates"
 
 

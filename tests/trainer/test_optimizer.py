@@ -44,26 +44,26 @@ def loss(model, step):
 
 def train(model, optimizer, steps, scale=1.0):
     """Return norm and learning rate of each step."""
-    told = []
+    results = []
     for step in steps:
         (scale * loss(model, step)).backward()
-        told.append(optimizer.step(step))
-    return told
+        results.append(optimizer.step(step))
+    return results
 
 
 def test_the_optimizer_is_adamw_with_clipping():
     model, twin = Small(), Small()
-    told = train(model, Optimizer(model, CONFIG, TOTAL), range(6))
+    steps = train(model, Optimizer(model, CONFIG, TOTAL), range(6))
     trained = [p for p in twin.parameters() if p.requires_grad]
     adam = torch.optim.AdamW(trained, lr=0.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    for step, (norm, rate) in enumerate(told):
+    for step, (norm, rate) in enumerate(steps):
         loss(twin, step).backward()
         assert norm == nn.utils.clip_grad_norm_(trained, 0.5).item()
         assert rate == CONFIG.lr * lr_scale(CONFIG, step, TOTAL)
         adam.param_groups[0]["lr"] = rate
         adam.step()
         adam.zero_grad()
-    assert max(norm for norm, _ in told) > 0.5  # else nothing was clipped
+    assert max(norm for norm, _ in steps) > 0.5  # else nothing was clipped
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -88,20 +88,20 @@ def test_the_optimizer_continues_from_a_state(how, used):
     model = Small()
     first = Optimizer(model, CONFIG, TOTAL)
     train(model, first, range(3))
-    kept = {name: value.clone() for name, value in first.state().items()}
+    saved = {name: value.clone() for name, value in first.state().items()}
     weights = copy.deepcopy(model.state_dict())
     second = Optimizer(model, CONFIG, TOTAL)
     if used:
         train(model, second, range(2))
         model.load_state_dict(weights)
     if how == "load":
-        second.load(kept)
+        second.load(saved)
     else:
-        places = second.allocate(kept)
-        assert places.keys() == kept.keys()
+        places = second.allocate(saved)
+        assert places.keys() == saved.keys()
         for name, place in places.items():
-            place.copy_(kept[name])
-    assert all(torch.equal(value, kept[name]) for name, value in second.state().items())
+            place.copy_(saved[name])
+    assert all(torch.equal(value, saved[name]) for name, value in second.state().items())
     train(model, second, range(3, 6))
     for mine, theirs in zip(model.parameters(), straight.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -143,19 +143,27 @@ def test_offloaded_moments_are_in_cpu_memory_between_steps(monkeypatch):
         for offload, between in ((True, "cpu"), (False, "cuda")):
             optimizer = Optimizer(model, OptimizerConfig(offload=offload), TOTAL)
             seen = []
-            optimizer._adam.register_step_pre_hook(lambda adam, *_, to=seen: to.extend(devices(adam)))
+            monkeypatch.setattr(torch.optim.AdamW, "step", recording(seen))
             for step in range(2):
                 for parameter in model.parameters():
                     parameter.grad = torch.zeros_like(parameter)
                 optimizer.step(step)
-                assert devices(optimizer._adam) == {between}
+                assert {value.device.type for name, value in optimizer.state().items() if "exp_avg" in name} == {
+                    between
+                }
             assert set(seen) == {"cuda"}
             places = Optimizer(model, OptimizerConfig(offload=offload), TOTAL).allocate(["weight.exp_avg"])
             assert places["weight.exp_avg"].device.type == between
 
 
-def devices(adam):
-    return {values[key].device.type for values in adam.state.values() for key in ("exp_avg", "exp_avg_sq")}
+def recording(seen, step=torch.optim.AdamW.step):
+    """Return AdamW's step, which first adds the devices of its moments to `seen`."""
+
+    def recorded(adam):
+        seen.extend(values[key].device.type for values in adam.state.values() for key in ("exp_avg", "exp_avg_sq"))
+        return step(adam)
+
+    return recorded
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -191,14 +199,14 @@ def train_ranks(model, optimizer, steps, ranks):
     """Train with a share of the loss on each rank; gradients of plain parameters are summed by hand."""
     import torch.distributed as dist
 
-    told = []
+    results = []
     for step in steps:
         (loss(model, step) / ranks).backward()
         for parameter in optimizer.parameters:
             if not hasattr(parameter, "device_mesh"):
                 dist.all_reduce(parameter.grad)
-        told.append(optimizer.step(step))
-    return told
+        results.append(optimizer.step(step))
+    return results
 
 
 def whole(tensors):
@@ -211,16 +219,16 @@ def of_rank(rank, straight):
     for case in CASES:
         model = shard(Small(), case)
         optimizer = Optimizer(model, CONFIG, TOTAL)
-        told = train_ranks(model, optimizer, range(3), 2)
+        steps = train_ranks(model, optimizer, range(3), 2)
         shards = {name: value.clone() for name, value in optimizer.state().items()}
         optimizer = Optimizer(model, CONFIG, TOTAL)
         optimizer.load(shards if case == "sharded" else whole(shards.items()))  # from shards, or from whole tensors
-        told += train_ranks(model, optimizer, range(3, 6), 2)
+        steps += train_ranks(model, optimizer, range(3, 6), 2)
         before = whole(model.named_parameters())
         (math.inf * loss(model, 6)).backward()
         spoilt = optimizer.step(6)[0]
         untouched = all(torch.equal(before[name], value) for name, value in whole(model.named_parameters()).items())
-        found[case] = told, before, whole(optimizer.state().items()), spoilt, untouched
+        found[case] = steps, before, whole(optimizer.state().items()), spoilt, untouched
     return found
 
 
@@ -237,8 +245,8 @@ def test_two_ranks_step_as_one_process(case, found):
     optimizer = Optimizer(model, CONFIG, TOTAL)
     expected = train(model, optimizer, range(6))
     assert max(norm for norm, _ in expected) > CONFIG.max_grad_norm
-    for told, weights, moments, spoilt, untouched in (rank[case] for rank in found):
-        assert told == [(pytest.approx(norm, rel=1e-5), rate) for norm, rate in expected]
+    for steps, weights, moments, spoilt, untouched in (rank[case] for rank in found):
+        assert steps == [(pytest.approx(norm, rel=1e-5), rate) for norm, rate in expected]
         torch.testing.assert_close(weights, whole(model.named_parameters()), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(moments, optimizer.state(), rtol=1e-4, atol=1e-7)
         assert not math.isfinite(spoilt) and untouched

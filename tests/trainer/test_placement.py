@@ -34,7 +34,7 @@ def test_servers_use_the_last_gpus(gpus, count, trainers, settings, expected):
 
 
 @pytest.mark.parametrize(
-    ("count", "trainers", "settings", "said"),
+    ("count", "trainers", "settings", "message"),
     [
         (
             1,
@@ -56,9 +56,9 @@ def test_servers_use_the_last_gpus(gpus, count, trainers, settings, expected):
         ),
     ],
 )
-def test_too_few_gpus_are_an_error(gpus, count, trainers, settings, said):
+def test_too_few_gpus_are_an_error(gpus, count, trainers, settings, message):
     gpus(count)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         server_devices("vllm", settings, trainers)
 
 

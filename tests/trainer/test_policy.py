@@ -139,13 +139,13 @@ def test_with_adapters_only_the_adapters_are_stored_and_sent():
 def test_state_and_weights_are_copies():
     policy = Policy(make_lm(tied=True), None)
     state, weights = policy.state(), policy.weights()
-    kept = {name: value.clone() for name, value in state.items()}
+    copies = {name: value.clone() for name, value in state.items()}
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1)
-    assert all(torch.equal(state[name], value) and torch.equal(weights[name], value) for name, value in kept.items())
+    assert all(torch.equal(state[name], value) and torch.equal(weights[name], value) for name, value in copies.items())
     policy.load(state)
-    assert torch.equal(policy.model.lm_head.weight, kept["model.embed_tokens.weight"])
+    assert torch.equal(policy.model.lm_head.weight, copies["model.embed_tokens.weight"])
 
 
 def test_a_batch_without_sampled_tokens_has_gradients_of_0():

@@ -22,15 +22,15 @@ def test_components_are_summed_per_episode_and_metrics_are_means_of_the_turns_th
 def test_metrics_of_episodes_are_means_over_those_that_report_them_and_counts_over_all():
     group = make_group(0, 50, size=4)
     first, second, *_ = group.trajectories
-    first.metrics |= {"tests": 3.0, "gateway/gone": 2.0}
+    first.metrics |= {"tests": 3.0, "gateway/dropped": 2.0}
     second.metrics |= {"tests": 4.0}
     first.turns[0].metrics = {"tests": 100.0}
     metrics = rollout_metrics(RolloutReport([group]))
-    assert metrics["rollout/episode/tests"] == 3.5 and metrics["rollout/gateway/gone"] == 0.5
+    assert metrics["rollout/episode/tests"] == 3.5 and metrics["rollout/gateway/dropped"] == 0.5
     assert metrics["rollout/metrics/tests"] == 100.0
-    assert {key for key in metrics if "tests" in key or "gone" in key} == {
+    assert {key for key in metrics if "tests" in key or "dropped" in key} == {
         "rollout/episode/tests",
-        "rollout/gateway/gone",
+        "rollout/gateway/dropped",
         "rollout/metrics/tests",
     }
 

@@ -134,7 +134,7 @@ def test_a_run_killed_during_a_checkpoint_resumes_exactly(undisturbed, tmp_path,
         return write
     checkpoint.write_file = dying(checkpoint.write_file)
     import mtrl.trainer.checkpoint.tensors as tensors
-    tensors._write_tensors = dying(tensors._write_tensors)
+    tensors.write_tensors = dying(tensors.write_tensors)
     """
     run_dir = tmp_path / "run"
     finish(start(run_dir, code=code), expected=-signal.SIGKILL)
@@ -164,14 +164,14 @@ def test_a_signal_finishes_the_step_saves_and_prints_the_resume_command(undistur
 
 SLOW = """
 import asyncio
-import mtrl.trainer.loop as loop
-step = loop.Trainer._step
+from mtrl.trainer.data.experience import Collector
+collect = Collector.collect
 
-async def slow(self):
-    await asyncio.sleep(600 if self.progress.step == 3 else 0)
-    return await step(self)
+async def slow(self, step):
+    await asyncio.sleep(600 if step == 3 else 0)
+    return await collect(self, step)
 
-loop.Trainer._step = slow
+Collector.collect = slow
 """
 
 
@@ -189,8 +189,8 @@ def test_a_second_signal_ends_the_run_at_once_and_reports_unsaved_steps(tmp_path
             time.sleep(0.01)
         process.send_signal(number)
     output = finish(process, expected=status)
-    said = f"{number.name}: the run ended at once, and the steps after its checkpoint step_000002 are not saved; go on"
-    assert said in output and "Traceback" not in output
+    text = f"{number.name}: the run ended at once, and the steps after its checkpoint step_000002 are not saved; go on"
+    assert text in output and "Traceback" not in output
     assert (run_dir / "status.txt").read_text() == "stopped\n"
 
 
@@ -370,7 +370,7 @@ class Bad(BaseEnvironment):
 
     @staticmethod
     def demonstrate(row, rng):
-        return SimpleNamespace(act=lambda observation: {said!r})
+        return SimpleNamespace(act=lambda observation: {text!r})
 """
 BAD_STEPS = {
     "raises": ("raise RuntimeError('the tool broke')", "the tool broke"),
@@ -386,8 +386,8 @@ BAD_STEPS = {
 def test_an_invalid_environment_is_an_error_in_one_sentence(tmp_path, fault, moment):
     body, message = BAD_STEPS[fault]
     # The policy of a two-step warm start never says "fine", so a step that likes that word fails in rollouts only.
-    said = "fine" if moment == "rollouts" else "hello"
-    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, said=said))
+    text = "fine" if moment == "rollouts" else "hello"
+    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, text=text))
     words = [
         "environment.target=bad_environment.Bad",
         "name=bad",
@@ -407,7 +407,7 @@ def test_a_relative_run_folder_does_not_change_with_the_working_directory(tmp_pa
     body = (
         "import os, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); return 0.0, None, True"
     )
-    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, said="hello"))
+    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, text="hello"))
     words = ["environment.target=bad_environment.Bad", "name=bad", "environment.config={}", "reward=default"]
     words += ["model.warm_start.check_every=2", "trainer.max_steps=2"]
     code = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})"

@@ -31,13 +31,14 @@ def test_algorithms_train(tmp_path, words):
 
 
 KILL_AFTER_THREE = """
-    import os, signal, mtrl.trainer.loop as loop
-    evaluate = loop.Trainer._evaluate
-    async def evaluate_then_die(self, step):
+    import os, signal
+    from mtrl.scoring.heldout import HeldOut
+    evaluate = HeldOut.run
+    async def evaluate_or_die(self, step, on_episode):
         if step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return await evaluate(self, step)
-    loop.Trainer._evaluate = evaluate_then_die
+        return await evaluate(self, step, on_episode)
+    HeldOut.run = evaluate_or_die
 """
 """Code that ends the process after the third step; the last checkpoint is that of the second."""
 

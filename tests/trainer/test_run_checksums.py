@@ -29,7 +29,7 @@ def flip(file, bit):
     file.write_bytes(content)
 
 
-def told_by_diagnose(run, capsys):
+def stderr_of_diagnose(run, capsys):
     """Return the program's stderr; a flipped bit may make a file unreadable."""
     with suppress(UserError):
         diagnose([str(run)])
@@ -51,20 +51,20 @@ def test_twenty_flipped_bits_over_all_files_are_reported_by_file(finished, capsy
     for name in chosen:
         bit = chance.randrange(8 * (finished / name).stat().st_size)
         flip(finished / name, bit)
-        said = " ".join(told_by_diagnose(finished, capsys).split())
+        output = " ".join(stderr_of_diagnose(finished, capsys).split())
         folder, _, file = name.rpartition("/")
-        assert (f"{folder}: {file} is not as" if name.startswith("checkpoints/") else name) in said
+        assert (f"{folder}: {file} is not as" if name.startswith("checkpoints/") else name) in output
         flip(finished / name, bit)
-    assert "changed" not in told_by_diagnose(finished, capsys)
+    assert "changed" not in stderr_of_diagnose(finished, capsys)
 
 
 @pytest.mark.parametrize("bit", [3, 8 * 70], ids=["digest", "name"])
 def test_a_flipped_bit_in_the_checksums_of_a_checkpoint_is_reported(finished, capsys, bit):
     sums = next(finished.glob(f"checkpoints/*/{SUMS}"))
     flip(sums, bit)
-    said = told_by_diagnose(finished, capsys)
+    output = stderr_of_diagnose(finished, capsys)
     flip(sums, bit)
-    assert f"checkpoints/{sums.parent.name}: " in said
+    assert f"checkpoints/{sums.parent.name}: " in output
 
 
 def test_a_changed_export_is_not_loaded(finished, tmp_path):

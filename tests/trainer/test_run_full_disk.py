@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from mtrl.command.compose import compose
+from mtrl.distributed.world import World
 from mtrl.errors import UserError
 from mtrl.trainer import run as running
 from tests.trainer.runs import ROOT, SMALL
@@ -18,7 +19,7 @@ def test_an_unwritable_folder_is_an_error_with_the_resume_command(tmp_path, monk
     def full(*_):
         raise OSError(number, "no space")
 
-    monkeypatch.setattr(running, "_train", full)
+    monkeypatch.setattr(World, "join", full)
     folder = tmp_path / "run"
     with pytest.raises(UserError, match=f"no space left for {folder}; free some, .* run_dir={folder} resume=latest"):
         running.train(compose(["experiment=gsm8k", f"run_dir={folder}"]))
@@ -29,7 +30,7 @@ def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(running, "_train", broken)
+    monkeypatch.setattr(World, "join", broken)
     with pytest.raises(OSError, match="broken"):
         running.train(compose(["experiment=gsm8k", f"run_dir={tmp_path / 'run'}"]))
 
@@ -62,8 +63,8 @@ def in_a_mount(folder, mount, *words):
 def test_a_full_disk(tmp_path, size, sentence):
     """The disk has one page, or too few pages for the first checkpoint."""
     run = tmp_path / "run"
-    status, said = in_a_mount(tmp_path, ["--size", str(size), "--tmpfs"], f"run_dir={run}")
-    assert status == 2 and re.fullmatch(sentence.format(run=run), said), said
+    status, output = in_a_mount(tmp_path, ["--size", str(size), "--tmpfs"], f"run_dir={run}")
+    assert status == 2 and re.fullmatch(sentence.format(run=run), output), output
 
 
 @pytest.mark.slow

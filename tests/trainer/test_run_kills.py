@@ -59,8 +59,8 @@ def group(number, row=None, version=0):
     name = f"step{number // BATCH}/{number % BATCH}"
     turn = Turn([1], [2], [-0.5], [(version, 1)], FinishReason.STOP, "", {"role": "assistant", "content": ""})
     row = row or PLAN.rows[number]
-    played = [Trajectory(row, name, place, [turn], StopReason.DONE) for place in range(2)]
-    return Group(name, {"id": row}, played)
+    trajectories = [Trajectory(row, name, place, [turn], StopReason.DONE) for place in range(2)]
+    return Group(name, {"id": row}, trajectories)
 
 
 def write_step(run_dir, step, *groups):
@@ -68,11 +68,11 @@ def write_step(run_dir, step, *groups):
     write_groups(run_dir / "trajectories", "train", step, groups)
 
 
-def write_checkpoint(run_dir, step, drawn, *kept):
+def write_checkpoint(run_dir, step, drawn, *stored):
     checkpoints = Checkpoints(run_dir / "checkpoints")
     partial = checkpoints.begin(step)
     save_tensors({"model.weight": torch.ones(4), "optimizer.weight.step": torch.ones(())}, partial)
-    unused = [Unused(0, 0, one).to_dict() for one in kept]
+    unused = [Unused(0, 0, one).to_dict() for one in stored]
     return checkpoints.commit(partial, {"step": step, "rows_drawn": drawn}, unused)
 
 
@@ -117,17 +117,17 @@ def test_a_checkpoint_with_an_incomplete_file_is_a_fault(run_dir, name):
 
 
 @pytest.mark.parametrize(
-    ("kept", "drawn", "doubled", "lost", "differences"),
+    ("stored", "drawn", "doubled", "lost", "differences"),
     [
         ([group(4), group(2)], 6, ["step1/0", "row2"], ["step2/1", "row5"], []),
         ([group(4)], 6, [], ["step2/1", "row5"], []),
         ([group(4), group(5, "row3")], 6, ["row3"], ["row5"], ["step2/1 on row row3 was not drawn yet"]),
         ([group(4), group(5)], 5, [], [], ["step2/1 on row row5 was not drawn yet"]),
     ],
-    ids=["trained and kept", "neither", "the row of another", "it would be drawn again"],
+    ids=["trained and stored", "neither", "the row of another", "it would be drawn again"],
 )
-def test_inconsistent_groups_are_a_fault(run_dir, kept, drawn, doubled, lost, differences):
-    write_checkpoint(run_dir, 2, drawn, *kept)
+def test_inconsistent_groups_are_a_fault(run_dir, stored, drawn, doubled, lost, differences):
+    write_checkpoint(run_dir, 2, drawn, *stored)
     audit = audit_killed(run_dir, PLAN)
     assert (audit.doubled, audit.lost, audit.differences) == (doubled, lost, differences)
 

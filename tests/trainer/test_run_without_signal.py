@@ -14,7 +14,7 @@ def test_steps_without_an_advantage_end_the_run(tmp_path):
     limits = ("trainer.max_steps_without_signal=2", "trainer.max_steps=5")
     done = program(tmp_path, *QUICK, *limits, "environment.config.payoff=0.5", "run_dir=run")
     assert done.returncode == 2, done.stderr
-    said = "no group had an advantage for trainer.max_steps_without_signal=2 steps in a row"
-    assert said in done.stderr and "the mean reward is 0.500" in done.stderr
+    message = "no group had an advantage for trainer.max_steps_without_signal=2 steps in a row"
+    assert message in done.stderr and "the mean reward is 0.500" in done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows][-1] == 2

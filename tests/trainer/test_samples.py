@@ -12,10 +12,10 @@ from mtrl.trainer.data.samples import group_samples, trajectory_samples
 from mtrl.types import FinishReason, Trajectory, Turn, to_json, trajectory_from_dict
 
 
-def turn(seen, said, break_reason=None, parent=None):
-    spans = [(4, len(said))]
+def turn(seen, sampled, break_reason=None, parent=None):
+    spans = [(4, len(sampled))]
     return Turn(
-        seen, said, [-0.5] * len(said), spans, FinishReason.STOP, "", {}, break_reason=break_reason, parent=parent
+        seen, sampled, [-0.5] * len(sampled), spans, FinishReason.STOP, "", {}, break_reason=break_reason, parent=parent
     )
 
 
@@ -89,7 +89,7 @@ def test_every_sampled_token_is_trained_exactly_once(seed):
     turns = [make_turn(rng, 90, rng.choice([None, None, "template"]) if i else None) for i in range(rng.randint(1, 6))]
     trajectory = Trajectory("t", "g", 0, turns)
     advantages = [rng.random() for _ in turns]
-    for told in (trajectory, split_by_turn(trajectory)):
-        samples = trajectory_samples(told, advantages)
+    for form in (trajectory, split_by_turn(trajectory)):
+        samples = trajectory_samples(form, advantages)
         trained = [(i, lp) for s in samples for i, lp, m in zip(s.token_ids, s.logprobs, s.loss_mask, strict=True) if m]
         assert trained == [pair for t in turns for pair in zip(t.action_ids, t.action_logprobs, strict=True)]

@@ -7,11 +7,12 @@ import selectors
 import sys
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
 from runs import ROOT
-from streams import Played, make, publish
+from streams import FakeRollouts, make, publish
 
 from mtrl.engines.vllm.api import read_turn
 
@@ -52,11 +53,14 @@ class SimulatedTime(asyncio.SelectorEventLoop):
 
 
 class AtOnce(Executor):
-    """Executor without a thread, for which simulated time would not wait."""
+    """Executor that returns after the call, since simulated time does not wait for a thread. The call runs in a thread,
+    because it may start an event loop."""
 
     def submit(self, work, *args, **settings):
         future = Future()
-        future.set_result(work(*args, **settings))
+        thread = Thread(target=lambda: future.set_result(work(*args, **settings)))
+        thread.start()
+        thread.join()
         return future
 
     def shutdown(self, *args, **settings):
@@ -82,7 +86,7 @@ class Timed(Job):
         super()._start(slot)
 
 
-class Replayed(Played):
+class ReplayedRollouts(FakeRollouts):
     """Rollouts whose groups take as long as in the job; a group that the job had not finished is never finished."""
 
     def __init__(self, seconds):
@@ -95,8 +99,8 @@ class Replayed(Played):
 
 async def replay(job, lag, on_stale):
     """Return the batches of the real stream with the same durations."""
-    stream = make(played=Replayed(job.seconds), batch=job.batch, lag=lag, on_stale=on_stale)
-    stream._scoring_thread, stream._reward_and_check = AtOnce(), lambda group: True  # paying is no part of admission
+    stream = make(rollouts=ReplayedRollouts(job.seconds), batch=job.batch, lag=lag, on_stale=on_stale)
+    stream.scoring_thread = AtOnce()
     loop, found = asyncio.get_running_loop(), []
     for number, step in enumerate(job.steps):
         experience = await stream.collect(number)
@@ -113,13 +117,13 @@ async def replay(job, lag, on_stale):
 def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, on_stale):
     trained = []
 
-    class Noted(Timed):
+    class Recorded(Timed):
         def _ended(self, groups, *rest):
             trained.append([group.slot.group_id for group in groups])
             super()._ended(groups, *rest)
 
     costs = Costs.read(SCALING / "costs.yaml").changed(choose_per_group=0.0)  # the replayed stream chooses at once
-    job = Noted(Plan(WORK, 8, lag, on_stale=on_stale), Hardware(costs), 5)
+    job = Recorded(Plan(WORK, 8, lag, on_stale=on_stale), Hardware(costs), 5)
     job.run(8)
     loop = SimulatedTime()
     try:

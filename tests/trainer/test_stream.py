@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import count, pairwise
 
 import pytest
-from streams import Gated, Played, Rows, family_of, ids, make, publish, rows_of, run, soon, train
+from streams import FakeRollouts, Gated, Rows, family_of, ids, make, publish, rows_of, run, soon, train
 
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
@@ -47,7 +47,7 @@ def test_groups_are_sampled_during_the_update():
     async def learn():
         stream = make(lag=2)
         await stream.collect(0)
-        while len(stream._finished) < 8:  # would wait for ever if they were not
+        while len(stream.finished) < 8:  # would wait for ever if they were not
             await asyncio.sleep(0)
         assert len(stream.rollouts.names) == 12  # and not one more before the update is out
         publish(stream, 1)
@@ -64,7 +64,7 @@ def test_no_group_is_sampled_beyond_the_last_step(on_stale):
         stream = make(lag=3, on_stale=on_stale)
         stream.admission.steps = 6
         found = await train(stream, 6, close=False)
-        assert not stream._tasks and not stream._finished and not stream.admission.outstanding
+        assert not stream.tasks and not stream.finished and not stream.admission.outstanding
         await stream.close()
         return found
 
@@ -73,7 +73,7 @@ def test_no_group_is_sampled_beyond_the_last_step(on_stale):
 
 def test_a_straggler_is_overtaken_and_then_waited_for():
     async def learn():
-        stream = make(played=Gated(), batch=1, lag=1)
+        stream = make(rollouts=Gated(), batch=1, lag=1)
         stream.rollouts.open("step1/0")
         first = await stream.collect(0)
         assert ids([first]) == [["step1/0"]]
@@ -81,7 +81,7 @@ def test_a_straggler_is_overtaken_and_then_waited_for():
         publish(stream, 1)
         stream.rollouts.open("step2/0")
         waiting = asyncio.create_task(stream.collect(1))
-        await soon(lambda: len(stream._finished) == 1)
+        await soon(lambda: len(stream.finished) == 1)
         assert not waiting.done()
         stream.rollouts.open("step0/0")
         found = await waiting
@@ -94,7 +94,7 @@ def test_a_straggler_is_overtaken_and_then_waited_for():
 
 def test_requeue_trains_without_the_straggler_and_repeats_its_prompt():
     async def learn():
-        stream = make(played=Gated(), batch=1, lag=1, on_stale="requeue")
+        stream = make(rollouts=Gated(), batch=1, lag=1, on_stale="requeue")
         for step in range(3):
             stream.rollouts.open(f"step{step + 1}/0")
             assert ids([await stream.collect(step)]) == [[f"step{step + 1}/0"]]
@@ -119,7 +119,7 @@ def test_a_batch_is_in_the_order_of_admission():
             return group
 
     async def learn():
-        stream = make(played=FailsOnce(), batch=2, lag=1)
+        stream = make(rollouts=FailsOnce(), batch=2, lag=1)
         stream.rollouts.open("step0/1", "step1/0")
         await stream.collect(0)
         publish(stream, 1)
@@ -131,18 +131,18 @@ def test_a_batch_is_in_the_order_of_admission():
 
 
 def test_a_too_old_token_is_an_error():
-    class Stale(Played):
+    class Stale(FakeRollouts):
         def make(self, group_id, row, size, version):
             return super().make(group_id, row, size, version - (group_id == "step2/1"))
 
     with pytest.raises(RuntimeError, match=r"group step2/1 .*sampled 1 training steps ago.*max_steps_off_policy=0"):
-        run(train(make(lag=0, played=Stale()), 5))
+        run(train(make(lag=0, rollouts=Stale()), 5))
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-class Broken(Played):
+class Broken(FakeRollouts):
     async def play(self, group_id, row):
         await super().play(group_id, row)
         if row["n"] == 6:
@@ -150,7 +150,7 @@ class Broken(Played):
 
 
 def test_an_error_in_a_task_ends_the_waiting_collect():
-    stream = make(played=Broken(), batch=8, lag=0)
+    stream = make(rollouts=Broken(), batch=8, lag=0)
     with pytest.raises(ZeroDivisionError, match="row 6"):
         run(train(stream, 1))
     assert stream.rollouts.running == 0
@@ -164,11 +164,11 @@ def test_an_error_between_two_steps_is_raised_by_the_next_collect():
                 raise ZeroDivisionError("row 3")
 
     async def learn():
-        stream = make(played=BrokenGate(), batch=1, lag=3)
+        stream = make(rollouts=BrokenGate(), batch=1, lag=3)
         stream.rollouts.open("step0/0")
         await stream.collect(0)
         stream.rollouts.open("step1/0", "step3/0")
-        await soon(lambda: stream._error)
+        await soon(lambda: stream.error)
         publish(stream, 1)
         with pytest.raises(ZeroDivisionError, match="row 3"):
             await stream.collect(1)
@@ -204,12 +204,12 @@ def test_an_error_of_the_data_set_is_raised():
 
 
 def test_a_cancelled_group_is_an_error():
-    class Cancelling(Played):
+    class Cancelling(FakeRollouts):
         async def play(self, group_id, row):
             raise asyncio.CancelledError
 
     with pytest.raises(RuntimeError, match="group step0/0 were cancelled, and not by the trainer"):
-        run(train(make(played=Cancelling()), 1))
+        run(train(make(rollouts=Cancelling()), 1))
 
 
 def test_a_missing_publish_is_an_error():
@@ -225,7 +225,7 @@ def test_a_missing_publish_is_an_error():
     run(learn())
 
 
-class Failing(Played):
+class Failing(FakeRollouts):
     """Rollouts in which one of the two episodes of some groups fails."""
 
     def __init__(self, fails, **settings):
@@ -241,7 +241,7 @@ class Failing(Played):
 
 
 def test_failed_groups_are_replaced_as_a_whole_and_counted():
-    stream = make(played=Failing(lambda n: n % 4 == 1, max_failed_share=0.5), lag=1)
+    stream = make(rollouts=Failing(lambda n: n % 4 == 1, max_failed_share=0.5), lag=1)
     found = run(train(stream, 6))
     assert all(n % 4 != 1 for n in rows_of(found))
     assert len(set(rows_of(found))) == 24
@@ -253,12 +253,12 @@ def test_failed_groups_are_replaced_as_a_whole_and_counted():
 
 def test_too_many_failures_are_an_error_in_one_sentence():
     with pytest.raises(UserError, match=r"3 of 8 episodes failed, more than .*max_failed_share=0\.25.*ValueError: dry"):
-        run(train(make(played=Failing(lambda n: n >= 8, max_failed_share=0.25)), 9))
+        run(train(make(rollouts=Failing(lambda n: n >= 8, max_failed_share=0.25)), 9))
 
 
 def test_endless_failures_are_an_error():
     with pytest.raises(UserError, match="none of the last 10 rounds of replacements had a group without a failure"):
-        run(train(make(played=Failing(lambda n: n >= 8)), 9))
+        run(train(make(rollouts=Failing(lambda n: n >= 8)), 9))
 
 
 def test_the_share_of_failures_is_checked_after_a_whole_step():
@@ -266,14 +266,14 @@ def test_the_share_of_failures_is_checked_after_a_whole_step():
         async def play(self, group_id, row):
             await asyncio.sleep(0.01 * row["n"])
 
-    found = run(train(make(played=FirstFails(lambda n: n == 0, max_failed_share=0.25)), 2))
+    found = run(train(make(rollouts=FirstFails(lambda n: n == 0, max_failed_share=0.25)), 2))
     assert len(found[0].report.failures) == 1
 
 
 # -- dynamic sampling -------------------------------------------------------------------------------------------------
 
 
-class Silent(Played):
+class Silent(FakeRollouts):
     """Rollouts in which all episodes of some rows have the same reward."""
 
     def __init__(self, teaches):
@@ -289,7 +289,7 @@ class Silent(Played):
 
 @pytest.mark.parametrize("lag", [0, 2])
 def test_groups_without_an_advantage_are_set_aside_and_replaced(lag):
-    stream = make(played=Silent(lambda n: n % 3 == 0), lag=lag, algorithm={"dynamic_sampling_rounds": 9})
+    stream = make(rollouts=Silent(lambda n: n % 3 == 0), lag=lag, algorithm={"dynamic_sampling_rounds": 9})
     found = run(train(stream, 6))
     assert all(n % 3 == 0 for n in rows_of(found)) and len(set(rows_of(found))) == 24
     aside = [group.row["n"] for e in found for group in e.set_aside]
@@ -301,7 +301,7 @@ def test_groups_without_an_advantage_are_set_aside_and_replaced(lag):
 
 
 def test_the_bound_of_dynamic_sampling_raises_the_same_error():
-    stream = make(played=Silent(lambda n: n < 5), algorithm={"dynamic_sampling_rounds": 2})
+    stream = make(rollouts=Silent(lambda n: n < 5), algorithm={"dynamic_sampling_rounds": 2})
     with pytest.raises(
         NoSignalError,
         match=r"algorithm\.dynamic_sampling_rounds=2 rounds of new prompts only 1 of \d+ groups had an "
@@ -318,7 +318,7 @@ def test_groups_without_an_advantage_are_no_error_beside_enough_others(slow):
         async def play(self, group_id, row):
             await asyncio.sleep(0.03 if row["n"] % 2 == slow else 0)
 
-    stream = make(played=Halves(lambda n: n % 2 == 0), batch=2, lag=5, algorithm={"dynamic_sampling_rounds": 1})
+    stream = make(rollouts=Halves(lambda n: n % 2 == 0), batch=2, lag=5, algorithm={"dynamic_sampling_rounds": 1})
     found = run(train(stream, 6))
     assert all(n % 2 == 0 for n in rows_of(found))
     assert max(len(experience.set_aside) for experience in found) > 2
@@ -333,13 +333,13 @@ def test_waiting_for_a_straggler_is_no_lack_of_signal():
                 await super().play(group_id, row)
 
     async def learn():
-        played = OneSlow(lambda n: n < 5 or n > 20)
-        stream = make(played=played, batch=2, lag=1, algorithm={"dynamic_sampling_rounds": 1})
+        rollouts = OneSlow(lambda n: n < 5 or n > 20)
+        stream = make(rollouts=rollouts, batch=2, lag=1, algorithm={"dynamic_sampling_rounds": 1})
         await stream.collect(0)
         publish(stream, 1)
         waiting = asyncio.create_task(stream.collect(1))
-        await soon(lambda: len(stream._finished) == 3)
-        played.open("step0/0")
+        await soon(lambda: len(stream.finished) == 3)
+        rollouts.open("step0/0")
         found = await waiting
         assert rows_of([found]) == [0, 3] and len(found.set_aside) == 16
         await stream.close()
@@ -354,14 +354,14 @@ def test_scoring_does_not_stop_the_episodes():
     """The scorer waits for an event of the event loop; on the loop itself it would wait forever."""
     happened = threading.Event()
 
-    class Knocking(Played):
+    class Knocking(FakeRollouts):
         async def play(self, group_id, row):
             if row["n"] == 5:
                 happened.set()
             await asyncio.sleep(0.01 * row["n"])
 
     family = family_of(lambda trajectory, row: float(happened.wait(10)))
-    (experience,) = run(train(make(played=Knocking(), family=family, batch=2, max_concurrent_groups=4, lag=3), 1))
+    (experience,) = run(train(make(rollouts=Knocking(), family=family, batch=2, max_concurrent_groups=4, lag=3), 1))
     assert all(t.score == 1.0 for group in experience.groups for t in group.trajectories)
 
 
@@ -387,10 +387,10 @@ def test_groups_of_an_evaluation_are_scored_in_the_same_thread():
 
 def test_a_stop_ends_a_waiting_collect_and_loses_no_group():
     async def learn():
-        stream = make(played=Gated(), batch=2, lag=1)
+        stream = make(rollouts=Gated(), batch=2, lag=1)
         stream.rollouts.open("step0/1")
         collecting = asyncio.create_task(stream.collect(0))
-        await soon(lambda: len(stream._finished) == 1)
+        await soon(lambda: len(stream.finished) == 1)
         stream.stop()
         with pytest.raises(StoppedError):
             await asyncio.wait_for(collecting, 10)
@@ -412,7 +412,7 @@ def test_close_in_the_middle_of_a_step_leaves_no_task(concurrent):
                 await asyncio.sleep(0.01)
 
     async def learn():
-        stream = make(played=Tidying(), lag=3, max_concurrent_groups=concurrent)
+        stream = make(rollouts=Tidying(), lag=3, max_concurrent_groups=concurrent)
         collecting = asyncio.create_task(stream.collect(0))
         await soon(lambda: stream.rollouts.running == (concurrent or 16))
         collecting.cancel()

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from streams import Played, Rows, ids, make, rows_of, run, soon, train
+from streams import FakeRollouts, Rows, ids, make, rows_of, run, soon, train
 
 from mtrl.trainer.data.experience import Collector
 
@@ -13,7 +13,7 @@ async def interrupted(steps=3, **settings):
     rows = Rows()
     stream = make(rows=rows, **settings)
     found = await train(stream, steps, close=False)
-    await soon(lambda: stream._finished and stream._tasks)
+    await soon(lambda: stream.finished and stream.tasks)
     state, drawn = json.loads(json.dumps(stream.state())), rows.drawn
     await stream.close()
     rows.drawn = drawn
@@ -27,13 +27,13 @@ def test_resuming_loses_and_repeats_no_group(on_stale):
         stream = make(rows=rows, batch=4, lag=3, on_stale=on_stale)
         stream.rollouts.version = 3
         stream.restore(state)
-        kept = {group.group_id for group in stream._finished.values()}
+        finished = {group.group_id for group in stream.finished.values()}
         unfinished = [entry["group"]["group_id"] for entry in state[1:] if not entry["group"]["trajectories"]]
         assert json.loads(json.dumps(stream.state())) == state
         after = await train(stream, 6, start=3)
-        played = stream.rollouts.names
-        assert kept and not kept.intersection(played)  # what was finished is not played again
-        assert played[: len(unfinished)] == unfinished  # and what was not comes first
+        names = stream.rollouts.names
+        assert finished and not finished.intersection(names)  # what was finished is not names again
+        assert names[: len(unfinished)] == unfinished  # and what was not comes first
         return before, after, stream
 
     before, after, stream = run(stop_and_go_on())
@@ -85,13 +85,13 @@ def test_a_synchronous_run_can_restore_the_state_and_vice_versa():
 def test_a_failed_step_loses_no_stored_prompt():
     """A step that failed was never trained, so its prompts are in the state that is saved next."""
 
-    class Dying(Played):
+    class Dying(FakeRollouts):
         async def play(self, group_id, row):
             raise RuntimeError("the engine is gone")
 
     async def stop_and_fail():
         _, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
-        collector = make(Collector, rows=rows, played=Dying())
+        collector = make(Collector, rows=rows, names=Dying())
         collector.restore(state)
         with pytest.raises(RuntimeError, match="the engine is gone"):
             await collector.collect(3)

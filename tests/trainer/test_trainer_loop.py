@@ -16,13 +16,13 @@ from mtrl.trainer.work_thread import WorkThread
 def trainer(tmp_path):
     """A trainer with stand-ins for its parts, which record their calls in `calls`."""
     trainer = object.__new__(Trainer)
-    trainer.said = said = []
+    trainer.calls = calls = []
 
     async def close(what):
-        said.append(what)
+        calls.append(what)
 
     def wait_saved():
-        said.append("saved")
+        calls.append("saved")
 
     def save(folder, commit):
         commit()
@@ -35,8 +35,8 @@ def trainer(tmp_path):
     trainer.timeline = Timeline(tmp_path / "timeline.jsonl")
     trainer.work_thread = WorkThread(beside_rollouts=False)
     trainer.learners = SimpleNamespace(is_saving=False, wait_saved=wait_saved, save=save)
-    trainer.progress, trainer._saved, trainer.rows = Progress(step=3, rows_drawn=12), 0, SimpleNamespace(drawn=17)
-    trainer.checkpoints = SimpleNamespace(begin=lambda step: None, commit=lambda *saved: said.append(saved[1]))
+    trainer.progress, trainer.saved_step, trainer.rows = Progress(step=3, rows_drawn=12), 0, SimpleNamespace(drawn=17)
+    trainer.checkpoints = SimpleNamespace(begin=lambda step: None, commit=lambda *saved: calls.append(saved[1]))
     return trainer
 
 
@@ -44,25 +44,25 @@ def trainer(tmp_path):
 def test_rows_of_an_unfinished_step_are_drawn_again(trainer, lag, drawn):
     """With overlap these rows are stored as groups; without overlap they would be lost."""
     trainer.config.async_config.max_steps_off_policy = lag
-    asyncio.run(trainer._save())
-    (state,) = [said for said in trainer.said if isinstance(said, dict)]
+    asyncio.run(trainer.save())
+    (state,) = [call for call in trainer.calls if isinstance(call, dict)]
     assert state["rows_drawn"] == drawn
 
 
 async def close(trainer, error=None):
-    async with trainer._closing():
+    async with trainer.closing():
         if error:
             raise error
 
 
 def test_the_last_checkpoint_is_waited_for_if_closing_fails(trainer):
     async def fails():
-        raise OSError("the engine's process is gone")
+        raise OSError("the engine's process is lost")
 
     trainer.parts.engine.close = fails
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(OSError, match="lost"):
         asyncio.run(close(trainer))
-    assert trainer.said == ["experience", "loop", "saved"]
+    assert trainer.calls == ["experience", "loop", "saved"]
 
 
 def test_the_leaders_own_error_is_raised_instead_of_the_loss_of_other_ranks(trainer):

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,12 @@ from mtrl.config.schema import Config, OptimizerConfig
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import micro_batches, mini_batches
 from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.flops import model_flops
+from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.optimizer import SCHEDULES, Optimizer, lr_scale
 from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.report import UpdateReport
+from mtrl.trainer.update.update import Updater
 
 
 def config(**algorithm):
@@ -44,11 +49,28 @@ def test_the_attention_mask_covers_observations(make_tiny_model, tmp_path):
 
 def test_a_filler_counts_as_padding_in_the_work_of_its_rank(make_tiny_model, tmp_path):
     cfg, model = config(loss_anchor="old"), make_tiny_model()
-    updater = updater_of(cfg, Policy(model, None), None, Optimizer(model, cfg.trainer.optimizer, 9), tmp_path / "dump")
-    (batch,) = updater._batches(samples_of([make_group(1, model.config.vocab_size)], cfg))
-    alone, busy, idle = (updater._work(b) for b in ([batch], [batch, batch.filler()], [batch.filler()]))
-    assert (busy.tokens, busy.flops, busy.cells) == (alone.tokens, alone.flops, 2 * alone.cells)
+    (sample, *_) = samples_of([make_group(1, model.config.vocab_size)], cfg)
+
+    def works(ranks):
+        learners = Learners(Ranks(ranks), model_flops(model))
+        return Updater(cfg, learners, tmp_path / "dump").run([sample], 0).works
+
+    (alone,), (busy, idle) = works(1), works(2)
+    assert busy == alone and alone.tokens == len(sample.token_ids)
     assert (idle.tokens, idle.flops, idle.cells) == (0, 0.0, alone.cells)
+
+
+class Ranks:
+    """Stand-in for a crew: every rank reports without a computation."""
+
+    def __init__(self, size):
+        self.world = SimpleNamespace(size=size)
+
+    def run(self, method, shares, *common):
+        return [
+            UpdateReport(first_logprobs=[batch.rollout_logprobs for batch in parts[0] if not batch.is_filler])
+            for (parts,) in shares
+        ]
 
 
 def test_mini_batches_contain_every_group_once_per_epoch(make_tiny_model, tmp_path):
@@ -61,8 +83,8 @@ def test_mini_batches_contain_every_group_once_per_epoch(make_tiny_model, tmp_pa
     parts = mini_batches(samples, cfg.trainer, cfg.seed, 0)
     assert len(parts) == 6
     for epoch in range(3):
-        dealt = [s.group_id for part in parts[2 * epoch : 2 * epoch + 2] for s in part]
-        assert sorted(dealt) == sorted(s.group_id for s in samples)
+        group_ids = [s.group_id for part in parts[2 * epoch : 2 * epoch + 2] for s in part]
+        assert sorted(group_ids) == sorted(s.group_id for s in samples)
     assert updater.run(samples, 0).report.updates == 6
 
 

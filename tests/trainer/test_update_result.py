@@ -33,8 +33,8 @@ def test_advantages_per_token_are_written_per_token():
     group = make_group(1, 50, size=1, turns=1)
     (sample,) = group_samples(group, [[0.0]])
     values = [float(i) for i in range(sample.action_tokens)]
-    said = iter(values)
-    sample.advantages = [next(said) if mask else 0.0 for mask in sample.loss_mask]
+    numbers = iter(values)
+    sample.advantages = [next(numbers) if mask else 0.0 for mask in sample.loss_mask]
     note_advantages([group], [sample])
     assert group.trajectories[0].turns[0].advantages == (values if len(values) > 1 else [0.0])
 
@@ -42,9 +42,9 @@ def test_advantages_per_token_are_written_per_token():
 def test_only_the_given_trajectories_are_written_to():
     group = make_group(3, 50, size=3)
     samples = group_samples(group, [[1.0] * len(t.turns) for t in group.trajectories])
-    kept = Group(group.group_id, group.row, [group.trajectories[1]])
-    note_advantages([kept], samples)
-    note_logprobs([kept], [(sample, torch.zeros(sample.action_tokens)) for sample in samples])
+    selected = Group(group.group_id, group.row, [group.trajectories[1]])
+    note_advantages([selected], samples)
+    note_logprobs([selected], [(sample, torch.zeros(sample.action_tokens)) for sample in samples])
     for trajectory in group.trajectories:
         expected = [1.0] if trajectory is group.trajectories[1] else []
         assert all(

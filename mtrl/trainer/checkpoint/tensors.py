@@ -206,11 +206,11 @@ def _write_share(
     for index in share:
         files[file_of(index.fqn, ranks.rank, ranks.size)][key_of(index.fqn)] = shards.tensors[index]
     for name, tensors in files.items():
-        _write_tensors(folder / name, tensors)
+        write_tensors(folder / name, tensors)
     sums.update(checksums(folder, files))
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a file without a second copy in memory, and flush it to the disk (fsync)."""
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
     with path.open("rb") as file:
