@@ -81,7 +81,7 @@ def test_gdpo_worked():
     hand, with equal lengths."""
     right, tidy = [1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.0]
     group = with_parts(*([{"right": r, "tidy": t}] for r, t in zip(right, tidy, strict=True)))
-    z = 0.5 / (3**-0.5 + 1e-6)  # of 1 among 1, 0, 1, 0
+    z = 0.5 / (3**-0.5 + 1e-6)  # z-score of 1 in 1, 0, 1, 0
     total = [z * (1 if r else -1) + 0.5 * z * (1 if t else -1) for r, t in zip(right, tidy, strict=True)]
     expected = [value / (statistics.variance(total) + 1e-8) ** 0.5 for value in total]
     assert flat(gdpo(group, weights={"right": 1.0, "tidy": 0.5})) == pytest.approx(expected)

@@ -83,7 +83,7 @@ def test_a_registered_user_function_keeps_its_traits_when_found_by_path():
 
 
 def test_a_name_can_be_registered_once():
-    find_estimator("grpo")  # the built-in ones are registered on the first look
+    find_estimator("grpo")  # the first lookup registers the built-in estimators
     for taken in ("grpo", "group_based"):
         with pytest.raises(ValueError, match="already registered"):
             ESTIMATORS.register(taken)(lambda batch, config: batch.rewards)
@@ -103,7 +103,7 @@ def test_estimators_and_rewards_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-# Traits are what the checks of a configuration and the trainer go by: they are shown, not believed.
+# The checks of a configuration and the trainer rely on the traits, so each trait is tested.
 
 NAMES = [name for name in ESTIMATORS.names() if ESTIMATORS.find(name).name == name]
 NO_CRITIC = [name for name in NAMES if not ESTIMATORS.find(name).needs_critic]
@@ -139,7 +139,7 @@ def test_null_credit_is_the_first_supported_credit(name):
     by_credit = [estimate(MIXED, AlgorithmConfig(advantage_method=name, credit=credit)) for credit in credits]
     if credits:
         np.testing.assert_array_equal(by_credit[0], published)
-    for n, one in enumerate(by_credit):  # and no two of them are the same
+    for n, one in enumerate(by_credit):  # no two credits give the same advantages
         assert not any(np.allclose(one, other) for other in by_credit[:n])
 
 

@@ -129,7 +129,7 @@ def test_lambda_1_is_the_return_minus_the_value(batch):
     ):
         to_go = [math.fsum(r[t:]) for t in range(len(r))]
         np.testing.assert_allclose(found, np.subtract(to_go, v), atol=1e-9)
-        np.testing.assert_allclose(targets, to_go, atol=1e-9)  # whatever the values were
+        np.testing.assert_allclose(targets, to_go, atol=1e-9)  # for any values
 
 
 @given(batch=batches(), gamma=share)
@@ -238,7 +238,7 @@ def test_columns_are_the_sampled_tokens(groups):
     assert batch.values[batch.mask].tolist() == values.tolist()
     assert batch.group.tolist() == turns.group.tolist()
     for row, trajectory in zip(rows_of(batch.rewards, batch), trajectories, strict=True):
-        assert sum(row) == pytest.approx(trajectory.reward, abs=1e-9)  # nothing is lost
+        assert sum(row) == pytest.approx(trajectory.reward, abs=1e-9)  # all rewards are included
         place = 0
         for turn, later in itertools.zip_longest(trajectory.turns, trajectory.turns[1:]):
             place += len(turn.action_ids)
@@ -279,7 +279,9 @@ def test_trajectories_without_sampled_tokens_have_no_columns(method):
     for rewards, tokens in (([[-1.0], [0.5]], [[0], [1]]), ([[-1.0]], [[0]]), ([[]], [[]])):
         batch = make(CreditBatch.of([make_group(rewards, tokens)]), np.zeros(sum(map(sum, tokens))))
         assert estimate(batch, config(method)).sum() == pytest.approx(0.5 if len(tokens) == 2 else 0.0)
-        assert not estimate(batch, config(method, whiten_advantages=True)).any()  # one token or none
+        assert not estimate(
+            batch, config(method, whiten_advantages=True)
+        ).any()  # each trajectory has at most one token
 
 
 @pytest.mark.parametrize("method", ["turn_gae", "gae"])

@@ -283,7 +283,7 @@ def test_extreme_log_probs_give_finite_results():
         (0.10, 1.0),  # at the target
         (0.11, 1 + 0.1 * 64 / 640),
         (0.09, 1 - 0.1 * 64 / 640),
-        (5.0, 1 + 0.2 * 64 / 640),  # the error is cut at a fifth
+        (5.0, 1 + 0.2 * 64 / 640),  # the error is clipped to a fifth
         (0.0, 1 - 0.2 * 64 / 640),
     ],
 )

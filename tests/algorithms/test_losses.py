@@ -154,8 +154,8 @@ def test_decoupled_ppo_is_ppo_times_a_capped_behaviour_weight():
 @pytest.mark.parametrize(
     ("old", "new", "advantage", "is_trained"),
     [
-        (0.1, 0.9, 1.0, False),  # up by far too much
-        (0.1, 0.9, -1.0, True),  # far off, but the step leads back
+        (0.1, 0.9, 1.0, False),  # the probability has increased by far too much
+        (0.1, 0.9, -1.0, True),  # the difference is large, but the step reduces it
         (0.9, 0.1, -1.0, False),
         (0.9, 0.1, 1.0, True),
         (0.50, 0.52, 1.0, True),
@@ -300,7 +300,9 @@ def test_bounds_for_good_and_bad_tokens_are_symmetric(name, distance):
     DPPO."""
     name, _, divergence = name.partition("/")
     bounds = {"clip_low_threshold": math.exp(-0.2), "clip_high_threshold": math.exp(0.2)}
-    limit = 0.5 * math.log(0.25 / (0.7 * 0.3)) if divergence else 0.2  # KL of a half from 0.7: as far as TV 0.2
+    limit = (
+        0.5 * math.log(0.25 / (0.7 * 0.3)) if divergence else 0.2
+    )  # the KL from 0.5 to 0.7 corresponds to a TV of 0.2
     settings = config(**bounds, is_cap=math.inf, dppo=DppoConfig(divergence or "tv", limit, limit))
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     away = torch.tensor([distance, -distance], dtype=torch.float64)

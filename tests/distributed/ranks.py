@@ -24,7 +24,7 @@ def run_ranks(size: int, function: Callable[..., Any], folder: Path, *args: Any)
 
     `function` must be at the top of a module. A rank that raises fails the test with its traceback.
     """
-    context = multiprocessing.get_context("forkserver")  # what they import is imported once
+    context = multiprocessing.get_context("forkserver")  # modules are imported once, in the fork server
     forked.begin()
     processes = [
         context.Process(target=_run, args=(rank, size, folder, function, args), daemon=True) for rank in range(size)

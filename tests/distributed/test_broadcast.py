@@ -113,7 +113,7 @@ def test_a_member_that_dies_or_hangs_ends_the_broadcast(fate):
         assert child.stdout.readline() == "[1.0, 1.0, 1.0]\n"
         began = time.monotonic()
         with pytest.raises(RuntimeError):
-            broadcast(group, [torch.zeros(30_000_000)], 2.0)  # more than a socket takes in
+            broadcast(group, [torch.zeros(30_000_000)], 2.0)  # more than the buffer of a socket
         assert time.monotonic() - began < 20
         leave(group)
         with pytest.raises(RuntimeError, match="left"):

@@ -26,7 +26,7 @@ def set_rank(monkeypatch):
 def test_without_torchrun_there_is_no_launch(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # of a program around this one
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # variables of a program that started this one
     assert not launch.is_launched() and not launch.is_follower() and launch.launch_id() is None
 
 
@@ -130,7 +130,9 @@ def test_a_restart_by_torchrun_continues_the_run(tmp_path):
     assert json.loads((run / "result").read_text()) == [[1, False], [1, True]]
     assert "rank 0 of 2: rank 1 is lost (" in done.stderr
     assert "warning: torchrun has started this run again: it goes on in" in done.stderr
-    assert done.stdout.count(f"gsm8k in {run.relative_to(tmp_path)}") == 2  # of the leader alone, in each attempt
+    assert (
+        done.stdout.count(f"gsm8k in {run.relative_to(tmp_path)}") == 2
+    )  # printed only by the leader, in each attempt
 
 
 @pytest.mark.slow

@@ -277,7 +277,7 @@ def test_a_plain_module_returns_and_loads_whole_weights(kind):
             parameter.add_(1)
     load_full_state(other, full_state(model))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    load_state(other, state)  # the copies did not follow
+    load_state(other, state)  # the copies did not change
     assert all(torch.equal(a, b) for a, b in zip(make_model(kind).parameters(), other.parameters(), strict=True))
 
 
@@ -330,7 +330,7 @@ def test_decoder_layers_are_found_in_any_architecture():
     adapted = make_model("lora")
     assert decoder_layers(adapted) == list(adapted.base_model.model.model.layers)
     experts = Experts()
-    assert decoder_layers(experts) == list(experts.blocks)  # and not the longer list of experts in each
+    assert decoder_layers(experts) == list(experts.blocks)  # not the longer list of experts in each layer
     assert decoder_layers(nn.Linear(2, 2)) == []
 
 

@@ -193,5 +193,5 @@ def test_lost_connections_are_distinguished_from_other_errors():
     assert is_of_network(closed) and shortened(closed) == "Connection closed by peer [127.0.0.1]:29"
     assert is_of_network(dist.DistBackendError("NCCL error")) and is_of_network(dist.DistNetworkError("x"))
     assert not is_of_network(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_of_network(ConnectionResetError("Connection reset by peer"))  # of a user's own endpoint
+    assert not is_of_network(ConnectionResetError("Connection reset by peer"))  # an error of a user's endpoint
     assert shortened(ValueError("")) == "ValueError"

@@ -135,7 +135,7 @@ def test_admission_bounds_staleness_for_any_events(policy, batch, lag, concurren
     assert [version for version, _ in play.trained] == list(range(12))
     assert play.requeued == 0 or policy is RequeueAdmission
     names = [group.group_id for _, groups in play.trained for group in groups]
-    assert len(set(names)) == len(names)  # so each has random numbers of its own
+    assert len(set(names)) == len(names)  # so each group has other random numbers
 
 
 @given(st.data())
@@ -208,9 +208,9 @@ def test_worked_example():
     a, b, c, d = admit()
     assert names([a, b, c, d]) == ["step0/0", "step0/1", "step1/0", "step1/1"]
     assert admission.choose([b]) is None
-    assert admission.choose([b, d]) == [b, d]  # a and c have time until version 1
+    assert admission.choose([b, d]) == [b, d]  # the deadline of a and c is version 1
     admission.hand_over([b, d])
-    assert not admit()  # what is being trained is outstanding
+    assert not admit()  # groups that are being trained are outstanding
     admission.trained(1)
     e, f = admit()
     assert names([e, f]) == ["step2/0", "step2/1"] and (e.version, admission.deadline(e)) == (1, 2)
@@ -251,7 +251,7 @@ def test_finished_groups_are_requeued_last():
     running, finished = (Outstanding(n, "g", {}, version=0) for n in range(2))
     admission.outstanding = {running, finished}
     assert admission.overdue({finished}) == [running]
-    assert admission.overdue({running, finished}) == [finished]  # the older one has its place
+    assert admission.overdue({running, finished}) == [finished]  # the older group is trained instead
 
 
 def test_repeated_groups_are_admitted_in_the_order_of_their_numbers():

@@ -145,7 +145,7 @@ def test_the_order_of_padded_micro_batches_is_fixed(lengths, budget):
         else:
             expected.append([index])
     assert plans(samples, budget) == expected
-    assert plans(samples, budget, whole_trajectories=True) == expected  # a sample each
+    assert plans(samples, budget, whole_trajectories=True) == expected  # one sample per micro-batch
 
 
 @settings(deadline=None)

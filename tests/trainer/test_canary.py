@@ -93,7 +93,7 @@ def test_weights_are_sent_again_once(parts):
 
     apply, engine.apply_weights = engine.apply_weights, lambda *weights: setattr(engine, "apply_weights", apply)
     changed(learners.crew.worker.policy.model, 1.5)
-    assert asyncio.run(publisher.publish(2))["engine/canary/max"] < 1e-4  # lost once, and sent again
+    assert asyncio.run(publisher.publish(2))["engine/canary/max"] < 1e-4  # the weights were lost once and sent again
     assert engine.loaded == [1, 2, 2]
 
     engine.apply_weights = lambda *weights: None
@@ -107,7 +107,7 @@ def test_a_run_begins_with_its_weights_in_every_engine(parts):
     engine, learners, canary = parts
     make = partial(Publisher, engine, learners, WorkThread(False), sends_weights=True, canary=canary)
     asyncio.run(make().begin(0))
-    assert engine.loaded == []  # it was started with them, and the canary has seen them
+    assert engine.loaded == []  # the engine was started with these weights, and the canary checks them
     changed(engine.model, 1.5)
     with pytest.raises(WrongWeightsError):
         asyncio.run(make().begin(0))

@@ -83,7 +83,7 @@ def test_the_saved_state_does_not_change_with_later_training(tmp_path, slow):
     save(saver, checkpoints, 1, state)
     assert slow.begun.wait(30)
     for tensor in state.values():
-        tensor.fill_(2.0)  # training goes on, in place
+        tensor.fill_(2.0)  # training changes the weights in place
     assert checkpoints.latest() is None, "nothing has its name before it is whole"
     slow.go.set()
     saver.wait()
@@ -151,7 +151,7 @@ def _save_on_ranks(folder):
     if rank == 0:
         saver.finish(lambda: found.extend(sorted(path.name for path in partial.iterdir())))
     total = torch.ones(1)
-    dist.all_reduce(total)  # the default group works on meanwhile
+    dist.all_reduce(total)  # the default group can be used meanwhile
     saver.wait()
     return found, total.item()
 
@@ -163,10 +163,10 @@ def test_the_leader_commits_after_every_rank_has_written(tmp_path):
 
 
 def _save_for_ever(folder):
-    os.fsync = lambda handle: None  # a killed process loses nothing that the system holds, and this is faster
+    os.fsync = lambda handle: None  # a killed process loses no data in the cache of the system, and this is faster
     saver, checkpoints, step = BackgroundSaver(), Checkpoints(folder, keep_last=2), 0
     if (last := checkpoints.latest()) is not None:
-        step = read_checkpoint(last).state["step"] - 1  # a run that goes on meets steps that are there already
+        step = read_checkpoint(last).state["step"] - 1  # a resumed run finds checkpoints of the same steps
     state = tensors(float(step))
     while True:
         step += 1
@@ -213,7 +213,7 @@ def _save_twice_then_die(folder, operation):
             if done == operation:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def state_last(path):  # a folder that is deleted loses its files in any order; this one tells nothing
+    def state_last(path):  # the files of a deleted folder are removed in any order; this call is not counted
         with scandir(path) as entries:
             return nullcontext(sorted(entries, key=lambda entry: entry.name == "state.json"))
 

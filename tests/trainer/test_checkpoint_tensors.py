@@ -219,7 +219,7 @@ def _every_layout(folder):
         if rank == 0:
             path.mkdir()
         dist.barrier()
-        tensors = _spread(whole(), ranks, replicas)  # a mesh is made by all
+        tensors = _spread(whole(), ranks, replicas)  # all ranks must create the mesh
         if rank in ranks:
             save_tensors(tensors, path, groups[len(ranks)])
         dist.barrier()

@@ -86,7 +86,7 @@ def test_non_finite_values_are_an_error(tiny_model):
         critic.values(samples_of(groups_of(tiny_model.config.vocab_size)))
 
 
-# making one
+# creation
 
 
 def test_only_methods_that_read_values_get_a_critic(tiny_model):
@@ -102,14 +102,16 @@ def test_critic_and_policy_share_no_weights(make_tiny_model, tiny_tokenizer, met
     critic = critic_of(model, config_of(method))
     samples = samples_of(groups_of(model.config.vocab_size))
     start = copy.deepcopy(critic.learner.model.state_dict())
-    for step in range(2):  # the first moves only the head, which is 0
+    for step in range(2):  # the first step changes only the head, which is 0
         values = critic.values(samples)
         critic.update(samples, values, [v + 1.0 for v in values], step)
     after = critic.learner.model.state_dict()
     assert all(not torch.equal(start[name], after[name]) for name in start)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     places = [p.untyped_storage().data_ptr() for p in (*model.parameters(), *critic.learner.model.parameters())]
-    assert len(set(places)) > len(list(critic.learner.model.parameters()))  # the policy's are fused, so some are one
+    assert len(set(places)) > len(
+        list(critic.learner.model.parameters())
+    )  # parameters of the policy are fused, so some share storage
     assert not {p.untyped_storage().data_ptr() for p in model.parameters()} & set(
         places[len(list(model.parameters())) :]
     )
@@ -198,7 +200,7 @@ def naive_credit(critic, groups, config):
 def test_credit_by_a_critic(tiny_model, method, whitened):
     config = config_of(method, gamma=0.9, gae_lambda=0.8, whiten_advantages=whitened)
     groups = groups_of(tiny_model.config.vocab_size)
-    groups[1].trajectories[2].trainable = False  # it counts in the whitening, and is not trained on
+    groups[1].trajectories[2].trainable = False  # the trajectory counts in the whitening and is not trained
     critic = critic_of(tiny_model, config, head=1)
     credited = credit_by_critic(groups, config.algorithm, critic)
     expected = naive_credit(critic, groups, config)

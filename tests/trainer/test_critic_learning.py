@@ -57,7 +57,7 @@ def test_the_critic_learns_a_function_of_the_state(make_tiny_model, method):
     assert last < 0.05 * first
     metrics = critic.update(samples, critic.values(samples), targets, 0)
     assert metrics["critic/explained_variance"] > 0.9
-    unseen = copy.deepcopy(samples[0])  # a state, not a sample: the token decides
+    unseen = copy.deepcopy(samples[0])  # the target depends on the state, not on the sample
     unseen.token_ids[0] = 6
     assert critic.values([unseen])[0][0] > 0.5 > critic.values([samples[0]])[0][0]
 
@@ -164,7 +164,7 @@ def test_only_sampled_tokens_are_trained_and_with_turn_gae_only_first_tokens(exa
             for before, turn in zip(sample.turns, sample.turns[1:], strict=False)
         ]
         assert trained == expected
-    assert any(not all(s.loss_mask[s.loss_mask.index(True) :]) for s in samples)  # observations lie between turns
+    assert any(not all(s.loss_mask[s.loss_mask.index(True) :]) for s in samples)  # there are observations between turns
 
 
 def test_targets_of_later_tokens_of_a_turn_are_not_read(exact_model):
@@ -191,7 +191,7 @@ def test_the_mini_batches_are_the_same_as_the_policys(make_tiny_model):
         return update(parts, step)
 
     critic.learner.update = recorded
-    targets = [np.full(s.action_tokens, float(index)) for index, s in enumerate(samples)]  # tells samples apart
+    targets = [np.full(s.action_tokens, float(index)) for index, s in enumerate(samples)]  # distinguishes samples
     critic.update(samples, critic.values(samples), targets, 0)
     weights = [sum(float(batch.weights.sum()) for batch, _, _ in part) for part in steps]
     assert weights == pytest.approx([1.0] * 6), "denominators are those of an optimiser step"
@@ -216,7 +216,7 @@ def test_metrics(make_tiny_model):
     flat_old, flat = np.concatenate(old), np.concatenate(targets)
     assert metrics["critic/lr"] == pytest.approx(1e-3)
     assert metrics["critic/value_mean"] == pytest.approx(flat_old.mean())
-    assert metrics["critic/loss"] == pytest.approx(0.5 * np.square(flat).mean(), rel=1e-5)  # of values that are 0
+    assert metrics["critic/loss"] == pytest.approx(0.5 * np.square(flat).mean(), rel=1e-5)  # all values are 0
     assert metrics["critic/explained_variance"] == pytest.approx(1 - (flat - flat_old).var() / flat.var())
 
 

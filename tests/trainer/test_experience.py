@@ -72,7 +72,7 @@ def test_groups_without_an_advantage_are_replaced_until_the_step_is_full(method)
         ("step3.4", [9]),
     ]
     assert all(is_informative(turns) for turns in turn_advantages(experience.groups, replace(Config().algorithm)))
-    assert len({group.group_id for group in experience.report.groups}) == 10  # every stream has a seed of its own
+    assert len({group.group_id for group in experience.report.groups}) == 10  # the seed of each stream is different
     assert experience.report.episodes == 10
     assert experience.metrics()["analysis/set_aside_groups"] == 6.0
     assert experience.metrics()["analysis/sampling_rounds"] == 4.0
@@ -133,7 +133,7 @@ def test_overlong_trajectories_are_not_trained_on_but_count_in_the_baseline():
         group = make(group_id, row, size)
         group.trajectories[0].stop_reason = StopReason.CONTEXT_LIMIT
         group.trajectories[1].stop_reason = StopReason.TURN_TOKEN_LIMIT
-        group.trajectories[2].stop_reason = StopReason.MAX_TURNS  # a limit, but not of length
+        group.trajectories[2].stop_reason = StopReason.MAX_TURNS  # this limit is not one of length
         return group
 
     rollouts.group = cut

@@ -75,7 +75,7 @@ def test_only_the_experts_that_a_token_is_routed_to_count():
     few, all_of_them = (
         model_flops(MixtralForCausalLM(MixtralConfig(**sizes | {"num_experts_per_tok": k}))) for k in (1, 4)
     )
-    assert all_of_them.body - few.body == 3 * (3 * 3 * 24 * 40)  # layers x experts that rest x their three matrices
+    assert all_of_them.body - few.body == 3 * (3 * 3 * 24 * 40)  # layers x unused experts x their three matrices
 
 
 def test_a_window_bounds_attention():
@@ -114,7 +114,7 @@ def test_gpus_are_found_by_their_names(name, tflops):
 
 
 def test_an_unknown_gpu_has_no_peak():
-    assert gpu_peak("NVIDIA A10G", torch.bfloat16) is None  # not the A10, which is faster
+    assert gpu_peak("NVIDIA A10G", torch.bfloat16) is None  # must not match the A10, which is faster
     assert gpu_peak("NVIDIA Z9000", torch.bfloat16) is None
 
 

@@ -86,7 +86,7 @@ CASES = list(
             *(Case(loss=e.name, anchor=anchor) for e in entries(LOSSES) for anchor in ANCHORS),
             *(Case(correction=e.name, anchor=anchor) for e in entries(CORRECTIONS) for anchor in ANCHORS),
             *(Case(reduction=e.name) for e in entries(REDUCTIONS)),
-            *(  # what is per trajectory, joined with each other and with a reduction that counts trajectories
+            *(  # losses and corrections per trajectory, combined with a reduction that counts trajectories
                 Case(loss=loss.name, correction=correction.name, reduction="sequence_mean", anchor="old")
                 for loss in entries(LOSSES)
                 for correction in entries(CORRECTIONS)

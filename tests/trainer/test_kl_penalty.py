@@ -40,7 +40,7 @@ def test_each_turn_is_penalised_for_its_tokens(make_tiny_model, budget, split):
     cut = [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) if split else g for g in groups]
     before = [[turn.reward for turn in t.turns] for g in cut for t in g.trajectories]
     penalty = penalty_of(Policy(reference, None), 0.5, budget)
-    cut[0].trajectories[0].trainable = False  # it pays as well: it is compared with the others
+    cut[0].trajectories[0].trainable = False  # it is penalised too, since it is compared with the others
     mean = penalty.apply(cut)
     after = [t for g in cut for t in g.trajectories]
     plain = [t for g in groups for t in g.trajectories]

@@ -56,7 +56,7 @@ def test_a_resumed_learner_continues_bit_for_bit(make_tiny_model, method, tmp_pa
     then = tensors(stopped)
     (tmp_path / "saved").mkdir()
     stopped.save(tmp_path / "saved")
-    train(stopped, config, samples, range(2, 5))  # while it is written
+    train(stopped, config, samples, range(2, 5))  # while the checkpoint is written
     stopped.saver.wait()
     resumed = learner_of(make_tiny_model(5), config)
     resumed.load(tmp_path / "saved")

@@ -108,7 +108,7 @@ def test_a_sharded_policy_does_what_a_plain_one_does(two_ranks, kind, tmp_path):
         assert not torch.equal(found["emptied"], found["after"][0])
     assert sum(rank[kind]["held"] for rank in ranks) == sum(value.numel() for value in weights.values())
     torch.testing.assert_close(ranks[0][kind]["chunked"], after, rtol=1e-4, atol=1e-4)
-    # What was exported is what a plain policy with these weights exports, byte for byte.
+    # The export equals that of a plain policy with these weights, byte for byte.
     policy.load(ranks[0][kind]["weights"])
     policy.export(tmp_path / kind)
     assert exported(folder / kind) == exported(tmp_path / kind)

@@ -53,9 +53,9 @@ def test_every_sample_is_assigned_once_and_all_ranks_have_equally_many_micro_bat
     total = sum(float(batch.weights.sum()) for share in assignments for batch in share)
     assert total == pytest.approx(sum(length - 1 for length in lengths) / sum(lengths))
     fillers = sum(batch.is_filler for share in assignments for batch in share)
-    assert fillers == 0 or len(lengths) < ranks * len(assignments[0])  # only where there is too little to share
+    assert fillers == 0 or len(lengths) < ranks * len(assignments[0])  # only if there are too few samples
     assert all(batch.weights.any() != batch.is_filler for share in assignments for batch in share)
-    for batch in batches:  # what was halved for the sake of the ranks is not larger than the budget
+    for batch in batches:  # micro-batches that were split for the ranks stay within the budget
         assert batch.token_ids.numel() <= budget or len(batch.rows) == 1
 
 
@@ -84,7 +84,7 @@ def test_cost_counts_attention():
     (padded,) = batches_of([100, 60], 10_000, 1, PADDED)
     assert cost(row, SMALL) == SMALL.training([200], 199)
     assert cost(pack, SMALL) == SMALL.training([100, 100], 198) < cost(row, SMALL)
-    assert cost(padded, SMALL) == SMALL.training([100, 100], 158)  # what is padded costs as well
+    assert cost(padded, SMALL) == SMALL.training([100, 100], 158)  # padding has a cost too
 
 
 def test_a_trajectory_stays_in_one_micro_batch():

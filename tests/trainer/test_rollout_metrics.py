@@ -50,7 +50,7 @@ def test_verdicts_caps_and_context_by_worked_numbers():
     context = [sum(len(turn.observation_ids + turn.action_ids) for turn in t.turns) for t in group.trajectories]
     assert metrics["rollout/context/max"] == max(context)
     assert metrics["rollout/context/mean"] == sum(context) / 4
-    group.trajectories[0].turns[-1].break_reason = "template"  # then its context is told anew, and whole
+    group.trajectories[0].turns[-1].break_reason = "template"  # its observation is then the whole context
     last = group.trajectories[0].turns[-1]
     assert group.trajectories[0].context_tokens == len(last.observation_ids + last.action_ids)
     metrics = rollout_metrics(RolloutReport([group]))

@@ -385,7 +385,7 @@ BAD_STEPS = {
 @pytest.mark.parametrize("fault", BAD_STEPS)
 def test_an_invalid_environment_is_an_error_in_one_sentence(tmp_path, fault, moment):
     body, message = BAD_STEPS[fault]
-    # The policy of a two-step warm start never says "fine", so a step that likes that word fails in rollouts only.
+    # The policy of a two-step warm start never samples "fine", so an environment that needs it fails only in rollouts.
     text = "fine" if moment == "rollouts" else "hello"
     (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, text=text))
     words = [

@@ -74,6 +74,6 @@ def test_a_read_only_folder(tmp_path):
         (tmp_path / name).mkdir()
     assert in_a_mount(tmp_path, ["--ro-bind", str(tmp_path)], *words) == (
         2,
-        f"run_dir={tmp_path} cannot be written (Read-only file system: run.log); make it writable, or copy it and go "
-        "on with the copy",
+        f"run_dir={tmp_path} cannot be written (Read-only file system: run.log); make it writable, or copy it "
+        "and continue with the copy",
     )

@@ -39,7 +39,7 @@ SOON = Moments({"step": 1.0}, step_seconds=0.05, least_steps=3, steps=3)
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("kills")
-@pytest.mark.parametrize("name", ["rank", "engine", "overlap"])  # test_run.py kills a synchronous one
+@pytest.mark.parametrize("name", ["rank", "engine", "overlap"])  # test_run.py kills a synchronous run
 def test_a_killed_run_continues(name, tmp_path):
     target = next(target for target in TARGETS if target.name == name)
     story = Killer(target, tmp_path / "run", [*SMALL, *QUICK], random.Random(name), SOON).play(1)

@@ -20,12 +20,12 @@ def trained(run_dir):
 
 
 def test_the_stream_at_staleness_0_is_the_synchronous_run_bit_for_bit(tmp_path):
-    words = ["trainer.max_steps=4", "evaluation.every_steps=0"]  # a stream plays on during evaluations
+    words = ["trainer.max_steps=4", "evaluation.every_steps=0"]  # a stream continues during evaluations
     finish(start(tmp_path / "plain", *words))
     finish(start(tmp_path / "stream", *words, code=AS_A_STREAM))
     plain, stream = rows_of(tmp_path / "plain"), rows_of(tmp_path / "stream")
     flow = [{key for key in row if key.startswith("async/")} for row in stream]
-    assert not flow[0] and all(flow[1:])  # it was the stream
+    assert not flow[0] and all(flow[1:])  # the run used the stream
     assert [{k: v for k, v in row.items() if not k.startswith("async/")} for row in stream] == plain
     assert weights_of(tmp_path / "stream") == weights_of(tmp_path / "plain")
 
@@ -56,7 +56,7 @@ def test_no_token_is_older_than_allowed_and_no_group_is_trained_twice(tmp_path, 
     spans = [json.loads(line) for line in (run_dir / "timeline.jsonl").read_text().splitlines()]
     updated = {span["step"]: span["end"] for span in spans if span["name"] == "update"}
     rollouts = [span for span in spans if span["name"] == "rollout"]
-    # They count for the step that they were played beside, not for the one that will be trained on them.
+    # Episodes count for the step during which they ran, not for the step that trains on them.
     assert rollouts and all(span["start"] >= updated.get(span["step"] - 1, 0.0) for span in rollouts)
 
 

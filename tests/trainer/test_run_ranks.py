@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 STEADY = [
     "trainer.max_steps=20",
     "trainer.optimizer.lr=3e-4",
-    "trainer.optimizer.eps=1e-6",  # Adam makes as much of a gradient of rounding errors as of a real one
+    "trainer.optimizer.eps=1e-6",  # Adam scales a gradient of rounding errors to the size of a real one
     "evaluation.every_steps=10",
     "evaluation.sampled_rows=0",
     "trainer.checkpoint.every_steps=10",
@@ -58,11 +58,11 @@ def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path):
 
 
 def test_a_signal_saves_and_two_ranks_resume(tmp_path):
-    process = launch(tmp_path / "run", *STEADY, "trainer.max_steps=100")  # it cannot end before the signal
+    process = launch(tmp_path / "run", *STEADY, "trainer.max_steps=100")  # so that the run cannot end before the signal
     for line in process.stdout:
         if line.split()[:1] == ["3"]:  # the line of step 3
             break
-    os.killpg(process.pid, signal.SIGTERM)  # as a scheduler does: to every process of the job
+    os.killpg(process.pid, signal.SIGTERM)  # a scheduler signals every process of the job
     output, _ = process.communicate(timeout=120)
     assert "SIGTERM: saved at step" in output and "Traceback (most recent call last)" not in output.split("SIGTERM")[0]
     stopped = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "run" / "checkpoints").glob("step_*"))

@@ -47,9 +47,9 @@ def test_groups_are_sampled_during_the_update():
     async def learn():
         stream = make(lag=2)
         await stream.collect(0)
-        while len(stream.finished) < 8:  # would wait for ever if they were not
+        while len(stream.finished) < 8:  # otherwise this loop would not end
             await asyncio.sleep(0)
-        assert len(stream.rollouts.names) == 12  # and not one more before the update is out
+        assert len(stream.rollouts.names) == 12  # no more groups before the weights are published
         publish(stream, 1)
         await asyncio.sleep(0)
         assert len(stream.rollouts.names) == 16
@@ -77,7 +77,7 @@ def test_a_straggler_is_overtaken_and_then_waited_for():
         stream.rollouts.open("step1/0")
         first = await stream.collect(0)
         assert ids([first]) == [["step1/0"]]
-        assert first.metrics()["async/straggler_seconds"] == 0.0  # it waited, but no batch was there
+        assert first.metrics()["async/straggler_seconds"] == 0.0  # it waited, but there were not enough groups
         publish(stream, 1)
         stream.rollouts.open("step2/0")
         waiting = asyncio.create_task(stream.collect(1))
@@ -418,7 +418,7 @@ def test_close_in_the_middle_of_a_step_leaves_no_task(concurrent):
         collecting.cancel()
         await stream.close()
         assert stream.rollouts.running == 0
-        await stream.close()  # again: harmless
+        await stream.close()  # a second call has no effect
 
     run(learn())
 

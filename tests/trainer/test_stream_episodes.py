@@ -175,7 +175,7 @@ def test_requeued_and_closed_episodes_are_cleaned_up(tiny_tokenizer, play):
             await engine.load_weights(None, step + 1)
             publish(stream, step + 1)
         started = list(Slow.made)
-        await soon(lambda: engine.opened >= {"step0/0~/0", "step0/1~/2"})  # the prompts are played again
+        await soon(lambda: engine.opened >= {"step0/0~/0", "step0/1~/2"})  # the prompts are repeated
         assert not any(name.startswith(("step0/0/", "step0/1/")) for name in engine.opened)
         await stream.close()
         assert started and all_closed(Slow.made)

@@ -32,8 +32,8 @@ def test_resuming_loses_and_repeats_no_group(on_stale):
         assert json.loads(json.dumps(stream.state())) == state
         after = await train(stream, 6, start=3)
         names = stream.rollouts.names
-        assert finished and not finished.intersection(names)  # what was finished is not names again
-        assert names[: len(unfinished)] == unfinished  # and what was not comes first
+        assert finished and not finished.intersection(names)  # finished groups are not sampled again
+        assert names[: len(unfinished)] == unfinished  # unfinished groups come first
         return before, after, stream
 
     before, after, stream = run(stop_and_go_on())
@@ -91,7 +91,7 @@ def test_a_failed_step_loses_no_stored_prompt():
 
     async def stop_and_fail():
         _, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
-        collector = make(Collector, rows=rows, names=Dying())
+        collector = make(Collector, rows=rows, rollouts=Dying())
         collector.restore(state)
         with pytest.raises(RuntimeError, match="the engine is gone"):
             await collector.collect(3)

@@ -59,7 +59,7 @@ def test_metrics_of_alternating_rollouts_and_updates():
     assert found["perf/rollout_tokens_per_second"] == pytest.approx(sampled / 4)
     assert found["perf/update_tokens_per_second"] == pytest.approx(500 / 5)
     assert found["perf/packing_efficiency"] == pytest.approx(500 / 800)
-    assert found["perf/mfu"] == pytest.approx(3e9 / (5 * 2 * 1e9))  # of two ranks
+    assert found["perf/mfu"] == pytest.approx(3e9 / (5 * 2 * 1e9))  # two ranks
     assert found["perf/rank_balance"] == pytest.approx(1.5 / 2)
 
 

@@ -62,7 +62,7 @@ def family_start(name, family=None):
 
 def test_two_warm_starts_are_equal_byte_for_byte(cache, monkeypatch):
     first = digest(started(config_of(), echo_task())[0])
-    torch.manual_seed(123)  # whatever ran before
+    torch.manual_seed(123)  # code that ran before has no effect
     random.seed(123)
     monkeypatch.setenv("MTRL_CACHE", str(cache / "other"))
     assert digest(started(config_of(), echo_task())[0]) == first
