@@ -53,14 +53,13 @@ from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.conversation import Codec, Conversation
 from mtrl.rollout.episode import EpisodeLoop, Limits
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
-from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.data.samples import group_samples, note_advantages, note_logprobs
 from mtrl.trainer.flops import ModelFlops
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.throughput import Throughput
-from mtrl.trainer.update.learners import Learners
-from mtrl.trainer.update.policy_learner import UpdateReport
+from mtrl.trainer.update.learner import Learners
+from mtrl.trainer.update.report import UpdateReport
 from mtrl.trainer.update.update import Update, Updater
-from mtrl.trainer.update.update_result import note_advantages, note_logprobs
 from mtrl.types import Group, Message, Sample
 from mtrl.utils.garbage import settled
 

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mtrl.algorithms.losses import weighted_sum
+from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.reductions import token_weights
 from mtrl.algorithms.registry import find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig, TrainerConfig
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import trajectory_samples

@@ -48,11 +48,9 @@ from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.setup.engine import has_copy
 from mtrl.trainer.setup.loading import fit_attention
 from mtrl.trainer.setup.models import prepared
-from mtrl.trainer.update.learner import Learner
-from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.learner import Learner, alone
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
-from mtrl.trainer.update.policy_learner import PolicyLearner
 from mtrl.trainer.update.update import Updater
 from mtrl.types import Row, Sample
 
@@ -208,7 +206,7 @@ class Bench:
         self.rollouts = Rollouts(loop, sizes.seed, max_failed_share=0.0)
         self.sampling = SamplingParams(max_generate_length=sizes.tokens)
         optimizer = Optimizer(model, self.config.trainer.optimizer, sizes.steps + 1)
-        learners = alone(Learner(PolicyLearner(self.config, self.policy, None, optimizer)))
+        learners = alone(Learner(self.config, self.policy, None, optimizer))
         self.updater = Updater(self.config, learners, Path("nonfinite_batch.jsonl"))
 
     async def run(self) -> list[dict[str, Any]]:

@@ -30,11 +30,9 @@ from mtrl.models.preparation import prepare_packing
 from mtrl.models.tiny import train_tokenizer
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.setup.models import prepared
-from mtrl.trainer.update.learner import Learner
-from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.learner import Learner, alone
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
-from mtrl.trainer.update.policy_learner import PolicyLearner
 from mtrl.trainer.update.update import Updater
 from mtrl.types import Sample
 
@@ -98,7 +96,7 @@ class Ours:
             prepare_packing(model)
         policy = Policy(prepared(model, self.config, World()), tokenizer)
         optimizer = Optimizer(policy.model, trainer.optimizer, 1000)
-        learners = alone(Learner(PolicyLearner(self.config, policy, None, optimizer)))
+        learners = alone(Learner(self.config, policy, None, optimizer))
         self.updater = Updater(self.config, learners, Path("nonfinite_batch.jsonl"))
 
     def __call__(self, samples: list[Sample]) -> None:

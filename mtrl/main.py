@@ -84,7 +84,7 @@ def follow(argv: Sequence[str]) -> None:
     folder of the run."""
     if not _runs(_parse(argv)):
         return
-    from mtrl.trainer.follow import follow as serve
+    from mtrl.trainer.run import follow as serve
 
     serve()
 

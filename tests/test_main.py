@@ -150,7 +150,7 @@ def followed(jobs, monkeypatch):
     """The actions of this process as a follower."""
     followed = []
     monkeypatch.setitem(
-        sys.modules, "mtrl.trainer.follow", types.SimpleNamespace(follow=lambda: followed.append("followed"))
+        sys.modules, "mtrl.trainer.run", types.SimpleNamespace(follow=lambda: followed.append("followed"))
     )
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -173,7 +173,7 @@ def test_a_follower_ends_without_a_traceback_after_control_c(jobs, followed, mon
     def follow():
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "mtrl.trainer.follow", types.SimpleNamespace(follow=follow))
+    monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(follow=follow))
     with pytest.raises(SystemExit) as caught:
         main_module.cli([])
     assert caught.value.code == 130 and capsys.readouterr() == ("", "")

@@ -73,7 +73,7 @@ class Hardware:
         )
 
     def load(self, plan: Plan, episodes: Sequence[Episode]) -> Load:
-        """A batch packed by mtrl's own first-fit, and balanced as in `mtrl/trainer/data/rank_balance.py`: rounds of
+        """A batch packed by mtrl's own first-fit, and balanced as in `mtrl/trainer/data/batching.py`: rounds of
         neighbours by cost, each as long as its costliest micro-batch."""
         costs, work, times = self.costs, plan.workload, plan.times
         ranks = max(1, plan.trainers // times)

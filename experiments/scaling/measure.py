@@ -50,12 +50,11 @@ from mtrl.rollout.conversation import Codec, Conversation
 from mtrl.rollout.episode import EpisodeLoop, Limits
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.admission import Admission
-from mtrl.trainer.data.rank_balance import balance
-from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.data.batching import balance
+from mtrl.trainer.data.samples import group_samples, note_advantages, note_logprobs
 from mtrl.trainer.flops import ModelFlops
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.update.update import per_sample
-from mtrl.trainer.update.update_result import note_advantages, note_logprobs
 from mtrl.types import Group, Row
 from mtrl.utils.garbage import settled
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtrl.algorithms.losses import MAX_LOG_RATIO
+from mtrl.algorithms.losses import MAX_LOG_RATIO, TokenBatch
 from mtrl.algorithms.registry import off_policy_correction
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.choices import BOUNDS
 from mtrl.config.schema import AlgorithmConfig
 
@@ -76,7 +75,7 @@ class Reweighting:
     """Sums over tokens of the weights of a correction. `+` combines micro-batches and ranks."""
 
     tokens: int = 0
-    kept: int = 0
+    nonzero: int = 0
     weight: float = 0.0
     weight_max: float = 0.0
 
@@ -85,13 +84,13 @@ class Reweighting:
         """Sum up the weights [N]."""
         if not weights.numel():
             return cls()
-        kept = int((weights != 0).sum())
-        return cls(weights.numel(), kept, weights.double().sum().item(), weights.max().item())
+        nonzero = int((weights != 0).sum())
+        return cls(weights.numel(), nonzero, weights.double().sum().item(), weights.max().item())
 
     def __add__(self, other: Reweighting) -> Reweighting:
         return Reweighting(
             self.tokens + other.tokens,
-            self.kept + other.kept,
+            self.nonzero + other.nonzero,
             self.weight + other.weight,
             max(self.weight_max, other.weight_max),
         )
@@ -102,7 +101,7 @@ class Reweighting:
         if not self.tokens:
             return {}
         values = {
-            "kept_frac": self.kept / self.tokens,
+            "kept_frac": self.nonzero / self.tokens,
             "weight_mean": self.weight / self.tokens,
             "weight_max": self.weight_max,
         }

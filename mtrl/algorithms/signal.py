@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from mtrl.algorithms.batch import Ragged
-from mtrl.algorithms.peers import ROUNDING
+from mtrl.algorithms.batch import ROUNDING, Ragged
 from mtrl.types import Group, Trajectory
 
 
@@ -47,7 +46,7 @@ def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dic
     rewards = [[earned(trajectory) for trajectory in group.trajectories] for group in groups]
     informative = [is_informative(turns) for turns in advantages]
     everything = [reward for group in rewards for reward in group]
-    valid = [reward for group, taught in zip(rewards, informative, strict=True) if taught for reward in group]
+    valid = [reward for group, has_signal in zip(rewards, informative, strict=True) if has_signal for reward in group]
     if not everything:
         return {}
     zero_groups = informative.count(False)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from mtrl.distributed.ending import GRACE
@@ -19,6 +20,7 @@ class Order:
     """One call of a method of the worker of each rank."""
 
     method: str
+    """Name of the method, with dots for a method of a part of the worker."""
     common: tuple[Any, ...]
     """Arguments that are the same on every rank; they follow the rank's own arguments."""
     has_shares: bool
@@ -59,7 +61,7 @@ class Crew:
         It may be called from any thread; concurrent calls run one after another.
 
         Args:
-            method: name of a method of the worker.
+            method: name of a method of the worker, or of one of its parts: `critic.update`.
             shares: the first arguments of each rank; None: there are only common arguments.
             common: arguments that are the same for all ranks.
 
@@ -75,7 +77,7 @@ class Crew:
         with self._lock:
             if self.world.size == 1:
                 return [self._call(order, shares[0] if shares else ())]
-            with self.world.telling():
+            with self.world.reporting_errors():
                 outcomes = self._take_part(self.world.broadcast(order), shares)
         refusals = [outcome.refusal for outcome in outcomes if outcome.refusal is not None]
         if refusals:
@@ -92,7 +94,7 @@ class Crew:
         """
         if self.world.links is None:
             return
-        with Relay(self.world.links.lifeline.pass_on), self.world.telling():
+        with Relay(self.world.links.lifeline.pass_on), self.world.reporting_errors():
             while (order := self._listen()) is not None:
                 self._take_part(order, None)
 
@@ -126,4 +128,4 @@ class Crew:
         return self.world.gather(outcome) or []
 
     def _call(self, order: Order, share: tuple) -> Any:
-        return getattr(self.worker, order.method)(*share, *order.common)
+        return attrgetter(order.method)(self.worker)(*share, *order.common)

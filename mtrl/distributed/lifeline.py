@@ -92,13 +92,13 @@ class Lifeline:
             self._wake.wait(self.beat)
             for rank in range(1, self.size):
                 if (found := self._ask(rank)) and self._claim(found):
-                    self._tell_all(Note.ENDED, found, but=rank)
+                    self._notify_all(Note.ENDED, found, but=rank)
                     self.on_end(found)
                     return
         if self._reason:
-            self._tell_all(Note.ENDED, self._reason)
+            self._notify_all(Note.ENDED, self._reason)
         else:
-            self._tell_all(Note.FAREWELL, "")
+            self._notify_all(Note.FAREWELL, "")
 
     def _ask(self, rank: int) -> str | None:
         """Exchange one heartbeat with a follower. Return the reason if the job must end, else None."""
@@ -106,17 +106,17 @@ class Lifeline:
             self._send(rank, Note.ALIVE, "")
             note, text = self._receive(rank)
         except LOSSES as error:
-            return f"rank {rank} is gone ({shortened(error)})"
+            return f"rank {rank} is lost ({shortened(error)})"
         if note == Note.SIGNAL:
             os.kill(os.getpid(), signal.Signals[text])  # handled as if this process had received it
         return text if note == Note.ENDED else None
 
-    def _tell_all(self, note: Note, text: str, but: int = 0) -> None:
+    def _notify_all(self, note: Note, text: str, but: int = 0) -> None:
         """Send the last note to all followers except `but`. A follower that does not receive it within one heartbeat
         interval notices that the leader is lost."""
-        said = _written(note, text)
+        message = _written(note, text)
         with suppress(*LOSSES):
-            sent = [dist.isend(said, rank, self.group) for rank in range(1, self.size) if rank != but]
+            sent = [dist.isend(message, rank, self.group) for rank in range(1, self.size) if rank != but]
             for work in sent:
                 with suppress(*LOSSES):
                     work.wait(timedelta(seconds=self.beat))  # type: ignore[union-attr]  # None outside of the group
@@ -126,7 +126,7 @@ class Lifeline:
             try:
                 note, text = self._receive(0)
             except LOSSES as error:
-                note, text = Note.ENDED, f"the leader is gone ({shortened(error)})"
+                note, text = Note.ENDED, f"the leader is lost ({shortened(error)})"
             if note == Note.ENDED and not self._is_closing and self._claim(text):
                 self.on_end(text)
             if note != Note.ALIVE:
@@ -151,15 +151,15 @@ class Lifeline:
         dist.send(_written(note, text), rank, self.group)
 
     def _receive(self, rank: int) -> tuple[Note, str]:
-        note = torch.empty(NOTE_BYTES, dtype=torch.uint8)
-        dist.recv(note, rank, self.group)
-        kind, *said = note.tolist()
-        return Note(kind), bytes(said).rstrip(b"\0").decode(errors="ignore")
+        message = torch.empty(NOTE_BYTES, dtype=torch.uint8)
+        dist.recv(message, rank, self.group)
+        kind, *text = message.tolist()
+        return Note(kind), bytes(text).rstrip(b"\0").decode(errors="ignore")
 
 
 def _written(note: Note, text: str) -> torch.Tensor:
-    said = bytes([note]) + text.encode()[: NOTE_BYTES - 1]
-    return torch.frombuffer(bytearray(said.ljust(NOTE_BYTES, b"\0")), dtype=torch.uint8)
+    message = bytes([note]) + text.encode()[: NOTE_BYTES - 1]
+    return torch.frombuffer(bytearray(message.ljust(NOTE_BYTES, b"\0")), dtype=torch.uint8)
 
 
 def is_of_network(error: BaseException) -> bool:

@@ -71,18 +71,18 @@ class World:
         rank, size, local_rank = (launch.number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
             raise UserError(
-                f"the environment has RANK={rank} and WORLD_SIZE={size}, but neither MASTER_ADDR nor MASTER_PORT says "
-                "where the ranks meet; start them with torchrun, or unset RANK and WORLD_SIZE"
+                f"the environment has RANK={rank} and WORLD_SIZE={size}, but not both of MASTER_ADDR and "
+                "MASTER_PORT; start them with torchrun, or unset RANK and WORLD_SIZE"
             )
         launch.number("MASTER_PORT")
         backend = _choose_device(local_rank)
         try:
-            links = _meet(backend, rank, size, timeout)
+            links = connect_ranks(backend, rank, size, timeout)
         except BaseException as error:
             with suppress(Exception):
                 dist.destroy_process_group()
             if isinstance(error, RuntimeError):
-                raise _alone(error, rank, size, timeout) from error
+                raise _not_joined(error, rank, size, timeout) from error
             raise
         return cls(rank, size, local_rank, links)
 
@@ -102,7 +102,7 @@ class World:
         if self.links is None:
             return value
         box: list[Any] = [value if self.is_leader else None]
-        with self.telling():
+        with self.reporting_errors():
             dist.broadcast_object_list(box, 0, self.links.orders)
         return box[0]
 
@@ -113,7 +113,7 @@ class World:
         if self.links is None:
             return shares[0]  # type: ignore[index]
         box: list[Any] = [None]
-        with self.telling():
+        with self.reporting_errors():
             dist.scatter_object_list(box, list(shares) if shares is not None else None, 0, self.links.orders)
         return box[0]
 
@@ -122,7 +122,7 @@ class World:
         if self.links is None:
             return [value]
         boxes: list[Any] | None = [None] * self.size if self.is_leader else None
-        with self.telling():
+        with self.reporting_errors():
             dist.gather_object(value, boxes, 0, self.links.answers)
         return boxes
 
@@ -145,7 +145,7 @@ class World:
             dist.destroy_process_group()
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Context for joint work of the ranks: an exception in it ends the job, and the other ranks receive the reason.
 
         Raises:
@@ -157,7 +157,7 @@ class World:
             if self.links is None or isinstance(error, JobLost):
                 raise
             if is_of_network(error):  # the lifeline knows which rank is lost
-                reason = self.links.lifeline.verdict() or _apart(error)
+                reason = self.links.lifeline.verdict() or _connection_reason(error)
                 self.links.lifeline.fail(f"for rank {self.rank}, {reason}")
                 raise JobLost(self.rank, self.size, reason) from None
             self.links.lifeline.fail(f"rank {self.rank} failed ({_named(error)})")
@@ -167,26 +167,38 @@ class World:
             raise JobLost(self.rank, self.size, _named(error)) from None
 
 
+def all_sum(value: float, device: torch.device) -> float:
+    """Return the sum over all ranks, on each rank; `value` itself for a single process.
+
+    Every rank must call it. With NCCL, `device` is the rank's GPU.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return value
+    total = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.item()
+
+
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {shortened(error)}" if str(error) else type(error).__name__
 
 
-def _apart(error: BaseException) -> str:
-    said = shortened(error)
-    if "imed out" in said:
-        return f"the other ranks took longer than trainer.fsdp.timeout ({said})"
-    return f"the ranks have lost each other ({said})"
+def _connection_reason(error: BaseException) -> str:
+    message = shortened(error)
+    if "imed out" in message:
+        return f"the other ranks took longer than trainer.fsdp.timeout ({message})"
+    return f"the connection between the ranks is lost ({message})"
 
 
-def _alone(error: RuntimeError, rank: int, size: int, timeout: float) -> UserError | JobLost:
+def _not_joined(error: RuntimeError, rank: int, size: int, timeout: float) -> UserError | JobLost:
     """Return the error for ranks that could not connect to each other."""
     if "EADDRINUSE" in str(error):
         return UserError(
-            f"MASTER_PORT={os.environ['MASTER_PORT']}, where the ranks meet, is taken by another program; set another "
-            "port, or let torchrun --standalone find one"
+            f"MASTER_PORT={os.environ['MASTER_PORT']} is in use by another program; set another port, "
+            "or let torchrun --standalone find one"
         )
     reason = (
-        f"the other ranks did not come within {timeout:g} s ({shortened(error)}); if nothing started them, unset RANK "
+        f"the other ranks did not join within {timeout:g} s ({shortened(error)}); if nothing started them, unset RANK "
         "and WORLD_SIZE"
     )
     return JobLost(rank, size, reason)
@@ -207,7 +219,7 @@ def _choose_device(local_rank: int) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _meet(backend: str, rank: int, size: int, timeout: float) -> Links | None:
+def connect_ranks(backend: str, rank: int, size: int, timeout: float) -> Links | None:
     """Create the process groups, the lifeline's first, so that the lifeline is active while the others are created.
     Return None for a single rank."""
     board, rank, size = next(iter(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout))))

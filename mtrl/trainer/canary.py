@@ -82,6 +82,6 @@ class Canary:
 
     def _error(self, what: str) -> WrongWeightsError:
         return WrongWeightsError(
-            f"{what}; the servers' log is in engine/ of the run, another generator.{self.name}.weight_sync may reach "
-            f"them, and 0 as the tolerance leaves this check out"
+            f"{what}; read the servers' log in engine/ of the run, try another generator.{self.name}.weight_sync, or "
+            f"disable this check by generator.{self.name}.canary_tolerance=0"
         )

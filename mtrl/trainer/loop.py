@@ -35,22 +35,19 @@ from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
-from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
+from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, RowStream, StoppedError, SymptomError
 from mtrl.trainer.data.kl_penalty import KlPenalty
-from mtrl.trainer.data.rows import RowStream
-from mtrl.trainer.data.samples import Credited, group_samples
+from mtrl.trainer.data.samples import Credited, group_samples, note_advantages, note_logprobs
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.setup.loading import compute_dtype
-from mtrl.trainer.setup.memory import peak_memory
 from mtrl.trainer.setup.parts import Parts
 from mtrl.trainer.setup.servers import are_external, colocated, make_canary
-from mtrl.trainer.throughput import Throughput
+from mtrl.trainer.throughput import Throughput, peak_memory
 from mtrl.trainer.update.critic import Critic, credit_by_critic
-from mtrl.trainer.update.update import Updater
-from mtrl.trainer.update.update_result import UpdateResult, note_advantages, note_logprobs
+from mtrl.trainer.update.update import Update, Updater
 from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Group
 from mtrl.utils.signals import Interrupt
@@ -126,19 +123,19 @@ class Trainer:
             colocated(config, parts.engine),
         )
         self.updater = Updater(config, self.learners, dump, self.kl)
-        self.critic = Critic(config, self.learners, dump) if parts.learner.has_critic else None
+        self.critic = Critic(config, self.learners, dump) if parts.learner.critic else None
         self.kl_penalty = None
         if algorithm.kl_reward_coef:
             self.kl_penalty = KlPenalty(self.learners, self.kl, config.trainer.max_tokens_per_microbatch)
         settings = config.trainer.checkpoint
         self.checkpoints = Checkpoints(run.checkpoints, settings.keep_last, settings.keep_best)
-        self._saved = 0
+        self.saved_step = 0
         """Step of the newest checkpoint. Step 0 is never saved, since a new run can repeat it."""
-        self._trained = 0
+        self.trained_step = 0
         """Step of the trainer's weights."""
         self.thresholds = Thresholds.of(config.evaluation)
         # With a critic there is no MFU: its FLOPs are not counted, but its time is.
-        peak = None if parts.learner.has_critic else peak_flops(parts.policy.device, compute_dtype(config))
+        peak = None if parts.learner.critic else peak_flops(parts.policy.device, compute_dtype(config))
         self.throughput = Throughput(peak)
         self.timeline = Timeline(run.timeline)
         self.metrics = MetricsLog(run.metrics, console.warning)
@@ -153,7 +150,7 @@ class Trainer:
         total = self.config.trainer.max_steps
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop)
         with Interrupt(stop) as interrupt:  # includes the time in which the last checkpoint is written
-            async with self._closing():
+            async with self.closing():
                 with self.console.progress("train", total) as bar:
                     await self._train(total, bar, interrupt)
         return interrupt.requested
@@ -173,18 +170,18 @@ class Trainer:
                 bar.advance()
                 self._check_signal(row)
                 if self._save_due():
-                    await self._save()
-            await self._save()  # needed after a signal; else the last step is already saved
+                    await self.save()
+            await self.save()  # needed after a signal; else the last step is already saved
         except StoppedError:
-            await self._save()
+            await self.save()
         except RunEndedError:
-            self.progress.step = self._trained  # counts a step whose weights did not reach the engine
-            await self._save()  # so that a run with other settings can resume
+            self.progress.step = self.trained_step  # counts a step whose weights did not reach the engine
+            await self.save()  # so that a run with other settings can resume
             raise
 
     def _stop(self) -> None:
         self.console.note(
-            "asked to stop: the run finishes or puts away what it has begun, and saves then; a second signal ends it "
+            "asked to stop: the run finishes or stores its open groups, then saves and ends; a second signal ends it "
             "at once, without saving"
         )
         self.experience.stop()
@@ -200,7 +197,7 @@ class Trainer:
             yield
         self.console.note(f"trace of step {number}: {path} (open it with ui.perfetto.dev)")
 
-    def _closing(self) -> AsyncExitStack:
+    def closing(self) -> AsyncExitStack:
         """Return a context that closes everything that runs beside the loop, for any end of the loop, and even if one
         part fails to close. It waits for a checkpoint that is being written."""
         stack = AsyncExitStack()  # closes in reverse order
@@ -232,7 +229,7 @@ class Trainer:
         self.learners.load(checkpoint.path)
         torch.set_rng_state(checkpoint.rng["torch"])
         self.progress = Progress(**checkpoint.state)
-        self._saved = self._trained = self.progress.step
+        self.saved_step = self.trained_step = self.progress.step
         self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
         self.experience.restore(checkpoint.groups)
@@ -252,7 +249,7 @@ class Trainer:
         if (end := self.watch.stop) is not None:
             raise SymptomError(
                 f"diagnosis.live=stop ends the run at step {self.progress.step}: {in_short(end)} (python -m "
-                f"mtrl.diagnose {self.run_dir} tells more; resume=latest diagnosis.live=warn goes on all the same)"
+                f"mtrl.diagnose {self.run_dir} has the details; resume=latest diagnosis.live=warn continues the run)"
             )
         if "val/success/mean" in row:
             self.on_evaluation(self.progress.step, row)
@@ -267,18 +264,18 @@ class Trainer:
             with self.timeline.span("credit", number) as crediting:
                 credited, kl = await self.work_thread.do(self._credit, experience.groups)
             with self.timeline.span("update", number) as updating:
-                result = await self.work_thread.do(self._learn, credited, step)
-            self._trained, self.progress.rows_drawn, self.progress.score = number, self.rows.drawn, None
+                update, learned = await self.work_thread.do(self._learn, credited, step)
+            self.trained_step, self.progress.rows_drawn, self.progress.score = number, self.rows.drawn, None
         with self.timeline.span("sync", number) as syncing:
             canary = await self.publisher.publish(number)
             self.experience.publish(number)
         self.progress.step = number
         spans = {waiting: collecting, "credit": crediting, "update": updating, "sync": syncing}
         row = self._metrics(experience, credited.advantages)
-        row |= self._throughput(experience, result, {name: span.seconds for name, span in spans.items()})
-        row |= kl | result.metrics | canary
+        row |= self._throughput(experience, update, {name: span.seconds for name, span in spans.items()})
+        row |= kl | learned | canary
         self._adapt_kl(row)
-        await self.work_thread.do(self._write_trajectories, experience, credited, result)
+        await self.work_thread.do(self._write_trajectories, experience, credited, update)
         self.console.step({"step": self.progress.step, **row})
         if self._evaluation_due():
             row |= await self._evaluate(self.progress.step)
@@ -295,15 +292,16 @@ class Trainer:
         samples = [sample for group, turns in pairs for sample in group_samples(group, turns)]
         return Credited(samples, advantages), kl
 
-    def _learn(self, credited: Credited, step: int) -> UpdateResult:
-        """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic."""
-        result = UpdateResult()
+    def _learn(self, credited: Credited, step: int) -> tuple[Update, dict[str, float]]:
+        """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic. Return the
+        update of the policy and the metrics of both."""
+        metrics: dict[str, float] = {}
         if self.critic is not None:
-            result.metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
+            metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
             if step < self.config.algorithm.critic.warmup_steps:
-                return result
+                return Update(), metrics
         update = self.updater.run(credited.samples, step)
-        return UpdateResult({**result.metrics, **update.report.metrics()}, update.first_logprobs, update.works)
+        return update, metrics | update.report.metrics()
 
     def _metrics(self, experience: Experience, advantages: list[Ragged]) -> dict[str, Any]:
         zeros: list[Ragged] = [[[0.0] * len(t.turns) for t in group.trajectories] for group in experience.set_aside]
@@ -316,10 +314,10 @@ class Trainer:
             "policy/version": self.parts.engine.version,
         }
 
-    def _throughput(self, experience: Experience, result: UpdateResult, seconds: dict[str, float]) -> dict[str, float]:
+    def _throughput(self, experience: Experience, update: Update, seconds: dict[str, float]) -> dict[str, float]:
         groups, stats = experience.report.groups, self.parts.engine.stats
         sampling = self.parts.loop.sampling.take()
-        found = self.throughput.metrics(seconds, groups, result.works, sampling)
+        found = self.throughput.metrics(seconds, groups, update.works, sampling)
         tokens = sum(t.action_tokens for group in groups for t in group.trajectories)
         return {
             **found,
@@ -353,8 +351,8 @@ class Trainer:
         if self.progress.silent_steps >= limit:
             mean = row.get("rollout/reward/mean", 0.0)
             raise NoSignalError(
-                f"no group had an advantage for trainer.max_steps_without_signal={limit} steps in a row (every rollout "
-                f"of a prompt earned the same; the mean reward is {mean:.3f}): give a denser reward, harder or "
+                f"no group had an advantage for trainer.max_steps_without_signal={limit} steps in a row (all rollouts "
+                f"of a prompt have the same reward; the mean reward is {mean:.3f}): give a denser reward, harder or "
                 "easier rows, or a larger algorithm.group_size"
             )
 
@@ -377,7 +375,7 @@ class Trainer:
         self.console.evaluation({"step": step, **report.metrics}, *report.ends())
         return {**report.metrics, "time/evaluate": evaluating.seconds}
 
-    def _write_trajectories(self, experience: Experience, credited: Credited, result: UpdateResult) -> None:
+    def _write_trajectories(self, experience: Experience, credited: Credited, update: Update) -> None:
         """Write all trajectories every `trainer.save_trajectories_every` steps, and in other steps those on which
         reward and scorer disagree."""
         every, step = self.config.trainer.save_trajectories_every, self.progress.step
@@ -386,7 +384,7 @@ class Trainer:
             kind, groups = "disagree", self._disagreements(groups)
         if groups:
             note_advantages(groups, credited.samples)
-            note_logprobs(groups, result.first_logprobs)
+            note_logprobs(groups, update.first_logprobs)
             write_groups(self.run_dir.trajectories, kind, step, groups)
 
     def _disagreements(self, groups: list[Group]) -> list[Group]:
@@ -397,11 +395,11 @@ class Trainer:
         limit = self.config.evaluation.keep_disagreements
         return [Group(group.group_id, group.row, [t]) for group, t in found[:limit]]
 
-    async def _save(self) -> None:
+    async def save(self) -> None:
         """Write a checkpoint of the current state; in the background, unless `trainer.checkpoint.background` is off."""
-        if self.progress.step == self._saved:
+        if self.progress.step == self.saved_step:
             return
-        self._saved = self.progress.step
+        self.saved_step = self.progress.step
         with self.timeline.span("save", self.progress.step):
             await self.work_thread.do(self.learners.wait_saved)
             folder = self.checkpoints.begin(self.progress.step)

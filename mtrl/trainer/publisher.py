@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtrl.engines.base import Engine
 from mtrl.trainer.canary import Canary, WrongWeightsError
-from mtrl.trainer.update.learners import Learners
+from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.work_thread import WorkThread
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""One run, from a checked configuration to summary.json."""
+"""One run, from a checked configuration to summary.json: `train` on the leader, `follow` on the other ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.derived import serves
 from mtrl.config.epochs import with_steps
-from mtrl.config.schema import Config
+from mtrl.config.schema import Config, FsdpConfig
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
 from mtrl.environments.factory import load_task
@@ -72,6 +72,21 @@ def train(cfg: DictConfig, hooks: Hooks = Hooks()) -> dict[str, Any]:
     return summary
 
 
+def follow() -> None:
+    """Hold a share of the models and execute the leader's calls, until the leader dismisses the followers.
+
+    Raises:
+        JobLost: the leader or another rank is lost.
+    """
+    from mtrl.distributed.crew import Crew
+    from mtrl.distributed.world import World
+    from mtrl.trainer.setup.models import make_learner
+
+    with closing(World.join(FsdpConfig.timeout)) as world:
+        config, path = world.broadcast(None)
+        Crew(world, make_learner(config, world, path)).follow()
+
+
 @contextmanager
 def _writable(run: RunDir, config: Config) -> Iterator[None]:
     """Context that converts errors of writing to the folder of the run to a `UserError`.
@@ -88,7 +103,7 @@ def _writable(run: RunDir, config: Config) -> Iterator[None]:
         if error.errno in REFUSED and error.filename and run.path in Path(os.fsdecode(error.filename)).parents:
             raise UserError(
                 f"run_dir={run} cannot be written ({error.strerror}: {Path(os.fsdecode(error.filename)).name}); "
-                "make it writable, or copy it and go on with the copy"
+                "make it writable, or copy it and continue with the copy"
             ) from error
         raise
 
@@ -116,7 +131,9 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
     if checkpoint_to_resume(config, run) is None:
         hooks.at_start(config, task, run.path, console.note, console.warning)
     if serves(config):
-        console.note(f"the servers of {config.generator.backend} take a minute to start; they write to {run.engine}")
+        console.note(
+            f"the servers of {config.generator.backend} take a minute to start; their output is in {run.engine}"
+        )
     with console.progress(*preparation(config)) as bar:
         parts = set_up(config, on_warm_start=partial(shown, bar), task=task, world=world)
     parts.policy.tokenizer.save_pretrained(run.tokenizer)
@@ -147,7 +164,7 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
     """
     if (path := checkpoint_to_resume(config, run)) is not None:
         if (changed := changes(run.path)) is not None:
-            console.warning(f"the folder that the run goes on in has changed since its end: {changed}")
+            console.warning(f"the folder of the run has changed since the run ended: {changed}")
         checkpoint = intact_checkpoint(path, config, run, console.warning)
         trainer.resume(checkpoint)
         console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")
@@ -190,7 +207,7 @@ def intact_checkpoint(path: Path, config: Config, run: RunDir, warn: Callable[[s
     checkpoints = Checkpoints(path.parent)
     checkpoint, broken = checkpoints.read_newest()
     for newer, reason in broken.items():
-        warn(f"checkpoint {newer} is passed over ({reason}); the newest intact one is {checkpoint.path}")
+        warn(f"checkpoint {newer} is skipped ({reason}); the newest intact one is {checkpoint.path}")
         if path.parent == run.checkpoints:  # the folder of another run is not changed
             checkpoints.set_aside(newer)
     return checkpoint
@@ -277,7 +294,7 @@ def ended_at_once(end: KeyboardInterrupt, config: Config, run: RunDir) -> EndedA
     resume."""
     number = end.number if isinstance(end, EndedAtOnce) else signal.SIGINT
     saved = Checkpoints(run.checkpoints).latest()
-    lost = f"what came after its checkpoint {saved.name} is not saved" if saved else "nothing of it is saved"
+    lost = f"the steps after its checkpoint {saved.name} are not saved" if saved else "no step is saved"
     message = f"{signal.Signals(number).name}: the run ended at once, and {lost}; go on with: {resume_command(config)}"
     return EndedAtOnce(number, message)
 

@@ -1,10 +1,15 @@
-"""Throughput metrics: tokens sampled and trained per second of a step, and idle times of trainer and generator."""
+"""Throughput metrics: tokens sampled and trained per second of a step, idle times of trainer and generator, and peak
+memory."""
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+
+import torch
 
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.flops import ModelFlops
@@ -122,3 +127,17 @@ def turn_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "time/environment_per_turn": fmean(acting),
         "time/environment_all_turns": sum(acting),
     }
+
+
+def peak_memory() -> dict[str, float]:
+    """Return `perf/memory_bytes`, the peak memory of the process, and `perf/gpu_memory_bytes`, the peak on the GPU, if
+    there is one.
+
+    The peak on the GPU is counted from the last call, so that it is the peak of one step.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
+    found = {"perf/memory_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}
+    if torch.cuda.is_available():
+        found["perf/gpu_memory_bytes"] = float(torch.cuda.max_memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+    return found

@@ -32,7 +32,7 @@ def launch_id() -> str | None:
     if not is_launched() or run_id is None:
         return None
     agent = os.getppid()
-    return f"{run_id}@{socket.gethostname()}:{agent}:{_started(agent)}"
+    return f"{run_id}@{socket.gethostname()}:{agent}:{start_time(agent)}"
 
 
 def number(name: str, default: str = "0") -> int:
@@ -47,7 +47,7 @@ def number(name: str, default: str = "0") -> int:
     return int(value)
 
 
-def _started(process: int) -> str:
+def start_time(process: int) -> str:
     """Return the start time of a process, in clock ticks since boot (proc(5)); empty if the system does not give it."""
     with suppress(OSError):
         # The name in brackets may contain any characters, so fields are counted from its end: field 22 is the 20th.

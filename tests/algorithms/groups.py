@@ -1,4 +1,4 @@
-"""Groups made of rewards, and what the estimators say of them. Not a test; tests of this folder import it."""
+"""Groups built from rewards, and their advantages. Not a test; the tests of this folder import it."""
 
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ PASS_AT_K = ("pkpo_sloo1", "pkpo_sloo", "top2")
 
 
 def configurations():
-    """Every method with each credit that it has, and each estimator of grpo_passk: (label, config)."""
+    """Return every method with each supported credit, and each estimator of grpo_passk, as (label, config)."""
     for name, entry in METHODS.items():
         for credit in entry.credits or (None,):
             for estimator in PASS_AT_K if name == "grpo_passk" else (None,):
@@ -73,21 +73,21 @@ def make_group(rewards, tokens=None, observations=None, components=None):
 
 
 def advantages(rewards, method="grpo", tokens=None, **settings):
-    """Of one group, nested like its rewards."""
+    """Return the advantages of one group, nested like its rewards."""
     config = AlgorithmConfig(advantage_method=method, **settings)
     return turn_advantages([make_group(rewards, tokens)], config)[0]
 
 
 def batch_advantages(batch, config, tokens=None):
-    """Of several groups of rewards."""
+    """Return the advantages of several groups of rewards."""
     return turn_advantages([make_group(g, tokens[i] if tokens else None) for i, g in enumerate(batch)], config)
 
 
 def flat(nested):
-    """The numbers of a nested list, in order."""
+    """Return the numbers of a nested list, in order."""
     return [x for inner in nested for x in flat(inner)] if isinstance(nested, list) else [nested]
 
 
 def shape(nested):
-    """The lengths of a nested list."""
+    """Return the lengths of a nested list."""
     return [shape(inner) for inner in nested] if isinstance(nested, list) else None

@@ -58,21 +58,23 @@ def test_reinforce_pp_worked(method):
 
 
 def test_gpg_worked():
-    """Two of four were paid, so alpha is 2; over a batch with a group that earned nothing, 4."""
+    """Two of four trajectories have a reward, so alpha is 2. In a batch with another group without rewards alpha is
+    4."""
     close(advantages(OUTCOMES, "gpg"), [[1.0], [-1.0], [-1.0], [1.0]])
     both = batch_advantages([OUTCOMES, [[0.0]] * 4], AlgorithmConfig(advantage_method="gpg"))
     close(both, [[[2.0], [-2.0], [-2.0], [2.0]], [[0.0]] * 4])
     assert advantages([[1.0], [0.1, 0.2, -0.3], [0.0]], "gpg")[0] == [pytest.approx(2.0)], "5.6e-17 was not earned"
 
 
-def test_one_success_in_eight_keeps_its_size_and_the_group_sums_to_zero():
-    """Leaving the trajectory out of the standard deviation too would give [1, -0.378 x 7], which sums to -1.646."""
+def test_grpo_of_one_success_in_eight_sums_to_zero():
+    """If the standard deviation also left the trajectory out, the result would be [1, -0.378 x 7], which sums to
+    -1.646."""
     values = flat(advantages([[1.0]] + [[0.0]] * 7))
     assert values == pytest.approx([2.475] + [-0.3536] * 7, abs=1e-3)
     assert sum(values) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_maxrl_of_a_rare_success_is_large_and_no_success_is_silent():
+def test_maxrl_of_a_rare_success_is_large_and_of_no_success_is_zero():
     close(advantages([[1.0], [0.0], [0.0], [0.0]], "maxrl"), [[3.0], [-1.0], [-1.0], [-1.0]])
     assert advantages([[0.0], [-1.0], [0.0]], "maxrl") == [[0.0]] * 3, "a mean below 0 says nothing"
     assert 0.1 + 0.2 > 0.3, "the example must be one where rounding differs"
@@ -96,7 +98,7 @@ def test_mt_grpo_worked():
 
 
 @pytest.mark.parametrize("method", ["rloo", "dr_grpo", "grpo", "maxrl"])
-def test_turn_and_outcome_of_a_reward_that_is_paid_at_the_end_is_credit_for_the_trajectory(method):
+def test_turn_and_outcome_with_only_a_final_reward_equals_credit_for_the_trajectory(method):
     """`reward.level=trajectory` leaves no turn rewards, so the discount and the coefficient of turns have no effect."""
     group = make_group([[0.2, 1.0], [0.0], [0.2, 0.0], [0.1, 0.3, 1.0]])
     RewardComposer(RewardConfig(level="trajectory")).apply(group)
@@ -109,7 +111,7 @@ def test_turn_and_outcome_of_a_reward_that_is_paid_at_the_end_is_credit_for_the_
     assert flat(whole) != [0.0] * 8
 
 
-def test_a_turn_that_no_peer_reached_gets_nothing():
+def test_a_turn_that_no_peer_reached_gets_advantage_0():
     assert advantages([[0.0, 0.0, 5.0], [1.0]], "group_based_per_turn") == [[4.0, 0.0, 0.0], [-4.0]]
 
 
@@ -129,13 +131,14 @@ COMPARED += [("mt_grpo", {}), ("gigpo", {})]
 @settings(deadline=None)
 @given(turns=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), size=st.integers(1, 9))
 def test_equal_rewards_give_exactly_zero(turns, size):
-    """Any floats, a group of one among them: the mean of n equal floats need not be that float."""
+    """The rewards are any floats, and a group can have one member. The mean of n equal floats need not equal that
+    float."""
     for method, more in COMPARED:
         assert advantages([turns] * size, method, **more) == [[0.0] * len(turns)] * size, method
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "opo", "reinforce_pp_baseline", "grpo_passk"])
-def test_rewards_that_differ_by_rounding_only_are_equal(method):
+def test_rewards_that_differ_only_by_rounding_are_equal(method):
     parts = [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.3, 0.1, 0.2], [0.2, 0.3, 0.1]]
     assert (0.1 + 0.2) + 0.3 != (0.3 + 0.2) + 0.1, "the example must be one where rounding differs"
     assert advantages(parts, method) == [[0.0] * 3] * 4
@@ -149,8 +152,8 @@ def test_rewards_that_differ_by_rounding_only_are_equal(method):
         *itertools.product(("reinforce_pp", "reinforce_pp_baseline", "opo", "gdpo", "grpo_passk"), ("trajectory",)),
     ],
 )
-def test_rewards_that_cancel_are_equal_to_none(method, credit):
-    """0.1 + 0.2 - 0.3 is 5.6e-17 or 2.8e-17 by order, which is far from 0 only beside nothing else."""
+def test_rewards_that_cancel_are_equal_to_zero(method, credit):
+    """The sum 0.1 + 0.2 - 0.3 is 5.6e-17 or 2.8e-17, depending on the order, while its terms are about 0.3."""
     cancelling = [[0.1, 0.2, -0.3], [-0.3, 0.2, 0.1], [0.2, -0.3, 0.1], [0.0, 0.0, 0.0]]
     assert len({sum(turns) for turns in cancelling}) > 1, "the example must be one where rounding differs"
     first = [turns[0] for turns in advantages(cancelling, method, credit=credit)]
@@ -225,7 +228,7 @@ def z_scores(values, epsilon):
 @settings(deadline=None)
 @given(rewards=group, gamma=gammas, coefficient=st.sampled_from([1.0, 0.5]))
 def test_mt_grpo_against_its_definition(rewards, gamma, coefficient):
-    """A turn that was not reached, and a last turn, stand in the comparison of turn rewards with 0."""
+    """In the comparison of turn rewards, a last turn and a turn that was not reached count as 0."""
     longest = max(map(len, rewards))
     columns = [[turns[t] if t < len(turns) - 1 else 0.0 for turns in rewards] for t in range(longest)]
     by_turn = list(zip(*(z_scores(column, 1e-4) for column in columns), strict=True))
@@ -241,10 +244,8 @@ def test_mt_grpo_against_its_definition(rewards, gamma, coefficient):
 
 
 def expected_gradient(estimate, n, p, q, first=0.3, after=()):
-    """E[1/n Σ_i Σ_t A_it d log pi / d(p, q)] over all outcomes of n episodes; turn 1 pays `first` either way.
-
-    After turn 2 come turns that pay `after`, without a choice in them.
-    """
+    """Return E[1/n Σ_i Σ_t A_it d log pi / d(p, q)] over all outcomes of n episodes. Turn 1 has the reward `first` in
+    any case. Turns without a choice follow turn 2; their rewards are `after`."""
     episodes = [  # probability, rewards, score function per turn as (d/dp, d/dq)
         (1 - p, [first], [(-1 / (1 - p), 0.0)]),
         (p * q, [first, 1.0, *after], [(1 / p, 0.0), (0.0, 1 / q)]),
@@ -266,19 +267,20 @@ def by(method, **settings):
 
 
 CERTAIN = 1 - 1e-12
-"""Turn 2 pays 1: J = p, so dJ/dp = 1, the process of verl#7244."""
+"""Rewards of the process of verl#7244: turn 2 has the reward 1, so J = p and dJ/dp = 1."""
 
 
 @pytest.mark.parametrize("p", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_per_turn_is_unbiased_on_the_toy_mdp(n, p):
-    """The first turn has all peers, and the second has no choice, so no lonely turn can shrink anything."""
+    """The first turn has all peers and the second has no choice, so no turn without peers reduces the gradient."""
     gradient = expected_gradient(by("group_based_per_turn"), n, p, CERTAIN, first=0.0)
     assert gradient[0] == pytest.approx(1.0, abs=1e-9)
 
 
 def test_per_turn_gradient_of_a_stochastic_second_turn():
-    """dJ/dp = q exactly. dJ/dq = p is shrunk by the chance that a peer reached turn 2, for lack of a baseline."""
+    """dJ/dp = q is exact. dJ/dq = p is multiplied by the probability that a peer reached turn 2, because without a peer
+    there is no baseline."""
     n, p, q = 3, 0.4, 0.7
     gradient = expected_gradient(by("group_based_per_turn"), n, p, q)
     assert gradient[0] == pytest.approx(q)
@@ -294,8 +296,8 @@ def test_rloo_is_unbiased_and_dr_grpo_shrinks_by_n_minus_1_over_n():
 
 
 @pytest.mark.parametrize("after", [(), (0.0,)], ids=["paid as the outcome", "paid as a turn reward"])
-def test_credit_of_turn_and_outcome_sees_the_decision_to_go_on(after):
-    """Who stopped counts as 0 in the comparison at turn 2 and answers for it at turn 1."""
+def test_turn_and_outcome_credits_the_decision_to_continue(after):
+    """A trajectory that stopped counts as 0 in the comparison at turn 2 and gets the credit for it at turn 1."""
     n, p = 4, 0.4
     toy = {"n": n, "p": p, "q": CERTAIN, "first": 0.0, "after": after}
     assert expected_gradient(by("rloo", credit="turn+outcome"), **toy)[0] == pytest.approx(1.0, abs=1e-9)
@@ -306,7 +308,8 @@ def test_credit_of_turn_and_outcome_sees_the_decision_to_go_on(after):
 
 
 def centred_by_turn_index(rewards):
-    """Rewards minus the mean of those who reached the turn: what the design rejects."""
+    """Subtract the mean over the trajectories that reached the turn. mtrl does not use this form, because it is
+    biased."""
     columns = {t: [r[t] for r in rewards if len(r) > t] for t in range(max(map(len, rewards)))}
     return [[r[t] - statistics.mean(columns[t]) for t in range(len(r))] for r in rewards]
 
@@ -317,7 +320,8 @@ def summed_to_go(rewards):
 
 @pytest.mark.parametrize("biased", [centred_by_turn_index, summed_to_go])
 def test_the_enumeration_shows_the_bias_of_the_naive_forms(biased):
-    """The immediate reward alone, and rewards normalised per turn index and then summed to go: no gradient at all."""
+    """The immediate reward alone, and rewards that are normalised per turn index before they are summed, have an
+    expected gradient of 0."""
     assert expected_gradient(biased, 3, 0.4, CERTAIN, first=0.0)[0] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -339,7 +343,7 @@ def test_turn_advantages_uses_the_method_of_the_config():
 
 
 @pytest.mark.parametrize("function", [one_per_trajectory, not_finite])
-def test_a_users_estimator_that_returns_nonsense_is_named(function):
+def test_an_invalid_result_of_a_users_estimator_is_an_error_that_names_it(function):
     config = AlgorithmConfig(advantage_method=f"{__name__}.{function.__name__}")
     with pytest.raises(ValueError, match=f"{function.__name__} returned"):
         estimate(CreditBatch.of([make_group([[0.0, 1.0], [0.5]])]), config)
@@ -355,6 +359,6 @@ def test_a_users_estimator_that_returns_nonsense_is_named(function):
         ("grpo", "token", "choose trajectory or turn or turn\\+outcome or null"),
     ],
 )
-def test_a_credit_that_the_method_has_not_is_refused(method, credit, choices):
+def test_an_unsupported_credit_is_an_error(method, credit, choices):
     with pytest.raises(UserError, match=f"algorithm.credit={credit} .*{method}; {choices}"):
         advantages([[0.0], [1.0]], method, credit=credit)

@@ -1,4 +1,4 @@
-"""Estimators that look at the whole batch, token by token in naive loops."""
+"""Tests of the estimators that use the whole batch, against naive loops over tokens."""
 
 import statistics
 
@@ -12,7 +12,7 @@ from mtrl.config.schema import AlgorithmConfig
 
 
 def whitened(values, tokens):
-    """Of values with tokens, token by token."""
+    """Whiten the values of turns with these numbers of tokens, token by token."""
     every = [value for value, count in zip(values, tokens, strict=True) for _ in range(count)]
     if len(every) < 2 or max(every) - min(every) < 1e-9:
         return [0.0] * len(values)
@@ -71,16 +71,17 @@ def gdpo(*batch, weights=None):
 
 
 def with_parts(*trajectories, tokens=None):
-    """A group of trajectories, each a list of the components of its turns."""
+    """Return a group of trajectories; each is given as a list of the components of its turns."""
     rewards = [[sum(parts.values()) for parts in turns] for turns in trajectories]
     return make_group(rewards, tokens, components=trajectories)
 
 
 def test_gdpo_worked():
-    """Components cancel in the sum for all but one, and each is told apart; by hand, with equal lengths."""
+    """The components of all trajectories but one cancel in their sum, and gdpo still distinguishes them. Computed by
+    hand, with equal lengths."""
     right, tidy = [1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.0]
     group = with_parts(*([{"right": r, "tidy": t}] for r, t in zip(right, tidy, strict=True)))
-    z = 0.5 / (3**-0.5 + 1e-6)  # of 1 among 1, 0, 1, 0
+    z = 0.5 / (3**-0.5 + 1e-6)  # z-score of 1 in 1, 0, 1, 0
     total = [z * (1 if r else -1) + 0.5 * z * (1 if t else -1) for r, t in zip(right, tidy, strict=True)]
     expected = [value / (statistics.variance(total) + 1e-8) ** 0.5 for value in total]
     assert flat(gdpo(group, weights={"right": 1.0, "tidy": 0.5})) == pytest.approx(expected)
@@ -113,7 +114,7 @@ def test_gdpo_against_its_definition(batch, weight):
     assert ours == pytest.approx(whitened(values, flat(batch[1])), abs=1e-6)
 
 
-def test_gdpo_counts_a_component_by_its_weight_and_not_by_its_spread():
+def test_gdpo_weights_a_component_by_its_weight_and_not_by_its_spread():
     def of(scale):
         return with_parts(*([{"a": scale * a, "b": b}] for a, b in [(1.0, 0.0), (0.0, 1.0), (0.0, 0.5)]))
 
@@ -121,17 +122,22 @@ def test_gdpo_counts_a_component_by_its_weight_and_not_by_its_spread():
     assert flat(gdpo(of(1000.0), weights=weights)) == pytest.approx(flat(gdpo(of(1.0), weights=weights)), abs=1e-4)
 
 
-def test_gdpo_sees_differences_that_cancel_in_the_reward():
-    """Every trajectory earns 1 in sum, which is silence for grpo; the weights of gdpo still tell them apart."""
+def test_gdpo_uses_differences_that_cancel_in_the_reward():
+    """Every trajectory has a total reward of 1, so grpo gives no advantage. The weights of gdpo still distinguish the
+    trajectories."""
     group = with_parts([{"a": 1.0, "b": 0.0}], [{"a": 0.0, "b": 1.0}], [{"a": 0.0, "b": 1.0}])
     assert set(flat(turn_advantages([group], AlgorithmConfig()))) == {0.0}
     assert len(set(flat(gdpo(group, weights={"a": 1.0, "b": 0.5})))) == 2
 
 
-def test_gdpo_without_parts_takes_the_reward_for_the_environments():
-    """A composition that changes nothing keeps no components."""
+def test_gdpo_without_components_uses_the_reward():
+    """A composition that changes no reward stores no components."""
     plain = make_group([[1.0, 0.5], [0.0], [0.25]])
-    kept = with_parts([{"environment": 1.0}, {"environment": 0.5}], [{"environment": 0.0}], [{"environment": 0.25}])
-    assert gdpo(plain) == gdpo(plain, weights={"environment": 1.0}) == gdpo(kept, weights={"environment": 1.0})
+    with_components = with_parts(
+        [{"environment": 1.0}, {"environment": 0.5}], [{"environment": 0.0}], [{"environment": 0.25}]
+    )
+    assert (
+        gdpo(plain) == gdpo(plain, weights={"environment": 1.0}) == gdpo(with_components, weights={"environment": 1.0})
+    )
     assert any(flat(gdpo(plain)))
     assert set(flat(gdpo(plain, weights={"never reported": 1.0}))) == {0.0}

@@ -1,4 +1,4 @@
-"""GiGPO: worked numbers, its definition in loops, and what makes two observations the same."""
+"""GiGPO: worked numbers, its definition in loops, and the equality of observations."""
 
 import statistics
 
@@ -29,13 +29,13 @@ def test_gigpo_worked():
         assert flat(gigpo(group, turn_advantage_coef=weight)[0]) == pytest.approx(flat(expected), abs=1e-5)
 
 
-def test_gigpo_by_the_mean_only():
+def test_gigpo_without_division_by_the_deviation():
     values = gigpo(make_group(REWARDS, observations=SEEN), norm_by_std=False)[0]
     mean = (0.9025 + 0.0 + 0.95) / 3
     assert [turns[0] for turns in values] == pytest.approx([1 / 3 + 0.9025 - mean, -2 / 3 - mean, 1 / 3 + 0.95 - mean])
 
 
-def test_returns_that_cancel_are_no_difference_between_turns():
+def test_returns_that_cancel_count_as_equal():
     group = make_group(
         [[0.1, 0.2, -0.3], [0.0], [-0.3, 0.2, 0.1]], observations=[["s", "a", "b"], ["s"], ["s", "c", "d"]]
     )
@@ -44,7 +44,7 @@ def test_returns_that_cancel_are_no_difference_between_turns():
 
 @st.composite
 def explored(draw):
-    """Groups of rewards, and which of three rooms every turn was in: some again, within a trajectory too."""
+    """Groups of rewards, and the room of every turn, one of three. A trajectory can visit a room several times."""
     value = st.integers(-8, 8).map(lambda n: n / 8)
     turn = st.tuples(value, st.sampled_from("abc"))
     return draw(st.lists(st.lists(st.lists(turn, max_size=4), min_size=1, max_size=4), min_size=1, max_size=3))
@@ -83,7 +83,7 @@ def test_gigpo_against_its_definition(batch, gamma, divide):
 
 
 def same(*observations):
-    """Whether two turns of one group are anchored together."""
+    """Return whether two turns of one group have the same anchor."""
     group = make_group([[0.0]] * len(observations))
     for trajectory, observation in zip(group.trajectories, observations, strict=True):
         trajectory.turns[0].observation = observation
@@ -94,7 +94,7 @@ def tool(content="42", **more):
     return {"role": "tool", "content": content, **more}
 
 
-def test_the_same_words_are_the_same_whatever_the_call_was_called():
+def test_ids_of_tool_calls_do_not_distinguish_observations():
     assert same([tool(tool_call_id="a1", name="search")], [tool(tool_call_id="b2", name="search")])
     assert same([tool("a"), tool("b")], [tool("a"), tool("b")])
     assert same([], [])
@@ -115,23 +115,23 @@ def test_the_same_words_are_the_same_whatever_the_call_was_called():
         ([{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}], [{"role": "assistant"}]),
     ],
 )
-def test_other_words_are_another_observation(one, other):
+def test_different_texts_are_different_observations(one, other):
     assert not same(one, other)
     assert same(one, one)
 
 
-def test_content_in_parts_can_be_the_same():
+def test_equal_content_in_parts_is_the_same_observation():
     assert same([tool([{"type": "text", "text": "a"}])], [tool([{"text": "a", "type": "text"}])])
 
 
-def test_the_same_words_in_another_group_are_not_compared():
-    """One turn per group in the same room: nothing to compare it with."""
+def test_equal_observations_of_different_groups_are_not_compared():
+    """Each group has one turn in the same room, so the turn has no peer."""
     batch = [make_group([[float(i)]], observations=[["room"]]) for i in range(3)]
     assert len(set(anchors(CreditBatch.of(batch)).tolist())) == 3
     assert flat(gigpo(*batch)) == [0.0] * 3
 
 
-def test_observations_are_read_by_gigpo_only():
+def test_only_gigpo_reads_observations():
     group = make_group([[0.0], [1.0]])
     for trajectory in group.trajectories:
         trajectory.turns[0].observation = None

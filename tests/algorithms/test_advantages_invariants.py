@@ -1,4 +1,4 @@
-"""What holds for every registered estimator, or for all but those that are named here with the reason."""
+"""Invariants of every registered estimator; exceptions are named here with the reason."""
 
 import math
 from dataclasses import replace
@@ -12,10 +12,10 @@ from mtrl.algorithms.advantages import turn_advantages
 from mtrl.config.schema import AlgorithmConfig, PassKConfig
 
 WHITENED = {"reinforce_pp", "reinforce_pp_baseline", "gdpo"}
-"""They look at the whole batch, and weigh it by tokens."""
+"""Methods that use the whole batch, weighted by tokens."""
 BATCHWIDE = {*WHITENED, "gpg"}
 WITHOUT_BASELINE = {"monte_carlo", "reinforce_pp"}
-"""They compare no group: monte_carlo nothing, reinforce_pp the whole batch."""
+"""Methods that compare no group: monte_carlo has no baseline, and reinforce_pp uses the whole batch."""
 NOT_SHIFTED = {
     "monte_carlo": "the return is the advantage",
     "maxrl": "it is relative to the mean",
@@ -33,7 +33,7 @@ def is_sloo(label):
 
 
 def each(selected=lambda label: True):
-    """The configurations that are selected; a failing example notes which one it was."""
+    """Yield the selected configurations; a failing example notes its configuration."""
     for label, config in CONFIGURATIONS.items():
         if selected(label):
             note(label)
@@ -54,7 +54,8 @@ def is_shifted_away(label):
 
 @st.composite
 def batches(draw):
-    """Groups of 3 to 5 trajectories, and tokens of every turn. (pkpo_sloo with k = 2 needs 3.)"""
+    """Groups of 3 to 5 trajectories, and the number of tokens of every turn. (pkpo_sloo with k = 2 needs 3
+    trajectories.)"""
     trajectory = st.lists(reward, min_size=1, max_size=4)
     batch = draw(st.lists(st.lists(trajectory, min_size=3, max_size=5), min_size=1, max_size=3))
     tokens = [[[draw(st.integers(1, 4)) for _ in turns] for turns in group] for group in batch]
@@ -66,7 +67,7 @@ def close(a, b, tolerance=1e-7):
     assert flat(a) == pytest.approx(flat(b), abs=tolerance, rel=tolerance)
 
 
-def test_every_method_is_looked_at():
+def test_every_method_is_covered():
     assert {config.advantage_method for config in CONFIGURATIONS.values()} == set(METHODS)
     assert {*METHODS} >= {*BATCHWIDE, *WITHOUT_BASELINE, "grpo", "grpo_passk", "gigpo", "mt_grpo"}
     assert {name for name, entry in METHODS.items() if not entry.needs_group} == WITHOUT_BASELINE
@@ -74,7 +75,7 @@ def test_every_method_is_looked_at():
 
 @settings(deadline=None)
 @given(batch=batches())
-def test_the_shape_is_that_of_the_rewards_and_all_is_finite(batch):
+def test_advantages_have_the_shape_of_the_rewards_and_are_finite(batch):
     for config in each():
         values = batch_advantages(batch[0], config, batch[1])
         assert shape(values) == shape(batch[0])
@@ -129,7 +130,7 @@ def test_whitened_tokens_have_mean_0_and_variance_1(batch):
 
 @settings(deadline=None)
 @given(batch=batches(), shift=reward)
-def test_paying_everyone_more_at_the_end_changes_nothing(batch, shift):
+def test_a_constant_final_reward_changes_no_advantage(batch, shift):
     rewards, tokens = batch
     more = [[[*turns[:-1], turns[-1] + shift] for turns in group] for group in rewards]
     for config in each(is_shifted_away):
@@ -153,7 +154,7 @@ def test_the_order_of_trajectories_and_of_groups_does_not_matter(batch, data):
 
 @settings(deadline=None)
 @given(batch=batches())
-def test_the_other_groups_of_the_batch_do_not_matter(batch):
+def test_groups_do_not_affect_each_other(batch):
     rewards, tokens = batch
     for config in each(lambda label: method_of(label) not in BATCHWIDE):
         alone = [batch_advantages([g], config, [n])[0] for g, n in zip(rewards, tokens, strict=True)]
@@ -161,7 +162,7 @@ def test_the_other_groups_of_the_batch_do_not_matter(batch):
 
 
 @pytest.mark.parametrize("method", sorted(BATCHWIDE))
-def test_the_other_groups_matter_to_these(method):
+def test_batchwide_methods_depend_on_the_other_groups(method):
     config, group = AlgorithmConfig(advantage_method=method), [[1.0], [0.0], [0.5]]
     alone, beside = batch_advantages([group], config)[0], batch_advantages([group, [[0.0], [0.0], [4.0]]], config)[0]
     assert flat(alone) != pytest.approx(flat(beside), abs=1e-3)
@@ -186,8 +187,9 @@ def test_a_batch_of_equal_rewards_is_whitened_to_exactly_0(outcome, lengths):
         assert set(flat(batch_advantages(batch, config))) == {0.0}
 
 
-def test_equal_rewards_that_do_push():
-    """monte_carlo compares nothing, the baseline of pkpo_sloo is one of n-1, whitening subtracts the batch's mean."""
+def test_methods_that_give_equal_rewards_an_advantage():
+    """monte_carlo has no baseline, pkpo_sloo has a baseline over n-1 others, and whitening subtracts the mean of the
+    batch."""
     equal = [[1.0], [1.0], [1.0]]
     assert flat(batch_advantages([equal], AlgorithmConfig(advantage_method="monte_carlo"))) == [1.0] * 3
     sloo = AlgorithmConfig(advantage_method="grpo_passk", passk=PassKConfig(k=2, estimator="pkpo_sloo"))
@@ -207,7 +209,7 @@ def test_a_trajectory_without_peers_gets_0(label):
 
 @settings(deadline=None)
 @given(batch=batches(), data=st.data())
-def test_where_a_trajectory_was_cut_into_samples_does_not_matter(batch, data):
+def test_breaks_do_not_affect_advantages(batch, data):
     rewards, tokens = batch
     whole = [make_group(g, n) for g, n in zip(rewards, tokens, strict=True)]
     cut = [make_group(g, n) for g, n in zip(rewards, tokens, strict=True)]
@@ -222,13 +224,13 @@ def test_where_a_trajectory_was_cut_into_samples_does_not_matter(batch, data):
 
 @settings(deadline=None)
 @given(batch=batches())
-def test_how_many_tokens_a_turn_has_does_not_matter(batch):
+def test_token_counts_do_not_affect_advantages(batch):
     for config in each(lambda label: method_of(label) not in {*WHITENED, "opo"}):
         assert batch_advantages(batch[0], config, batch[1]) == batch_advantages(batch[0], config)
 
 
 @pytest.mark.parametrize("method", [*sorted(WHITENED), "opo"])
-def test_tokens_matter_to_these(method):
+def test_methods_that_depend_on_token_counts(method):
     config, group = AlgorithmConfig(advantage_method=method), [[1.0], [0.0], [0.5]]
     longer = batch_advantages([group], config, [[[5], [1], [1]]])
     assert flat(longer) != pytest.approx(flat(batch_advantages([group], config)), abs=1e-3)
@@ -256,7 +258,7 @@ def test_dr_grpo_is_grpo_without_the_division(rewards):
 
 @settings(deadline=None)
 @given(outcomes=st.lists(st.lists(reward, min_size=2, max_size=6), min_size=1, max_size=3))
-def test_with_one_turn_each_all_credits_are_one(outcomes):
+def test_with_one_turn_all_credits_are_equal(outcomes):
     batch = [[[r] for r in group] for group in outcomes]
     for method in (name for name, entry in METHODS.items() if len(entry.credits) > 1):
         first, *others = (

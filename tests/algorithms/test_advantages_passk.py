@@ -58,7 +58,7 @@ def test_chen_worked():
 
 
 def test_top2_worked():
-    """Two successes of four leave the best no lead: nothing to learn from."""
+    """With two successes of four, the best trajectory has no lead over the second best."""
     assert top2(BINARY).tolist() == [0.0] * 4
     assert top2(np.array([0.25, 1.0, 0.5])) == pytest.approx([0.0, 0.5, 0.0])
 
@@ -105,7 +105,7 @@ def test_pkpo_against_its_definition(drawn):
 
 @settings(deadline=None)
 @given(drawn=rewards_and_k)
-def test_what_pkpo_promises(drawn):
+def test_pkpo_properties(drawn):
     rewards, k = drawn
     n = len(rewards)
     assert pkpo_s(rewards, k).sum() == pytest.approx(k * rho(rewards, k))
@@ -120,7 +120,8 @@ def test_what_pkpo_promises(drawn):
 @settings(deadline=None)
 @given(c=st.integers(0, 7), n=st.integers(2, 7), k=st.integers(1, 7))
 def test_chen_against_its_definition(c, n, k):
-    """A group reward is 1 where one of the k succeeds; a sample gets the mean advantage of the subsets that hold it."""
+    """The reward of a subset is 1 if one of its k members succeeds. A sample gets the mean advantage of the subsets
+    that contain it."""
     rewards, k = successes(min(c, n), n), min(k, n)
     subsets = [(s, max(rewards[list(s)])) for s in itertools.combinations(range(n), k)]
     mean = statistics.mean(best for _, best in subsets)
@@ -132,7 +133,7 @@ def test_chen_against_its_definition(c, n, k):
 
 @pytest.mark.parametrize("k", [2, 512, 1023, 1024])
 def test_groups_of_a_thousand_are_exact(k):
-    """Binomials of 1024 have 307 digits: in whole numbers, whatever k is."""
+    """Binomials of 1024 have 307 digits. They are computed as integers, for every k."""
     n, c = 1024, 3
     rewards = successes(c, n)
     # A success adds something where the k-1 others of the subset are failures.
@@ -150,7 +151,7 @@ def test_groups_of_a_thousand_are_exact(k):
 
 
 def gradient_of(weigh, n, k, p=0.3):
-    """Expectation and variance of Σ_i w_i d log pi(x_i) / dp, over all outcomes of n samples."""
+    """Return expectation and variance of Σ_i w_i d log pi(x_i) / dp, over all outcomes of n samples."""
     first = second = 0.0
     for drawn in itertools.product((0.0, 1.0), repeat=n):
         chance = math.prod(p if x else 1 - p for x in drawn)
@@ -162,7 +163,7 @@ def gradient_of(weigh, n, k, p=0.3):
 
 
 def slope(k, p=0.3):
-    """d pass@k / dp of 1 - (1-p)^k."""
+    """Return d pass@k / dp for pass@k = 1 - (1-p)^k."""
     return k * (1 - p) ** (k - 1)
 
 
@@ -210,7 +211,7 @@ def test_the_mean_over_the_group_of_the_advantages_has_the_gradient(name):
 # ---- the estimator
 
 
-def test_of_one_it_is_rloo():
+def test_pkpo_with_k_1_is_rloo():
     rewards = [[1.0, 0.0], [0.25], [0.0], [-2.0, 0.5]]
     ours, rloo = advantages(rewards, **passk("pkpo_sloo1", 1)), advantages(rewards, "rloo")
     assert flat(ours) == pytest.approx(flat(rloo))
@@ -225,7 +226,7 @@ def test_pkpo_is_multiplied_by_the_group_and_the_published_advantages_are_not():
     assert flat(advantages(graded, **passk("top2", 99))) == pytest.approx(top2(GRADED)), "it has no k"
 
 
-def test_groups_of_several_sizes_each_count_for_themselves():
+def test_groups_of_different_sizes_are_computed_separately():
     config = AlgorithmConfig(advantage_method="grpo_passk", passk=PassKConfig(k=2))
     batch = [[[1.0], [0.0], [0.5]], [[0.0], [1.0]], [[0.2], [0.0], [0.9]], [[1.0], [1.0], [0.0], [0.0]]]
     assert batch_advantages(batch, config) == [batch_advantages([group], config)[0] for group in batch]
@@ -237,7 +238,7 @@ def test_turns_of_a_trajectory_share_its_advantage():
 
 
 @pytest.mark.parametrize(
-    ("estimator", "k", "said"),
+    ("estimator", "k", "message"),
     [
         ("best", 2, "algorithm.passk.estimator=best is not known; choose one of pkpo_sloo1, pkpo_sloo, chen, top2"),
         ("pkpo_sloo1", 4, "algorithm.passk.k=4 must be from 1 to 3 for a group of 3 .* or algorithm.group_size"),
@@ -247,6 +248,6 @@ def test_turns_of_a_trajectory_share_its_advantage():
         ("chen", 2, "algorithm.passk.estimator=chen needs .* exactly 0 or 1 and got 0.5; set .*=pkpo_sloo1"),
     ],
 )
-def test_what_cannot_be_computed_is_told(estimator, k, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_and_rewards_are_errors(estimator, k, message):
+    with pytest.raises(UserError, match=message):
         advantages([[1.0], [0.0], [0.5]], **passk(estimator, k))

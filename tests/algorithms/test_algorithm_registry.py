@@ -1,4 +1,4 @@
-"""Registries: names, aliases, dotted paths, what a wrong name is told, and that the traits are true."""
+"""Registries: names, aliases, dotted paths, errors for unknown names, and the truth of the traits."""
 
 import subprocess
 import sys
@@ -60,17 +60,17 @@ def test_an_alias_is_the_same_entry(alias, name):
     assert find_estimator(alias) is find_estimator(name)
 
 
-def test_a_wrong_name_is_told_the_nearest_and_all():
+def test_an_unknown_name_is_an_error_with_the_nearest_and_all_names():
     with pytest.raises(UserError, match=r"algorithm\.loss_fn=cisspo .*did you mean cispo.*importance_sampling, ppo"):
         find_loss("cisspo")
 
 
-def test_a_dotted_path_is_a_function_of_the_users_own():
+def test_a_dotted_path_finds_a_users_function():
     assert find_loss(f"{__name__}.a_loss").function is a_loss
 
 
 @pytest.mark.parametrize("path", ["no.such.module", f"{__name__}.missing", f"{__name__}.pytest", ".x"])
-def test_a_dotted_path_that_leads_nowhere(path):
+def test_an_invalid_dotted_path_is_an_error(path):
     with pytest.raises(UserError, match="algorithm.advantage_method="):
         find_estimator(path)
 
@@ -82,14 +82,14 @@ def test_a_registered_user_function_keeps_its_traits_when_found_by_path():
     assert registry.find("mine") == Entry("mine", a_loss, needs_group=True, credits=("turn",))
 
 
-def test_a_name_is_taken_once():
-    find_estimator("grpo")  # the built-in ones are registered on the first look
+def test_a_name_can_be_registered_once():
+    find_estimator("grpo")  # the first lookup registers the built-in estimators
     for taken in ("grpo", "group_based"):
         with pytest.raises(ValueError, match="already registered"):
             ESTIMATORS.register(taken)(lambda batch, config: batch.rewards)
 
 
-def test_a_trait_that_does_not_exist():
+def test_an_unknown_trait_is_an_error():
     with pytest.raises(TypeError, match="need_group"):
         Registry("key", __name__).register("mine", need_group=True)(a_loss)
 
@@ -103,20 +103,20 @@ def test_estimators_and_rewards_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-# Traits are what the checks of a configuration and the trainer go by: they are shown, not believed.
+# The checks of a configuration and the trainer rely on the traits, so each trait is tested.
 
 NAMES = [name for name in ESTIMATORS.names() if ESTIMATORS.find(name).name == name]
 NO_CRITIC = [name for name in NAMES if not ESTIMATORS.find(name).needs_critic]
 
 
 def groups_of(*rewards: list[list[float]]) -> CreditBatch:
-    """A batch of groups, of trajectories, of turn rewards; every turn of a trajectory has an observation of its own,
-    and every other reward is paid by a second component."""
+    """Return a batch of groups of trajectories of turn rewards. Every turn of a trajectory has a different observation,
+    and a second component gives every other reward."""
 
     def turn(place, reward):
-        said = [{"role": "user", "content": f"page {place}"}]
+        observation = [{"role": "user", "content": f"page {place}"}]
         parts = {"environment": reward, "bonus": reward * (place % 2)}
-        return Turn([1], [2] * (place + 1), [0.0], [(0, 1)], FinishReason.STOP, "", {}, said, reward, parts)
+        return Turn([1], [2] * (place + 1), [0.0], [(0, 1)], FinishReason.STOP, "", {}, observation, reward, parts)
 
     groups = [
         Group(
@@ -133,19 +133,20 @@ MIXED = groups_of([[0.2, 1.0], [0.0], [0.2, 0.0], [0.1, 1.0]], [[0.5], [0.0, 0.2
 
 
 @pytest.mark.parametrize("name", NO_CRITIC)
-def test_null_credit_is_the_first_of_those_that_a_method_has(name):
+def test_null_credit_is_the_first_supported_credit(name):
     credits = ESTIMATORS.find(name).credits
     published = estimate(MIXED, AlgorithmConfig(advantage_method=name, credit=None))
     by_credit = [estimate(MIXED, AlgorithmConfig(advantage_method=name, credit=credit)) for credit in credits]
     if credits:
         np.testing.assert_array_equal(by_credit[0], published)
-    for n, one in enumerate(by_credit):  # and no two of them are the same
+    for n, one in enumerate(by_credit):  # no two credits give the same advantages
         assert not any(np.allclose(one, other) for other in by_credit[:n])
 
 
 @pytest.mark.parametrize("name", NO_CRITIC)
-def test_needs_group_says_that_a_group_of_one_has_no_advantage(name):
-    """One trajectory per prompt, paid differently: what is compared within the group alone has nothing to say."""
+def test_needs_group_means_that_a_group_of_one_has_no_advantage(name):
+    """Each prompt has one trajectory, with different rewards, so methods that only compare within a group give no
+    advantage."""
     alone = groups_of([[0.5, 1.0]], [[0.0]], [[0.25, 0.0, 2.0]])
     config = AlgorithmConfig(advantage_method=name)
     config.passk.k = 1
@@ -153,7 +154,7 @@ def test_needs_group_says_that_a_group_of_one_has_no_advantage(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_needs_critic_says_that_values_are_read(name):
+def test_needs_critic_means_that_values_are_read(name):
     entry, config = ESTIMATORS.find(name), AlgorithmConfig(advantage_method=name)
     batch, values = MIXED, np.where(MIXED.mask, 0.5, 0.0)
     with_values = CreditBatch(
@@ -172,17 +173,17 @@ def test_only_gae_works_per_token():
 
 
 @pytest.mark.parametrize("registry", [LOSSES, CORRECTIONS], ids=lambda registry: registry.key)
-def test_per_trajectory_says_that_a_token_depends_on_the_others_of_its_trajectory(registry):
+def test_per_trajectory_means_that_a_token_depends_on_the_others_of_its_trajectory(registry):
     import torch
 
-    from mtrl.algorithms.tokens import TokenBatch
+    from mtrl.algorithms.losses import TokenBatch
 
     old = torch.tensor([-1.0, -2.0, -1.5], dtype=torch.float64)
     advantages, trajectory = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64), torch.tensor([0, 0, 1])
     config = AlgorithmConfig()
 
     def of_the_first(moved: float):
-        """The loss, or the weight, of the first token while the second has moved."""
+        """Return the loss, or the weight, of the first token after the second has moved."""
         logprobs = old + torch.tensor([0.0, moved, 0.0], dtype=torch.float64)
         tokens = TokenBatch(logprobs, old, advantages, old, trajectory)
         if registry is LOSSES:

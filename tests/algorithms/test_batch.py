@@ -1,4 +1,4 @@
-"""What an estimator sees: padding, sums to go, whitening."""
+"""The input of an estimator: padding, returns-to-go, whitening."""
 
 import math
 import statistics
@@ -30,7 +30,7 @@ def test_turns_are_padded_on_the_right():
 
 @settings(deadline=None)
 @given(batch=groups)
-def test_ragged_takes_the_padding_away_again(batch):
+def test_ragged_removes_the_padding(batch):
     made = CreditBatch.of([make_group(g) for g in batch])
     assert made.ragged(made.rewards) == batch
 
@@ -43,13 +43,13 @@ def test_outcomes_and_magnitudes(rewards):
     assert batch.magnitudes == pytest.approx([sum(map(abs, turns)) for turns in rewards])
 
 
-def test_the_order_of_payments_does_not_change_the_outcome():
+def test_the_order_of_rewards_does_not_change_the_outcome():
     parts = [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.2, 0.1, 0.3]]
     assert len({sum(turns) for turns in parts}) > 1, "the example must be one where rounding differs"
     assert len(set(CreditBatch.of([make_group(parts)]).outcomes.tolist())) == 1
 
 
-def test_nothing():
+def test_an_empty_batch():
     for empty in ([], [Group("empty", {}, [])]):
         batch = CreditBatch.of(empty)
         assert batch.rewards.shape == batch.mask.shape == batch.tokens.shape == (0, 0)
@@ -70,7 +70,7 @@ def test_fill_is_row_by_row():
     discount=st.sampled_from([1.0, 0.95, 0.5, 0.0]),
 )
 def test_discounted_sums_against_the_recursion(rows, repeats, discount):
-    """Rows of up to 180 columns: three chunks."""
+    """Rows have up to 180 columns, which are three chunks."""
     rows = [row * repeats for row in rows]
     padded = np.zeros((len(rows), max(map(len, rows))))
     expected = np.zeros_like(padded)
@@ -91,7 +91,7 @@ def test_discounted_sums_at_the_edges_of_chunks(columns):
 
 
 def test_whiten_worked():
-    """1, 0, 0, 1 on 2, 3, 1 and 4 tokens."""
+    """The values are 1, 0, 0, 1, of turns with 2, 3, 1 and 4 tokens."""
     values = whiten(np.array([[1.0], [0.0], [0.0], [1.0]]), np.array([[2], [3], [1], [4]]))
     assert values.ravel() == pytest.approx([0.774597, -1.161895, -1.161895, 0.774597], abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""Off-policy corrections: worked weights (reference/algorithms.md 4.6), bounds, and what is counted of them."""
+"""Off-policy corrections: worked weights (measured in verl), bounds, and statistics."""
 
 import math
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.algorithms.corrections import Reweighting
+from mtrl.algorithms.losses import TokenBatch
 from mtrl.algorithms.registry import CORRECTIONS, find_correction
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig
 
 # Two trajectories, of three and of two tokens; the product of their ratios is 0.6 and 5.4.
@@ -31,7 +31,7 @@ def weights(name, ratio=RATIO, trajectory=TRAJECTORY, **settings):
     return found
 
 
-def test_the_corrections_by_their_names():
+def test_the_names_of_the_corrections():
     assert CORRECTIONS.names() == ALL
     assert [name for name in ALL if find_correction(name).per_trajectory] == PER_TRAJECTORY
 
@@ -51,8 +51,8 @@ def test_worked(name, expected):
     assert weights(name).tolist() == pytest.approx(expected)
 
 
-def test_geometric_keeps_by_the_mean_whatever_the_length():
-    """The product of 5000 ratios of 1.0005 is 12, far out of what `mis` would keep."""
+def test_geometric_masks_by_the_mean_for_any_length():
+    """The product of 5000 ratios of 1.0005 is 12, far outside the bounds of `mis`."""
     long, far = [1.0005] * 5000, [1.002] * 2
     trajectory = torch.tensor([0] * 5000 + [1] * 2)
     found = weights("geometric", long + far, trajectory)
@@ -75,7 +75,7 @@ def test_configured_bounds_replace_the_published_ones(name, expected):
 
 
 @pytest.mark.parametrize(("name", "expected"), [("icepop", [1.5, 0.4, 1, 0, 0.9]), ("tis", [1.5, 0.4, 1, 2, 0.9])])
-def test_one_bound_may_be_given_alone(name, expected):
+def test_one_bound_can_be_configured_alone(name, expected):
     assert weights(name, correction_low=0.1).tolist() == pytest.approx(expected)
 
 
@@ -87,13 +87,13 @@ def test_the_published_bounds(name, low, high):
 
 @every_correction
 @given(st.integers(0, 6))
-def test_where_engine_and_trainer_agree_nothing_changes(name, count):
+def test_equal_log_probs_of_engine_and_trainer_have_weight_1(name, count):
     assert weights(name, [1.0] * count, torch.zeros(count, dtype=torch.long)).tolist() == [1.0] * count
 
 
 @st.composite
 def some_tokens(draw):
-    """Ratios and trajectories of up to 12 tokens, interleaved; no ratio lies on a bound."""
+    """Ratios and trajectory indices of up to 12 tokens, interleaved; no ratio lies on a bound."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     count = draw(st.integers(1, 12))
     ratio = torch.randn(count, generator=generator, dtype=torch.float64).exp()
@@ -110,7 +110,7 @@ def test_the_order_of_the_tokens_does_not_matter(name, batch, data):
 
 @pytest.mark.parametrize("name", PER_TRAJECTORY)
 @given(some_tokens())
-def test_a_trajectory_has_one_weight_and_does_not_see_the_others(name, batch):
+def test_a_trajectory_has_one_weight_that_does_not_depend_on_others(name, batch):
     ratio, trajectory = batch
     found = weights(name, ratio, trajectory)
     for one in trajectory.unique():
@@ -131,8 +131,8 @@ def test_truncated_weights_are_the_ratio_or_the_cap(batch):
 
 @every_correction
 @pytest.mark.parametrize("gap", [500.0, math.inf])
-def test_far_off_tokens_have_finite_weights(name, gap):
-    """Infinity: the engine, or the trainer, gave a sampled token no probability at all."""
+def test_extreme_differences_have_finite_weights(name, gap):
+    """An infinite difference means that the engine or the trainer gave a sampled token the probability 0."""
     difference = torch.tensor([gap, -gap, gap, -gap])
     zeros = torch.zeros(4)
     tokens = TokenBatch(zeros, zeros, zeros, None, torch.tensor([0, 1, 2, 2]))
@@ -152,7 +152,7 @@ def test_reweighting_worked():
     )
 
 
-def test_micro_batches_join_to_the_whole():
+def test_sums_of_micro_batches_equal_those_of_all_tokens():
     found = weights("tis")
     joined = Reweighting.of(found[:2]) + Reweighting() + Reweighting.of(found[2:])
     assert joined.metrics("a/") == pytest.approx(Reweighting.of(found).metrics("a/"))

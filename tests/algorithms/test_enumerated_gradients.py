@@ -1,9 +1,9 @@
 """The expected gradient of each estimator, loss and correction against the true one, over all outcomes of a group.
 
-The MDP has three turns. Turn t is right with probability p, by a logit of its own, and then pays `pays[t]`; a wrong
-turn ends the episode and pays 0. An episode is one of four kinds, and the order within a group does not matter: a
-group of n = 8 has 165 outcomes with multinomial chances. Nothing here is sampled. docs/algorithms.md and docs/scale.md
-quote the numbers.
+The MDP has three turns. Turn t is right with probability p, by its own logit, and then has the reward `rewards[t]`; a
+wrong turn ends the episode with a reward of 0. An episode is one of four kinds, and the order within a group does not
+matter: a group of n = 8 has 165 outcomes with multinomial probabilities. Nothing is sampled. docs/algorithms.md and
+docs/scale.md quote the numbers.
 """
 
 import itertools
@@ -19,14 +19,14 @@ from groups import make_group
 
 from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.batch import CreditBatch
+from mtrl.algorithms.losses import TokenBatch
 from mtrl.algorithms.registry import find_correction, find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import AlgorithmConfig
 
 TURNS = 3
 PER_TURN, AT_THE_END = (0.2, 0.2, 1.0), (0.0, 0.0, 1.0)
-"""What right turns pay: some for each of them, or the last alone."""
+"""Rewards of right turns: for each turn, or only for the last one."""
 DOCS = CONF.parent / "docs"
 
 
@@ -37,27 +37,27 @@ class Episode:
     right: list[bool]
 
 
-def episodes(p, pays):
-    """The episodes with 0, 1, 2 and 3 right turns."""
+def episodes(p, rewards):
+    """Return the episodes with 0, 1, 2 and 3 right turns."""
     kinds = []
     for right in range(TURNS + 1):
         turns = range(min(right + 1, TURNS))
         chance = p**right * ((1 - p) if right < TURNS else 1.0)
-        kinds.append(Episode(chance, [pays[t] if t < right else 0.0 for t in turns], [t < right for t in turns]))
+        kinds.append(Episode(chance, [rewards[t] if t < right else 0.0 for t in turns], [t < right for t in turns]))
     return kinds
 
 
 def scores(kinds, p):
-    """[kinds, T] the derivative of the log-probability of each turn in its logit."""
+    """Return [kinds, T], the derivative of the log-probability of each turn with respect to its logit."""
     table = np.zeros((len(kinds), TURNS))
     for row, kind in zip(table, kinds, strict=True):
         row[: len(kind.right)] = [1 - p if right else -p for right in kind.right]
     return table
 
 
-def true_gradient(p, pays):
-    """[T] of the expected sum of rewards: E[Σ r ∇ log π]."""
-    kinds = episodes(p, pays)
+def true_gradient(p, rewards):
+    """Return the gradient [T] of the expected sum of rewards, E[Σ r ∇ log π]."""
+    kinds = episodes(p, rewards)
     return sum(kind.chance * sum(kind.rewards) * row for kind, row in zip(kinds, scores(kinds, p), strict=True))
 
 
@@ -75,14 +75,15 @@ class Groups:
         self.batch = CreditBatch.of([make_group([kinds[i].rewards for i in group]) for group in drawn])
 
     def moments(self, gradients):
-        """The mean [T] of a gradient [groups, T], one row per group, and the length of its standard deviation."""
+        """Return the mean [T] of a gradient [groups, T] with one row per group, and the norm of its standard
+        deviation."""
         mean = self.chances @ gradients
         return mean, math.sqrt((self.chances @ np.square(gradients - mean)).sum())
 
 
 @dataclass(frozen=True)
 class Compared:
-    """An expected gradient beside the true one."""
+    """An expected gradient and the true one."""
 
     expected: np.ndarray
     true: np.ndarray
@@ -90,7 +91,7 @@ class Compared:
 
     @property
     def ratio(self):
-        """[T] turn by turn."""
+        """[T] the expected gradient divided by the true one, per turn."""
         return self.expected / self.true
 
     @property
@@ -103,7 +104,7 @@ class Compared:
 
     @property
     def noise(self):
-        """Standard deviation of the gradient of one group, by the length of the expected one."""
+        """Standard deviation of the gradient of one group, divided by the norm of the expected gradient."""
         return self.deviation / float(np.linalg.norm(self.expected))
 
     @property
@@ -112,17 +113,17 @@ class Compared:
 
 
 @lru_cache
-def all_groups(p, n, pays):
-    return Groups(episodes(p, pays), n)
+def all_groups(p, n, rewards):
+    return Groups(episodes(p, rewards), n)
 
 
-def compare(method, credit=None, p=0.1, n=8, pays=PER_TURN, **settings):
-    """What `1/n Σ_i Σ_t A_it ∇ log π_it` expects."""
-    kinds, groups = episodes(p, pays), all_groups(p, n, pays)
+def compare(method, credit=None, p=0.1, n=8, rewards=PER_TURN, **settings):
+    """Return the expectation of `1/n Σ_i Σ_t A_it ∇ log π_it` and the true gradient."""
+    kinds, groups = episodes(p, rewards), all_groups(p, n, rewards)
     advantages = estimate(groups.batch, AlgorithmConfig(advantage_method=method, credit=credit, **settings))
     per_episode = advantages.reshape(*groups.kind.shape, -1) * scores(kinds, p)[groups.kind]
     expected, deviation = groups.moments(per_episode.mean(axis=1))
-    return Compared(expected, true_gradient(p, pays), deviation)
+    return Compared(expected, true_gradient(p, rewards), deviation)
 
 
 CASES = list(itertools.product([0.1, 0.3, 0.5, 0.9], [2, 3, 8], [PER_TURN, AT_THE_END, (1.0, 1.0, 1.0)]))
@@ -148,34 +149,46 @@ def test_the_true_gradient_is_that_of_the_expected_reward():
     ("method", "credit"), [("rloo", "trajectory"), ("rloo", "turn+outcome"), ("monte_carlo", None)]
 )
 def test_exactly_unbiased_for_every_turn(method, credit):
-    for p, n, pays in CASES:
-        assert compare(method, credit, p, n, pays).ratio == pytest.approx(np.ones(TURNS), rel=1e-9), (p, n, pays)
+    for p, n, rewards in CASES:
+        assert compare(method, credit, p, n, rewards).ratio == pytest.approx(np.ones(TURNS), rel=1e-9), (
+            p,
+            n,
+            rewards,
+        )
 
 
 @pytest.mark.parametrize("credit", ["trajectory", "turn+outcome"])
 def test_dr_grpo_is_n_minus_1_over_n_of_it_for_every_turn(credit):
-    for p, n, pays in CASES:
+    for p, n, rewards in CASES:
         expected = np.full(TURNS, (n - 1) / n)
-        assert compare("dr_grpo", credit, p, n, pays).ratio == pytest.approx(expected, rel=1e-9), (p, n, pays)
+        assert compare("dr_grpo", credit, p, n, rewards).ratio == pytest.approx(expected, rel=1e-9), (
+            p,
+            n,
+            rewards,
+        )
 
 
 @pytest.mark.parametrize(("method", "credit"), [("group_based_per_turn", None), ("rloo", "turn")])
 def test_credit_of_turns_shrinks_each_depth_by_the_chance_that_a_peer_reaches_it(method, credit):
-    for p, n, pays in CASES:
+    for p, n, rewards in CASES:
         reached = p ** np.arange(TURNS)
         has_a_peer = 1 - (1 - reached) ** (n - 1)
-        assert compare(method, credit, p, n, pays).ratio == pytest.approx(has_a_peer, rel=1e-9), (p, n, pays)
+        assert compare(method, credit, p, n, rewards).ratio == pytest.approx(has_a_peer, rel=1e-9), (
+            p,
+            n,
+            rewards,
+        )
 
 
-def test_what_credit_of_turns_leaves_where_success_is_rare():
-    """With logits that all turns share, the gradient is the sum over turns."""
-    rare = compare("rloo", "turn", p=0.1, n=8, pays=AT_THE_END)
+def test_the_gradient_of_turn_credit_where_success_is_rare():
+    """If all turns share one logit, the gradient is the sum over turns."""
+    rare = compare("rloo", "turn", p=0.1, n=8, rewards=AT_THE_END)
     assert [round(x, 2) for x in rare.ratio] == [1.0, 0.52, 0.07]
     assert round(rare.size, 2) == 0.65 and round(rare.expected.sum() / rare.true.sum(), 2) == 0.53
     assert round(rare.cosine, 2) == 0.81
 
 
-def test_of_episodes_of_one_length_credit_of_turns_and_turn_plus_outcome_are_the_same():
+def test_turn_and_turn_plus_outcome_are_equal_for_episodes_of_one_length():
     """Every turn has all peers, and the comparison is linear."""
     drawn = np.random.default_rng(0).integers(-8, 9, size=(5, 4)) / 8
     batch = CreditBatch.of([make_group(drawn.tolist())])
@@ -185,15 +198,16 @@ def test_of_episodes_of_one_length_credit_of_turns_and_turn_plus_outcome_are_the
     assert by_turn == pytest.approx(both)
 
 
-def test_grpo_points_nearly_where_the_gradient_does():
-    """With an outcome of 0 or 1 it does exactly; with turn rewards the division by the deviation turns it."""
+def test_the_direction_of_grpo_is_close_to_that_of_the_true_gradient():
+    """With an outcome of 0 or 1 the directions are equal; with turn rewards the division by the deviation changes the
+    direction."""
     steps = (0.1, 0.3, 0.5, 0.7, 0.9)
     for p in steps:
-        assert compare("grpo", p=p, pays=AT_THE_END).cosine == pytest.approx(1.0, abs=1e-9)
+        assert compare("grpo", p=p, rewards=AT_THE_END).cosine == pytest.approx(1.0, abs=1e-9)
     cosines = [round(compare("grpo", p=p).cosine, 3) for p in steps]
     assert cosines == [0.993, 0.951, 0.976, 1.0, 0.998]
     assert [round(compare("grpo", p=p).size, 1) for p in steps] == [9.3, 4.3, 2.1, 1.4, 1.5]
-    by_turn = [round(compare("grpo", "turn", p=p, pays=AT_THE_END).cosine, 2) for p in steps]
+    by_turn = [round(compare("grpo", "turn", p=p, rewards=AT_THE_END).cosine, 2) for p in steps]
     assert by_turn == [0.68, 0.84, 0.95, 1.0, 1.0]
 
 
@@ -204,20 +218,20 @@ UNBIASED = {
 }
 
 
-@pytest.mark.parametrize("pays", [PER_TURN, (1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("rewards", [PER_TURN, (1.0, 1.0, 1.0)])
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
-def test_turn_plus_outcome_is_the_least_noisy_of_the_unbiased_up_to_a_half(p, pays):
-    noise = {name: compare(*which, p=p, pays=pays).noise for name, which in UNBIASED.items()}
+def test_turn_plus_outcome_is_the_least_noisy_of_the_unbiased_up_to_a_half(p, rewards):
+    noise = {name: compare(*which, p=p, rewards=rewards).noise for name, which in UNBIASED.items()}
     assert min(noise, key=noise.get) == "turn+outcome", noise
 
 
 def test_above_a_half_no_baseline_is_less_noisy_here():
-    """A first turn that is wrong earns 0 here, and without a baseline it moves no logit."""
+    """A wrong first turn has a reward of 0, so without a baseline it changes no logit."""
     noise = {name: round(compare(*which, p=0.9).noise, 2) for name, which in UNBIASED.items()}
     assert noise == {"trajectory": 0.93, "turn+outcome": 0.95, "no baseline": 0.20}
 
 
-def test_where_only_the_end_is_paid_turn_plus_outcome_is_trajectory():
+def test_with_only_a_final_reward_turn_plus_outcome_equals_trajectory():
     for p, n in itertools.product([0.1, 0.5], [2, 8]):
         whole, both = (compare("rloo", credit, p, n, AT_THE_END) for credit in ("trajectory", "turn+outcome"))
         assert np.array_equal(whole.expected, both.expected) and whole.deviation == both.deviation
@@ -241,7 +255,7 @@ def test_the_table_of_the_docs():
 
 
 def maxrl_factor(p, n):
-    """Expected gradient of one choice that succeeds with probability p, by the gradient of p."""
+    """Return the expected gradient of a choice that succeeds with probability p, divided by the gradient of p."""
     kinds = [Episode(1 - p, [0.0], [False]), Episode(p, [1.0], [True])]
     groups = Groups(kinds, n)
     advantages = estimate(groups.batch, AlgorithmConfig(advantage_method="maxrl")).reshape(groups.kind.shape)
@@ -250,7 +264,7 @@ def maxrl_factor(p, n):
 
 
 def test_maxrl_amplifies_a_rare_success_by_at_most_n_minus_1():
-    """The log of the success rate has 1 / p."""
+    """The gradient of the log of the success rate is 1 / p times that of p."""
     for p, n in itertools.product([0.01, 0.1, 0.5, 0.9], [2, 8, 16]):
         assert maxrl_factor(p, n) == pytest.approx((1 - (1 - p) ** (n - 1)) / p, rel=1e-9), (p, n)
         assert maxrl_factor(p, n) <= min(1 / p, n - 1)
@@ -261,10 +275,10 @@ def test_maxrl_amplifies_a_rare_success_by_at_most_n_minus_1():
 # ---- tokens of an older policy
 
 
-def stale(shift, p=0.3, n=8, pays=PER_TURN, loss="ppo", correction="none", anchor="rollout", **settings):
-    """The gradient at logits that are `shift` above those that sampled; and the share of tokens that count."""
+def stale(shift, p=0.3, n=8, rewards=PER_TURN, loss="ppo", correction="none", anchor="rollout", **settings):
+    """Return the gradient at logits that are `shift` above the sampling logits, and the share of tokens that count."""
     logit = math.log(p / (1 - p)) + shift
-    kinds, groups = episodes(p, pays), all_groups(p, n, pays)
+    kinds, groups = episodes(p, rewards), all_groups(p, n, rewards)
     config = AlgorithmConfig(
         advantage_method="rloo", credit="turn+outcome", loss_fn=loss, off_policy_correction=correction, **settings
     )
@@ -284,8 +298,8 @@ def stale(shift, p=0.3, n=8, pays=PER_TURN, loss="ppo", correction="none", ancho
     (find_loss(loss)(tokens, config)[0] * weights).sum().backward()
     expected, deviation = groups.moments(-logits.grad.numpy() / n)
     chance = torch.tensor(groups.chances).repeat_interleave(n)[trajectory]
-    kept = float((chance * (weights != 0)).sum() / chance.sum())
-    return Compared(expected, true_gradient(1 / (1 + math.exp(-logit)), pays), deviation), kept
+    share = float((chance * (weights != 0)).sum() / chance.sum())
+    return Compared(expected, true_gradient(1 / (1 + math.exp(-logit)), rewards), deviation), share
 
 
 UNCLIPPED = {"clip_low_threshold": 0.0, "clip_high_threshold": math.inf}
@@ -297,13 +311,13 @@ def bias(shift, **settings):
     return round(stale(shift, **settings)[0].bias, 2)
 
 
-def test_without_a_shift_nothing_is_off():
+def test_without_a_shift_nothing_is_biased():
     for settings in ({}, GSPO, {"correction": "geometric"}, {"loss": "decoupled_ppo", "anchor": "old"}):
         assert stale(0.0, **settings)[0].bias == pytest.approx(0.0, abs=1e-9)
 
 
-def test_the_anchor_rollout_weighs_a_token_for_its_own_age_alone():
-    """What the age of the tokens before and after it does to states and rewards stays in, and the clip adds to it."""
+def test_the_rollout_anchor_corrects_only_for_the_age_of_the_token_itself():
+    """The effect of the age of earlier and later tokens on states and rewards remains, and the clip adds to it."""
     assert [bias(0.3, p=p) for p in (0.3, 0.5)] == [0.82, 0.18]
     assert [bias(0.3, p=p, **UNCLIPPED) for p in (0.3, 0.5)] == [0.19, 0.18]
     assert [bias(0.3, p=p, anchor="old") for p in (0.3, 0.5)] == [0.28, 0.20]
@@ -315,10 +329,10 @@ def test_the_anchor_rollout_weighs_a_token_for_its_own_age_alone():
 
 
 def test_the_ratio_of_whole_trajectories_is_exact():
-    for p, pays in BOTH:
-        made, _ = stale(0.3, p=p, pays=pays, anchor="old", correction="sequence_tis", correction_high=math.inf)
+    for p, rewards in BOTH:
+        made, _ = stale(0.3, p=p, rewards=rewards, anchor="old", correction="sequence_tis", correction_high=math.inf)
         assert made.bias == pytest.approx(0.0, abs=1e-9)
-        assert bias(0.3, p=p, pays=pays, anchor="old", correction="sequence_tis") == 0.0
+        assert bias(0.3, p=p, rewards=rewards, anchor="old", correction="sequence_tis") == 0.0
     exact, token, none = (
         stale(0.3, **settings)[0]
         for settings in ({"anchor": "old", "correction": "sequence_tis"}, UNCLIPPED, {"anchor": "old"})
@@ -331,7 +345,8 @@ def test_the_ratio_of_whole_trajectories_is_exact():
     ("turns", "variance", "capped"), [(3, 0.07, (0.07, 1.0)), (10, 0.25, (0.19, 0.98)), (100, 7.96, (0.43, 0.62))]
 )
 def test_the_weight_of_long_trajectories_varies_more(turns, variance, capped):
-    """One choice of even odds per turn; the cap of 2 bounds the variance and leaves a mean weight below 1."""
+    """Every turn has a choice with probability 1/2. The cap of 2 bounds the variance, and the mean weight is below
+    1."""
     logprobs = torch.tensor([math.log(1 / (1 + math.exp(-x))) for x in (-0.3, 0.3)], dtype=torch.float64)
     rights = torch.arange(turns + 1)
     sampled = (torch.arange(turns) < rights[:, None]).long()
@@ -350,27 +365,29 @@ def test_the_weight_of_long_trajectories_varies_more(turns, variance, capped):
     assert (spread, mean) == pytest.approx(capped, abs=0.006)
 
 
-def test_narrow_bounds_around_the_engines_log_probs_take_gspo_its_gradient():
-    """Sizes of what is left, and the bias, at a shift of 0.02; around the trainer's own log-probs nothing is lost."""
-    left = [stale(0.02, p=p, pays=pays, **GSPO)[0] for p, pays in BOTH]
+def test_narrow_bounds_around_the_engines_log_probs_remove_the_gradient_of_gspo():
+    """Norm of the remaining gradient, and its bias, at a shift of 0.02. With bounds around the trainer's own log-probs
+    the gradient is complete."""
+    left = [stale(0.02, p=p, rewards=rewards, **GSPO)[0] for p, rewards in BOTH]
     assert [round(made.size, 2) for made in left] == [0.04, 0.15, 0.13, 0.23]
     assert [round(made.cosine, 2) for made in left] == [-0.16, -0.45, 0.16, -0.16]
     assert all(0.98 < made.bias < 1.1 for made in left)
     wide = GSPO | {"clip_low_threshold": 0.98, "clip_high_threshold": 1.02}
-    for p, pays in BOTH:
-        assert stale(0.02, p=p, pays=pays, anchor="old", **GSPO)[0].bias < 0.04
-        assert stale(0.02, p=p, pays=pays, **wide)[0].bias < 0.04
-        assert stale(0.1, p=p, pays=pays, **wide)[0].bias > 0.8
+    for p, rewards in BOTH:
+        assert stale(0.02, p=p, rewards=rewards, anchor="old", **GSPO)[0].bias < 0.04
+        assert stale(0.02, p=p, rewards=rewards, **wide)[0].bias < 0.04
+        assert stale(0.1, p=p, rewards=rewards, **wide)[0].bias > 0.8
 
 
-def test_narrow_bounds_of_geometric_leave_nothing_of_stale_tokens():
-    """`geometric` keeps no token at a shift of 0.02, or only trajectories whose differences cancel; `mis` keeps all."""
-    made = [stale(0.02, p=p, pays=pays, correction="geometric") for p, pays in BOTH]
-    assert [round(kept, 2) for _, kept in made] == [0.0, 0.0, 0.29, 0.29]
+def test_narrow_bounds_of_geometric_mask_stale_tokens():
+    """At a shift of 0.02 `geometric` masks all tokens, or all except trajectories whose differences cancel; `mis` masks
+    none."""
+    made = [stale(0.02, p=p, rewards=rewards, correction="geometric") for p, rewards in BOTH]
+    assert [round(share, 2) for _, share in made] == [0.0, 0.0, 0.29, 0.29]
     assert all(0.98 < compared.bias < 1.03 for compared, _ in made)
-    assert all(stale(0.1, p=p, pays=pays, correction="geometric")[1] == 0.0 for p, pays in BOTH)
+    assert all(stale(0.1, p=p, rewards=rewards, correction="geometric")[1] == 0.0 for p, rewards in BOTH)
     wide = {"correction": "geometric", "correction_low": 0.95, "correction_high": 1.05}
     for settings in (wide, {"correction": "mis"}, {"correction": "sequence_tis", "anchor": "old"}):
-        for p, pays in BOTH:
-            compared, kept = stale(0.02, p=p, pays=pays, **settings)
-            assert kept == pytest.approx(1.0) and compared.bias < 0.03, settings
+        for p, rewards in BOTH:
+            compared, share = stale(0.02, p=p, rewards=rewards, **settings)
+            assert share == pytest.approx(1.0) and compared.bias < 0.03, settings

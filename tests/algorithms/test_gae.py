@@ -1,4 +1,5 @@
-"""GAE per turn and per token: the page's numbers, a naive double loop, and what a reward or a value may not do."""
+"""GAE per turn and per token: worked numbers of the documentation, a naive double loop, and independence from padding
+and observations."""
 
 import itertools
 import math
@@ -24,7 +25,7 @@ def config(method="gae", **settings):
 
 
 def batch_of(rewards, values, tokens=None):
-    """A batch of these rows, a trajectory each."""
+    """Return a batch with a trajectory per row."""
     lengths = [len(row) for row in rewards]
     mask = np.arange(max(lengths, default=0)) < np.array(lengths)[:, None]
 
@@ -38,11 +39,11 @@ def batch_of(rewards, values, tokens=None):
 
 
 def rows_of(array, batch):
-    return [row[kept].tolist() for row, kept in zip(array, batch.mask, strict=True)]
+    return [row[mask].tolist() for row, mask in zip(array, batch.mask, strict=True)]
 
 
 def naive(rewards, values, gamma, lam):
-    """The definition: a sum over all later TD errors, for every step."""
+    """Return the advantages by the definition: for every step, a sum over all later TD errors."""
     out = []
     for t in range(len(rewards)):
         total = 0.0
@@ -67,14 +68,15 @@ def test_both_are_registered_with_their_traits():
     assert token.function is turn.function
 
 
-def test_numbers_per_turn():
+def test_turn_gae_worked():
     batch, cfg = batch_of([[0.2, 0, 1]], [[0.3, 0.4, 0.6]]), config("turn_gae", gamma=0.9, gae_lambda=0.8)
     np.testing.assert_allclose(estimate(batch, cfg), [[0.56816, 0.428, 0.4]], rtol=1e-9)
     np.testing.assert_allclose(lambda_returns(batch, cfg), [[0.86816, 0.828, 1.0]], rtol=1e-9)
 
 
 def observed_between():
-    """Two turns of two tokens, paid .5 and 1; the critic's values of the tokens between them (9, 9) are none."""
+    """Two turns of two tokens have the rewards .5 and 1. The critic's values of the tokens between them (9, 9) are not
+    read."""
     group = make_group([[0.5, 1.0]], [[2, 2]])
     return token_batch(CreditBatch.of([group]), np.array([0.1, 0.2, 0.3, 0.4]))
 
@@ -87,13 +89,13 @@ def observed_between():
         ({"whiten_advantages": True}, [0.979796, 0.734847, -0.734847, -0.979796]),
     ],
 )
-def test_numbers_per_token_with_observations_between(settings, expected):
+def test_gae_worked_with_observations_between_turns(settings, expected):
     np.testing.assert_allclose(estimate(observed_between(), config(**settings)), [expected], rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["gae", "turn_gae"])
 @given(batch=batches(), gamma=share, lam=share)
-def test_it_is_the_double_loop_over_later_errors(method, batch, gamma, lam):
+def test_gae_against_its_definition(method, batch, gamma, lam):
     rewards, values = batch
     cfg, array = config(method, gamma=gamma, gae_lambda=lam), batch_of(rewards, values)
     expected = [naive(r, v, gamma, lam) for r, v in zip(rewards, values, strict=True)]
@@ -127,7 +129,7 @@ def test_lambda_1_is_the_return_minus_the_value(batch):
     ):
         to_go = [math.fsum(r[t:]) for t in range(len(r))]
         np.testing.assert_allclose(found, np.subtract(to_go, v), atol=1e-9)
-        np.testing.assert_allclose(targets, to_go, atol=1e-9)  # whatever the values were
+        np.testing.assert_allclose(targets, to_go, atol=1e-9)  # for any values
 
 
 @given(batch=batches(), gamma=share)
@@ -150,8 +152,8 @@ def test_without_values_it_is_the_return_to_go(batch, gamma):
 
 
 @given(batch=batches(), longer=st.integers(1, 2 * CHUNK))
-def test_padding_does_not_leak(batch, longer):
-    """Beside a longer row, and whatever the critic said of the padding."""
+def test_padding_does_not_affect_advantages(batch, longer):
+    """The batch has a longer row, and any values in the padding."""
     rewards, values = batch
     cfg = config(gamma=0.9, gae_lambda=0.8)
     padded = batch_of([*rewards, [1.0] * (6 + longer)], [*values, [0.5] * (6 + longer)])
@@ -167,13 +169,16 @@ def test_padding_does_not_leak(batch, longer):
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("right", [False, True])
 def test_the_expected_gradient_by_enumeration(lam, right):
-    """Turn 1 goes on with probability p, and then turn 2 pays 1, so dJ/dp = 1. Whatever the values, lambda = 1 finds it
-    (a baseline takes nothing from a policy gradient); less finds it only where they are right."""
+    """An episode continues after turn 1 with probability p, and turn 2 has the reward 1, so dJ/dp = 1.
+
+    With lambda = 1 the expected gradient is right for any values, because a baseline does not change it; with a smaller
+    lambda it is right only if the values are.
+    """
     p, second = 0.3, 1.0 if right else 0.25
     cfg = config("turn_gae", gae_lambda=lam)
-    gone = estimate(batch_of([[0.0, 1.0]], [[0.7, second]]), cfg)[0, 0]
+    continued = estimate(batch_of([[0.0, 1.0]], [[0.7, second]]), cfg)[0, 0]
     stopped = estimate(batch_of([[0.0]], [[0.7]]), cfg)[0, 0]
-    gradient = p * gone / p - (1 - p) * stopped / (1 - p)
+    gradient = p * continued / p - (1 - p) * stopped / (1 - p)
     assert gradient == pytest.approx(1.0 if lam == 1.0 or right else lam + (1 - lam) * second)
 
 
@@ -200,15 +205,16 @@ def test_whitening_changes_no_target(batch):
 
 
 @given(prices=st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.7]), min_size=1, max_size=5), min_size=1, max_size=4))
-def test_a_critic_that_knew_all_leaves_nothing_to_learn(prices):
-    """Exactly 0, though the sums are rounded: noise must not be whitened to advantages of 1."""
+def test_a_perfect_critic_gives_advantages_of_exactly_0(prices):
+    """The advantages are exactly 0 although the sums are rounded, since whitening would amplify the rounding errors."""
     values = [[sum(row[t:]) for t in range(len(row))] for row in prices]
     assert not estimate(batch_of(prices, values), config(whiten_advantages=True)).any()
 
 
 @st.composite
-def played(draw):
-    """Groups of rewards and tokens per turn; some turns have no token, the first of each trajectory has."""
+def turn_groups(draw):
+    """Groups of rewards and token counts per turn. Some turns have no token, but the first turn of each trajectory
+    has."""
     shapes = draw(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=3))
     rewards = [[draw(st.lists(number, min_size=n, max_size=n)) for n in group] for group in shapes]
     tokens = [
@@ -219,11 +225,11 @@ def played(draw):
 
 
 def token_values(groups):
-    """A value of its own for every sampled token."""
+    """Return a different value for every sampled token."""
     return np.arange(1.0, 1 + sum(t.action_tokens for g in groups for t in g.trajectories))
 
 
-@given(groups=played())
+@given(groups=turn_groups())
 def test_columns_are_the_sampled_tokens(groups):
     turns, values = CreditBatch.of(groups), token_values(groups)
     batch = token_batch(turns, values)
@@ -232,7 +238,7 @@ def test_columns_are_the_sampled_tokens(groups):
     assert batch.values[batch.mask].tolist() == values.tolist()
     assert batch.group.tolist() == turns.group.tolist()
     for row, trajectory in zip(rows_of(batch.rewards, batch), trajectories, strict=True):
-        assert sum(row) == pytest.approx(trajectory.reward, abs=1e-9)  # nothing is lost
+        assert sum(row) == pytest.approx(trajectory.reward, abs=1e-9)  # all rewards are included
         place = 0
         for turn, later in itertools.zip_longest(trajectory.turns, trajectory.turns[1:]):
             place += len(turn.action_ids)
@@ -241,7 +247,7 @@ def test_columns_are_the_sampled_tokens(groups):
             assert not any(row[place - len(turn.action_ids) : max(place - 1, 0)])
 
 
-@given(groups=played())
+@given(groups=turn_groups())
 def test_the_value_of_a_turn_is_that_of_its_first_token(groups):
     values = iter(token_values(groups))
     batch = turn_batch(CreditBatch.of(groups), token_values(groups))
@@ -262,21 +268,23 @@ def test_the_reward_of_a_turn_without_tokens_goes_to_the_last_token_before(make)
 
 
 @pytest.mark.parametrize("make", [turn_batch, token_batch])
-def test_a_reward_before_the_first_token_is_not_dropped_in_silence(make):
-    with pytest.raises(AssertionError, match="no token to go to"):
+def test_a_reward_before_the_first_sampled_token_is_an_error(make):
+    with pytest.raises(AssertionError, match="a reward before its first sampled token"):
         make(CreditBatch.of([make_group([[0.5, 1.0]], [[0, 2]])]), np.zeros(2))
 
 
 @pytest.mark.parametrize("method", ["turn_gae", "gae"])
-def test_trajectories_in_which_nothing_was_sampled_have_no_columns(method):
+def test_trajectories_without_sampled_tokens_have_no_columns(method):
     make = token_batch if method == "gae" else turn_batch
     for rewards, tokens in (([[-1.0], [0.5]], [[0], [1]]), ([[-1.0]], [[0]]), ([[]], [[]])):
         batch = make(CreditBatch.of([make_group(rewards, tokens)]), np.zeros(sum(map(sum, tokens))))
         assert estimate(batch, config(method)).sum() == pytest.approx(0.5 if len(tokens) == 2 else 0.0)
-        assert not estimate(batch, config(method, whiten_advantages=True)).any()  # one token or none
+        assert not estimate(
+            batch, config(method, whiten_advantages=True)
+        ).any()  # each trajectory has at most one token
 
 
 @pytest.mark.parametrize("method", ["turn_gae", "gae"])
-def test_without_a_critic_it_says_so(method):
+def test_gae_without_values_is_an_error(method):
     with pytest.raises(ValueError, match="need the values of a critic"):
         estimate(CreditBatch.of([make_group([[1.0]])]), config(method))

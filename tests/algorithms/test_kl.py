@@ -1,4 +1,4 @@
-"""KL estimators: worked numbers; value and gradient by enumeration, of one token and of two; the controller."""
+"""KL estimators: worked numbers; value and gradient by enumeration, over one token and over two; the controller."""
 
 import math
 import statistics
@@ -27,18 +27,19 @@ def gradient_of(function, theta=THETA):
 
 
 def expectation(name, theta=THETA, reference=REFERENCE, sampler=None):
-    """Value and gradient of E_{x ~ sampler}[estimator(x)]; the samples, not their chances, are what a loss sees."""
+    """Return value and gradient of E_{x ~ sampler}[estimator(x)]. The gradient is that of a loss, which does not
+    differentiate the sampling probabilities."""
     old = theta.log_softmax(-1) if sampler is None else sampler
     return gradient_of(lambda lp: (old.exp() * find_kl(name)(lp, reference, old)).sum(), theta)
 
 
 def reverse_kl(theta=THETA, reference=REFERENCE):
-    """KL(policy || ref), with its gradient."""
+    """Return KL(policy || ref) and its gradient."""
     return gradient_of(lambda lp: (lp.exp() * (lp - reference)).sum(), theta)
 
 
 def forward_kl(theta=THETA, reference=REFERENCE):
-    """KL(ref || policy), with its gradient."""
+    """Return KL(ref || policy) and its gradient."""
     return gradient_of(lambda lp: (reference.exp() * (reference - lp)).sum(), theta)
 
 
@@ -46,7 +47,7 @@ def is_gradient(gradient, of):
     return torch.allclose(gradient, of[1], atol=1e-10)
 
 
-def test_the_estimators_by_their_names():
+def test_the_names_of_the_kl_estimators():
     assert KL_ESTIMATORS.names() == ALL
 
 
@@ -69,7 +70,7 @@ def test_worked(name, expected):
 # ---- by enumeration
 
 
-def test_the_two_divergences_differ_in_the_example():
+def test_forward_and_reverse_kl_differ_in_the_example():
     assert abs(reverse_kl()[0] - forward_kl()[0]) > 0.05
     assert not is_gradient(forward_kl()[1], of=reverse_kl())
     assert reverse_kl()[1].abs().max() > 0.1
@@ -88,7 +89,7 @@ def test_expected_gradient_on_policy():
         assert is_gradient(expectation(name)[1], of=reverse_kl()), name
 
 
-def test_only_the_weighted_forms_are_right_off_policy():
+def test_only_the_weighted_estimators_are_unbiased_off_policy():
     for name in ALL:
         value, gradient = expectation(name, sampler=OLD)
         right = name in ("k1_unbiased", "k3_unbiased")
@@ -97,7 +98,7 @@ def test_only_the_weighted_forms_are_right_off_policy():
 
 
 @given(logits, logits, logits)
-def test_what_is_right_is_right_for_every_policy_reference_and_sampler(theta, reference, old):
+def test_unbiasedness_holds_for_every_policy_reference_and_sampler(theta, reference, old):
     reference, old = reference.log_softmax(-1), old.log_softmax(-1)
     reverse = reverse_kl(theta, reference)
     for name in ("k1", "k3", "k3_plus", "k1_unbiased", "k3_unbiased"):
@@ -161,7 +162,7 @@ step_logits = st.lists(st.floats(-2, 2), min_size=12, max_size=12).map(
 
 
 def paths(logits, reference):
-    """Log-probs [3, 3] of the first and of the second token on each path, and those of the reference."""
+    """Return the log-probs [3, 3] of the first and of the second token on each path, and those of the reference."""
     own, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
     return own[0, :, None].expand(3, 3), own[1:], theirs[0, :, None].expand(3, 3), theirs[1:]
 
@@ -174,7 +175,7 @@ def slope(function, logits=STEPS):
 
 
 def whole_kl(logits=STEPS, reference=UNIFORM):
-    """KL between the two distributions over paths, with its gradient."""
+    """Return the KL between the two distributions over paths and its gradient."""
 
     def value(logits):
         first, second, its_first, its_second = paths(logits, reference)
@@ -184,7 +185,7 @@ def whole_kl(logits=STEPS, reference=UNIFORM):
 
 
 def as_loss(name, logits=STEPS, reference=UNIFORM, sampler=None):
-    """The estimates of both tokens added up: the mean over the paths that `sampler` draws, with its gradient."""
+    """Return the sum of the estimates of both tokens: its mean over the paths of `sampler`, and its gradient."""
     old_first, old_second, *_ = paths((logits if sampler is None else sampler).detach(), reference)
 
     def value(logits):
@@ -196,7 +197,8 @@ def as_loss(name, logits=STEPS, reference=UNIFORM, sampler=None):
 
 
 def missing(logits=STEPS, reference=UNIFORM):
-    """What the first token does to the KL of the second, by the states that it leads to: Σ_s ∇ π(s) KL(s)."""
+    """Return the effect of the first token on the KL of the second, through the states that it leads to: Σ_s ∇ π(s)
+    KL(s)."""
 
     def value(logits):
         first, second, _, its_second = paths(logits, reference)
@@ -210,7 +212,7 @@ def off(gradient, true):
     return ((gradient - true).norm() / true.norm()).item()
 
 
-def test_over_two_tokens_every_loss_misses_what_the_first_does_to_the_second():
+def test_over_two_tokens_every_loss_misses_the_effect_of_the_first_on_the_second():
     value, true = whole_kl()
     for name in ("k2", "k3_plus", "k1_unbiased", "k3_unbiased"):
         mean, gradient = as_loss(name)
@@ -221,7 +223,7 @@ def test_over_two_tokens_every_loss_misses_what_the_first_does_to_the_second():
     assert off(as_loss("k3")[1], true) == pytest.approx(0.20, abs=0.005)
 
 
-def test_how_much_is_missing_for_two_hundred_policies_and_references():
+def test_the_missing_share_for_two_hundred_policies_and_references():
     generator = torch.Generator().manual_seed(0)
     missed = []
     for logits, reference in torch.randn(200, 2, 4, 3, generator=generator, dtype=torch.float64):
@@ -232,7 +234,7 @@ def test_how_much_is_missing_for_two_hundred_policies_and_references():
 
 @settings(deadline=None)
 @given(step_logits, step_logits)
-def test_what_is_missing_is_the_same_for_all_of_them(logits, reference):
+def test_the_missing_gradient_is_the_same_for_all_estimators(logits, reference):
     true = whole_kl(logits, reference)[1]
     for name in ("k2", "k3_plus", "k1_unbiased", "k3_unbiased"):
         gradient = as_loss(name, logits, reference)[1]
@@ -242,7 +244,8 @@ def test_what_is_missing_is_the_same_for_all_of_them(logits, reference):
 @settings(deadline=None)
 @given(step_logits, step_logits)
 def test_k1_in_the_reward_is_exact_over_two_tokens(logits, reference):
-    """Taken off the reward of the turn or of what follows the token: E[k1 ∇ log π] has the states in it."""
+    """Subtracted from the reward of the turn, or from the rewards after the token, E[k1 ∇ log π] includes the
+    states."""
     first, second, its_first, its_second = (x.detach() for x in paths(logits, reference))
     early, late = find_kl("k1")(first, its_first, first), find_kl("k1")(second, its_second, second)
     for at_first, at_second in ((early + late, early + late), (early + late, late)):
@@ -254,8 +257,8 @@ def test_k1_in_the_reward_is_exact_over_two_tokens(logits, reference):
         assert torch.allclose(slope(penalty, logits)[1], whole_kl(logits, reference)[1], atol=1e-10)
 
 
-def test_off_policy_the_weighted_forms_are_right_for_the_token_and_not_for_its_states():
-    """Their mean is that of the states which the older policy reached."""
+def test_off_policy_the_weighted_estimators_are_unbiased_for_the_token_and_not_for_its_states():
+    """Their mean is over the states that the older policy reached."""
     value, true = whole_kl()
     for name in ("k1_unbiased", "k3_unbiased"):
         mean, gradient = as_loss(name, sampler=OLDER)
@@ -263,7 +266,7 @@ def test_off_policy_the_weighted_forms_are_right_for_the_token_and_not_for_its_s
         assert off(gradient, true) == pytest.approx(0.154, abs=0.001), name
 
 
-def test_far_off_tokens_stay_finite():
+def test_extreme_log_probs_give_finite_results():
     for name in ALL:
         logprobs = torch.tensor([-1.0, -500.0], requires_grad=True)
         value = find_kl(name)(logprobs, torch.tensor([-500.0, -1.0]), torch.tensor([-500.0, -1.0])).sum()
@@ -280,7 +283,7 @@ def test_far_off_tokens_stay_finite():
         (0.10, 1.0),  # at the target
         (0.11, 1 + 0.1 * 64 / 640),
         (0.09, 1 - 0.1 * 64 / 640),
-        (5.0, 1 + 0.2 * 64 / 640),  # the error is cut at a fifth
+        (5.0, 1 + 0.2 * 64 / 640),  # the error is clipped to a fifth
         (0.0, 1 - 0.2 * 64 / 640),
     ],
 )
@@ -310,7 +313,7 @@ def test_the_coefficient_stays_positive_and_no_step_changes_it_by_more_than_a_fi
     assert 0.8 <= controller.coefficient <= 1.2
 
 
-def test_the_coefficient_is_all_of_the_state():
+def test_the_coefficient_is_the_whole_state():
     one = KlController(0.05, 0.1, 100)
     one.update(0.3, 10)
     other = KlController(0.05, 0.1, 100)
@@ -320,8 +323,8 @@ def test_the_coefficient_is_all_of_the_state():
     assert one == other
 
 
-def test_a_coefficient_in_a_loop_finds_the_weight_that_holds_the_target():
-    """A policy whose KL is 1 / coefficient: the target of 0.1 needs a coefficient of 10."""
+def test_the_controller_converges_to_the_weight_that_gives_the_target():
+    """The KL of this policy is 1 / coefficient, so the target of 0.1 needs a coefficient of 10."""
     controller = KlController(1.0, target=0.1, horizon=100)
     for _ in range(500):
         controller.update(1.0 / controller.coefficient, trajectories=10)

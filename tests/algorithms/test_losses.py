@@ -1,4 +1,4 @@
-"""Losses: worked values and gradients (reference/algorithms.md 4.5, measured in verl), invariants, extremes."""
+"""Losses: worked values and gradients (measured in verl), invariants, extreme values."""
 
 import math
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.algorithms.losses import (
+    TokenBatch,
     binary_kl,
     cispo,
     decoupled_ppo,
@@ -19,7 +20,6 @@ from mtrl.algorithms.losses import (
     weighted_sum,
 )
 from mtrl.algorithms.registry import LOSSES, find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig, DppoConfig, SapoConfig
 
 # Two trajectories, of three and of two tokens.
@@ -41,7 +41,7 @@ def config(**settings):
 
 
 def evaluate(loss_fn, settings, weights=TOKEN_MEAN, ratio=RATIO, advantages=ADVANTAGE, **fields):
-    """Value, gradient and metrics of a loss, by default those of the worked example."""
+    """Return value, gradient and metrics of a loss, by default for the worked example."""
     logprobs = (OLD + ratio.log()).requires_grad_()
     tokens = TokenBatch(logprobs, OLD, advantages, **{"trajectory": TRAJECTORY, **fields})
     losses, metrics = loss_fn(tokens, settings)
@@ -57,7 +57,7 @@ def assert_gradient(gradient, expected, tolerance=1e-6):
     torch.testing.assert_close(gradient, torch.tensor(expected, dtype=torch.float64), atol=tolerance, rtol=0)
 
 
-def test_the_losses_by_their_names():
+def test_the_names_of_the_losses():
     assert ALL == ["cispo", "decoupled_ppo", "dppo", "gspo", "importance_sampling", "ppo", "sapo"]
     assert [name for name in ALL if find_loss(name).per_trajectory] == ["gspo"]
     assert find_loss("reinforce_is") is find_loss("importance_sampling")
@@ -81,7 +81,7 @@ def test_ppo_worked(settings, loss, gradient):
     assert_gradient(grad, gradient)
 
 
-def test_ppo_worked_under_other_weights():
+def test_ppo_worked_with_other_token_weights():
     value, grad, _ = evaluate(ppo, config(dual_clip=3.0), SEQUENCE_MEAN)
     assert value == pytest.approx(0.675)
     assert_gradient(grad, [0, -0.083333, -0.166667, 0.375, 0])
@@ -101,7 +101,7 @@ def test_cispo_worked(low, high, loss, gradient):
     assert_gradient(grad, gradient)
 
 
-def test_importance_sampling_caps_the_weight_from_above_only():
+def test_importance_sampling_has_only_an_upper_bound():
     _, grad, metrics = evaluate(importance_sampling, config(is_cap=2.0))
     assert_gradient(grad, [-0.3, -0.1, -0.2, 0.3, 0.4])
     assert metrics["clipped"].tolist() == [0, 0, 0, 0, 1]
@@ -116,7 +116,7 @@ def test_gspo_worked():
     assert metrics["ratio"].tolist() == pytest.approx([0.75 ** (1 / 3)] * 3 + [math.sqrt(6)] * 2)
 
 
-def test_gspo_heeds_dual_clip_where_one_asks_for_it():
+def test_gspo_applies_dual_clip_if_it_is_set():
     value, grad, metrics = evaluate(gspo, config(**GSPO, dual_clip=2.0), SEQUENCE_MEAN)
     assert value == pytest.approx((2.0 - 0.75 ** (1 / 3)) / 2)
     assert_gradient(grad, [-0.15143] * 3 + [0, 0], 1e-5)
@@ -137,7 +137,7 @@ def test_dppo_worked():
     assert metrics["clipped"].tolist() == [0, 0, 0, 0, 1]  # the cap; the divergence masks nothing
 
 
-def test_decoupled_ppo_is_ppo_times_a_capped_weight_on_what_was_sampled():
+def test_decoupled_ppo_is_ppo_times_a_capped_behaviour_weight():
     behaviour = OLD - torch.tensor([0.5, 2.0, 0.25, 8.0, 1.0], dtype=torch.float64).log()
     value, grad, metrics = evaluate(decoupled_ppo, config(is_cap=5.0, dual_clip=3.0), rollout_logprobs=behaviour)
     weight = [0.5, 2.0, 0.25, 5.0, 1.0]
@@ -152,10 +152,10 @@ def test_decoupled_ppo_is_ppo_times_a_capped_weight_on_what_was_sampled():
 
 @pytest.mark.parametrize("divergence", ["tv", "kl"])
 @pytest.mark.parametrize(
-    ("old", "new", "advantage", "kept"),
+    ("old", "new", "advantage", "is_trained"),
     [
-        (0.1, 0.9, 1.0, False),  # up by far too much
-        (0.1, 0.9, -1.0, True),  # far off, but the step leads back
+        (0.1, 0.9, 1.0, False),  # the probability has increased by far too much
+        (0.1, 0.9, -1.0, True),  # the difference is large, but the step reduces it
         (0.9, 0.1, -1.0, False),
         (0.9, 0.1, 1.0, True),
         (0.50, 0.52, 1.0, True),
@@ -163,16 +163,18 @@ def test_decoupled_ppo_is_ppo_times_a_capped_weight_on_what_was_sampled():
         (1e-6, 1e-4, 1.0, True),  # a ratio of 100 that moves hardly any probability, which PPO would clip
     ],
 )
-def test_dppo_masks_what_has_moved_too_far_where_its_advantage_pushes(divergence, old, new, advantage, kept):
+def test_dppo_masks_tokens_that_have_moved_too_far_in_the_direction_of_their_advantage(
+    divergence, old, new, advantage, is_trained
+):
     logprobs = torch.tensor([math.log(new)], requires_grad=True)
     tokens = TokenBatch(logprobs, torch.tensor([math.log(old)]), torch.tensor([advantage]))
     losses, metrics = dppo(tokens, config(is_cap=math.inf, dppo=DppoConfig(divergence, 0.05, 0.05)))
     losses.sum().backward()
-    assert logprobs.grad.item() == pytest.approx(-advantage * new / old if kept else 0.0, rel=1e-5)
-    assert metrics["clipped"].item() == (not kept)
+    assert logprobs.grad.item() == pytest.approx(-advantage * new / old if is_trained else 0.0, rel=1e-5)
+    assert metrics["clipped"].item() == (not is_trained)
 
 
-def test_dppo_has_a_threshold_of_its_own_for_each_direction():
+def test_dppo_has_a_threshold_for_each_direction():
     settings = config(is_cap=math.inf, dppo=DppoConfig("tv", delta_low=0.1, delta_high=0.3))
     old = torch.tensor([0.5, 0.5, 0.5, 0.5]).log()
     logprobs = torch.tensor([0.7, 0.85, 0.45, 0.3]).log()
@@ -181,7 +183,7 @@ def test_dppo_has_a_threshold_of_its_own_for_each_direction():
 
 
 @given(st.floats(0.001, 0.999), st.floats(0.001, 0.999))
-def test_binary_kl_is_that_of_two_coins(old, new):
+def test_binary_kl_is_the_kl_of_two_bernoulli_distributions(old, new):
     coin = [torch.distributions.Bernoulli(torch.tensor(p, dtype=torch.float64)) for p in (old, new)]
     expected = torch.distributions.kl_divergence(*coin).item()
     found = binary_kl(torch.tensor(old, dtype=torch.float64), torch.tensor(new, dtype=torch.float64)).item()
@@ -227,7 +229,7 @@ def test_gspo_has_the_gradient_of_the_sequence_form(data):
 
 
 @given(st.permutations(range(5)))
-def test_gspo_does_not_care_how_the_tokens_of_trajectories_lie(order):
+def test_gspo_does_not_depend_on_the_order_of_tokens(order):
     def losses_of(rows):
         fields = (OLD + RATIO.log())[rows], OLD[rows], ADVANTAGE[rows]
         return gspo(TokenBatch(*fields, trajectory=TRAJECTORY[rows]), config(**GSPO))[0]
@@ -235,8 +237,8 @@ def test_gspo_does_not_care_how_the_tokens_of_trajectories_lie(order):
     torch.testing.assert_close(losses_of(order), losses_of(list(range(5)))[order])
 
 
-def test_gspo_keeps_the_digits_of_a_small_mean_in_single_precision():
-    """Its bounds are 3e-4 from 1, as far as the fourth digit of a log-prob of -10 in float32."""
+def test_gspo_is_precise_for_small_means_in_float32():
+    """The bounds are 3e-4 from 1, which is the fourth digit of a log-prob of -10 in float32."""
     old = torch.full((4,), -17.3)
     logprobs = old + torch.tensor([1e-5, 2e-5, 0.0, -1e-5])
     exact = (logprobs.double() - old.double()).mean()
@@ -268,7 +270,7 @@ def test_on_policy_the_gradient_is_minus_advantage_times_weight(name, shifts, se
 @every_loss
 @given(advantage=st.floats(0.1, 3), shift=st.floats(-2, 2))
 def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_so(name, advantage, shift):
-    """The gradient never has the advantage's sign."""
+    """The gradient never has the sign of the advantage."""
     for sign in (1.0, -1.0):
         logprobs = torch.tensor([-1.0, -2.5], dtype=torch.float64).requires_grad_()
         advantages = torch.tensor([sign * advantage] * 2, dtype=torch.float64)
@@ -279,8 +281,8 @@ def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_so(name, advantage,
 
 @pytest.mark.parametrize("name", ["cispo", "importance_sampling"])
 @given(shift=st.floats(-3, 3))
-def test_losses_of_one_bound_treat_good_and_bad_alike(name, shift):
-    """Their gradient is odd in the advantage."""
+def test_losses_with_one_bound_are_odd_in_the_advantage(name, shift):
+    """The gradient is an odd function of the advantage."""
 
     def gradient(sign):
         logprobs = torch.tensor([-1.0], dtype=torch.float64).requires_grad_()
@@ -293,11 +295,14 @@ def test_losses_of_one_bound_treat_good_and_bad_alike(name, shift):
 
 @pytest.mark.parametrize("name", ["ppo", "dppo", "dppo/kl"])
 @pytest.mark.parametrize("distance", [0.1, 0.19, 0.21, 0.4])
-def test_bounds_mirror_good_and_bad(name, distance):
-    """A bad token may fall as far as a good one may rise: in log-ratio for PPO, from a half in probability for DPPO."""
+def test_bounds_for_good_and_bad_tokens_are_symmetric(name, distance):
+    """A bad token may decrease as far as a good one may increase: in log-ratio for PPO, from a probability of 1/2 for
+    DPPO."""
     name, _, divergence = name.partition("/")
     bounds = {"clip_low_threshold": math.exp(-0.2), "clip_high_threshold": math.exp(0.2)}
-    limit = 0.5 * math.log(0.25 / (0.7 * 0.3)) if divergence else 0.2  # KL of a half from 0.7: as far as TV 0.2
+    limit = (
+        0.5 * math.log(0.25 / (0.7 * 0.3)) if divergence else 0.2
+    )  # the KL from 0.5 to 0.7 corresponds to a TV of 0.2
     settings = config(**bounds, is_cap=math.inf, dppo=DppoConfig(divergence or "tv", limit, limit))
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     away = torch.tensor([distance, -distance], dtype=torch.float64)
@@ -306,7 +311,7 @@ def test_bounds_mirror_good_and_bad(name, distance):
     assert metrics["clipped"].tolist() == [float(distance > 0.2)] * 2
 
 
-def test_sapo_mirrors_good_and_bad_at_one_temperature_and_damps_bad_ones_more_by_default():
+def test_sapo_is_symmetric_at_equal_temperatures_and_damps_bad_tokens_more_by_default():
     same = config(sapo=SapoConfig(tau_positive=2.0, tau_negative=2.0))
     for settings, equal in ((same, True), (config(), False)):
         good = evaluate(sapo, settings, advantages=torch.ones(5, dtype=torch.float64))[1]
@@ -316,7 +321,7 @@ def test_sapo_mirrors_good_and_bad_at_one_temperature_and_damps_bad_ones_more_by
     assert (bad.abs()[off] < good.abs()[off]).all()
 
 
-def test_clipped_marks_the_tokens_whose_gradient_ppo_took_away():
+def test_clipped_marks_the_tokens_without_gradient_under_ppo():
     _, grad, metrics = evaluate(ppo, config(dual_clip=3.0), torch.ones_like(TOKEN_MEAN))
     assert metrics["clipped"].bool().equal(grad == 0)
     torch.testing.assert_close(metrics["ratio"], RATIO)
@@ -326,8 +331,8 @@ def test_clipped_marks_the_tokens_whose_gradient_ppo_took_away():
 
 @every_loss
 @given(seed=st.integers(0, 2**16))
-def test_clipped_marks_exactly_what_the_bounds_changed(name, seed):
-    """Against the same loss without its bounds: another gradient where `clipped`, the same where not."""
+def test_clipped_marks_exactly_the_tokens_that_the_bounds_changed(name, seed):
+    """Compared with the same loss without bounds, the gradient differs where `clipped` is 1 and is equal elsewhere."""
     generator = torch.Generator().manual_seed(seed)
     old, shift, gap, advantages = (torch.randn(20, generator=generator, dtype=torch.float64) for _ in range(4))
     old = -old.exp()
@@ -347,7 +352,7 @@ def test_clipped_marks_exactly_what_the_bounds_changed(name, seed):
 
 
 def test_ppo_is_pessimistic():
-    """Clipping never makes the surrogate better than it is, and dual clip bounds what negative advantages cost."""
+    """Clipping never increases the surrogate objective, and dual clip bounds the loss of negative advantages."""
     generator = torch.Generator().manual_seed(1)
     old, shift, advantages = (torch.randn(500, generator=generator) for _ in range(3))
     plain, _ = ppo(TokenBatch(old + shift, old, advantages), config())
@@ -361,8 +366,8 @@ def test_ppo_is_pessimistic():
 @pytest.mark.parametrize("dual_clip", [None, 3.0])
 @pytest.mark.parametrize("gap", [-1e4, -500.0, 500.0, 1e4, math.inf])
 @pytest.mark.parametrize("anchor", ["rollout", "old"])
-def test_far_off_tokens_stay_finite(name, gap, dual_clip, anchor):
-    """A gap of infinity is an old log-prob of -inf: a token that the old policy could not have said."""
+def test_extreme_log_probs_give_finite_results(name, gap, dual_clip, anchor):
+    """An infinite gap is an old log-prob of -inf: a token with the probability 0 under the old policy."""
     logprobs = torch.tensor([-1.0, -700.0, -1e-9, -1.0, -700.0], requires_grad=True)
     old = logprobs.detach() - gap
     advantages = torch.tensor([1.0, -1.0, 0.0, 0.0, 1.0])
@@ -381,7 +386,7 @@ def test_far_off_tokens_stay_finite(name, gap, dual_clip, anchor):
         assert not logprobs.grad.any()
 
 
-def test_padding_cannot_poison_the_sum():
+def test_non_finite_padding_does_not_affect_the_sum():
     losses = torch.tensor([1.0, math.nan, math.inf], requires_grad=True)
     total = weighted_sum(losses, torch.tensor([0.5, 0.0, 0.0]))
     total.backward()

@@ -1,4 +1,4 @@
-"""Drift between trainer and engine: worked numbers, and sums that join."""
+"""Drift between trainer and engine: worked numbers, and sums over micro-batches."""
 
 import math
 
@@ -17,7 +17,7 @@ TRAJECTORY = torch.tensor([[0, 0, 0], [1, 1, 1]])
 
 
 def test_worked():
-    """k1, k3, chi2 and ppl_ratio as in reference/algorithms.md 4.6, measured in verl."""
+    """k1, k3, chi2 and ppl_ratio were measured in verl."""
     metrics = measure(TRAINER, ROLLOUT, MASK, TRAJECTORY).metrics()
     ratios = [1.5, 0.4, 1.0, 6.0, 0.9]
     assert metrics["mismatch/k1"] == pytest.approx(-0.23511, abs=1e-5)
@@ -33,7 +33,7 @@ def test_worked():
 
 
 def test_the_perplexity_ratio_is_the_trainers_over_the_engines():
-    """A trainer that finds the sampled tokens less likely is more perplexed by them."""
+    """The ratio is above 1 if the sampled tokens are less likely under the trainer."""
     engine = torch.tensor([0.5, 0.25]).log()
     trainer = torch.tensor([0.25, 0.125]).log()
     metrics = measure(trainer, engine, trajectory=torch.tensor([7, 7])).metrics()
@@ -42,8 +42,9 @@ def test_the_perplexity_ratio_is_the_trainers_over_the_engines():
 
 
 @given(st.lists(st.tuples(st.floats(-0.9, 0.9), st.integers(0, 5), st.booleans()), min_size=1, max_size=20))
-def test_trajectories_are_told_apart_by_their_number_wherever_their_tokens_are(tokens):
-    """Recomputed one trajectory after the other; numbers may be missing, tokens interleaved, and some masked."""
+def test_trajectories_are_distinguished_by_index_in_any_order_of_tokens(tokens):
+    """The expected numbers are computed per trajectory. Indices may be missing, tokens interleaved, and some tokens
+    masked."""
     d = torch.tensor([x for x, _, _ in tokens], dtype=torch.float64)
     trajectory, mask = torch.tensor([t for _, t, _ in tokens]), torch.tensor([m for _, _, m in tokens])
     drift = measure(d - 3.0, torch.full_like(d, -3.0), mask, trajectory)
@@ -63,7 +64,7 @@ def test_without_trajectories_there_is_nothing_per_trajectory():
     assert plain.metrics() == {key: whole[key] for key in whole if key.split("/")[1] not in ("chi2_seq", "ppl_ratio")}
 
 
-def test_micro_batches_join_to_the_whole():
+def test_sums_of_micro_batches_equal_those_of_all_tokens():
     rows = [measure(TRAINER[i], ROLLOUT[i], MASK[i], TRAJECTORY[0]) for i in range(2)]
     joined = rows[0] + Drift() + rows[1]
     assert joined.metrics() == pytest.approx(measure(TRAINER, ROLLOUT, MASK, TRAJECTORY).metrics())
@@ -78,7 +79,7 @@ def test_no_drift_and_no_tokens():
     assert Drift().metrics() == {}
 
 
-def test_a_huge_drift_is_reported_as_it_is_and_its_ratio_stays_finite():
+def test_a_huge_drift_is_reported_unclamped_with_a_finite_ratio():
     trainer, rollout = torch.tensor([-1.0, -1.0], requires_grad=True), torch.tensor([-1001.0, -1001.0])
     metrics = measure(trainer, rollout, trajectory=torch.tensor([0, 0])).metrics()
     assert metrics["mismatch/abs_max"] == 1000.0

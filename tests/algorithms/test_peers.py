@@ -1,4 +1,4 @@
-"""Sets of values that stand side by side, against loops; what counts as equal."""
+"""Peers: sets of adjacent values, compared with naive loops, and the equality of values up to rounding."""
 
 import statistics
 from itertools import groupby
@@ -9,13 +9,13 @@ from groups import reward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.algorithms.peers import Peers
+from mtrl.algorithms.batch import Peers
 
 sets = st.lists(st.lists(reward, min_size=1, max_size=5), min_size=1, max_size=5)
 
 
 def flat_peers(values, magnitudes=None):
-    """Peers of nested lists, numbered so that only neighbours differ: 0, 1, 0, 1, …"""
+    """Return the peers of nested lists, with ids that differ only between adjacent sets: 0, 1, 0, 1, …"""
     ids = np.array([i % 2 for i, members in enumerate(values) for _ in members], dtype=np.int64)
     return Peers(ids, magnitudes), np.array([v for members in values for v in members], dtype=np.float64)
 
@@ -48,7 +48,7 @@ def test_statistics_are_those_of_each_set(values):
 
 @settings(deadline=None)
 @given(values=sets)
-def test_sets_are_runs_of_one_number(values):
+def test_sets_are_runs_of_equal_ids(values):
     peers, array = flat_peers(values)
     runs = [len(list(run)) for _, run in groupby(peers.ids.tolist())]
     assert peers.sizes.tolist() == runs == [len(members) for members in values]
@@ -70,14 +70,14 @@ def test_equal_values_are_centred_to_exactly_0(value, n):
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_equal_is_relative_to_the_size_of_the_values(scale):
+def test_equality_is_relative_to_the_magnitude_of_the_values(scale):
     for members, equal in [([1.0, 1.0 + 1e-12], True), ([1.0, 1.0 + 1e-6], False), ([0.0, 1e-6], False)]:
         peers, array = flat_peers([[scale * v for v in members]])
         assert set(peers.are_equal(array).tolist()) == {equal}
 
 
-def test_sums_that_cancel_are_equal_by_what_they_were_summed_from():
-    """2.8e-17 and 0 differ by all that there is, unless it is known that they came from terms around 0.3."""
+def test_sums_that_cancel_are_equal_up_to_the_rounding_of_their_terms():
+    """2.8e-17 and 0 count as different, unless it is known that they are sums of terms of about 0.3."""
     sums = [(0.1 + 0.2) - 0.3, 0.1 + (0.2 - 0.3), 0.0]
     assert len(set(sums)) == 3
     plain, array = flat_peers([sums])
@@ -86,12 +86,12 @@ def test_sums_that_cancel_are_equal_by_what_they_were_summed_from():
     assert known.centre(array).tolist() == [0.0] * 3
 
 
-def test_the_magnitude_of_one_set_says_nothing_of_another():
+def test_the_magnitude_of_one_set_does_not_affect_another():
     peers = Peers(np.array([0, 0, 1, 1]), np.array([1e9, 1e9, 1.0, 1.0]))
     assert peers.are_equal(np.array([0.0, 1e-3, 0.0, 1e-3])).tolist() == [True, True, False, False]
 
 
-def test_a_real_difference_beside_large_rewards_is_none_of_rounding():
-    """A small reward among large ones that cancel: 1e-3 of 2000 is far above the rounding of the sum."""
+def test_a_small_difference_beside_large_rewards_does_not_count_as_rounding():
+    """A small reward is added to large ones that cancel: 1e-3 of 2000 is far above the rounding of the sum."""
     peers = Peers(np.array([0, 0]), np.array([2000.0, 2000.0]))
     assert not peers.are_equal(np.array([1e-3, 0.0])).any()

@@ -1,4 +1,4 @@
-"""Reductions: worked numbers, and gradients that do not care how the samples are cut, packed or left out."""
+"""Reductions: worked numbers, and gradients that do not depend on the cutting, packing or dropping of samples."""
 
 import dataclasses
 import itertools
@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl.algorithms.losses import ppo, weighted_sum
+from mtrl.algorithms.losses import TokenBatch, ppo, weighted_sum
 from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import LOSSES, REDUCTIONS, find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig
 from mtrl.errors import UserError
 from mtrl.types import Sample
@@ -23,7 +22,7 @@ PER_TOKEN = [name for name in LOSSES.names() if not find_loss(name).per_trajecto
 
 
 def a_sample(group, trajectory, turns, advantages=None, seed=0):
-    """Tokens of the given turns; -1 is context. `advantages` is one number per turn index."""
+    """Return a sample with tokens of the given turns; -1 is context. `advantages` has one number per turn index."""
     rng = np.random.default_rng([seed, trajectory, *(t + 1 for t in turns)])
     sampled = [turn >= 0 for turn in turns]
     return Sample(
@@ -39,7 +38,7 @@ def a_sample(group, trajectory, turns, advantages=None, seed=0):
 
 
 def pieces(sample, *cuts):
-    """The sample cut in several; each carries what came before as context, as after a break."""
+    """Return the sample cut into several samples, each with all earlier tokens as context, as after a break."""
     bounds = [0, *cuts, len(sample.token_ids)]
     for start, end in itertools.pairwise(bounds):
         own = [start <= i for i in range(end)]
@@ -123,12 +122,12 @@ def test_means_have_weights_that_sum_to_one(reduction):
     assert sum(w.sum() for w in token_weights(STEP, reduction, CONFIG)) == pytest.approx(1.0)
 
 
-def test_under_sequence_mean_many_turns_weigh_no_more_than_one():
+def test_sequence_mean_does_not_depend_on_the_number_of_turns():
     weights = token_weights(STEP, "sequence_mean", CONFIG)
     assert [w.sum() for w in weights] == pytest.approx([1 / len(STEP)] * len(STEP))
 
 
-def test_groups_of_one_number_are_not_confused():
+def test_trajectories_with_one_index_in_different_groups_are_distinguished():
     samples = [a_sample("a", 0, [0]), a_sample("b", 0, [0, 0, 0])]
     assert [w[0] for w in token_weights(samples, "sequence_mean", CONFIG)] == pytest.approx([1 / 2, 1 / 6])
 
@@ -144,12 +143,12 @@ def test_totals_add_up_over_ranks_and_pickle():
     assert len(whole.trajectory_tokens) == 7 and len(whole.prompt_tokens) == 3 and len(whole.turn_tokens) == 11
 
 
-def test_totals_that_miss_a_turn_are_refused():
+def test_totals_without_a_turn_of_the_samples_are_an_error():
     with pytest.raises(ValueError, match="not in the totals"):
         token_weights(STEP, "token_mean", CONFIG, Totals.of(STEP[1:]))
 
 
-def test_a_constant_divisor_must_be_given():
+def test_a_missing_constant_divisor_is_an_error():
     with pytest.raises(UserError, match="max_sequence_length"):
         token_weights(STEP, "seq_mean_token_sum_norm", AlgorithmConfig())
 
@@ -164,7 +163,7 @@ def test_no_samples_and_no_sampled_tokens():
 
 
 def gradient(batches, weights_of, loss_fn):
-    """Gradient of a step whose micro-batches are padded and run one after the other."""
+    """Return the gradient of a step whose padded micro-batches are computed one after another."""
     theta = torch.linspace(-1, 1, VOCABULARY * VOCABULARY, dtype=torch.float64).view(VOCABULARY, VOCABULARY)
     theta = theta.sin().requires_grad_()
 
@@ -192,7 +191,8 @@ def weigh(samples, reduction, totals=None):
 @every_reduction
 @pytest.mark.parametrize("loss", PER_TOKEN)
 def test_the_gradient_is_that_of_the_step(reduction, loss):
-    """One, two or all samples per micro-batch; on two ranks; in pieces; without the samples of no advantage."""
+    """The step has one, two or all samples per micro-batch, runs on two ranks, is cut into pieces, or omits samples
+    without an advantage."""
     loss_fn = find_loss(loss)
     whole = gradient([STEP], weigh(STEP, reduction), loss_fn)
     assert whole.abs().max() > 1e-3
@@ -210,13 +210,13 @@ def test_the_gradient_is_that_of_the_step(reduction, loss):
     cut = [*pieces(STEP[0], 3, 5), *pieces(STEP[1], 4), *STEP[2:]]  # at a turn, and within one
     same([cut[::2], cut[1::2]], weigh(cut, reduction))
 
-    kept = [sample for sample in STEP if any(sample.advantages)]
-    assert len(kept) == len(STEP) - 3
-    same([kept], weigh(kept, reduction, Totals.of(STEP)))
+    with_advantage = [sample for sample in STEP if any(sample.advantages)]
+    assert len(with_advantage) == len(STEP) - 3
+    same([with_advantage], weigh(with_advantage, reduction, Totals.of(STEP)))
 
 
 def test_dropping_without_totals_would_change_the_step():
-    """What the totals are for: the same test without them must fail."""
-    kept = [sample for sample in STEP if any(sample.advantages)]
+    """Without the totals the same test must fail."""
+    with_advantage = [sample for sample in STEP if any(sample.advantages)]
     whole = gradient([STEP], weigh(STEP, "token_mean"), ppo)
-    assert not torch.allclose(gradient([kept], weigh(kept, "token_mean"), ppo), whole, rtol=1e-2)
+    assert not torch.allclose(gradient([with_advantage], weigh(with_advantage, "token_mean"), ppo), whole, rtol=1e-2)

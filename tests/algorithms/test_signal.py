@@ -1,4 +1,4 @@
-"""Bookkeeping of what a step's groups hold to learn from."""
+"""Metrics of the signal in a step's groups."""
 
 import pytest
 from groups import METHODS, group, make_group
@@ -10,7 +10,7 @@ from mtrl.config.schema import AlgorithmConfig, PassKConfig
 
 
 def a_group(name, *rewards):
-    """A group; the name says what it is for."""
+    """Return a group; its name describes its purpose."""
     return make_group(rewards)
 
 
@@ -47,14 +47,15 @@ def test_without_signal_there_is_no_valid_mean():
 
 
 def test_equal_outcomes_can_be_informative_per_turn():
-    """The same total, paid at different turns: no signal for grpo, but one per turn."""
+    """The totals are equal, but the rewards are at different turns: grpo has no signal, and a method per turn has
+    one."""
     group = a_group("late and early", [1.0, 0.0], [0.0, 1.0])
     assert metrics(group)["analysis/informative_groups"] == 0.0
     assert metrics(group, method="group_based_per_turn")["analysis/informative_groups"] == 1.0
 
 
-def test_rewards_before_the_last_turn_are_told_from_outcomes():
-    """Credit per turn has nothing to go by where only the last turn is paid."""
+def test_rewards_before_the_last_turn_are_counted_apart_from_outcomes():
+    """Credit per turn has no additional information if only the last turn has a reward."""
     outcomes = a_group("outcomes", [0.0, 0.0, 1.0], [0.0, 0.0], [1.0])
     turns = a_group("turns", [0.5, 0.0], [0.0, -0.5, 1.0], [2.0], [])
     assert metrics(outcomes)["rollout/reward/early_frac"] == 0.0
@@ -78,7 +79,7 @@ def test_earned_is_the_reward(rewards):
 @settings(deadline=None)
 @given(rewards=group)
 def test_scalar_and_per_turn_rewards_give_the_same_metrics(rewards):
-    """Of methods that look at whole trajectories; what depends on when something was paid says so."""
+    """This holds for methods that use whole trajectories. Metrics that depend on the turn of a reward differ."""
     at_the_end = [[*[0.0] * (len(turns) - 1), sum(turns)] for turns in rewards]
     for method in ("grpo", "rloo", "opo", "gpg", "maxrl", "reinforce_pp_baseline"):
         spread, late = metrics(make_group(rewards), method=method), metrics(make_group(at_the_end), method=method)
@@ -88,7 +89,7 @@ def test_scalar_and_per_turn_rewards_give_the_same_metrics(rewards):
 
 
 @pytest.mark.parametrize("method", [name for name, entry in METHODS.items() if entry.needs_group])
-def test_trajectories_without_peers_teach_nothing_and_are_counted(method):
+def test_trajectories_without_peers_are_counted(method):
     config = AlgorithmConfig(advantage_method=method, passk=PassKConfig(k=1))
     groups = [a_group("alone", [1.0, 0.5]), a_group("together", [1.0], [0.0]), a_group("alone too", [0.0])]
     alone = signal_metrics(groups[:1], turn_advantages(groups[:1], config))

@@ -185,7 +185,7 @@ from types import SimpleNamespace
 from mtrl.command.compose import compose
 from mtrl.algorithms.registry import find_correction, find_estimator, find_kl, find_loss, find_reduction
 from mtrl.algorithms.batch import CreditBatch
-from mtrl.algorithms.tokens import TokenBatch
+from mtrl.algorithms.losses import TokenBatch
 algorithm = compose({EVERY_KIND!r}).algorithm
 rewards = np.array([[1.0], [0.0]])
 batch = CreditBatch(rewards, rewards >= 0, np.ones((2, 1), int), np.zeros(2, int))

@@ -31,8 +31,8 @@ def test_the_names_written_down_are_those_of_the_registries():
 def test_the_bounds_written_down_are_those_of_the_corrections():
     import torch
 
+    from mtrl.algorithms.losses import TokenBatch
     from mtrl.algorithms.registry import find_correction
-    from mtrl.algorithms.tokens import TokenBatch
 
     assert {"none", *BOUNDS} == set(WITH_TORCH["algorithm.off_policy_correction"])
     for name, (low, high) in BOUNDS.items():
@@ -154,8 +154,8 @@ def test_the_table_of_readers_is_what_the_losses_read(path, value):
     import torch
     from omegaconf import OmegaConf
 
+    from mtrl.algorithms.losses import TokenBatch
     from mtrl.algorithms.registry import LOSSES
-    from mtrl.algorithms.tokens import TokenBatch
 
     generator = torch.Generator().manual_seed(0)
     logprobs, old, rollout, advantages = torch.randn(4, 200, generator=generator, dtype=torch.float64)
@@ -173,8 +173,8 @@ def test_the_table_of_readers_is_what_the_losses_read(path, value):
 def test_the_table_of_readers_is_what_the_corrections_read(path, value):
     import torch
 
+    from mtrl.algorithms.losses import TokenBatch
     from mtrl.algorithms.registry import CORRECTIONS
-    from mtrl.algorithms.tokens import TokenBatch
 
     difference = torch.linspace(-1.5, 1.5, 31, dtype=torch.float64)
     tokens = TokenBatch(difference, difference, difference, trajectory=torch.arange(31))

@@ -1,4 +1,4 @@
-"""Crews of real processes: what the leader does is a test's own, and how every rank ended is what it gets."""
+"""Crews of real processes. A test gives the leader's program and gets the exit of every rank."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import mtrl
 
 ROOT = Path(mtrl.__file__).parent.parent
 LIMIT = 90
-"""Seconds after which ranks that still run have hung."""
+"""Seconds after which a rank that is still running counts as hung."""
 
 RANKS = """
 import json, os, sys
@@ -89,17 +89,17 @@ class Ended:
     status: int
     out: list[str]
     err: list[str]
-    """Lines of stderr, but PyTorch's warnings."""
+    """Lines of stderr, without the warnings of PyTorch."""
 
 
 def play(folder, body, size=2, timeout=30.0):
-    """Ranks of which the leader does what `body` says with `world` and `crew`; their ends, by rank. None may hang."""
+    """Run ranks whose leader executes `body` with `world` and `crew`. Return the exit of each rank; none may hang."""
     lead = f"TIMEOUT = {timeout}\ndef lead():\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
     return run_ranks_of(folder, lead + RANK, size)
 
 
 def run_ranks_of(folder, program, size):
-    """The same program on every rank, with the environment that torchrun gives."""
+    """Run the same program on every rank, with the environment of torchrun."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -16,15 +16,15 @@ import torch.distributed as dist
 from tests import forked
 
 LIMIT = 100.0
-"""Seconds that ranks may take."""
+"""Time limit of the ranks, in seconds."""
 
 
 def run_ranks(size: int, function: Callable[..., Any], folder: Path, *args: Any) -> list[Any]:
-    """`function(rank, *args)` on `size` ranks; what they return, by rank, as `torch.save` keeps it.
+    """Run `function(rank, *args)` on `size` ranks and return the results by rank, transferred by `torch.save`.
 
-    `function` is at the top of a module. A rank that raises fails the test with its traceback.
+    `function` must be at the top of a module. A rank that raises fails the test with its traceback.
     """
-    context = multiprocessing.get_context("forkserver")  # what they import is imported once
+    context = multiprocessing.get_context("forkserver")  # modules are imported once, in the fork server
     forked.begin()
     processes = [
         context.Process(target=_run, args=(rank, size, folder, function, args), daemon=True) for rank in range(size)

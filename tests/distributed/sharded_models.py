@@ -47,7 +47,7 @@ def make_model(kind):
 
 
 def make_batches(count=4, seed=0):
-    """`count` micro-batches of two samples, whose weights sum to 1."""
+    """Return `count` micro-batches of two samples, whose weights sum to 1."""
     rng = random.Random(seed)
     pairs = [[_sample(rng), _sample(rng)] for _ in range(count)]
     total = sum(sample.action_tokens for pair in pairs for sample in pair)
@@ -56,13 +56,13 @@ def make_batches(count=4, seed=0):
 
 
 def without_tokens(batch):
-    """An idle rank's batch: nothing in it was sampled."""
+    """Return the batch of an idle rank, without sampled tokens."""
     empty = {name: getattr(batch, name)[:0] for name in ("rollout_logprobs", "advantages", "weights", "trajectory")}
     return replace(batch.filler(), action_mask=torch.zeros_like(batch.action_mask), **empty)
 
 
 def loss_of(model, batch):
-    """What a micro-batch adds to the loss: a policy gradient, or a value's error."""
+    """Return a micro-batch's part of the loss: a policy gradient, or the error of the values."""
     if isinstance(model, ValueModel):
         losses = (model(batch.action_mask, **batch.inputs) - batch.advantages).square()
     else:

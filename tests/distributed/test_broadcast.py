@@ -1,4 +1,4 @@
-"""A group of its own for weights: bytes arrive, and who waits for somebody who is gone does not wait for long."""
+"""The separate group for weights: tensors arrive unchanged, and waits for a lost member are short."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def process(code, *arguments):
 
 @contextmanager
 def pair(timeout=10.0):
-    """Both ranks in this process."""
+    """Join both ranks in this process."""
     store = open_store(HOST, timeout)
     other = []
     thread = threading.Thread(
@@ -89,7 +89,7 @@ def test_tensors_of_all_types_arrive_bit_by_bit():
     assert not dist.is_initialized()
 
 
-def test_the_other_side_may_be_sglangs():
+def test_the_group_is_compatible_with_sglangs():
     store = open_store(HOST, 30.0)
     with process(SGLANG, store.port) as child:
         group = join_group("gloo", HOST, store.port, 2, 0, "weights", 30.0)
@@ -113,14 +113,14 @@ def test_a_member_that_dies_or_hangs_ends_the_broadcast(fate):
         assert child.stdout.readline() == "[1.0, 1.0, 1.0]\n"
         began = time.monotonic()
         with pytest.raises(RuntimeError):
-            broadcast(group, [torch.zeros(30_000_000)], 2.0)  # more than a socket takes in
+            broadcast(group, [torch.zeros(30_000_000)], 2.0)  # more than the buffer of a socket
         assert time.monotonic() - began < 20
         leave(group)
         with pytest.raises(RuntimeError, match="left"):
             broadcast(group, [torch.ones(3)], 2.0)
 
 
-def test_a_meeting_is_over_when_the_others_do_not_come_or_its_store_is_closed():
+def test_joining_ends_when_others_are_missing_or_the_store_is_closed():
     store = open_store(HOST, 1.0)
     with pytest.raises(RuntimeError):
         join_group("gloo", HOST, store.port, 2, 0, "a", 1.0)
@@ -140,7 +140,7 @@ def test_a_meeting_is_over_when_the_others_do_not_come_or_its_store_is_closed():
     assert len(ends) == 1
 
 
-def test_a_process_may_end_in_the_middle_of_a_group():
+def test_a_process_can_exit_as_a_member_of_a_group():
     code = """
     import sys, torch
     from mtrl.distributed.broadcast import broadcast, join_group, open_store
@@ -157,7 +157,7 @@ def test_a_process_may_end_in_the_middle_of_a_group():
         assert child.wait(60) == 3
 
 
-def test_the_store_listens_at_its_own_address_only():
+def test_the_store_listens_only_at_its_own_address():
     store = open_store(HOST, 5.0)
     with open(f"/proc/{os.getpid()}/net/tcp") as table:
         rows = [line.split() for line in table][1:]
@@ -165,7 +165,7 @@ def test_the_store_listens_at_its_own_address_only():
     assert listening == [f"0100007F:{store.port:04X}"]
 
 
-def test_other_backends_are_refused():
+def test_other_backends_are_an_error():
     store = open_store(HOST, 5.0)
     with pytest.raises(ValueError, match="mpi"):
         join_group("mpi", HOST, store.port, 2, 0, "weights", 1.0)
@@ -173,7 +173,7 @@ def test_other_backends_are_refused():
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([torch.float32, torch.bfloat16, torch.uint8]))),
        st.integers(1, 100))  # fmt: skip
-def test_buckets_hold_all_once_and_no_more_than_their_limit(sizes, limit):
+def test_buckets_hold_every_tensor_once_within_the_limit(sizes, limit):
     weights = [(str(i), torch.zeros(size, dtype=dtype)) for i, (size, dtype) in enumerate(sizes)]
     parts = list(buckets(weights, limit))
     assert sorted(name for part in parts for name, _ in part) == sorted(name for name, _ in weights)

@@ -1,4 +1,4 @@
-"""Calls over real processes, and what becomes of all ranks when one of them goes."""
+"""Calls over real processes, and the end of all ranks after the loss of one."""
 
 import itertools
 import re
@@ -15,8 +15,8 @@ from mtrl.errors import UserError
 LAST_WORDS = "; the job ends, resume=latest goes on from the last checkpoint"
 
 
-def told(ended):
-    """The one line that a rank ended with, without what all of them end with."""
+def last_line(ended):
+    """Return the last line of a rank, without the sentence that all ranks print."""
     assert ended.status == 1 and len(ended.err) == 1 and ended.err[0].endswith(LAST_WORDS), ended
     return re.sub(r" \(.*\)", "", ended.err[0].removesuffix(LAST_WORDS))
 
@@ -29,7 +29,7 @@ class Worker:
         raise UserError("no")
 
 
-def test_alone_the_worker_is_called_without_a_copy():
+def test_a_single_process_calls_the_worker_without_copies():
     crew, given = Crew(World(), Worker()), object()
     assert crew.run("same", [(given,)], given) == [(given, given)]
     assert crew.run("same", None, given)[0][0] is given
@@ -41,7 +41,7 @@ def test_alone_the_worker_is_called_without_a_copy():
     crew.dismiss()
 
 
-def test_one_call_runs_after_the_other():
+def test_concurrent_calls_run_one_after_another():
     running, most, calls = itertools.count(), [], threading.Barrier(4)
 
     class Slow:
@@ -63,8 +63,8 @@ def test_one_call_runs_after_the_other():
     assert most == [1, 1, 1, 1] and next(running) == 4
 
 
-def test_every_rank_does_its_share_and_is_let_go(tmp_path):
-    """Also from another thread, with collectives of their own, and after a refusal."""
+def test_every_rank_executes_its_share_and_is_dismissed(tmp_path):
+    """Calls are also made from another thread, with collectives of the workers, and after a `UserError`."""
     leader, follower, last = play(
         tmp_path,
         """
@@ -99,30 +99,30 @@ def test_every_rank_does_its_share_and_is_let_go(tmp_path):
     assert [(rank.status, rank.err) for rank in (leader, follower, last)] == [(0, [])] * 3
 
 
-def test_an_exception_on_a_follower_ends_all(tmp_path):
-    """The others wait for it in a collective; only the rank with the fault shows where that is."""
+def test_an_exception_on_a_follower_ends_all_ranks(tmp_path):
+    """The other ranks wait in a collective; only the rank with the error prints a traceback."""
     leader, failed, other = play(tmp_path, 'crew.run("fail", None, 1)', size=3)
-    assert told(leader) == "rank 0 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in leader.err[0]
-    assert told(other) == "rank 2 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in other.err[0]
+    assert last_line(leader) == "rank 0 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in leader.err[0]
+    assert last_line(other) == "rank 2 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in other.err[0]
     assert failed.status == 1 and "Traceback" in failed.err[0]
     assert failed.err[-1] == f"rank 1 of 3: ZeroDivisionError: boom{LAST_WORDS}"
 
 
-def test_an_exception_on_the_leader_ends_all(tmp_path):
+def test_an_exception_on_the_leader_ends_all_ranks(tmp_path):
     leader, follower = play(tmp_path, 'crew.run("fail", None, 0)')
     assert leader.status == 1 and "ZeroDivisionError: boom" in leader.err[-1]
-    assert told(follower) == "rank 1 of 2: rank 0 failed"
+    assert last_line(follower) == "rank 1 of 2: rank 0 failed"
 
 
-def test_an_exception_between_calls_ends_all(tmp_path):
-    """As a refused configuration does: the followers are let go, and the leader's error is what is shown."""
+def test_an_exception_between_calls_ends_all_ranks(tmp_path):
+    """An invalid configuration, for example, ends the followers, and only the leader's error is printed."""
     leader, follower = play(tmp_path, "raise KeyError('x')")
     assert leader.status == 1 and leader.err[-1].endswith("KeyError: 'x'")
     assert (follower.status, follower.err) == (0, [])
 
 
-def test_a_fault_before_the_first_call_ends_all(tmp_path):
-    """A follower cannot build its worker; `closing` is enough to tell the others."""
+def test_an_error_before_the_first_call_ends_all_ranks(tmp_path):
+    """A follower cannot build its worker; `closing` notifies the other ranks."""
     program = """
     from contextlib import closing
     from mtrl.distributed.world import World
@@ -132,26 +132,26 @@ def test_a_fault_before_the_first_call_ends_all(tmp_path):
         world.gather(None)
     """
     leader, failed, other = run_ranks_of(tmp_path, textwrap.dedent(program), 3)
-    assert told(leader) == "rank 0 of 3: rank 1 failed" and "(KeyError: 'model')" in leader.err[0]
-    assert told(other) == "rank 2 of 3: rank 1 failed"
+    assert last_line(leader) == "rank 0 of 3: rank 1 failed" and "(KeyError: 'model')" in leader.err[0]
+    assert last_line(other) == "rank 2 of 3: rank 1 failed"
     assert failed.status == 1 and failed.err[-1].endswith("KeyError: 'model'")
 
 
-def test_a_killed_follower_ends_all(tmp_path):
+def test_a_killed_follower_ends_all_ranks(tmp_path):
     leader, killed, other = play(tmp_path, 'crew.run("kill", None, 1)', size=3)
     assert killed.status == -9
-    assert told(leader) == "rank 0 of 3: rank 1 is gone"
-    assert told(other) == "rank 2 of 3: rank 1 is gone"
+    assert last_line(leader) == "rank 0 of 3: rank 1 is lost"
+    assert last_line(other) == "rank 2 of 3: rank 1 is lost"
 
 
-def test_a_killed_leader_ends_all(tmp_path):
+def test_a_killed_leader_ends_all_ranks(tmp_path):
     killed, *others = play(tmp_path, 'crew.run("kill", None, 0)', size=3)
     assert killed.status == -9
-    assert [told(rank) for rank in others] == [f"rank {rank} of 3: the leader is gone" for rank in (1, 2)]
+    assert [last_line(rank) for rank in others] == [f"rank {rank} of 3: the leader is lost" for rank in (1, 2)]
 
 
-def test_a_follower_that_dies_during_rollouts_ends_the_leader_in_order(tmp_path):
-    """The leader is in its event loop and calls nobody for long; what is open there is closed."""
+def test_a_follower_that_dies_during_rollouts_ends_the_leader_with_cleanup(tmp_path):
+    """The leader is in its event loop and makes no call for a long time. Its open resources are closed."""
     leader, killed = play(
         tmp_path,
         """
@@ -166,23 +166,23 @@ def test_a_follower_that_dies_during_rollouts_ends_the_leader_in_order(tmp_path)
         """,
     )
     assert killed.status == -9 and leader.out == ["closed"]
-    assert told(leader) == "rank 0 of 2: rank 1 is gone"
+    assert last_line(leader) == "rank 0 of 2: rank 1 is lost"
 
 
-def test_followers_wait_as_long_as_the_leader_lives(tmp_path):
+def test_followers_wait_without_limit_while_the_leader_is_alive(tmp_path):
     leader, follower = play(tmp_path, "time.sleep(9); print(crew.run('total', None, 1))", timeout=4.0)
     assert (leader.status, leader.out, leader.err) == (0, ["[2.0, 2.0]"], [])
     assert (follower.status, follower.err) == (0, [])
 
 
-def test_a_rank_that_takes_too_long_ends_all(tmp_path):
+def test_a_rank_that_exceeds_the_time_limit_ends_all_ranks(tmp_path):
     leader, slow = play(tmp_path, 'crew.run("sleep", None, 1, 600)', timeout=4.0)
-    assert told(leader) == "rank 0 of 2: the other ranks took longer than trainer.fsdp.timeout"
-    assert told(slow) == "rank 1 of 2: for rank 0, the other ranks took longer than trainer.fsdp.timeout"
+    assert last_line(leader) == "rank 0 of 2: the other ranks took longer than trainer.fsdp.timeout"
+    assert last_line(slow) == "rank 1 of 2: for rank 0, the other ranks took longer than trainer.fsdp.timeout"
 
 
 def test_a_rank_that_hangs_ends_the_job(tmp_path):
-    """Not even its threads answer: as when its machine is gone."""
+    """No thread of the rank answers, as if its machine were lost."""
     leader, hung = play(
         tmp_path,
         """
@@ -195,11 +195,11 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path):
         """,
         timeout=4.0,
     )
-    assert hung.status == -9 and told(leader) == "rank 0 of 2: rank 1 is gone"
+    assert hung.status == -9 and last_line(leader) == "rank 0 of 2: rank 1 is lost"
 
 
-def test_followers_leave_signals_to_the_leader(tmp_path):
-    """Schedulers tell every rank, and often more than once; a follower that alone is told passes it on."""
+def test_followers_forward_signals_to_the_leader(tmp_path):
+    """Schedulers signal every rank, often more than once. A signal that only a follower receives is forwarded."""
     leader, follower = play(
         tmp_path,
         """

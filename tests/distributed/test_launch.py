@@ -1,4 +1,4 @@
-"""What the environment says about the launch, and runs that torchrun really starts, and starts again."""
+"""The launch variables of the environment, and runs that torchrun starts and restarts."""
 
 import json
 import os
@@ -26,11 +26,11 @@ def set_rank(monkeypatch):
 def test_without_torchrun_there_is_no_launch(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # of a program around this one
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # variables of a program that started this one
     assert not launch.is_launched() and not launch.is_follower() and launch.launch_id() is None
 
 
-def test_ranks_know_their_part(set_rank):
+def test_rank_and_size_are_read_from_the_environment(set_rank):
     set_rank("0")
     assert launch.is_launched() and not launch.is_follower()
     set_rank("1")
@@ -41,7 +41,8 @@ def test_ranks_know_their_part(set_rank):
 
 
 def test_the_id_is_that_of_the_launch(set_rank, monkeypatch):
-    """Equal for children of one agent; another for another agent, rendezvous or a process id that came again."""
+    """The id is equal for the children of one agent, and differs for another agent, another rendezvous, or a reused
+    process id."""
     set_rank("0")
     code = "from mtrl.utils.launch import launch_id; print(launch_id())"
     ids = [subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() for _ in range(2)]
@@ -51,7 +52,7 @@ def test_the_id_is_that_of_the_launch(set_rank, monkeypatch):
     set_rank("0", TORCHELASTIC_RUN_ID="mine")
     assert launch.launch_id() != first
     set_rank("0")
-    monkeypatch.setattr(launch, "_started", lambda process: "later")
+    monkeypatch.setattr(launch, "start_time", lambda process: "later")
     assert launch.launch_id() != first
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     assert launch.launch_id() is None
@@ -99,8 +100,7 @@ def follow():
     with closing_world:
         crew.follow()
 
-sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train)
-sys.modules["mtrl.trainer.follow"] = types.SimpleNamespace(follow=follow)
+sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train, follow=follow)
 from mtrl.main import cli
 cli()
 """
@@ -120,25 +120,27 @@ def torchrun(folder, program, *words, restarts=0):
 
 
 @pytest.mark.slow
-def test_torchrun_starts_a_run_again_where_it_was(tmp_path):
-    """The attempts are in one folder, though its name holds the time."""
+def test_a_restart_by_torchrun_continues_the_run(tmp_path):
+    """All attempts use one folder, although its default name contains the time."""
     done = torchrun(tmp_path, TRAINING, "seed=3", restarts=1)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "outputs/gsm8k").iterdir()
     assert json.loads((run / "attempt_0").read_text()) == ["none", 3]
     assert json.loads((run / "attempt_1").read_text()) == ["latest", 3]
     assert json.loads((run / "result").read_text()) == [[1, False], [1, True]]
-    assert "rank 0 of 2: rank 1 is gone (" in done.stderr
+    assert "rank 0 of 2: rank 1 is lost (" in done.stderr
     assert "warning: torchrun has started this run again: it goes on in" in done.stderr
-    assert done.stdout.count(f"gsm8k in {run.relative_to(tmp_path)}") == 2  # of the leader alone, in each attempt
+    assert (
+        done.stdout.count(f"gsm8k in {run.relative_to(tmp_path)}") == 2
+    )  # printed only by the leader, in each attempt
 
 
 @pytest.mark.slow
 def test_torchrun_ends_when_the_configuration_is_wrong(tmp_path):
-    """Followers wait for a leader that never comes, and torchrun's signal still ends them there."""
+    """Followers wait for a leader that never joins, and torchrun's signal ends them."""
     done = torchrun(tmp_path, TRAINING, "algorithm.group_size=1")
     assert done.returncode == 1
-    told = "algorithm.group_size=1 gives algorithm.advantage_method=turn_rloo nothing to compare"
-    assert done.stderr.count(told) == 1
+    message = "algorithm.group_size=1 gives algorithm.advantage_method=turn_rloo nothing to compare"
+    assert done.stderr.count(message) == 1
     assert "forcefully exiting" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]

@@ -1,4 +1,4 @@
-"""Sharded over real processes, models compute and learn what one process does."""
+"""Models sharded over real processes give the same results and updates as one process."""
 
 import warnings
 from datetime import timedelta
@@ -47,7 +47,8 @@ def whole(value):
 
 
 def train(model, batches, steps=STEPS):
-    """Loss of some optimiser steps over these batches, the norms of their gradients, and the first gradients."""
+    """Make some optimiser steps on these batches. Return the losses, the norms of the gradients, and the first
+    gradients."""
     optimizer = adamw(model)
     losses, norms, gradients = [], [], {}
     for _ in range(steps):
@@ -64,7 +65,7 @@ def train(model, batches, steps=STEPS):
 
 
 def trained(model, settings, batches):
-    """One rank's share of the training, and the weights before and after it."""
+    """Return one rank's share of the training, and the weights before and after it."""
     model = shard(model, settings, world())
     before = full_state(model)
     return {**train(model, batches), "before": before, "after": full_state(model)}
@@ -75,12 +76,12 @@ def own(batches):
 
 
 def learn_on_ranks(rank, pairs):
-    """What each pair of a kind of model and a name of settings learns."""
+    """Return the training of each pair of a kind of model and a name of settings."""
     return {pair: trained(make_model(pair[0]), SETTINGS[pair[1]], own(make_batches())) for pair in pairs}
 
 
 def learn_with_idle_rank(rank):
-    """Rank 0 has all the work; the other goes along with nothing to learn from."""
+    """Rank 0 has all tokens; the other rank has a batch without sampled tokens."""
     found = {}
     for kind, idle in [("plain", without_tokens), ("tied", filler), ("value", without_tokens), ("lora", filler)]:
         batches = make_batches(2)
@@ -111,7 +112,7 @@ def learn_with_other_experts(rank):
 
 
 def load_on_ranks(rank):
-    """Whole weights of rank 0 arrive everywhere; misfits are told everywhere, and change nothing."""
+    """Whole weights of rank 0 are loaded on all ranks. A misfit is raised on all ranks and changes no weight."""
     found = {}
     batch = make_batches(1)[0]
     for kind in KINDS:
@@ -154,7 +155,7 @@ def look_at_precision(rank):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """`two_ranks(function, *args)`: what two processes return."""
+    """Return `two_ranks(function, *args)`, which returns the results of two processes."""
     return lambda function, *args: run_ranks(2, function, tmp_path_factory.mktemp("ranks"), *args)
 
 
@@ -164,7 +165,7 @@ def alone(model, batches):
 
 
 def assert_same(found, expected, tolerance=1e-5):
-    """What ranks did is what one process did."""
+    """Assert that the results of ranks equal those of one process."""
     first = found[0]
     assert all(rank["before"] is None and rank["after"] is None for rank in found[1:])
     assert first["before"].keys() == expected["before"].keys() == first["after"].keys()
@@ -177,7 +178,7 @@ def assert_same(found, expected, tolerance=1e-5):
     torch.testing.assert_close(first["after"], expected["after"], rtol=tolerance, atol=tolerance)
 
 
-def test_two_ranks_learn_what_one_process_does(two_ranks):
+def test_two_ranks_train_as_one_process_does(two_ranks):
     pairs = [*((kind, "default") for kind in KINDS), ("tied", "keep gathered"), ("tied", "offload")]
     found = two_ranks(learn_on_ranks, [*pairs, ("bfloat16 with adapters", "default")])
     expected = {kind: alone(make_model(kind), make_batches()) for kind in KINDS}
@@ -190,7 +191,7 @@ def test_two_ranks_learn_what_one_process_does(two_ranks):
 
 
 @pytest.mark.slow
-def test_replicas_of_shards_learn_what_one_process_does(tmp_path):
+def test_replicas_of_shards_train_as_one_process_does(tmp_path):
     found = run_ranks(4, learn_replicated, tmp_path)
     for kind in ("tied", "lora"):
         assert_same([rank[kind] for rank in found], alone(make_model(kind), make_batches()))
@@ -206,7 +207,7 @@ def learn_replicated(rank):
     return {**found, "held": round(weight.numel() / weight.to_local().numel())}
 
 
-def test_a_rank_without_work_goes_along(two_ranks):
+def test_a_rank_without_work_runs_fillers(two_ranks):
     found = two_ranks(learn_with_idle_rank)
     for kind in KINDS:
         assert_same([rank[kind] for rank in found], alone(make_model(kind), make_batches(2)))
@@ -216,7 +217,7 @@ def test_layers_are_compiled_and_recomputed_under_sharding(two_ranks):
     assert_same(two_ranks(learn_compiled_and_recomputed), alone(make_lm(layers=2), make_batches(2)))
 
 
-def test_bfloat16_computes_and_float32_learns(two_ranks):
+def test_computation_in_bfloat16_updates_weights_in_float32(two_ranks):
     found = [rank["plain", "bfloat16"] for rank in two_ranks(learn_on_ranks, [("plain", "bfloat16")])]
     expected = alone(make_lm(), make_batches())["losses"]
     losses = [sum(step) for step in zip(*(rank["losses"] for rank in found), strict=True)]
@@ -233,7 +234,7 @@ def test_values_keep_their_precision_where_the_body_is_in_bfloat16(two_ranks):
         assert found["inside"] == [torch.bfloat16] and found["weights"] == {torch.float32}
 
 
-def test_ranks_may_use_other_experts(two_ranks):
+def test_ranks_can_use_different_experts(two_ranks):
     found = two_ranks(learn_with_other_experts)
     model = Experts()
     sum(model(torch.ones(1, 4), expert=expert).sum() for expert in (0, 1)).backward()
@@ -253,7 +254,7 @@ def test_whole_weights_arrive_on_all_ranks(two_ranks):
         expected = loss_of(model, make_batches(1)[0])
         for found in (first, second):
             torch.testing.assert_close(found[kind]["loss"], expected.detach())
-    for (told, after), (told_second, _), words in zip(
+    for (error, after), (second_error, _), words in zip(
         first["refused"],
         second["refused"],
         (
@@ -263,12 +264,12 @@ def test_whole_weights_arrive_on_all_ranks(two_ranks):
         ),
         strict=True,
     ):
-        assert told == told_second and words in told
+        assert error == second_error and words in error
         assert all(torch.equal(after[name], value) for name, value in full_state(make_lm()).items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_module_gives_and_takes_whole_weights(kind):
+def test_a_plain_module_returns_and_loads_whole_weights(kind):
     model, other = make_model(kind), make_model(kind)
     state = full_state(model)
     with torch.no_grad():
@@ -276,11 +277,11 @@ def test_a_plain_module_gives_and_takes_whole_weights(kind):
             parameter.add_(1)
     load_full_state(other, full_state(model))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    load_state(other, state)  # the copies did not follow
+    load_state(other, state)  # the copies did not change
     assert all(torch.equal(a, b) for a, b in zip(make_model(kind).parameters(), other.parameters(), strict=True))
 
 
-def test_tied_weights_are_named_once_and_found_by_each_name():
+def test_tied_weights_are_listed_once_and_loaded_by_either_name():
     model = make_lm(tied=True)
     state = full_state(model)
     assert "lm_head.weight" not in state and "lm_head.weight" in model.state_dict()
@@ -289,7 +290,7 @@ def test_tied_weights_are_named_once_and_found_by_each_name():
     assert torch.equal(model.lm_head.weight, state["lm_head.weight"])
 
 
-def test_adapters_alone_are_named_where_they_are_asked_for():
+def test_trainable_only_returns_the_adapters():
     model = make_model("lora")
     names = named_tensors(model, trainable_only=True)
     assert names and all("lora_" in name for name in names) and len(names) < len(named_tensors(model))
@@ -299,7 +300,7 @@ def test_adapters_alone_are_named_where_they_are_asked_for():
     assert all(p.mean() > 0.5 for name, p in model.named_parameters() if "lora_" in name)
 
 
-def test_one_process_is_sharded_where_that_is_how_it_gets_its_precision_or_offload():
+def test_one_process_is_sharded_for_mixed_precision_or_offload():
     one = SimpleNamespace(rank=0, size=1)
     assert not needs_sharding(FsdpConfig(), one) and needs_sharding(FsdpConfig(), SimpleNamespace(rank=0, size=2))
     assert needs_sharding(FsdpConfig(param_dtype="bfloat16"), one) and needs_sharding(FsdpConfig(cpu_offload=True), one)
@@ -317,7 +318,7 @@ def trained_alone(model):
     return {**train(model, make_batches()), "before": before, "after": full_state(model)}
 
 
-def test_replicas_that_do_not_divide_the_ranks_are_refused():
+def test_replicas_that_do_not_divide_the_ranks_are_an_error():
     with pytest.raises(UserError, match="trainer.fsdp.replicas=3 does not divide the 4 ranks; use a divisor of 4"):
         shard(make_lm(), FsdpConfig(replicas=3), SimpleNamespace(rank=0, size=4))
 
@@ -329,16 +330,16 @@ def test_decoder_layers_are_found_in_any_architecture():
     adapted = make_model("lora")
     assert decoder_layers(adapted) == list(adapted.base_model.model.model.layers)
     experts = Experts()
-    assert decoder_layers(experts) == list(experts.blocks)  # and not the longer list of experts in each
+    assert decoder_layers(experts) == list(experts.blocks)  # not the longer list of experts in each layer
     assert decoder_layers(nn.Linear(2, 2)) == []
 
 
-def test_compiling_a_model_without_layers_is_refused():
+def test_compiling_a_model_without_layers_is_an_error():
     with pytest.raises(UserError, match="trainer.compile=true: Linear has no list of layers"):
         compile_layers(nn.Linear(2, 2))
 
 
-def test_compiled_layers_keep_their_names_and_numbers():
+def test_compiled_layers_have_the_same_names_and_results():
     model = make_lm()
     names, batch = list(model.state_dict()), make_batches(1)[0]
     expected = loss_of(model, batch)

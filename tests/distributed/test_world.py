@@ -1,4 +1,4 @@
-"""Who is there, and how values travel."""
+"""`World`: joining of ranks, and exchange of values."""
 
 import socket
 import subprocess
@@ -58,22 +58,22 @@ def launched(monkeypatch, rank, size, **more):
             monkeypatch.setenv(name, str(value))
 
 
-def test_alone_everything_works_without_process_groups():
+def test_a_single_process_needs_no_process_groups():
     world, value = World(), object()
     assert (world.rank, world.size, world.local_rank, world.is_leader) == (0, 1, 0, True)
     assert world.broadcast(value) is value and world.scatter([value]) is value and world.gather(value) == [value]
     assert world.background_group is None and not dist.is_initialized()
-    with world.telling(), pytest.raises(ZeroDivisionError):
+    with world.reporting_errors(), pytest.raises(ZeroDivisionError):
         raise ZeroDivisionError
     world.close()
 
 
-def test_without_torchrun_a_process_is_alone(monkeypatch):
+def test_without_torchrun_the_world_has_one_rank(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     assert World.join(1.0) == World() and not dist.is_initialized()
 
 
-def test_values_travel(tmp_path):
+def test_values_are_broadcast_scattered_and_gathered(tmp_path):
     leader, follower = run_ranks_of(tmp_path, TRAVEL, 2)
     assert leader.out == [
         "{'leader': tensor([1., 1.])} True",
@@ -92,7 +92,7 @@ def test_values_travel(tmp_path):
     assert [(rank.status, rank.err) for rank in (leader, follower)] == [(0, [])] * 2
 
 
-def test_a_launch_of_one_rank_has_a_group_and_nobody_to_watch(monkeypatch):
+def test_a_launch_of_one_rank_has_a_group_and_no_lifeline(monkeypatch):
     launched(monkeypatch, 0, 1)
     world = World.join(5.0)
     try:
@@ -104,34 +104,35 @@ def test_a_launch_of_one_rank_has_a_group_and_nobody_to_watch(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_never_come_end_the_others(monkeypatch, rank):
+def test_missing_ranks_end_the_others(monkeypatch, rank):
     launched(monkeypatch, rank, 2)
     with pytest.raises(JobLost) as caught:
         World.join(1.0)
-    assert str(caught.value).startswith(f"rank {rank} of 2: the other ranks did not come within 1 s (")
+    assert str(caught.value).startswith(f"rank {rank} of 2: the other ranks did not join within 1 s (")
     assert "); if nothing started them, unset RANK and WORLD_SIZE; " in str(caught.value)
     assert not dist.is_initialized()
 
 
-def test_a_port_that_is_taken(monkeypatch):
+def test_a_port_in_use_is_an_error(monkeypatch):
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
         launched(monkeypatch, 0, 2, MASTER_PORT=port)
-        with pytest.raises(UserError, match=f"MASTER_PORT={port}, where the ranks meet, is taken .* --standalone"):
+        with pytest.raises(UserError, match=f"MASTER_PORT={port} is in use .* --standalone"):
             World.join(5.0)
     assert not dist.is_initialized()
 
 
-def test_whatever_ends_a_meeting_leaves_no_group(monkeypatch):
-    """Ctrl-C, or the loss of a rank, while groups are being made: gloo may abort a process that ends with one."""
+def test_an_interrupted_join_leaves_no_group(monkeypatch):
+    """Ctrl-C or the loss of a rank can interrupt the creation of groups. gloo may abort a process that exits with a
+    group."""
 
-    def meet(*_):
+    def connect(*_):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(world_module, "_meet", meet)
+    monkeypatch.setattr(world_module, "connect_ranks", connect)
     launched(monkeypatch, 0, 2)
     with pytest.raises(KeyboardInterrupt):
         World.join(5.0)
@@ -148,13 +149,13 @@ time.sleep(60)  # as in a collective
 """
 
 
-def test_the_end_comes_though_nobody_reads_the_last_words():
+def test_a_closed_stderr_does_not_prevent_the_exit():
     assert subprocess.run([sys.executable, "-c", UNREAD], timeout=90).returncode == 1
 
 
-def test_an_environment_that_is_no_launch(monkeypatch):
+def test_an_incomplete_launch_environment_is_an_error(monkeypatch):
     launched(monkeypatch, 0, 2, MASTER_ADDR=None)
-    with pytest.raises(UserError, match="RANK=0 and WORLD_SIZE=2, but neither .*; start them with torchrun, or unset"):
+    with pytest.raises(UserError, match="RANK=0 and WORLD_SIZE=2, but not both of .*; start them with torchrun, or"):
         World.join(1.0)
     launched(monkeypatch, 0, 2, MASTER_PORT="http")
     with pytest.raises(UserError, match="the environment has MASTER_PORT=http, which is no whole number"):
@@ -164,7 +165,7 @@ def test_an_environment_that_is_no_launch(monkeypatch):
         World.join(1.0)
 
 
-def test_more_ranks_than_gpus(monkeypatch):
+def test_more_ranks_than_gpus_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     launched(monkeypatch, 2, 4)
@@ -172,19 +173,19 @@ def test_more_ranks_than_gpus(monkeypatch):
         World.join(1.0)
 
 
-def test_every_rank_takes_its_gpu(monkeypatch):
+def test_every_rank_selects_its_gpu(monkeypatch):
     taken = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    monkeypatch.setattr(world_module, "_meet", lambda backend, *_: taken.append(backend))
-    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # and what the user has set stays
+    monkeypatch.setattr(world_module, "connect_ranks", lambda backend, *_: taken.append(backend))
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # set by the user, so it must not change
     launched(monkeypatch, 1, 2)
     assert World.join(1.0) == World(1, 2, 1) and taken == [1, "cpu:gloo,cuda:nccl"]
     assert world_module.os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
-def test_losses_are_told_from_faults():
+def test_lost_connections_are_distinguished_from_other_errors():
     closed = RuntimeError(
         "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29. "
         "This is typically caused by a remote worker crashing.\nMore"
@@ -192,5 +193,5 @@ def test_losses_are_told_from_faults():
     assert is_of_network(closed) and shortened(closed) == "Connection closed by peer [127.0.0.1]:29"
     assert is_of_network(dist.DistBackendError("NCCL error")) and is_of_network(dist.DistNetworkError("x"))
     assert not is_of_network(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_of_network(ConnectionResetError("Connection reset by peer"))  # of a user's own endpoint
+    assert not is_of_network(ConnectionResetError("Connection reset by peer"))  # an error of a user's endpoint
     assert shortened(ValueError("")) == "ValueError"

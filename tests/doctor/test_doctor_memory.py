@@ -67,10 +67,10 @@ def test_states_are_those_of_a_real_trainer(folder, overrides):
     """Parameters, gradients and moments, byte for byte, after a backward pass and an optimiser step."""
     config, memory = memory_of(f"model.path={folder}", "model.device=cpu", *overrides)
     learner = make_learner(config, World(), folder)
-    trained = [learner.policy.policy.model] + ([learner.critic.model] if learner.has_critic else [])
+    trained = [learner.policy.model] + ([learner.critic.model] if learner.critic else [])
     found = dict.fromkeys(memory.states(), 0)
     ids = torch.arange(8)[None]
-    for model, optimizer, name in zip(trained, [learner.policy.optimizer, None], ["", "critic"], strict=False):
+    for model, optimizer, name in zip(trained, [learner.optimizer, None], ["", "critic"], strict=False):
         optimizer = optimizer or learner.critic.optimizer
         everywhere = {"chosen": torch.ones_like(ids, dtype=torch.bool)} if name else {}
         output = model(input_ids=ids, **everywhere)
@@ -83,7 +83,7 @@ def test_states_are_those_of_a_real_trainer(folder, overrides):
             found[name] = weights + gradients + moments
         else:
             found |= {"weights": weights, "gradients": gradients, "moments of Adam": moments}
-    reference = learner.policy.reference
+    reference = learner.reference
     if reference is not None:
         found["reference"] = size(reference.model.parameters())
     assert found == memory.states()

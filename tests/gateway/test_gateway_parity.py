@@ -29,9 +29,9 @@ from mtrl.rollout.conversation import Conversation
 from mtrl.rollout.episode import EpisodeLoop, Limits
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
-from mtrl.trainer.update.policy_learner import PolicyLearner
 from mtrl.types import Group
 
 TURNS, CONTEXT, TEMPERATURE = 3, 200, 0.9
@@ -143,7 +143,7 @@ def update(model, samples, layout):
     weights = token_weights(samples, "token_mean", config.algorithm)
     dealt = micro_batches(samples, weights, 256, layout=layout)
     optimizer = Capture(model, config.trainer.optimizer, 10)
-    report = PolicyLearner(config, Policy(model, None, TEMPERATURE), None, optimizer).update([dealt], 0, 0.0)
+    report = Learner(config, Policy(model, None, TEMPERATURE), None, optimizer).update([dealt], 0, 0.0)
     return report, dealt, optimizer.grads
 
 

@@ -1,13 +1,11 @@
-"""One process with models to train, for tests that need no run around it. Not a test."""
+"""Learners of one process, for tests without a run. Not a test."""
 
-from mtrl.trainer.update.learner import Learner
-from mtrl.trainer.update.learners import alone
-from mtrl.trainer.update.policy_learner import PolicyLearner
+from mtrl.trainer.update.learner import Learner, alone
 from mtrl.trainer.update.update import Updater
 
 
 def learners_of(config, policy, reference=None, optimizer=None):
-    return alone(Learner(PolicyLearner(config, policy, reference, optimizer)))
+    return alone(Learner(config, policy, reference, optimizer))
 
 
 def updater_of(config, policy, reference, optimizer, dump, kl=None):

@@ -1,6 +1,7 @@
-"""Critics of small models, and the samples that they judge. Not a test; the tests of the critic import it."""
+"""Critics of small models, and their samples. Not a test; the tests of the critic import it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mtrl.config.schema import Config, OptimizerConfig
+from mtrl.distributed.crew import Crew
+from mtrl.distributed.world import World
 from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.flops import model_flops
 from mtrl.trainer.update.critic import Critic
-from mtrl.trainer.update.learner import Learner
-from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.value_learner import ValueLearner, value_model
 from mtrl.types import Group
@@ -29,10 +32,11 @@ def config_of(method="gae", lr=3e-3, clip=None, trainer=None, **algorithm):
 
 
 def critic_of(model, config=None, dump=None, head=None):
-    """A critic that starts from this model; `head`: the seed of a value head that says something."""
+    """Return a critic that starts from this model; `head` is the seed of a value head with random weights."""
     config = config or config_of()
     learner = ValueLearner(config, value_model(config, model))
-    critic = Critic(config, alone(Learner(None, learner)), dump)
+    crew = Crew(World(), SimpleNamespace(critic=learner))
+    critic = Critic(config, Learners(crew, model_flops(learner.model)), dump)
     critic.learner = learner
     if head is not None:
         with torch.no_grad():
@@ -53,7 +57,7 @@ def samples_of(groups):
 
 
 def per_trajectory(samples, values):
-    """One array per trajectory, over all of its samples."""
+    """Return one array per trajectory, over all of its samples."""
     joined = {}
     for sample, own in zip(samples, values, strict=True):
         joined.setdefault((sample.group_id, sample.trajectory), []).append(own)
@@ -61,7 +65,8 @@ def per_trajectory(samples, values):
 
 
 def plain_values(critic, sample):
-    """From a forward over the sample alone: the head on the hidden state before each sampled token."""
+    """Return the values by a plain forward over one sample: the head applied to the hidden state before each sampled
+    token."""
     with torch.no_grad():
         hidden = critic.learner.model.body(torch.tensor([sample.token_ids])).last_hidden_state[0]
         everywhere = (hidden @ critic.learner.model.head.weight[0] + critic.learner.model.head.bias).tolist()
@@ -73,7 +78,7 @@ def zeros(samples):
 
 
 class Capture(Optimizer):
-    """Keeps the gradients instead of applying them."""
+    """Optimiser that stores the gradients instead of applying them."""
 
     def step(self, step):
         self.grads = [p.grad.clone() for p in self.parameters]
@@ -89,7 +94,7 @@ def gradients(critic, samples, old, targets):
 
 
 def make_exact_model():
-    """One that keeps float64 throughout."""
+    """Return a model that computes in float64 throughout."""
     torch.set_num_threads(1)
     sizes = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
     with torch.random.fork_rng(devices=[]):

@@ -1,7 +1,7 @@
-"""The word problems of `experiment=gsm8k` as three kinds of programs play them: a function, a command, a server.
+"""The word problems of `experiment=gsm8k` as three kinds of agent programs: a function, a command and a server.
 
-Each asks the policy what the environment would have asked it, so that a run of them is the run without. Not a test;
-it runs in processes of its own: `python gsm8k_agents.py` is the command, `python gsm8k_agents.py PORT` the server.
+Each sends the policy the same messages as the environment, so that its run equals the run with the environment. Not a
+test; `python gsm8k_agents.py` is the command, `python gsm8k_agents.py PORT` the server.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ TURNS = 4
 
 
 async def play(row, client):
-    """One episode: the rewards of its turns, and how many there were. It wishes a temperature of its own, in vain."""
+    """Run one episode. Return the rewards of its turns and their number. The requested temperature has no effect."""
     environment, messages, rewards = Gsm8kEnv(TURNS, reward="guide", calculator=True), list(row["prompt"]), []
     environment.reset(row)
     while True:
@@ -31,7 +31,7 @@ async def play(row, client):
 
 
 def play_alone(row, base_url, api_key, model):
-    """The same where no event loop runs."""
+    """Run `play` without a running event loop."""
 
     async def one():
         client = AgentClient(base_url, api_key, model)
@@ -44,7 +44,7 @@ def play_alone(row, base_url, api_key, model):
 
 
 class Agent(BaseHTTPRequestHandler):
-    """Plays while its `POST /rollout` waits."""
+    """Server that runs an episode per `POST /rollout`."""
 
     protocol_version = "HTTP/1.1"
 
@@ -52,8 +52,10 @@ class Agent(BaseHTTPRequestHandler):
         self.answer({"status": "healthy"})
 
     def do_POST(self):
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer(play_alone(told["instance"], told["model_endpoint"], told["metadata"]["trajectory_id"], "default"))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(
+            play_alone(request["instance"], request["model_endpoint"], request["metadata"]["trajectory_id"], "default")
+        )
 
     def answer(self, content):
         body = json.dumps(content).encode()

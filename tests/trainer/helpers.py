@@ -36,7 +36,7 @@ def make_group(seed: int, vocabulary: int, size: int = 4, turns: int = 3) -> Gro
 
 
 def split_by_turn(trajectory: Trajectory) -> Trajectory:
-    """The same episode told as one sample per turn: every turn repeats its whole context."""
+    """Return the same episode as one sample per turn: every turn repeats its whole context."""
     turns, context = [], []
     for turn in trajectory.turns:
         context = context + turn.observation_ids

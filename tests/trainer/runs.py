@@ -1,4 +1,4 @@
-"""Whole runs as programs: started, waited for, and read."""
+"""Whole runs as programs: start, wait, and read."""
 
 import json
 import os
@@ -34,11 +34,12 @@ SMALL = [
     "generator.sampling_params.max_generate_length=24",
     "tracker.plots=false",
 ]
-"""A run of seconds that still learns, evaluates and saves; form is paid too, so that every step has a signal."""
+"""Settings of a run of a few seconds that learns, evaluates and saves. The format is rewarded too, so that every step
+has a signal."""
 
 
 def start(run_dir, *words, code=None):
-    """The command line, or `code` and then the command line, in a process of its own."""
+    """Start the command line in a process, after `code` if it is given."""
     command = [sys.executable, "-m", "mtrl.main"]
     if code:
         command = [sys.executable, "-c", textwrap.dedent(code) + "\nfrom mtrl.main import cli; cli()"]
@@ -54,7 +55,7 @@ def finish(process, expected=0):
 
 
 def rows_of(run_dir):
-    """Metrics without what a clock decides."""
+    """Return the metrics without those that depend on time."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in rows]
 

@@ -1,4 +1,4 @@
-"""Small process groups over gloo, forked: what they hold and give back goes through a queue."""
+"""Small process groups over gloo, in forked processes that return their results by a queue."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def on_ranks(count, folder, work, *arguments):
-    """What `work(*arguments)` returns on each of `count` ranks; a rank that raises fails the test."""
+    """Return the result of `work(*arguments)` on each of `count` ranks; a rank that raises fails the test."""
     queue, store = FORK.Queue(), folder / f"store-{os.urandom(4).hex()}"
     ranks = [FORK.Process(target=_rank, args=(queue, r, count, store, work, arguments)) for r in range(count)]
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Streams over rollouts without episodes, for tests of what the stream does with groups."""
+"""Streams over rollouts without episodes, for tests of the handling of groups."""
 
 import asyncio
 import random
@@ -18,15 +18,16 @@ from mtrl.types import Group
 
 
 def family_of(score):
-    """A family without an environment: only its scorer is asked."""
+    """Return a family without an environment; only its scorer is called."""
     return Family("streams", environment=BaseEnvironment, load=Splits, score=score)
 
 
 FAMILY = family_of(lambda trajectory, row: 1.0)
 
 
-class Played(Rollouts):
-    """Rollouts without episodes: each group takes some time, and its tokens are of the weights at its end."""
+class FakeRollouts(Rollouts):
+    """Rollouts without episodes: each group takes some time, and its tokens have the version of the weights at its
+    end."""
 
     def __init__(self, seed=0, max_failed_share=1.0):
         super().__init__(None, seed, max_failed_share)
@@ -60,8 +61,8 @@ class Played(Rollouts):
         return Group(group_id, row, group.trajectories)
 
 
-class Gated(Played):
-    """Groups end when the test opens their gates."""
+class Gated(FakeRollouts):
+    """Rollouts whose groups end when the test opens their gates."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -76,7 +77,7 @@ class Gated(Played):
 
 
 class Rows:
-    """The n-th row says n."""
+    """Rows with the number n in the n-th row."""
 
     def __init__(self):
         self.drawn = 0
@@ -86,21 +87,19 @@ class Rows:
         return {"id": str(self.drawn - 1), "n": self.drawn - 1, "prompt": [], "ground_truth": {}}
 
 
-def make(kind=Stream, played=None, batch=4, lag=1, rows=None, family=FAMILY, algorithm=None, **settings):
+def make(kind=Stream, rollouts=None, batch=4, lag=1, rows=None, family=FAMILY, algorithm=None, **settings):
     config = Config(run_dir="unused")
     config.trainer.prompts_per_step = batch
     config.algorithm = replace(config.algorithm, group_size=2, **(algorithm or {}))
     config.async_config = replace(config.async_config, max_steps_off_policy=lag, **settings)
     rows = rows or Rows()
-    played = played or Played()
-    return kind(config, played, RewardComposer(RewardConfig()), family, None, rows.next)
+    rollouts = rollouts or FakeRollouts()
+    return kind(config, rollouts, RewardComposer(RewardConfig()), family, None, rows.next)
 
 
 def run(coroutine):
-    """Its result; nothing may be left running, and nothing may take for ever.
-
-    An environment whose episode was cancelled while it closed is closed by its thread to the end, a moment later.
-    """
+    """Run the coroutine with a time limit and return its result. No task may be left running. An environment whose
+    episode was cancelled while it closed is closed by its thread, a moment later."""
 
     async def alone():
         result = await asyncio.wait_for(coroutine, 30)
@@ -111,7 +110,7 @@ def run(coroutine):
 
 
 async def train(stream, steps, start=0, update=0.002, close=True):
-    """The experiences of these steps; the update is a pause."""
+    """Return the experiences of these steps; the update is a pause."""
     found = []
     try:
         for step in range(start, start + steps):
@@ -138,7 +137,8 @@ def rows_of(experiences):
 
 
 def all_closed(environments):
-    """Whether each is closed once, within a while: one that was still being made is closed by a thread, afterwards."""
+    """Return whether each environment is closed once within a time limit; one that was being created is closed later by
+    a thread."""
     end = time.monotonic() + 20
     while not all(environment.closed for environment in environments) and time.monotonic() < end:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Admission: nothing is trained too late, lost or doubled, whatever is slow; and it always goes on."""
+"""Admission: no group is trained too late, lost or repeated for any durations, and training always continues."""
 
 import heapq
 import random
@@ -17,14 +17,14 @@ POLICIES = [Admission, RequeueAdmission]
 
 @dataclass
 class Play:
-    """A run of nothing but admission, told by a queue of events: episodes that end, and updates that end."""
+    """A simulated run of admission only, with a queue of events: ends of episodes and ends of updates."""
 
     admission: Admission
     seconds: object
-    """`seconds(group)`: how long it is played."""
+    """`seconds(group)`: duration of its episodes."""
     update: object = lambda: 1.0
     fate: object = lambda: "ok"
-    """What becomes of a group that is over: ok, failed or silent."""
+    """Outcome of a finished group: ok, failed or silent (no advantage)."""
     now: float = 0.0
     events: list = field(default_factory=list)
     running: dict = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Play:
 
 
 def slow_and_fast(seed):
-    """Most groups take about a second, some take up to a hundred."""
+    """Durations: most groups take about a second, some take up to a hundred."""
     return lambda group: random.Random(f"{seed}/{group.group_id}").paretovariate(0.8)
 
 
@@ -122,8 +122,9 @@ def slow_and_fast(seed):
     fates=st.sampled_from([(1, 0, 0), (8, 1, 1), (1, 1, 1)]),
     seed=st.integers(0, 10**6),
 )
-def test_whatever_happens(policy, batch, lag, concurrent, update, fates, seed):
-    """The assertions are in `Play`: the bound on ages, no loss, no double, no deadlock, the limits on admission."""
+def test_admission_bounds_staleness_for_any_events(policy, batch, lag, concurrent, update, fates, seed):
+    """`Play` asserts the bound on ages, that no group is lost or repeated, that there is no deadlock, and the limits on
+    admission."""
     rng = random.Random(seed)
     play = Play(
         policy(batch, lag, concurrent),
@@ -134,12 +135,12 @@ def test_whatever_happens(policy, batch, lag, concurrent, update, fates, seed):
     assert [version for version, _ in play.trained] == list(range(12))
     assert play.requeued == 0 or policy is RequeueAdmission
     names = [group.group_id for _, groups in play.trained for group in groups]
-    assert len(set(names)) == len(names)  # so each has random numbers of its own
+    assert len(set(names)) == len(names)  # so each group has other random numbers
 
 
 @given(st.data())
-def test_waiting_is_as_lax_as_the_bound_allows(data):
-    """It waits exactly where training any B of what has finished would make some other group too late."""
+def test_admission_waits_only_if_the_bound_requires_it(data):
+    """Admission waits exactly if training any B finished groups would make another group too late."""
     batch, lag = data.draw(st.integers(1, 2)), data.draw(st.integers(0, 3))
     admission = Admission(batch, lag)
     admission.version = lag
@@ -149,7 +150,7 @@ def test_waiting_is_as_lax_as_the_bound_allows(data):
     finished = data.draw(st.sets(st.sampled_from(groups))) if groups else set()
 
     def in_time(rest):
-        """Whether all of them can still be trained in some order, B a version, from the next version on."""
+        """Return whether all of them can still be trained in some order, B per version, from the next version on."""
         order = sorted(admission.deadline(group) for group in rest)
         return all(lag + 1 + place // batch <= deadline for place, deadline in enumerate(order))
 
@@ -164,13 +165,13 @@ def is_long(group):
 
 
 def run_of(policy, concurrent=None, steps=300):
-    """Half of the groups are twenty times as long as the rest; one that is played again may be the other kind."""
+    """Half of the groups take twenty times as long as the rest; a repeated group may be of the other kind."""
     play = Play(policy(4, 2, concurrent), lambda group: 20.0 if is_long(group) else 1.0).run(steps)
     return play, [group for _, batch in play.trained for group in batch]
 
 
 @pytest.mark.parametrize("concurrent", [None, 5])
-def test_with_wait_what_is_trained_is_what_was_drawn(concurrent):
+def test_with_wait_all_drawn_groups_are_trained(concurrent):
     play, trained = run_of(Admission, concurrent)
     newest = {group.number for group in play.admission.outstanding}
     assert len(newest) <= play.admission.limit
@@ -181,7 +182,7 @@ def test_with_wait_what_is_trained_is_what_was_drawn(concurrent):
 
 
 def test_requeue_trains_short_episodes_more_often():
-    """The contrast, and why `wait` is the default."""
+    """`wait` does not have this bias, so it is the default."""
     _, patient = run_of(Admission)
     play, trained = run_of(RequeueAdmission)
     assert play.requeued > 100
@@ -194,7 +195,7 @@ def names(groups):
 
 
 def test_worked_example():
-    """B = 2, K = 1: one straggler is overtaken once, and then waited for."""
+    """With B = 2 and K = 1, a straggler is overtaken once, and then waited for."""
     admission = Admission(2, 1)
     rows = iter({"id": n} for n in count())
 
@@ -207,9 +208,9 @@ def test_worked_example():
     a, b, c, d = admit()
     assert names([a, b, c, d]) == ["step0/0", "step0/1", "step1/0", "step1/1"]
     assert admission.choose([b]) is None
-    assert admission.choose([b, d]) == [b, d]  # a and c have time until version 1
+    assert admission.choose([b, d]) == [b, d]  # the deadline of a and c is version 1
     admission.hand_over([b, d])
-    assert not admit()  # what is being trained is outstanding
+    assert not admit()  # groups that are being trained are outstanding
     admission.trained(1)
     e, f = admit()
     assert names([e, f]) == ["step2/0", "step2/1"] and (e.version, admission.deadline(e)) == (1, 2)
@@ -217,7 +218,7 @@ def test_worked_example():
     assert admission.choose([a, c, e, f]) == [a, c]
 
 
-def test_requeue_plays_the_prompt_again_first_under_another_name():
+def test_requeue_repeats_the_prompt_first_under_another_name():
     admission = RequeueAdmission(1, 1)
     rows = iter({"id": n} for n in count())
     a, b = (admission.admit(lambda: next(rows)) for _ in range(2))
@@ -244,16 +245,16 @@ def test_a_failed_group_is_replaced_at_its_place():
     assert set(admission.choose([b, c])) == {b, c}
 
 
-def test_of_those_that_cannot_all_be_trained_the_finished_ones_stay():
+def test_finished_groups_are_requeued_last():
     admission = RequeueAdmission(1, 2)
     admission.version = 2
     running, finished = (Outstanding(n, "g", {}, version=0) for n in range(2))
     admission.outstanding = {running, finished}
     assert admission.overdue({finished}) == [running]
-    assert admission.overdue({running, finished}) == [finished]  # the older one has its place
+    assert admission.overdue({running, finished}) == [finished]  # the older group is trained instead
 
 
-def test_what_is_played_again_comes_in_its_order():
+def test_repeated_groups_are_admitted_in_the_order_of_their_numbers():
     admission = Admission(8, 0)
     for number in (5, 2, 3):
         admission.put_back(Outstanding(number, f"g{number}", {}, version=0))

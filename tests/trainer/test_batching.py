@@ -1,4 +1,4 @@
-"""Micro-batches: nothing is lost, budgets are kept, and packed samples do not see each other."""
+"""Micro-batches: no sample is lost, budgets hold, and packed samples do not attend to each other."""
 
 import copy
 import itertools
@@ -58,7 +58,7 @@ def model(request):
 
 
 def sample_of(rng, length, trajectory=("g", 0), vocabulary=90):
-    """A sample of random tokens, of which about half were sampled."""
+    """Return a sample of random tokens, about half of them sampled."""
     mask = rng.random(length) < 0.5
     mask[0], mask[-1] = False, True
     group_id, index = trajectory
@@ -75,7 +75,7 @@ def sample_of(rng, length, trajectory=("g", 0), vocabulary=90):
 
 
 def samples_of(lengths, seed=0):
-    """A trajectory per sample."""
+    """Return one sample per trajectory."""
     rng = np.random.default_rng(seed)
     return [sample_of(rng, length, ("g", index)) for index, length in enumerate(lengths)]
 
@@ -99,7 +99,7 @@ budgets = st.integers(1, 60)
 
 @settings(deadline=None)
 @given(lengths, trajectories, budgets, st.sampled_from([PADDED, PACKED]), st.booleans())
-def test_micro_batches_keep_the_budget_and_lose_nothing(lengths, trajectories, budget, layout, whole):
+def test_micro_batches_hold_every_sample_within_the_budget(lengths, trajectories, budget, layout, whole):
     rng = np.random.default_rng(len(lengths))
     samples = [sample_of(rng, length, owner) for length, owner in zip(lengths, trajectories, strict=False)]
     weights = [np.arange(len(s.token_ids), dtype=float) for s in samples]
@@ -128,15 +128,16 @@ def test_micro_batches_keep_the_budget_and_lose_nothing(lengths, trajectories, b
 def test_whole_trajectories_are_in_one_micro_batch(lengths, trajectories, budget, layout):
     rng = np.random.default_rng(len(lengths))
     samples = [sample_of(rng, length, owner) for length, owner in zip(lengths, trajectories, strict=False)]
-    dealt = plans(samples, budget, layout=layout, whole_trajectories=True)
-    owners = [{(samples[row].group_id, samples[row].trajectory) for row in plan} for plan in dealt]
+    found = plans(samples, budget, layout=layout, whole_trajectories=True)
+    owners = [{(samples[row].group_id, samples[row].trajectory) for row in plan} for plan in found]
     assert all(not a & b for a, b in itertools.combinations(owners, 2))
 
 
 @settings(deadline=None)
 @given(lengths, budgets)
-def test_padded_plans_are_in_the_order_that_runs_are_compared_by(lengths, budget):
-    """Sums of floats depend on their order: weights of runs are compared bit for bit, so this order must stay."""
+def test_the_order_of_padded_micro_batches_is_fixed(lengths, budget):
+    """Sums of floats depend on their order, and weights of runs are compared bit for bit, so this order must not
+    change."""
     samples, expected = samples_of(lengths), []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if expected and (len(expected[-1]) + 1) * lengths[expected[-1][0]] <= budget:
@@ -144,7 +145,7 @@ def test_padded_plans_are_in_the_order_that_runs_are_compared_by(lengths, budget
         else:
             expected.append([index])
     assert plans(samples, budget) == expected
-    assert plans(samples, budget, whole_trajectories=True) == expected  # a sample each
+    assert plans(samples, budget, whole_trajectories=True) == expected  # one sample per micro-batch
 
 
 @settings(deadline=None)
@@ -170,22 +171,22 @@ def test_a_trajectory_longer_than_the_budget_is_alone(layout):
 @LAYOUTS
 def test_gather_is_in_the_order_of_the_flat_tensors(layout):
     samples = samples_of([3, 9, 4, 9, 6])
-    told = [np.array(sampled(s.logprobs, s)) for s in samples]
+    per_sample = [np.array(sampled(s.logprobs, s)) for s in samples]
     batches = micro_batches(samples, ones(samples), 15, layout=layout)
     assert len(batches) > 1
     for batch in batches:
-        for values in (told, [v.tolist() for v in told], [torch.from_numpy(v) for v in told]):
+        for values in (per_sample, [v.tolist() for v in per_sample], [torch.from_numpy(v) for v in per_sample]):
             assert torch.equal(batch.gather(values), batch.rollout_logprobs)
     assert batches[0].gather([torch.ones(s.action_tokens, requires_grad=True) for s in samples]).requires_grad
 
 
 @LAYOUTS
-def test_nothing_is_no_micro_batch(layout):
+def test_no_samples_give_no_micro_batch(layout):
     assert plans([], 9, layout=layout) == plans([], 9, layout=layout, whole_trajectories=True) == []
 
 
 @LAYOUTS
-def test_a_sampled_token_without_context_is_refused(layout):
+def test_a_sampled_token_without_context_is_an_error(layout):
     samples = samples_of([4, 4])
     samples[1].loss_mask[0] = True
     with pytest.raises(AssertionError, match="needs context"):
@@ -202,7 +203,7 @@ def test_the_last_token_of_a_sample_does_not_predict_the_next_sample():
 
 
 def test_variable_length_kernels_get_the_bounds_of_the_samples():
-    """Flash attention runs on GPUs only; this is what transformers derives for it from our positions."""
+    """Flash attention runs only on GPUs; the test checks the bounds that Transformers derives from the positions."""
     samples = samples_of([5, 4, 7])
     (batch,) = micro_batches(samples, ones(samples), 99, layout=PACKED)
     (bounds, _), (longest, _) = prepare_fa_kwargs_from_position_ids(batch.inputs["position_ids"])
@@ -211,8 +212,8 @@ def test_variable_length_kernels_get_the_bounds_of_the_samples():
 
 @pytest.mark.parametrize("budget", [1, 25, 999])
 @LAYOUTS
-def test_log_probs_equal_those_of_the_sample_alone(layout, budget, model):
-    """A plain forward, at the sampling temperature."""
+def test_log_probs_equal_those_of_a_plain_forward(layout, budget, model):
+    """The expected log-probs come from a plain forward at the sampling temperature."""
     samples = samples_of([9, 14, 3, 11, 6, 2])
     policy = Policy(model, None, temperature=0.7)
     for batch in micro_batches(samples, ones(samples), budget, layout=layout):

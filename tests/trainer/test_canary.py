@@ -1,7 +1,5 @@
-"""The canary finds servers that sample by other weights than the trainer's, and the publisher sends them once more.
-
-The engine is the local one, so that what it samples and the trainer's log-probs are real; `probe` is all that a server
-engine adds here.
+"""The canary detects servers that sample with other weights than the trainer's, and the publisher sends the weights
+again. The engine is the local one, so that its tokens and the trainer's log-probs are real; only `probe` is added here.
 """
 
 import asyncio
@@ -23,7 +21,7 @@ PROMPT = [5, 6, 7, 8]
 
 
 class ProbedEngine(LocalEngine):
-    """Two servers that are one, and the versions that were loaded."""
+    """Engine with two servers that share one local engine; it records the loaded versions."""
 
     def __init__(self, *settings, **more):
         super().__init__(*settings, **more)
@@ -70,46 +68,46 @@ def test_the_same_weights_give_the_same_logprobs(parts):
 
 
 @pytest.mark.parametrize("by", [1.5, float("nan")])
-def test_other_weights_are_found(parts, by):
+def test_different_weights_are_detected(parts, by):
     _, learners, canary = parts
-    changed(learners.crew.worker.policy.policy.model, by)
+    changed(learners.crew.worker.policy.model, by)
     with pytest.raises(
         WrongWeightsError, match=r"differ from the trainer's by .*generator.vllm.canary_tolerance=0.001"
     ):
         asyncio.run(canary.check(0))
 
 
-def test_another_version_is_found(parts):
+def test_a_different_version_is_detected(parts):
     engine, _, canary = parts
     engine.version = 3
     with pytest.raises(WrongWeightsError, match="a server samples by version 3 instead of 4"):
         asyncio.run(canary.check(4))
 
 
-def test_weights_are_sent_once_more_and_not_again(parts):
+def test_weights_are_sent_again_once(parts):
     engine, learners, canary = parts
     publisher = Publisher(engine, learners, WorkThread(False), sends_weights=True, canary=canary)
-    changed(learners.crew.worker.policy.policy.model, 1.5)
+    changed(learners.crew.worker.policy.model, 1.5)
     assert asyncio.run(publisher.publish(1))["engine/canary/max"] < 1e-4
     assert engine.loaded == [1]
 
     apply, engine.apply_weights = engine.apply_weights, lambda *weights: setattr(engine, "apply_weights", apply)
-    changed(learners.crew.worker.policy.policy.model, 1.5)
-    assert asyncio.run(publisher.publish(2))["engine/canary/max"] < 1e-4  # lost once, and sent again
+    changed(learners.crew.worker.policy.model, 1.5)
+    assert asyncio.run(publisher.publish(2))["engine/canary/max"] < 1e-4  # the weights were lost once and sent again
     assert engine.loaded == [1, 2, 2]
 
     engine.apply_weights = lambda *weights: None
-    changed(learners.crew.worker.policy.policy.model, 1.5)
+    changed(learners.crew.worker.policy.model, 1.5)
     with pytest.raises(WrongWeightsError, match="version 3 differ"):
         asyncio.run(publisher.publish(3))
     assert engine.loaded == [1, 2, 2, 3, 3]
 
 
-def test_a_run_begins_with_its_weights_wherever_the_engine_came_from(parts):
+def test_a_run_begins_with_its_weights_in_every_engine(parts):
     engine, learners, canary = parts
     make = partial(Publisher, engine, learners, WorkThread(False), sends_weights=True, canary=canary)
     asyncio.run(make().begin(0))
-    assert engine.loaded == []  # it was started with them, and the canary has seen them
+    assert engine.loaded == []  # the engine was started with these weights, and the canary checks them
     changed(engine.model, 1.5)
     with pytest.raises(WrongWeightsError):
         asyncio.run(make().begin(0))
@@ -118,7 +116,7 @@ def test_a_run_begins_with_its_weights_wherever_the_engine_came_from(parts):
     assert engine.loaded == [0, 3]
 
 
-def test_servers_sleep_while_the_policy_learns(parts, monkeypatch):
+def test_colocated_servers_sleep_during_the_update(parts, monkeypatch):
     engine, learners, _ = parts
     seen, freed = [], []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(engine.asleep))

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there."""
+"""Checkpoints are complete or absent."""
 
 import json
 import resource
@@ -18,7 +18,7 @@ def save(checkpoints, step, score=None, groups=(), size=64):
     return checkpoints.commit(partial, {"step": step, "score": score}, groups, {"torch": torch.get_rng_state()})
 
 
-def test_what_was_saved_is_read_back(tmp_path):
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
     path = save(Checkpoints(tmp_path), 7, 0.5)
     assert path.name == "step_000007"
     back = read_checkpoint(path)
@@ -28,14 +28,14 @@ def test_what_was_saved_is_read_back(tmp_path):
     assert not (path / "groups.jsonl").exists()
 
 
-def test_what_an_asynchronous_run_has_under_way_is_kept(tmp_path):
+def test_groups_of_an_asynchronous_run_are_stored(tmp_path):
     groups = [{"group_id": "step1/0~", "row": {"id": "α\u2028β"}}, {"group_id": "step1/1", "logprob": -0.1 - 0.2}]
     path = save(Checkpoints(tmp_path), 1, groups=groups)
     assert read_checkpoint(path).groups == groups
     assert len((path / "groups.jsonl").read_bytes().split(b"\n")) == 3, "one a line"
 
 
-def test_the_last_n_and_the_best_stay(tmp_path):
+def test_the_last_n_and_the_best_checkpoint_are_retained(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=True)
     for step, score in ((1, 0.1), (2, 0.9), (3, None), (4, 0.3), (5, 0.9), (6, 0.2), (7, None)):
         save(checkpoints, step, score)
@@ -44,7 +44,7 @@ def test_the_last_n_and_the_best_stay(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_step_that_is_there_is_replaced(tmp_path):
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1, 0.1)
     (checkpoints.latest() / "of before").touch()
@@ -52,7 +52,7 @@ def test_a_step_that_is_there_is_replaced(tmp_path):
     assert not (checkpoints.latest() / "of before").exists() and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_half_written_checkpoint_is_never_picked_up(tmp_path):
+def test_an_incomplete_checkpoint_is_never_read(tmp_path):
     save(Checkpoints(tmp_path), 1)
     checkpoints = Checkpoints(tmp_path)
     killed = Checkpoints(tmp_path).begin(2)
@@ -74,7 +74,7 @@ def test_a_half_written_checkpoint_is_never_picked_up(tmp_path):
         lambda path: (path / "groups.jsonl").write_text('{"group_id":'),
     ],
 )
-def test_an_unreadable_checkpoint_is_one_sentence(tmp_path, damage):
+def test_an_unreadable_checkpoint_is_an_error_in_one_sentence(tmp_path, damage):
     path = save(Checkpoints(tmp_path), 1)
     damage(path)
     with pytest.raises(UserError, match="checkpoint .*step_000001 cannot be read .*no other one in .* is intact"):
@@ -100,7 +100,7 @@ def _save_on_a_full_disk(folder, limit, queue):
 
 @pytest.mark.parametrize("limit", [4096, 500])
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, limit):
-    """Once among the tensors, once after them: the random state is larger than 500 bytes."""
+    """The disk is full while tensors are written, or after them; the random state is larger than 500 bytes."""
     previous = save(Checkpoints(tmp_path), 1)
     queue = FORK.Queue()
     process = FORK.Process(target=_save_on_a_full_disk, args=(tmp_path, limit, queue))
@@ -108,12 +108,12 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, limit):
     message = queue.get(timeout=60)
     process.join()
     assert "step_000002 could not be written" in message and "File too large" in message
-    assert f"the last whole one is {previous}" in message and "resume=latest" in message
+    assert f"the last complete one is {previous}" in message and "resume=latest" in message
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
     assert json.loads((previous / "state.json").read_text())["step"] == 1 and read_checkpoint(previous)
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error_in_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="step_000003 could not be written .* or name another run_dir"):
         Checkpoints(tmp_path / "file" / "checkpoints").begin(3)

@@ -1,4 +1,4 @@
-"""A bit that a disk or a copy changed is found, and the run goes on from what is intact."""
+"""A changed bit in a checkpoint is detected, and the run continues from an intact checkpoint."""
 
 import random
 import subprocess
@@ -31,7 +31,7 @@ def flip(file, bit):
     file.write_bytes(content)
 
 
-def test_every_file_has_a_checksum_that_others_can_compare(tmp_path):
+def test_every_file_has_a_checksum_in_the_format_of_sha256sum(tmp_path):
     path = save(Checkpoints(tmp_path), 1)
     assert {file.name for file in path.iterdir()} == {*FILES, SUMS} and damage(path) is None
     done = subprocess.run(["sha256sum", "-c", SUMS], cwd=path, capture_output=True, text=True)
@@ -39,8 +39,8 @@ def test_every_file_has_a_checksum_that_others_can_compare(tmp_path):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_found_by_the_name_of_its_file(tmp_path, name):
-    """Four bits of each of the six files, anywhere in them."""
+def test_a_flipped_bit_is_reported_with_the_name_of_its_file(tmp_path, name):
+    """The test flips four bits of each of the six files."""
     path = save(Checkpoints(tmp_path), 1)
     for bit in random.Random(name).sample(range(8 * (path / name).stat().st_size), 4):
         flip(path / name, bit)
@@ -50,7 +50,7 @@ def test_a_flipped_bit_is_found_by_the_name_of_its_file(tmp_path, name):
     assert read_checkpoint(path).state["step"] == 1
 
 
-def test_a_flipped_bit_of_the_checksums_is_found(tmp_path):
+def test_a_flipped_bit_of_the_checksums_is_reported(tmp_path):
     path = save(Checkpoints(tmp_path), 1)
     for bit in random.Random(0).sample(range(8 * (path / SUMS).stat().st_size), 50):
         flip(path / SUMS, bit)
@@ -58,7 +58,7 @@ def test_a_flipped_bit_of_the_checksums_is_found(tmp_path):
         flip(path / SUMS, bit)
 
 
-def test_weights_for_another_use_are_compared_as_well(tmp_path):
+def test_checksums_are_compared_for_weights_that_other_programs_read(tmp_path):
     path = save(Checkpoints(tmp_path), 1)
     flip(path / "model.safetensors", 8 * 120 + 3)
     with pytest.raises(UserError, match="model.safetensors is not as it was written"):
@@ -66,7 +66,7 @@ def test_weights_for_another_use_are_compared_as_well(tmp_path):
     assert torch.equal(read_tensors(path, "optimizer")["m"], torch.ones(64)), "which is intact"
 
 
-def test_the_newest_intact_one_is_named(tmp_path):
+def test_the_error_names_the_newest_intact_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep_last=3)
     intact, _, newest = (save(checkpoints, step) for step in (1, 2, 3))
     for step in (2, 3):
@@ -75,25 +75,25 @@ def test_the_newest_intact_one_is_named(tmp_path):
         read_checkpoint(newest)
 
 
-def test_latest_is_the_newest_intact_one(tmp_path):
-    """And what is damaged goes aside, so that it takes no place of those that the run keeps."""
+def test_resume_latest_reads_the_newest_intact_checkpoint(tmp_path):
+    """A damaged checkpoint is renamed, so that it does not count as one of the checkpoints to keep."""
     run = RunDir(tmp_path).create()
-    checkpoints, told = Checkpoints(run.checkpoints, keep_last=3), []
+    checkpoints, warnings = Checkpoints(run.checkpoints, keep_last=3), []
     for step in (1, 2, 3):
         save(checkpoints, step)
     flip(run.checkpoints / "step_000003" / "model.safetensors", 8 * 120)
     flip(run.checkpoints / "step_000002" / "groups.jsonl", 5)
     config = compose(["resume=latest", f"run_dir={tmp_path}"])
-    found = intact_checkpoint(checkpoints.latest(), config, run, told.append)
-    assert found.path.name == "step_000001" and len(told) == 2
-    assert "step_000003 is passed over (model.safetensors is not as it was written" in told[0]
+    found = intact_checkpoint(checkpoints.latest(), config, run, warnings.append)
+    assert found.path.name == "step_000001" and len(warnings) == 2
+    assert "step_000003 is skipped (model.safetensors is not as it was written" in warnings[0]
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [
         "damaged-step_000002", "damaged-step_000003", "step_000001",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*FILES, SUMS])
-def test_a_lost_file_is_told_and_the_one_before_is_taken(tmp_path, name):
+def test_a_checkpoint_with_a_missing_file_is_skipped_with_a_warning(tmp_path, name):
     checkpoints = Checkpoints(tmp_path, keep_last=2)
     intact, newest = save(checkpoints, 1), save(checkpoints, 2)
     (newest / name).unlink()
@@ -101,18 +101,18 @@ def test_a_lost_file_is_told_and_the_one_before_is_taken(tmp_path, name):
     assert checkpoint.path == intact and list(broken) == [newest] and name in broken[newest]
 
 
-def test_no_intact_one_is_one_sentence(tmp_path):
+def test_no_intact_checkpoint_is_an_error_in_one_sentence(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     flip(save(checkpoints, 1) / "state.json", 3)
     (save(checkpoints, 2) / "rng.safetensors").unlink()
-    told = "step_000002: rng.safetensors is missing; step_000001: state.json is not as it was written"
-    with pytest.raises(UserError, match=told):
+    warnings = "step_000002: rng.safetensors is missing; step_000001: state.json is not as it was written"
+    with pytest.raises(UserError, match=warnings):
         checkpoints.read_newest()
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"score": "high"}', b"\xff", None])
 def test_a_damaged_old_checkpoint_does_not_end_a_healthy_run(tmp_path, content):
-    """Its score cannot be read, so it is not the best."""
+    """The score of the damaged checkpoint cannot be read, so the checkpoint is not the best."""
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=True)
     old = save(checkpoints, 1, 0.9) / "state.json"
     old.unlink() if content is None else old.write_bytes(content)

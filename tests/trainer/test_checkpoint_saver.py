@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on are of the step that they are named after."""
+"""Checkpoints that are written during training hold the state of their step."""
 
 import os
 import random
@@ -26,14 +26,14 @@ def tensors(value=0.0, size=50):
 
 
 def read(path):
-    """The values of the tensors."""
+    """Return the values of the tensors."""
     into = tensors()
     load_tensors(into, path)
     return {float(value) for tensor in into.values() for value in tensor}
 
 
 def save(saver, checkpoints, step, state):
-    """As the leader does it."""
+    """Save as the leader does."""
     saver.wait()
     partial = checkpoints.begin(step)
     saver.save(state, partial)
@@ -42,34 +42,34 @@ def save(saver, checkpoints, step, state):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """A disk that writes when it is told to: `begun`, `go`."""
+    """A disk that sets `begun` and waits for `go` before it writes."""
 
     class Disk:
         begun, go = threading.Event(), threading.Event()
 
-    real = checkpoint_tensors._write_tensors
+    real = checkpoint_tensors.write_tensors
 
     def write(path, tensors):
         Disk.begun.set()
         assert Disk.go.wait(30)
         real(path, tensors)
 
-    monkeypatch.setattr(checkpoint_tensors, "_write_tensors", write)
+    monkeypatch.setattr(checkpoint_tensors, "write_tensors", write)
     yield Disk
     Disk.go.set()
 
 
 def fail(monkeypatch):
-    """The disk is full from now on."""
+    """Make every later write fail as on a full disk."""
 
     def full(path, tensors):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_tensors, "_write_tensors", full)
+    monkeypatch.setattr(checkpoint_tensors, "write_tensors", full)
 
 
 @pytest.mark.parametrize("kind", [Saver, BackgroundSaver])
-def test_both_write_the_same(tmp_path, kind):
+def test_both_savers_write_the_same_files(tmp_path, kind):
     saver, checkpoints = kind(), Checkpoints(tmp_path)
     for step in (1, 2):
         save(saver, checkpoints, step, tensors(step))
@@ -78,19 +78,19 @@ def test_both_write_the_same(tmp_path, kind):
     saver.wait()
 
 
-def test_what_is_saved_is_the_state_at_the_step_whatever_training_does(tmp_path, slow):
+def test_the_saved_state_does_not_change_with_later_training(tmp_path, slow):
     saver, checkpoints, state = BackgroundSaver(), Checkpoints(tmp_path), tensors(1.0)
     save(saver, checkpoints, 1, state)
     assert slow.begun.wait(30)
     for tensor in state.values():
-        tensor.fill_(2.0)  # training goes on, in place
+        tensor.fill_(2.0)  # training changes the weights in place
     assert checkpoints.latest() is None, "nothing has its name before it is whole"
     slow.go.set()
     saver.wait()
     assert read(checkpoints.latest()) == {1.0}
 
 
-def test_the_next_save_waits_for_the_one_before(tmp_path, slow):
+def test_a_save_waits_for_the_previous_one(tmp_path, slow):
     saver, checkpoints = BackgroundSaver(), Checkpoints(tmp_path)
     save(saver, checkpoints, 1, tensors(1.0))
     second = threading.Thread(target=save, args=(saver, checkpoints, 2, tensors(2.0)))
@@ -104,25 +104,25 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, slow):
 
 
 @pytest.mark.parametrize("how", ["wait", "save"])
-def test_a_full_disk_is_told_by_the_next_call(tmp_path, monkeypatch, how):
+def test_the_next_call_raises_the_error_of_a_full_disk(tmp_path, monkeypatch, how):
     saver, checkpoints = BackgroundSaver(), Checkpoints(tmp_path)
     save(saver, checkpoints, 1, tensors(1.0))
     saver.wait()
     with monkeypatch.context() as patch:
         fail(patch)
         save(saver, checkpoints, 2, tensors(2.0))
-        told = (
-            r"step_000002 could not be written \(No space left on device\); the last whole one is .*step_000001; free"
+        message = (
+            r"step_000002 could not be written \(No space left on device\); the last complete one is .*step_000001;"
         )
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             saver.wait() if how == "wait" else saver.save(tensors(3.0), tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     save(saver, checkpoints, 3, tensors(3.0))
     saver.wait()
-    assert read(checkpoints.latest()) == {3.0}, "told once; then it goes on"
+    assert read(checkpoints.latest()) == {3.0}, "message once; then it goes on"
 
 
-def test_what_fails_at_the_end_is_told_as_well(tmp_path, monkeypatch):
+def test_errors_of_the_last_save_are_raised(tmp_path, monkeypatch):
     saver, checkpoints = BackgroundSaver(), Checkpoints(tmp_path)
     partial = checkpoints.begin(1)
     saver.save(tensors(), partial)
@@ -133,40 +133,40 @@ def test_what_fails_at_the_end_is_told_as_well(tmp_path, monkeypatch):
 
 
 def _save_on_ranks(folder):
-    """Rank 1's disk is slow. What the leader found when it committed."""
+    """Save on two ranks, with a slow disk on rank 1. Return the files that existed when the leader committed."""
     group, rank = dist.new_group(backend="gloo"), dist.get_rank()
     saver, found = BackgroundSaver(group), []
     partial = folder / "partial"
     if rank == 0:
         partial.mkdir()
     dist.barrier()
-    real = checkpoint_tensors._write_tensors
+    real = checkpoint_tensors.write_tensors
 
     def slow(path, tensors):
         time.sleep(0.3 * rank)
         real(path, tensors)
 
-    checkpoint_tensors._write_tensors = slow
+    checkpoint_tensors.write_tensors = slow
     saver.save({f"model.{n}": torch.full((4,), float(n)) for n in range(4)}, partial)
     if rank == 0:
         saver.finish(lambda: found.extend(sorted(path.name for path in partial.iterdir())))
     total = torch.ones(1)
-    dist.all_reduce(total)  # the default group works on meanwhile
+    dist.all_reduce(total)  # the default group can be used meanwhile
     saver.wait()
     return found, total.item()
 
 
-def test_the_leader_commits_when_every_rank_has_written(tmp_path):
+def test_the_leader_commits_after_every_rank_has_written(tmp_path):
     (found, total), (nothing, _) = on_ranks(2, tmp_path, _save_on_ranks, tmp_path)
     assert found == ["SHA256SUMS", "model-rank0.safetensors", "model-rank1.safetensors", "tensors.json"] and not nothing
     assert total == 2.0
 
 
 def _save_for_ever(folder):
-    os.fsync = lambda handle: None  # a killed process loses nothing that the system holds, and this is faster
+    os.fsync = lambda handle: None  # a killed process loses no data in the cache of the system, and this is faster
     saver, checkpoints, step = BackgroundSaver(), Checkpoints(folder, keep_last=2), 0
     if (last := checkpoints.latest()) is not None:
-        step = read_checkpoint(last).state["step"] - 1  # a run that goes on meets steps that are there already
+        step = read_checkpoint(last).state["step"] - 1  # a resumed run finds checkpoints of the same steps
     state = tensors(float(step))
     while True:
         step += 1
@@ -176,7 +176,7 @@ def _save_for_ever(folder):
 
 
 def _whole(folder):
-    """The steps of the checkpoints, each of which holds one value, that of its step, everywhere."""
+    """Return the steps of the checkpoints; assert that each holds one value everywhere, that of its step."""
     steps = []
     for path in Checkpoints(folder).all():
         steps.append(read_checkpoint(path).state["step"])
@@ -184,7 +184,7 @@ def _whole(folder):
     return steps
 
 
-def test_killed_at_any_moment_it_leaves_whole_checkpoints_only(tmp_path):
+def test_a_kill_at_any_moment_leaves_only_complete_checkpoints(tmp_path):
     chance, last = random.Random(7), 0
     for _ in range(20):
         process = FORK.Process(target=_save_for_ever, args=(tmp_path,), daemon=True)
@@ -202,7 +202,7 @@ def test_killed_at_any_moment_it_leaves_whole_checkpoints_only(tmp_path):
 
 
 def _save_twice_then_die(folder, operation):
-    """Write step 2 over what is there, then step 3, which drops it; killed before the `operation`-th change."""
+    """Replace step 2, then write step 3, which removes it; the process is killed before the `operation`-th change."""
     changes = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
     done = 0
 
@@ -213,7 +213,7 @@ def _save_twice_then_die(folder, operation):
             if done == operation:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def state_last(path):  # a folder that is deleted loses its files in any order; this one tells nothing
+    def state_last(path):  # the files of a deleted folder are removed in any order; this call is not counted
         with scandir(path) as entries:
             return nullcontext(sorted(entries, key=lambda entry: entry.name == "state.json"))
 
@@ -225,7 +225,7 @@ def _save_twice_then_die(folder, operation):
     os._exit(0)
 
 
-def test_killed_before_any_change_to_the_disk_a_whole_checkpoint_is_left(tmp_path):
+def test_a_kill_before_any_change_to_the_disk_leaves_a_complete_checkpoint(tmp_path):
     before = tmp_path / "before"
     for step in (1, 2):
         save(Saver(), Checkpoints(before), step, tensors(step))

@@ -1,4 +1,4 @@
-"""Tensors come back bit for bit, on any number of ranks."""
+"""Tensors are read back bit for bit, on any number of ranks."""
 
 import json
 import pickle
@@ -23,7 +23,7 @@ from mtrl.trainer.checkpoint.tensors import load_tensors, read_tensors, save_ten
 
 
 def whole():
-    """The same on every rank: even and odd numbers of rows, fewer rows than ranks, none at all, scalars."""
+    """Return the same tensors on every rank: even and odd numbers of rows, fewer rows than ranks, no rows, scalars."""
     torch.manual_seed(5)
     return {
         "model.body.weight": torch.randn(8, 3),
@@ -55,8 +55,8 @@ def written(folder, tensors, name="c"):
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_one_process_reads_what_it_wrote(tmp_path_factory, data):
-    """Any dtype and shape, also where tensors share storage, are transposed or belong to a graph."""
+def test_one_process_reads_the_tensors_that_it_wrote(tmp_path_factory, data):
+    """Tensors have any dtype and shape; some share storage, are transposed, or belong to a graph."""
     kinds = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
     tensors = {}
     for number in range(data.draw(st.integers(1, 4))):
@@ -74,7 +74,7 @@ def test_one_process_reads_what_it_wrote(tmp_path_factory, data):
     assert sorted(tensor_names(path)) == sorted(tensors)
 
 
-def test_the_files_of_one_process_are_readable_by_anyone(tmp_path):
+def test_the_files_of_one_process_are_plain_safetensors(tmp_path):
     path = written(tmp_path, whole())
     assert {file.name for file in path.iterdir()} == {
         "tensors.json", "model.safetensors", "optimizer.safetensors", "critic.safetensors", "SHA256SUMS",
@@ -84,7 +84,7 @@ def test_the_files_of_one_process_are_readable_by_anyone(tmp_path):
     assert same(read_tensors(path, "model"), model)
 
 
-def test_a_part_is_read_without_the_others(tmp_path):
+def test_one_part_can_be_read_without_the_others(tmp_path):
     path = written(tmp_path, whole())
     (path / "optimizer.safetensors").unlink()
     into = {name: tensor for name, tensor in zeros().items() if name.startswith("model.")}
@@ -92,7 +92,7 @@ def test_a_part_is_read_without_the_others(tmp_path):
     assert all(torch.equal(tensor, whole()[name]) for name, tensor in into.items())
 
 
-def test_values_are_cast_to_what_takes_them(tmp_path):
+def test_values_are_cast_to_the_dtype_of_the_target(tmp_path):
     path = written(tmp_path, {"model.w": torch.tensor([1.0, 2.5])})
     into = {"model.w": torch.zeros(2, dtype=torch.bfloat16)}
     load_tensors(into, path)
@@ -102,14 +102,14 @@ def test_values_are_cast_to_what_takes_them(tmp_path):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (lambda t: t.pop("model.norm"), "nothing takes its model.norm;"),
-        (lambda t: t.update({"model.new": torch.zeros(1)}), "it lacks model.new;"),
-        (lambda t: t.update({"model.norm": torch.zeros(2)}), r"of another shape are model.norm \(1,\) for \(2,\);"),
-        (lambda t: t.update({f"model.{n}": torch.zeros(1) for n in "abc"}), "it lacks model.a, model.b and 1 more;"),
-        (lambda t: t.update({"adapter.a": torch.zeros(1)}), "it lacks adapter.a;"),
+        (lambda t: t.pop("model.norm"), "unexpected: model.norm;"),
+        (lambda t: t.update({"model.new": torch.zeros(1)}), "missing: model.new;"),
+        (lambda t: t.update({"model.norm": torch.zeros(2)}), r"other shapes: model.norm \(1,\) for \(2,\);"),
+        (lambda t: t.update({f"model.{n}": torch.zeros(1) for n in "abc"}), "missing: model.a, model.b and 1 more;"),
+        (lambda t: t.update({"adapter.a": torch.zeros(1)}), "missing: adapter.a;"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence_and_changes_nothing(tmp_path, change, sentence):
+def test_a_misfit_is_an_error_in_one_sentence_and_changes_nothing(tmp_path, change, sentence):
     path, into = written(tmp_path, whole()), zeros()
     change(into)
     with pytest.raises(UserError, match=f"checkpoint {path} does not fit the model and the settings: {sentence}"):
@@ -135,7 +135,7 @@ def _index(change):
 
 
 def _overlapping(stored):
-    """Two chunks of as many cells as the tensor has, of which they leave some out."""
+    """Return two chunks with as many cells as the tensor, which overlap and leave cells out."""
     half = [stored["shape"][0] // 2, *stored["shape"][1:]]
     chunk = {**stored["chunks"][0], "sizes": half}
     return [chunk, {**chunk, "offsets": [1, *chunk["offsets"][1:]]}]
@@ -160,15 +160,15 @@ def _overlapping(stored):
         _index(lambda stored: stored["chunks"].__setitem__(slice(None), _overlapping(stored))),
     ],
 )
-def test_damage_is_one_sentence(tmp_path, damage):
+def test_damage_is_an_error_in_one_sentence(tmp_path, damage):
     path = written(tmp_path, whole())
     damage(path)
     with pytest.raises(UserError, match=f"checkpoint {path} cannot be read .*; no other one in .* is intact"):
         load_tensors(zeros(), path)
 
 
-def test_a_file_that_would_run_code_is_never_opened(tmp_path):
-    """The index of PyTorch's own storage is a pickle. Whoever puts one here changes nothing."""
+def test_a_pickle_is_never_opened(tmp_path):
+    """The index of PyTorch's own storage format is a pickle. A pickle in the folder has no effect."""
 
     class Harm:
         def __reduce__(self):
@@ -180,7 +180,7 @@ def test_a_file_that_would_run_code_is_never_opened(tmp_path):
     load_tensors(zeros(), path)
 
 
-def test_a_checkpoint_of_an_older_version_is_told_from_a_damaged_one(tmp_path):
+def test_a_checkpoint_of_an_older_version_is_distinguished_from_a_damaged_one(tmp_path):
     path = tmp_path / "step_000003"
     path.mkdir()
     safetensors.torch.save_file({"w": torch.zeros(2)}, path / "model.safetensors")
@@ -191,24 +191,26 @@ def test_a_checkpoint_of_an_older_version_is_told_from_a_damaged_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["weight", ".weight", "model."])
-def test_a_name_without_a_part_is_refused(tmp_path, name):
+def test_a_name_without_a_part_is_an_error(tmp_path, name):
     with pytest.raises(ValueError, match=r"PART\.NAME"):
         save_tensors({name: torch.zeros(1)}, tmp_path)
 
 
 LAYOUTS = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2)]
-"""Replicas, and shards of each."""
+"""Layouts: number of replicas, and of shards per replica."""
 
 
 def _spread(tensors, ranks, replicas):
-    """What has rows becomes a DTensor, sharded over `ranks` and copied `replicas` times; scalars stay as they are."""
+    """Turn tensors with rows into DTensors, sharded over `ranks` and replicated `replicas` times; scalars stay
+    plain."""
     mesh = DeviceMesh("cpu", torch.tensor(ranks).reshape(replicas, -1), mesh_dim_names=("replica", "shard"))
     placements = [Replicate(), Shard(0)]
     return {n: distribute_tensor(t, mesh, placements) if t.dim() else t for n, t in tensors.items()}
 
 
 def _every_layout(folder):
-    """Save in each layout and read in each; the pairs that differ. The ranks that a layout leaves out look on."""
+    """Save in each layout and read in each. Return the pairs that differ. Ranks outside of a layout do not take
+    part."""
     groups = {count: dist.new_group(list(range(count))) for count in (1, 2, 4)}
     wrong, rank = [], dist.get_rank()
     for replicas, shards in LAYOUTS:
@@ -217,7 +219,7 @@ def _every_layout(folder):
         if rank == 0:
             path.mkdir()
         dist.barrier()
-        tensors = _spread(whole(), ranks, replicas)  # a mesh is made by all
+        tensors = _spread(whole(), ranks, replicas)  # all ranks must create the mesh
         if rank in ranks:
             save_tensors(tensors, path, groups[len(ranks)])
         dist.barrier()
@@ -233,14 +235,14 @@ def _every_layout(folder):
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory):
-    """A folder of checkpoints of every layout, which all layouts have read."""
+    """A folder with checkpoints of every layout, each read in all layouts."""
     folder = tmp_path_factory.mktemp("layouts")
     assert on_ranks(4, folder, _every_layout, folder) == [[]] * 4
     return folder
 
 
 @pytest.mark.parametrize("replicas, shards", LAYOUTS)
-def test_saved_on_some_ranks_it_is_read_on_others_and_without_any(layouts, replicas, shards):
+def test_a_checkpoint_can_be_read_on_any_number_of_ranks(layouts, replicas, shards):
     path, into = layouts / f"{replicas}x{shards}", zeros()
     load_tensors(into, path)
     assert same(into, whole())
@@ -251,7 +253,7 @@ def test_saved_on_some_ranks_it_is_read_on_others_and_without_any(layouts, repli
         assert min(shares) > 0, "the ranks that hold replicas share the work"
 
 
-def test_a_file_of_one_rank_that_is_lost_is_missed(layouts, tmp_path):
+def test_a_missing_file_of_one_rank_is_an_error(layouts, tmp_path):
     path = tmp_path / "c"
     shutil.copytree(layouts / "1x4", path)
     (path / "model-rank1.safetensors").unlink()
@@ -260,14 +262,14 @@ def test_a_file_of_one_rank_that_is_lost_is_missed(layouts, tmp_path):
 
 
 def _save_where_one_sees_nothing(folder):
-    """The folder of rank 1 is another, as on a disk of its own."""
+    """Save with a different folder on rank 1, as on a local disk."""
     partial = folder / f".partial-step_000002-{dist.get_rank() or 'leader'}"
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         save_tensors({"model.w": torch.zeros(3), "model.v": torch.zeros(3)}, partial, dist.group.WORLD)
-    return str(told.value)
+    return str(caught.value)
 
 
-def test_a_file_system_that_is_not_shared_is_told(tmp_path):
+def test_a_file_system_that_is_not_shared_is_an_error(tmp_path):
     (tmp_path / ".partial-step_000002-leader").mkdir()
     one, other = on_ranks(2, tmp_path, _save_where_one_sees_nothing, tmp_path)
     assert one == other and "rank 1: the folder is not there; all ranks need a file system that they share" in one
@@ -286,7 +288,7 @@ def _model():
 
 
 def _state(model, optimizer):
-    """As a learner names it; moments that are not there yet are made."""
+    """Return the state with the names of a learner; missing moments are created."""
     tensors = {f"model.{name}": p for name, p in model.named_parameters()}
     for name, p in model.named_parameters():
         if not optimizer.state[p]:
@@ -297,7 +299,7 @@ def _state(model, optimizer):
 
 
 def _train_and_save(folder):
-    """Two ranks see the same batch and sum their gradients: each counts half."""
+    """Train two ranks on the same batch with half weights, since gradients are summed, and save."""
     model = fully_shard(_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     _train(model, optimizer, 2)
@@ -306,8 +308,8 @@ def _train_and_save(folder):
     return {name: p.full_tensor().tolist() for name, p in model.named_parameters()}
 
 
-def test_a_sharded_run_goes_on_in_one_process(tmp_path):
-    """FSDP2 averages equal gradients, so two ranks train as one process does."""
+def test_a_sharded_run_continues_in_one_process(tmp_path):
+    """The sum of two half gradients equals the gradient of one process."""
     folder = tmp_path / "step"
     folder.mkdir()
     wanted, _ = on_ranks(2, tmp_path, _train_and_save, folder)
@@ -335,7 +337,7 @@ def _save_with_one_full_disk(folder):
         return str(error), partial.exists()
 
 
-def test_one_rank_that_cannot_write_is_told_by_all(tmp_path):
+def test_all_ranks_raise_the_error_of_a_rank_that_cannot_write(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     partial = checkpoints.begin(1)
     save_tensors(whole(), partial)
@@ -343,6 +345,6 @@ def test_one_rank_that_cannot_write_is_told_by_all(tmp_path):
     (checkpoints.folder / ".partial-step_000002-x").mkdir()
     (one, there), (other, _) = on_ranks(2, tmp_path, _save_with_one_full_disk, checkpoints.folder)
     assert one == other and not there
-    assert "step_000002 could not be written (rank 1: " in one and f"the last whole one is {last}; free some" in one
+    assert "step_000002 could not be written (rank 1: " in one and f"the last complete one is {last}; free some" in one
     shutil.rmtree(last)
     assert not list(checkpoints.folder.iterdir())

@@ -1,4 +1,4 @@
-"""The critic: values are read where tokens are predicted, shares no weight with the policy, and credit follows."""
+"""The critic: values at the positions that predict tokens, no shared weights with the policy, and credit."""
 
 import copy
 import math
@@ -49,7 +49,7 @@ def test_values_are_those_of_a_plain_forward(tiny_model, budget, packing):
     assert np.concatenate(values).std() > 0.1
 
 
-def test_packing_lays_samples_end_to_end(tiny_model):
+def test_packing_concatenates_samples(tiny_model):
     critic = critic_of(tiny_model, config_of(trainer={"packing": True}))
     seen = []
     critic.learner.model.body.register_forward_pre_hook(
@@ -60,7 +60,7 @@ def test_packing_lays_samples_end_to_end(tiny_model):
     assert [ids.shape for ids in seen] == [(1, sum(len(s.token_ids) for s in samples) - 1)]
 
 
-def test_a_value_knows_all_that_was_before_the_token_and_nothing_of_it(tiny_model):
+def test_a_value_depends_on_all_earlier_tokens_and_not_on_its_own(tiny_model):
     critic = critic_of(tiny_model, head=1)
     (sample, *_) = samples_of(groups_of(tiny_model.config.vocab_size))
     before = critic.values([sample])[0]
@@ -72,13 +72,13 @@ def test_a_value_knows_all_that_was_before_the_token_and_nothing_of_it(tiny_mode
         assert moved.tolist() == [place < token for token in sampled]
 
 
-def test_the_first_values_are_0_and_there_may_be_no_samples(tiny_model):
+def test_the_first_values_are_0_also_without_samples(tiny_model):
     critic = critic_of(tiny_model)
     assert not np.concatenate(critic.values(samples_of(groups_of(tiny_model.config.vocab_size)))).any()
     assert critic.values([]) == [] and critic.update([], [], [], 0) == {}
 
 
-def test_values_that_are_not_finite_are_told(tiny_model):
+def test_non_finite_values_are_an_error(tiny_model):
     critic = critic_of(tiny_model)
     with torch.no_grad():
         critic.learner.model.head.bias.fill_(math.inf)
@@ -86,7 +86,7 @@ def test_values_that_are_not_finite_are_told(tiny_model):
         critic.values(samples_of(groups_of(tiny_model.config.vocab_size)))
 
 
-# making one
+# creation
 
 
 def test_only_methods_that_read_values_get_a_critic(tiny_model):
@@ -95,21 +95,23 @@ def test_only_methods_that_read_values_get_a_critic(tiny_model):
 
 @METHODS
 def test_critic_and_policy_share_no_weights(make_tiny_model, tiny_tokenizer, method):
-    """Nor does the engine, which lets parameters of the policy share their storage, see the critic learn."""
+    """The engine lets parameters of the policy share storage, and the training of the critic does not affect it."""
     model = make_tiny_model(4)
     LocalEngine(model, tiny_tokenizer)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     critic = critic_of(model, config_of(method))
     samples = samples_of(groups_of(model.config.vocab_size))
     start = copy.deepcopy(critic.learner.model.state_dict())
-    for step in range(2):  # the first moves only the head, which is 0
+    for step in range(2):  # the first step changes only the head, which is 0
         values = critic.values(samples)
         critic.update(samples, values, [v + 1.0 for v in values], step)
     after = critic.learner.model.state_dict()
     assert all(not torch.equal(start[name], after[name]) for name in start)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     places = [p.untyped_storage().data_ptr() for p in (*model.parameters(), *critic.learner.model.parameters())]
-    assert len(set(places)) > len(list(critic.learner.model.parameters()))  # the policy's are fused, so some are one
+    assert len(set(places)) > len(
+        list(critic.learner.model.parameters())
+    )  # parameters of the policy are fused, so some share storage
     assert not {p.untyped_storage().data_ptr() for p in model.parameters()} & set(
         places[len(list(model.parameters())) :]
     )
@@ -146,7 +148,7 @@ def test_gradient_checkpointing_changes_nothing(make_tiny_model, tiny_tokenizer,
         torch.testing.assert_close(plain, recomputed)
 
 
-def test_folders_that_cannot_be_a_critic(make_tiny_model, tiny_tokenizer, tmp_path):
+def test_unusable_critic_folders_are_errors(make_tiny_model, tiny_tokenizer, tmp_path):
     from mtrl.models.tiny import save
 
     config = config_of()
@@ -169,7 +171,7 @@ def credit(model, groups, config, head=1, **kwargs):
 
 
 def naive_credit(critic, groups, config):
-    """Per trajectory the advantage and the target of every sampled token, by plain loops; before whitening."""
+    """Return the advantages and targets of the sampled tokens per trajectory, by plain loops, before whitening."""
     gamma, lam = config.algorithm.gamma, config.algorithm.gae_lambda
     found = {}
     for trajectory in (t for g in groups for t in g.trajectories):
@@ -198,7 +200,7 @@ def naive_credit(critic, groups, config):
 def test_credit_by_a_critic(tiny_model, method, whitened):
     config = config_of(method, gamma=0.9, gae_lambda=0.8, whiten_advantages=whitened)
     groups = groups_of(tiny_model.config.vocab_size)
-    groups[1].trajectories[2].trainable = False  # it counts in the whitening, and is not trained on
+    groups[1].trajectories[2].trainable = False  # the trajectory counts in the whitening and is not trained
     critic = critic_of(tiny_model, config, head=1)
     credited = credit_by_critic(groups, config.algorithm, critic)
     expected = naive_credit(critic, groups, config)
@@ -223,7 +225,7 @@ def test_credit_by_a_critic(tiny_model, method, whitened):
 
 
 @METHODS
-def test_credit_does_not_depend_on_where_a_trajectory_was_cut(exact_model, method):
+def test_credit_does_not_depend_on_breaks(exact_model, method):
     config = config_of(method, gamma=0.9, gae_lambda=0.8)
     whole, cut = (credit(exact_model, groups_of(60, split=split), config) for split in (False, True))
     assert len(cut.samples) > len(whole.samples)
@@ -242,7 +244,7 @@ def test_credit_does_not_depend_on_where_a_trajectory_was_cut(exact_model, metho
 
 
 @METHODS
-def test_turns_without_tokens_keep_their_place_in_the_metrics_and_their_reward(tiny_model, method):
+def test_turns_without_tokens_count_in_the_metrics_with_their_reward(tiny_model, method):
     group = make_group(1, tiny_model.config.vocab_size, size=2, turns=3)
     trajectory = max(group.trajectories, key=lambda t: len(t.turns))
     silent = trajectory.turns[1]
@@ -266,8 +268,8 @@ def test_no_groups_and_groups_without_tokens(tiny_model, method):
 
 
 @METHODS
-def test_critic_and_credit_find_what_a_state_is_worth(make_tiny_model, method):
-    """A prompt that pays and one that does not, whatever is done: advantages by luck of the prompt fade away."""
+def test_the_critic_removes_the_luck_of_the_prompt_from_advantages(make_tiny_model, method):
+    """One prompt always has a reward and the other never has. Advantages that come only from the prompt vanish."""
     config = config_of(method, lr=3e-3, whiten_advantages=False)
     critic = critic_of(make_tiny_model(3), config)
     groups = groups_of(critic.learner.model.body.config.vocab_size, 6)
@@ -285,8 +287,8 @@ def test_critic_and_credit_find_what_a_state_is_worth(make_tiny_model, method):
     assert sizes[0] == pytest.approx(0.5, abs=0.2) and sizes[-1] < 0.15 * sizes[0]
 
 
-def test_the_random_state_is_left_alone(make_tiny_model):
-    """What consumes it breaks exact resume."""
+def test_the_global_random_state_is_not_changed(make_tiny_model):
+    """Code that draws from the global random state breaks exact resume."""
     model = make_tiny_model()
     random.seed(0)
     torch.manual_seed(0)

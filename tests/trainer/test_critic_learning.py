@@ -1,4 +1,4 @@
-"""How the critic learns: by hand, by a plain forward, whatever the batching; and that it does."""
+"""Training of the critic: worked numbers, comparison with a plain forward for any batching, and learning."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def exact_model():
 
 
 def learn(critic, samples, targets, steps):
-    """The loss before the first and after the last step."""
+    """Return the loss before the first step and after the last one."""
     losses = []
     for step in range(steps):
         losses.append(critic.update(samples, critic.values(samples), targets, step)["critic/loss"])
@@ -38,7 +38,7 @@ def learn(critic, samples, targets, steps):
 
 
 @METHODS
-def test_it_learns_a_constant(make_tiny_model, method):
+def test_the_critic_learns_a_constant(make_tiny_model, method):
     critic = critic_of(make_tiny_model(3), config_of(method, lr=1e-2))
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size))
     first, last = learn(critic, samples, [np.full(s.action_tokens, 0.75) for s in samples], 40)
@@ -46,8 +46,8 @@ def test_it_learns_a_constant(make_tiny_model, method):
 
 
 @METHODS
-def test_it_learns_what_depends_on_the_state(make_tiny_model, method):
-    """The target is told by the very first token alone, so that no constant explains it."""
+def test_the_critic_learns_a_function_of_the_state(make_tiny_model, method):
+    """The target depends only on the first token, so that no constant fits it."""
     critic = critic_of(make_tiny_model(3), config_of(method, lr=3e-3))
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size, 6))
     for index, sample in enumerate(samples):
@@ -55,15 +55,16 @@ def test_it_learns_what_depends_on_the_state(make_tiny_model, method):
     targets = [np.full(s.action_tokens, float(index % 2)) for index, s in enumerate(samples)]
     first, last = learn(critic, samples, targets, 40)
     assert last < 0.05 * first
-    told = critic.update(samples, critic.values(samples), targets, 0)
-    assert told["critic/explained_variance"] > 0.9
-    unseen = copy.deepcopy(samples[0])  # a state, not a sample: the token decides
+    metrics = critic.update(samples, critic.values(samples), targets, 0)
+    assert metrics["critic/explained_variance"] > 0.9
+    unseen = copy.deepcopy(samples[0])  # the target depends on the state, not on the sample
     unseen.token_ids[0] = 6
     assert critic.values([unseen])[0][0] > 0.5 > critic.values([samples[0]])[0][0]
 
 
-def test_clipped_losses_by_hand():
-    """Old value 1, clip .2: towards a target a value counts as at most 1.2 or at least .8; away from it as it is."""
+def test_clipped_value_losses_worked():
+    """With the old value 1 and a clip of .2, a value counts as at most 1.2 or at least .8 towards its target, and
+    unclipped away from it."""
     values = torch.tensor([1.1, 1.5, 0.5, 1.5, 0.9, 3.0], requires_grad=True)
     old, targets = torch.ones(6), torch.tensor([2.0, 2.0, 0.0, 0.0, 2.0, 2.5])
     loss, clipped = value_losses(values, old, targets, 0.2)
@@ -77,8 +78,8 @@ def test_clipped_losses_by_hand():
     assert not none.any()
 
 
-def test_values_that_moved_too_far_are_not_pulled_further(tiny_model):
-    """All values are 0 and were -1: with a clip of .2 they have come far enough towards a target of 2."""
+def test_values_beyond_the_clip_have_no_gradient(tiny_model):
+    """All values are 0 and were -1, so with a clip of .2 they have moved far enough towards a target of 2."""
     samples = samples_of(groups_of(tiny_model.config.vocab_size))
     old, targets = ([np.full(s.action_tokens, x) for s in samples] for x in (-1.0, 2.0))
     clipped = critic_of(tiny_model, config_of(clip=0.2)).update(samples, old, targets, 0)
@@ -90,7 +91,7 @@ def test_values_that_moved_too_far_are_not_pulled_further(tiny_model):
 
 
 def expected_gradients(critic, samples, old, targets, clip):
-    """Sample by sample through the plain model: the mean over all trained values."""
+    """Return the gradient of the mean over all trained values, sample by sample through the plain model."""
     losses, per_token = [], critic.config.algorithm.advantage_method == "gae"
     for sample, was, wanted in zip(samples, old, targets, strict=True):
         hidden = critic.learner.model.body(torch.tensor([sample.token_ids])).last_hidden_state[0]
@@ -107,14 +108,14 @@ def expected_gradients(critic, samples, old, targets, clip):
 
 @METHODS
 def test_gradients_do_not_depend_on_batching(exact_model, method):
-    """Nor on how many samples a trajectory was cut into."""
+    """The gradients also do not depend on the number of samples of a trajectory."""
     draw = np.random.default_rng(0)
     whole, cut = (samples_of(groups_of(60, split=split)) for split in (False, True))
     assert len(cut) > len(whole)
     drawn = {key: draw.normal(size=(2, len(v))) for key, v in per_trajectory(whole, zeros(whole)).items()}
 
     def of(samples, place):
-        """Those numbers cut where samples end; they are float32, as the critic's are."""
+        """Split the numbers by sample; they are float32, as the critic's are."""
         taken, out = dict.fromkeys(drawn, 0), []
         for sample in samples:
             key = sample.group_id, sample.trajectory
@@ -140,8 +141,8 @@ def test_gradients_do_not_depend_on_batching(exact_model, method):
 
 
 @METHODS
-def test_only_sampled_tokens_are_trained_and_of_turns_only_the_first(exact_model, method):
-    """The gradient with respect to the values of all positions, found at the head's input."""
+def test_only_sampled_tokens_are_trained_and_with_turn_gae_only_first_tokens(exact_model, method):
+    """The test reads the gradient with respect to the values of all positions at the input of the head."""
     samples = samples_of(groups_of(60))
     critic = critic_of(exact_model, config_of(method), head=1)
     seen = []
@@ -163,7 +164,7 @@ def test_only_sampled_tokens_are_trained_and_of_turns_only_the_first(exact_model
             for before, turn in zip(sample.turns, sample.turns[1:], strict=False)
         ]
         assert trained == expected
-    assert any(not all(s.loss_mask[s.loss_mask.index(True) :]) for s in samples)  # observations lie between turns
+    assert any(not all(s.loss_mask[s.loss_mask.index(True) :]) for s in samples)  # there are observations between turns
 
 
 def test_targets_of_later_tokens_of_a_turn_are_not_read(exact_model):
@@ -179,20 +180,23 @@ def test_targets_of_later_tokens_of_a_turn_are_not_read(exact_model):
     assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
 
 
-def test_mini_batches_and_epochs_are_the_policys(make_tiny_model):
+def test_the_mini_batches_are_the_same_as_the_policys(make_tiny_model):
     trainer = {"mini_batches": 2, "update_epochs": 3}
     critic = critic_of(make_tiny_model(), config_of(trainer=trainer))
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size, 5))
-    dealt, step_of = [], critic.learner._optimiser_step
-    critic.learner._optimiser_step = lambda part, *rest: (
-        dealt.append((sum(float(b.weights.sum()) for b, _, _ in part), torch.cat([wanted for _, _, wanted in part]))),
-        step_of(part, *rest),
-    )
-    targets = [np.full(s.action_tokens, float(index)) for index, s in enumerate(samples)]  # tells samples apart
+    steps, update = [], critic.learner.update
+
+    def recorded(parts, step):
+        steps.extend(parts)
+        return update(parts, step)
+
+    critic.learner.update = recorded
+    targets = [np.full(s.action_tokens, float(index)) for index, s in enumerate(samples)]  # distinguishes samples
     critic.update(samples, critic.values(samples), targets, 0)
-    assert [weight for weight, _ in dealt] == pytest.approx([1.0] * 6)  # denominators are those of an optimiser step
+    weights = [sum(float(batch.weights.sum()) for batch, _, _ in part) for part in steps]
+    assert weights == pytest.approx([1.0] * 6), "denominators are those of an optimiser step"
     for epoch in range(3):
-        parts = [wanted.tolist() for _, wanted in dealt[2 * epoch : 2 * epoch + 2]]
+        parts = [torch.cat([wanted for _, _, wanted in part]).tolist() for part in steps[2 * epoch : 2 * epoch + 2]]
         assert sorted(chain(*parts)) == sorted(chain(*(t.tolist() for t in targets)))
         groups = [{samples[int(index)].group_id for index in part} for part in parts]
         assert not groups[0] & groups[1]
@@ -212,7 +216,7 @@ def test_metrics(make_tiny_model):
     flat_old, flat = np.concatenate(old), np.concatenate(targets)
     assert metrics["critic/lr"] == pytest.approx(1e-3)
     assert metrics["critic/value_mean"] == pytest.approx(flat_old.mean())
-    assert metrics["critic/loss"] == pytest.approx(0.5 * np.square(flat).mean(), rel=1e-5)  # of values that are 0
+    assert metrics["critic/loss"] == pytest.approx(0.5 * np.square(flat).mean(), rel=1e-5)  # all values are 0
     assert metrics["critic/explained_variance"] == pytest.approx(1 - (flat - flat_old).var() / flat.var())
 
 
@@ -225,7 +229,7 @@ def test_explained_variance():
     assert of(targets, (np.array([0.3, 0.1, 0.2, 0.1]) - 1.0) + 1.0 - np.array([0.3, 0.1, 0.2, 0.1])) is None
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_batch_dumped(make_tiny_model, tmp_path):
+def test_a_non_finite_loss_raises_and_writes_the_batch(make_tiny_model, tmp_path):
     critic = critic_of(make_tiny_model(), dump=tmp_path / "dump.jsonl")
     samples = samples_of(groups_of(critic.learner.model.body.config.vocab_size))
     weights = copy.deepcopy(critic.learner.model.state_dict())

@@ -1,4 +1,5 @@
-"""Experience: dynamic sampling refills a step with groups that teach, within its bound; overlong ones stay out."""
+"""Experience: dynamic sampling fills a step with groups that have an advantage, within its bound; overlong trajectories
+are not trained."""
 
 import asyncio
 from dataclasses import replace
@@ -17,8 +18,8 @@ from mtrl.trainer.data.samples import group_samples
 from mtrl.types import FinishReason, Group, StopReason
 
 
-class Played:
-    """In the place of rollouts: row n becomes a group whose rewards differ if `teaches(n)`."""
+class FakeRollouts:
+    """Stand-in for rollouts: row n becomes a group whose rewards differ if `teaches(n)`."""
 
     def __init__(self, teaches):
         self.teaches, self.keys = teaches, []
@@ -42,28 +43,28 @@ def collector(teaches, **algorithm):
     config.trainer.prompts_per_step = 4
     config.algorithm = replace(config.algorithm, group_size=4, **algorithm)
     numbers = iter(range(10**6))
-    played = Played(teaches)
+    rollouts = FakeRollouts(teaches)
     composer = RewardComposer(RewardConfig())
-    return Collector(config, played, composer, FAMILY, None, lambda: {"n": next(numbers)}), played
+    return Collector(config, rollouts, composer, FAMILY, None, lambda: {"n": next(numbers)}), rollouts
 
 
 def collect(teaches, step=3, **algorithm):
-    found, played = collector(teaches, **algorithm)
-    return asyncio.run(found.collect(step)), played
+    found, rollouts = collector(teaches, **algorithm)
+    return asyncio.run(found.collect(step)), rollouts
 
 
-def test_without_dynamic_sampling_the_step_is_what_was_played():
-    experience, played = collect(lambda n: False)
-    assert played.keys == [("step3", [0, 1, 2, 3])]
+def test_without_dynamic_sampling_all_groups_are_trained():
+    experience, rollouts = collect(lambda n: False)
+    assert rollouts.keys == [("step3", [0, 1, 2, 3])]
     assert len(experience.groups) == 4 and not experience.set_aside and experience.rounds == 0
 
 
 @pytest.mark.parametrize("method", ["grpo", "group_based_per_turn", "reinforce_pp_baseline"])
 def test_groups_without_an_advantage_are_replaced_until_the_step_is_full(method):
-    experience, played = collect(lambda n: n % 3 == 0, dynamic_sampling_rounds=9, advantage_method=method)
+    experience, rollouts = collect(lambda n: n % 3 == 0, dynamic_sampling_rounds=9, advantage_method=method)
     assert [group.row["n"] for group in experience.groups] == [0, 3, 6, 9]
     assert [group.row["n"] for group in experience.set_aside] == [1, 2, 4, 5, 7, 8]
-    assert played.keys == [
+    assert rollouts.keys == [
         ("step3", [0, 1, 2, 3]),
         ("step3.1", [4, 5]),
         ("step3.2", [6, 7]),
@@ -71,16 +72,16 @@ def test_groups_without_an_advantage_are_replaced_until_the_step_is_full(method)
         ("step3.4", [9]),
     ]
     assert all(is_informative(turns) for turns in turn_advantages(experience.groups, replace(Config().algorithm)))
-    assert len({group.group_id for group in experience.report.groups}) == 10  # every stream has a seed of its own
+    assert len({group.group_id for group in experience.report.groups}) == 10  # the seed of each stream is different
     assert experience.report.episodes == 10
     assert experience.metrics()["analysis/set_aside_groups"] == 6.0
     assert experience.metrics()["analysis/sampling_rounds"] == 4.0
 
 
-def test_turn_rewards_teach_where_outcomes_do_not():
-    """Granularity switches nothing off: equal sums paid at different turns count for a per-turn estimator."""
+def test_turn_rewards_can_have_a_signal_without_different_outcomes():
+    """Groups with equal sums but rewards at different turns have an advantage under a per-turn estimator."""
 
-    class Early(Played):
+    class Early(FakeRollouts):
         def group(self, group_id, row, size):
             group = super().group(group_id, row, size)
             for trajectory in group.trajectories:
@@ -100,7 +101,7 @@ def test_turn_rewards_teach_where_outcomes_do_not():
                 asyncio.run(found.collect(0))
 
 
-def test_the_bound_ends_in_one_sentence():
+def test_exceeding_the_bound_is_an_error_in_one_sentence():
     with pytest.raises(
         NoSignalError,
         match=r"algorithm\.dynamic_sampling_rounds=2 rounds of new prompts only 1 of 10 groups had an advantage, and a "
@@ -109,9 +110,9 @@ def test_the_bound_ends_in_one_sentence():
         collect(lambda n: n == 2, dynamic_sampling_rounds=2)
 
 
-def test_a_trajectory_with_a_cut_turn_is_overlong_however_it_ended():
-    found, played = collector(lambda n: True, overlong_filtering=True)
-    make = played.group
+def test_a_trajectory_with_a_cut_turn_is_overlong_for_any_stop_reason():
+    found, rollouts = collector(lambda n: True, overlong_filtering=True)
+    make = rollouts.group
 
     def cut(group_id, row, size):
         group = make(group_id, row, size)
@@ -120,22 +121,22 @@ def test_a_trajectory_with_a_cut_turn_is_overlong_however_it_ended():
             trajectory.turns[0].finish = FinishReason.LENGTH
         return group
 
-    played.group = cut
+    rollouts.group = cut
     assert asyncio.run(found.collect(0)).metrics()["analysis/untrained_frac"] == 1.0
 
 
 def test_overlong_trajectories_are_not_trained_on_but_count_in_the_baseline():
-    found, played = collector(lambda n: True, overlong_filtering=True)
-    make = played.group
+    found, rollouts = collector(lambda n: True, overlong_filtering=True)
+    make = rollouts.group
 
     def cut(group_id, row, size):
         group = make(group_id, row, size)
         group.trajectories[0].stop_reason = StopReason.CONTEXT_LIMIT
         group.trajectories[1].stop_reason = StopReason.TURN_TOKEN_LIMIT
-        group.trajectories[2].stop_reason = StopReason.MAX_TURNS  # a limit, but not of length
+        group.trajectories[2].stop_reason = StopReason.MAX_TURNS  # this limit is not one of length
         return group
 
-    played.group = cut
+    rollouts.group = cut
     experience = asyncio.run(found.collect(0))
     assert experience.metrics()["analysis/untrained_frac"] == 0.5
     (group, *_) = experience.groups

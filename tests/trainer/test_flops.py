@@ -1,4 +1,4 @@
-"""What a model costs, against torch's own count of the operations that it runs; and what devices can do."""
+"""FLOPs of models, compared with torch's count of executed operations, and peak FLOP/s of devices."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ ROWS, LENGTH, SAMPLED = 2, 17, 5
 
 
 def count(model, backward):
-    """FLOPs of log-probs at SAMPLED positions of each of ROWS sequences."""
+    """Count the FLOPs of log-probs at SAMPLED positions of each of ROWS sequences."""
     chosen = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
     chosen[:, :SAMPLED] = True
     ids = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % SIZES["vocab_size"]
@@ -37,12 +37,12 @@ def count(model, backward):
 
 
 def attention(of):
-    """Of these sequences, forward, as it is computed: not halved by causality."""
+    """Return the FLOPs of attention, forward, as it is executed: not halved by causality."""
     return 4 * of.width * len(of.windows) * ROWS * LENGTH**2
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_is_computed_is_what_is_counted(tied):
+def test_counted_flops_equal_torchs_count(tied):
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied))
     of, lengths = model_flops(model), [LENGTH] * ROWS
     assert (of.width, of.windows, of.head) == (32, (None,) * 3, 24 * 50)
@@ -52,8 +52,8 @@ def test_what_is_computed_is_what_is_counted(tied):
     assert of.training(lengths, 10) == pytest.approx(3 * of.forward(lengths, 10))
 
 
-def test_frozen_weights_need_no_gradient_of_their_own():
-    """As with adapters: the weights below them still pass the gradient on, apart from the lowest, which need not."""
+def test_frozen_weights_have_no_weight_gradient():
+    """As with adapters, frozen weights still propagate the gradient, except the lowest ones."""
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(Qwen3ForCausalLM(Qwen3Config(**SIZES)), LoraConfig(r=2, target_modules="all-linear"))
@@ -64,18 +64,18 @@ def test_frozen_weights_need_no_gradient_of_their_own():
     assert of.training([LENGTH] * ROWS, ROWS * SAMPLED) == pytest.approx(counted, rel=0.05)
 
 
-def test_a_critic_has_a_body_and_hardly_a_head():
+def test_flops_of_a_critic():
     policy = Qwen3ForCausalLM(Qwen3Config(**SIZES))
     of = model_flops(ValueModel(policy))
     assert of.head == 0 and of.body == model_flops(policy).body + SIZES["hidden_size"]
 
 
-def test_of_experts_those_count_that_a_token_is_sent_to():
+def test_only_the_experts_that_a_token_is_routed_to_count():
     sizes = SIZES | {"num_local_experts": 4, "num_experts_per_tok": 1}
     few, all_of_them = (
         model_flops(MixtralForCausalLM(MixtralConfig(**sizes | {"num_experts_per_tok": k}))) for k in (1, 4)
     )
-    assert all_of_them.body - few.body == 3 * (3 * 3 * 24 * 40)  # layers x experts that rest x their three matrices
+    assert all_of_them.body - few.body == 3 * (3 * 3 * 24 * 40)  # layers x unused experts x their three matrices
 
 
 def test_a_window_bounds_attention():
@@ -107,23 +107,23 @@ def test_attention_is_half_a_square_and_never_more_with_a_window(lengths, window
         ("AMD Instinct MI300X", 1307),
     ],
 )
-def test_gpus_are_known_by_their_names(name, tflops):
+def test_gpus_are_found_by_their_names(name, tflops):
     assert gpu_peak(name, torch.bfloat16) == gpu_peak(name, torch.float16) == tflops * 1e12
     assert gpu_peak(name, torch.float32) < tflops * 1e12
     assert gpu_peak(name, torch.int8) is None
 
 
-def test_a_gpu_that_is_not_known_has_no_peak():
-    assert gpu_peak("NVIDIA A10G", torch.bfloat16) is None  # not the A10, which is faster
+def test_an_unknown_gpu_has_no_peak():
+    assert gpu_peak("NVIDIA A10G", torch.bfloat16) is None  # must not match the A10, which is faster
     assert gpu_peak("NVIDIA Z9000", torch.bfloat16) is None
 
 
-def test_the_more_special_name_comes_first():
+def test_the_most_specific_name_matches():
     for number, peak in enumerate(PEAKS):
         assert not [later for later in PEAKS[number + 1 :] if set(peak.words) <= set(later.words)]
 
 
-def test_a_cpu_is_measured_once_and_draws_nothing_at_random():
+def test_a_cpu_is_measured_once_without_random_numbers():
     state = torch.get_rng_state()
     first = peak_flops(torch.device("cpu"), torch.float32)
     assert first == peak_flops(torch.device("cpu"), torch.float32) and 1e6 < first < 1e15

@@ -1,11 +1,10 @@
-"""The gradient of an optimiser step does not depend on how its tokens are batched (invariant 2).
+"""The gradient of an optimiser step does not depend on the batching of its tokens (invariant 2).
 
-The reference is the formula itself: each trajectory alone through the plain model, all tokens of the step in one
-`TokenBatch`. Against it, for every loss, correction and reduction there is: few or many samples to a micro-batch,
-padded or packed, trajectories merged or one sample per turn, idle ones computed or left out, one process or two.
-
-The engine sampled with older weights and rounds its log-probs, so ratios are clipped on both sides and corrections
-keep some tokens and drop others; `test_every_bound_is_met` sees to that.
+The reference is the formula: each trajectory alone through the plain model, all tokens of the step in one `TokenBatch`.
+Every loss, correction and reduction is compared with it: with few or many samples per micro-batch, padded or packed,
+trajectories merged or one sample per turn, samples without advantage computed or left out, one process or two. The
+engine sampled with older weights and rounds its log-probs, so that ratios are clipped on both sides and corrections
+mask some tokens; `test_the_data_exceeds_every_bound` checks this.
 """
 
 import copy
@@ -23,10 +22,9 @@ from alone import updater_of
 from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mtrl.algorithms.losses import weighted_sum
+from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import CORRECTIONS, LOSSES, REDUCTIONS, find_correction, find_loss
-from mtrl.algorithms.tokens import TokenBatch
 from mtrl.config.schema import AlgorithmConfig, Config, DppoConfig
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.data.samples import group_samples
@@ -36,12 +34,12 @@ from mtrl.types import Group
 
 RANKS = 2
 PATIENCE = timedelta(seconds=300)
-"""How long two ranks may take to start, to wait for each other, and to end."""
+"""Time limit for two ranks to start, to wait for each other, and to end, in seconds."""
 
 EXACT = 1e-10
-"""Of the largest component of the gradient, in float64."""
+"""Tolerance relative to the largest component of the gradient, in float64."""
 LOW, HIGH = 0.9, 1.1
-"""Bounds on the ratio that the data here meets on both sides."""
+"""Bounds on the ratio that the data of these tests exceeds on both sides."""
 
 
 def entries(registry):
@@ -60,7 +58,7 @@ class Case:
 
     @property
     def algorithm(self):
-        """Bounds that some tokens exceed and others do not."""
+        """Return an algorithm with bounds that some tokens exceed and others do not."""
         return AlgorithmConfig(
             loss_fn=self.loss,
             off_policy_correction=self.correction,
@@ -88,7 +86,7 @@ CASES = list(
             *(Case(loss=e.name, anchor=anchor) for e in entries(LOSSES) for anchor in ANCHORS),
             *(Case(correction=e.name, anchor=anchor) for e in entries(CORRECTIONS) for anchor in ANCHORS),
             *(Case(reduction=e.name) for e in entries(REDUCTIONS)),
-            *(  # what is per trajectory, joined with each other and with a reduction that counts trajectories
+            *(  # losses and corrections per trajectory, combined with a reduction that counts trajectories
                 Case(loss=loss.name, correction=correction.name, reduction="sequence_mean", anchor="old")
                 for loss in entries(LOSSES)
                 for correction in entries(CORRECTIONS)
@@ -102,7 +100,7 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=str)
 
 @dataclass(frozen=True)
 class Way:
-    """How the tokens of a step are batched."""
+    """A batching of the tokens of a step."""
 
     budget: int = 10_000
     packing: bool = False
@@ -147,9 +145,9 @@ class Step:
         advantages[1] = [[0.0] * len(turns) for turns in advantages[1]]  # a group without a signal
         for index, trajectory in enumerate(t for group in groups for t in group.trajectories):
             noise = (0.001, 0.02, 0.5)[index % 3]
-            told = iter(plain_logprobs(old, *flat(trajectory)).tolist())
+            logprobs = iter(plain_logprobs(old, *flat(trajectory)).tolist())
             for turn in trajectory.turns:
-                turn.action_logprobs = [next(told) + rng.gauss(0, noise) for _ in turn.action_ids]
+                turn.action_logprobs = [next(logprobs) + rng.gauss(0, noise) for _ in turn.action_ids]
         return cls(model, old, groups, advantages)
 
     def samples(self, split=False):
@@ -161,7 +159,7 @@ class Step:
 
 
 def flat(trajectory):
-    """Its tokens, and which of them were sampled."""
+    """Return the tokens of a trajectory and the mask of the sampled ones."""
     token_ids, chosen = [], []
     for turn in trajectory.turns:
         token_ids += turn.observation_ids + turn.action_ids
@@ -177,7 +175,7 @@ def plain_logprobs(model, token_ids, sampled):
 
 @cache
 def new_and_old(step):
-    """Log-probs of every trajectory; under the model with its graph."""
+    """Return the log-probs of every trajectory, under the model (with its graph) and under the older weights."""
     inputs = [(sample.token_ids, sample.loss_mask) for sample in step.samples()]
     new = [plain_logprobs(step.model, *each) for each in inputs]
     with torch.no_grad():
@@ -185,7 +183,7 @@ def new_and_old(step):
 
 
 def tokens_and_weights(step, case):
-    """All tokens of the step at once, without micro-batches."""
+    """Return all tokens of the step and their weights, without micro-batches."""
     samples, (new, old) = step.samples(), new_and_old(step)
 
     def sampled(values):
@@ -206,10 +204,10 @@ def tokens_and_weights(step, case):
 
 
 def losses_of(tokens, case):
-    """[N], and the weights of the correction in it."""
+    """Return the losses [N] and the weights [N] of the correction."""
     trainer = tokens.old_logprobs if case.anchor == "old" else tokens.logprobs.detach()
-    kept = find_correction(case.correction)(trainer - tokens.behaviour, tokens, case.algorithm)
-    return find_loss(case.loss)(tokens, case.algorithm)[0] * kept, kept
+    weights = find_correction(case.correction)(trainer - tokens.behaviour, tokens, case.algorithm)
+    return find_loss(case.loss)(tokens, case.algorithm)[0] * weights, weights
 
 
 def expected_gradients(step, case):
@@ -219,7 +217,7 @@ def expected_gradients(step, case):
 
 
 class StalePolicy(Policy):
-    """Its old policy is not itself, as after the first of a step's updates."""
+    """A policy whose old policy has other weights, as after the first optimiser step."""
 
     def __init__(self, model, old):
         super().__init__(model, None, entropy_gradient=True)
@@ -230,7 +228,7 @@ class StalePolicy(Policy):
 
 
 class Capture(Optimizer):
-    """Keeps the gradients instead of applying them."""
+    """Optimiser that stores the gradients instead of applying them."""
 
     def step(self, step):
         self.grads = [p.grad.clone() for p in self.parameters]
@@ -249,7 +247,7 @@ def updater_gradients(step, algorithm, way, tmp_path):
 
 
 def assert_same(found, expected, tolerance, name=""):
-    """Equal up to a share of the largest component."""
+    """Assert that gradients are equal up to a share of the largest component."""
     scale = max(float(g.abs().max()) for g in expected)
     assert scale > 1e-3
     for a, b in zip(found, expected, strict=True):
@@ -258,7 +256,7 @@ def assert_same(found, expected, tolerance, name=""):
 
 @pytest.fixture(scope="module")
 def step():
-    """With a model that keeps float64 throughout (RMS norms go by float32)."""
+    """A step with a model that computes in float64 throughout (RMS norms would use float32)."""
     torch.set_num_threads(1)
     sizes = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
     with torch.random.fork_rng(devices=[]):
@@ -280,7 +278,7 @@ def test_gradients_do_not_depend_on_batching(case, step, expected, tmp_path):
 
 @pytest.fixture(scope="module")
 def tiny_step(tiny_model):
-    """The tiny policy, in float32."""
+    """A step with the tiny policy, in float32."""
     return Step.make(copy.deepcopy(tiny_model))
 
 
@@ -292,7 +290,7 @@ def test_gradients_in_float32_do_not_depend_on_batching(case, tiny_step, tmp_pat
 
 
 def test_gradients_of_kl_and_entropy_do_not_depend_on_batching(step, tmp_path):
-    """Terms that also idle samples have."""
+    """Samples without an advantage have these terms too."""
     algorithm = replace(Case(reduction="sequence_mean").algorithm, kl_loss_coef=0.3, entropy_coef=0.2)
     found = {name: updater_gradients(step, algorithm, way, tmp_path) for name, way in WAYS.items()}
     for name, gradients in found.items():
@@ -304,8 +302,9 @@ def test_gradients_of_kl_and_entropy_do_not_depend_on_batching(step, tmp_path):
 
 @pytest.mark.parametrize("name", ["step", "tiny_step"])
 @EVERY_CASE
-def test_every_bound_is_met(case, name, request):
-    """Else the equalities here would say little: some tokens keep their gradient, some lose or change it."""
+def test_the_data_exceeds_every_bound(case, name, request):
+    """Some tokens keep their gradient, some lose it, and some have it changed; otherwise the equalities would prove
+    little."""
     tokens, weights = tokens_and_weights(request.getfixturevalue(name), case)
     (slope,) = torch.autograd.grad(weighted_sum(losses_of(tokens, case)[0], weights), tokens.logprobs)
     trained = tokens.advantages != 0
@@ -315,20 +314,20 @@ def test_every_bound_is_met(case, name, request):
     for sign in (-1, 1):
         ratio = difference[tokens.advantages * sign > 0].exp()
         assert ratio.min() < LOW and ratio.max() > HIGH
-    kept = losses_of(tokens, case)[1]
-    assert case.correction == "none" or kept.unique().numel() > 1
+    weights = losses_of(tokens, case)[1]
+    assert case.correction == "none" or weights.unique().numel() > 1
 
 
-def dealt(samples, rank, whole_trajectories):
-    """Every second sample, or every second trajectory."""
+def share_of(samples, rank, whole_trajectories):
+    """Return every second sample, or every second trajectory."""
     order = list(dict.fromkeys((s.group_id, s.trajectory) for s in samples))
     places = [order.index((s.group_id, s.trajectory)) for s in samples] if whole_trajectories else range(len(samples))
     return [sample for sample, place in zip(samples, places, strict=True) if place % RANKS == rank]
 
 
 def rank_gradients(step, case, rank):
-    """What one rank does: its own samples, the denominators of all ranks, and the sum of the gradients."""
-    mine = dealt(step.samples(split=True), rank, case.per_trajectory)
+    """Compute one rank's gradients: its own samples, the denominators of all ranks, and the sum over ranks."""
+    mine = share_of(step.samples(split=True), rank, case.per_trajectory)
     totals = [Totals()] * RANKS
     dist.all_gather_object(totals, Totals.of(mine))
     weights = token_weights(mine, case.reduction, case.algorithm, sum(totals, Totals()))
@@ -356,7 +355,7 @@ def work(rank, folder):
 
 @pytest.fixture(scope="module")
 def gradients_of_ranks(step, tmp_path_factory):
-    """Of every case, as each of the processes has them; they are killed where they do not end."""
+    """Return the gradients of every case on each process; processes that do not end are killed."""
     folder = tmp_path_factory.mktemp("ranks")
     torch.save(step, folder / "step.pt")
     processes = mp.spawn(work, (folder,), RANKS, join=False)

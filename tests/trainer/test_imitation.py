@@ -1,4 +1,4 @@
-"""Imitation: until the share of successes is inside the band, with the moving average of the weights as the policy."""
+"""Imitation until the success rate is inside the band, with the moving average of the weights as the policy."""
 
 import copy
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from tests.trainer.warming import Script, config_of, echo_task, same
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of the test's own."""
+    """A temporary cache."""
     monkeypatch.setenv("MTRL_CACHE", str(tmp_path / "cache"))
     torch.set_num_threads(1)
     return tmp_path / "cache"
@@ -28,19 +28,19 @@ EXAMPLES = [
 
 @pytest.fixture
 def imitation(make_tiny_model):
-    """`imitation(config)`: of the same batch again and again, so that where it stands says which updates it has had."""
+    """`imitation(config)`: imitation of one repeated batch, so that its state shows the number of updates."""
     return lambda config, **changes: Imitation(config, make_tiny_model(), changes.get("next_batch", lambda: EXAMPLES))
 
 
 def outcome(imitation):
-    """Copies of all that an update changes."""
+    """Return copies of everything that an update changes."""
     return copy.deepcopy(
         (imitation.model.state_dict(), imitation.average.state_dict(), imitation.optimizer.state_dict())
     )
 
 
 def equal(one, other):
-    """Whether two nestings of lists, mappings and tensors hold the same values."""
+    """Return whether two nestings of lists, mappings and tensors hold the same values."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -50,23 +50,23 @@ def equal(one, other):
     return one == other
 
 
-def test_it_ends_as_soon_as_the_share_is_inside_the_band(imitation):
-    config, told, measure = config_of(success_band=[0.33, 0.5], check_every=5), [], Script(0.0, 0.32, 0.33, 0.4)
+def test_imitation_ends_as_soon_as_the_success_rate_is_inside_the_band(imitation):
+    config, calls, measure = config_of(success_band=[0.33, 0.5], check_every=5), [], Script(0.0, 0.32, 0.33, 0.4)
     learner = imitation(config)
-    assert imitate(config, learner, measure, lambda *words: told.append(words)) == 0.33
+    assert imitate(config, learner, measure, lambda *words: calls.append(words)) == 0.33
     assert len(measure.policies) == 3 and learner.steps == 15
-    assert [step for step, _ in told] == list(range(1, 16))
-    assert [success for _, success in told[5:]] == [0.0] * 5 + [0.32] * 5, "the last measured one"
+    assert [step for step, _ in calls] == list(range(1, 16))
+    assert [success for _, success in calls[5:]] == [0.0] * 5 + [0.32] * 5, "the last measured one"
 
 
-def test_it_measures_first_after_its_least_number_of_updates(imitation):
+def test_the_first_measurement_is_after_min_steps_updates(imitation):
     config, measure = config_of(success_band=[0.33, 0.5], check_every=4, min_steps=10), Script(0.3, 0.4)
-    learner, told = imitation(config), []
-    assert imitate(config, learner, measure, lambda step, success: told.append(success)) == 0.4
-    assert learner.steps == 14 and told == [None] * 10 + [0.3] * 4
+    learner, calls = imitation(config), []
+    assert imitate(config, learner, measure, lambda step, success: calls.append(success)) == 0.4
+    assert learner.steps == 14 and calls == [None] * 10 + [0.3] * 4
 
 
-def test_it_takes_fewer_only_where_they_lead_above_the_band(imitation):
+def test_fewer_updates_are_made_only_after_a_rate_above_the_band(imitation):
     config, measure = config_of(success_band=[0.33, 0.5], check_every=4, min_steps=10), Script(0.9, 0.2, 0.9, 0.4)
     learner = imitation(config)
     assert imitate(config, learner, measure, lambda *words: None) == 0.4
@@ -79,13 +79,14 @@ def test_the_bounds_are_part_of_the_band(imitation, share):
     assert imitate(config, imitation(config), Script(share), lambda *words: None) == share
 
 
-def test_it_goes_back_and_takes_smaller_strides_where_it_jumps_over_the_band(imitation):
-    """The share is below the band at update 4, above it at 8 and at 6, each time back to 4, and inside it at 5."""
-    config, told, measure = config_of(success_band=[0.33, 0.5], check_every=4), [], Script(0.1, 0.9, 0.6, 0.4)
+def test_a_jump_over_the_band_is_undone_and_repeated_with_smaller_strides(imitation):
+    """The success rate is below the band after update 4, above it after 8 and 6, each time restored to 4, and inside it
+    after 5."""
+    config, calls, measure = config_of(success_band=[0.33, 0.5], check_every=4), [], Script(0.1, 0.9, 0.6, 0.4)
     learner, straight = imitation(config), imitation(config)
-    assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.4
+    assert imitate(config, learner, measure, lambda step, success: calls.append(step)) == 0.4
     assert learner.steps == 5, "those that led there"
-    assert told == list(range(1, 4 + 4 + 2 + 1 + 1)), "all that were made"
+    assert calls == list(range(1, 4 + 4 + 2 + 1 + 1)), "all that were made"
     measured = {}
     for step in range(1, 9):
         straight.update()
@@ -96,23 +97,23 @@ def test_it_goes_back_and_takes_smaller_strides_where_it_jumps_over_the_band(imi
         assert same(policy, measured[step])
 
 
-def test_the_stride_stays_small_once_it_has_jumped(imitation):
+def test_the_stride_stays_small_after_a_jump(imitation):
     config, measure = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.1, 0.2, 0.4)
     learner = imitation(config)
     imitate(config, learner, measure, lambda *words: None)
     assert learner.steps == 6 and len(measure.policies) == 4
 
 
-def test_where_a_single_update_jumps_over_the_band_it_ends_above(imitation):
-    config, measure, told = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.9, 0.8), []
+def test_imitation_ends_above_the_band_if_a_single_update_jumps_over_it(imitation):
+    config, measure, calls = config_of(success_band=[0.33, 0.5], check_every=4), Script(0.9, 0.9, 0.8), []
     learner = imitation(config)
-    assert imitate(config, learner, measure, lambda step, success: told.append(step)) == 0.8
-    assert learner.steps == 1 and told == list(range(1, 8))
+    assert imitate(config, learner, measure, lambda step, success: calls.append(step)) == 0.8
+    assert learner.steps == 1 and calls == list(range(1, 8))
 
 
 @pytest.mark.parametrize("muon", [0.02, None])
 def test_a_state_is_restored_exactly(imitation, muon):
-    """Model, average, optimizer and count; and the way on from there is the same to the bit."""
+    """Model, average, optimiser and count are restored, and later updates are equal bit for bit."""
     config = config_of(muon_lr=muon)
     learner = imitation(config)
     for _ in range(3):
@@ -129,25 +130,29 @@ def test_a_state_is_restored_exactly(imitation, muon):
     assert equal(ends[0], ends[1]) and ends[0][0] == 6
 
 
-def test_a_share_below_the_band_at_the_end_is_one_sentence(imitation):
+def test_a_rate_below_the_band_at_the_end_is_an_error_in_one_sentence(imitation):
     config = config_of(success_band=[0.33, 0.5], check_every=4, max_steps=10, episodes=256)
     measure = Script(0.0, 0.05, 0.125)
     learner = imitation(config)
     with pytest.raises(UserError) as caught:
         imitate(config, learner, measure, lambda *words: None)
-    said = str(caught.value)
-    assert "model.warm_start.max_steps=10" in said and "12.5% of 256 sampled episodes" in said
-    assert "below model.warm_start.success_band=[0.33, 0.5]" in said and "longer" in said and "\n" not in said
+    message = str(caught.value)
+    assert "model.warm_start.max_steps=10" in message and "12.5% of 256 sampled episodes" in message
+    assert (
+        "below model.warm_start.success_band=[0.33, 0.5]" in message
+        and "raise max_steps" in message
+        and "\n" not in message
+    )
     assert learner.steps == 10, "the last stride ends with the updates"
 
 
-def test_a_share_above_the_band_at_the_end_says_so(imitation):
+def test_a_rate_above_the_band_at_the_end_is_an_error(imitation):
     config = config_of(success_band=[0.33, 0.5], check_every=4, max_steps=6)
     with pytest.raises(UserError, match=r"90\.0% .* above model\.warm_start\.success_band=.*check_every"):
         imitate(config, imitation(config), Script(0.9, 0.9), lambda *words: None)
 
 
-def test_a_warm_start_that_fails_leaves_nothing_in_the_cache(cache):
+def test_a_failed_warm_start_leaves_nothing_in_the_cache(cache):
     config = config_of(success_band=[0.33, 0.5], max_steps=4)
     with pytest.raises(UserError, match="model.warm_start.max_steps=4"):
         warm_start(config, echo_task(), Script(0.0))
@@ -170,7 +175,7 @@ def test_the_policy_is_the_moving_average_of_the_weights(imitation, decay):
     assert same(learner.policy.state_dict(), learner.model.state_dict()) == (decay == 0)
 
 
-def test_the_rates_rise_and_stay(imitation):
+def test_the_learning_rates_warm_up_and_stay_constant(imitation):
     learner, rates = imitation(config_of(warmup_steps=4, lr=1e-3, muon_lr=None)), []
     for _ in range(6):
         learner.update()
@@ -178,7 +183,7 @@ def test_the_rates_rise_and_stay(imitation):
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
-def test_imitation_teaches_what_was_demonstrated(imitation):
+def test_imitation_lowers_the_loss_on_demonstrations(imitation):
     learner = imitation(config_of(warmup_steps=2))
 
     def loss():

@@ -1,4 +1,4 @@
-"""The KL penalty: every turn pays for its own tokens, by k1 against the reference."""
+"""The KL penalty: every turn is penalised for its own tokens, by k1 against the reference."""
 
 import copy
 
@@ -20,7 +20,7 @@ def penalty_of(reference, coefficient, budget):
 
 
 def expected_kl(model, trajectory):
-    """Per turn the sum of rollout - reference log-probs, from a plain forward over the whole conversation."""
+    """Return the sum of rollout - reference log-probs of each turn, by a plain forward over the whole conversation."""
     ids, sums = [], []
     for turn in trajectory.turns:
         ids += turn.observation_ids
@@ -34,27 +34,27 @@ def expected_kl(model, trajectory):
 
 @pytest.mark.parametrize("budget", [1, 10_000])
 @pytest.mark.parametrize("split", [False, True])
-def test_each_turn_pays_for_its_tokens(make_tiny_model, budget, split):
+def test_each_turn_is_penalised_for_its_tokens(make_tiny_model, budget, split):
     reference = make_tiny_model(1).requires_grad_(False)
     groups = [make_group(seed, reference.config.vocab_size) for seed in range(2)]
-    told = [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) if split else g for g in groups]
-    before = [[turn.reward for turn in t.turns] for g in told for t in g.trajectories]
+    cut = [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) if split else g for g in groups]
+    before = [[turn.reward for turn in t.turns] for g in cut for t in g.trajectories]
     penalty = penalty_of(Policy(reference, None), 0.5, budget)
-    told[0].trajectories[0].trainable = False  # it pays as well: it is compared with the others
-    mean = penalty.apply(told)
-    after = [t for g in told for t in g.trajectories]
+    cut[0].trajectories[0].trainable = False  # it is penalised too, since it is compared with the others
+    mean = penalty.apply(cut)
+    after = [t for g in cut for t in g.trajectories]
     plain = [t for g in groups for t in g.trajectories]
     total = tokens = 0.0
-    for was, paid, original in zip(before, after, plain, strict=True):
+    for was, penalised, original in zip(before, after, plain, strict=True):
         kls = expected_kl(reference, original)
         total, tokens = total + sum(kls), tokens + original.action_tokens
-        for reward, turn, kl in zip(was, paid.turns, kls, strict=True):
+        for reward, turn, kl in zip(was, penalised.turns, kls, strict=True):
             assert turn.components["kl"] == pytest.approx(-kl, abs=1e-4)
             assert turn.reward == pytest.approx(reward - 0.5 * kl, abs=1e-4)
     assert mean == pytest.approx(total / tokens, abs=1e-4)
 
 
-def test_a_policy_that_is_the_reference_pays_nothing(make_tiny_model):
+def test_a_policy_equal_to_the_reference_has_no_penalty(make_tiny_model):
     model = make_tiny_model(2)
     group = make_group(5, model.config.vocab_size)
     for trajectory in group.trajectories:

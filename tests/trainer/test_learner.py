@@ -1,4 +1,4 @@
-"""What a rank holds: saved at one moment, and gone on with bit for bit."""
+"""A learner's state: saved at one step, and continued bit for bit."""
 
 import math
 from dataclasses import replace
@@ -12,11 +12,9 @@ from mtrl.errors import UserError
 from mtrl.trainer.checkpoint.saver import BackgroundSaver
 from mtrl.trainer.checkpoint.tensors import read_tensors
 from mtrl.trainer.update.critic import Critic
-from mtrl.trainer.update.learner import Learner
-from mtrl.trainer.update.learners import alone
+from mtrl.trainer.update.learner import Learner, alone
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
-from mtrl.trainer.update.policy_learner import PolicyLearner
 from mtrl.trainer.update.update import Updater
 from mtrl.trainer.update.value_learner import ValueLearner, value_model
 
@@ -24,7 +22,7 @@ from mtrl.trainer.update.value_learner import ValueLearner, value_model
 def learner_of(model, config, with_critic=True):
     critic = ValueLearner(config, value_model(config, model)) if with_critic else None
     optimizer = Optimizer(model, replace(config.trainer.optimizer, lr=3e-3), 9)
-    return Learner(PolicyLearner(config, Policy(model, None), None, optimizer), critic, BackgroundSaver())
+    return Learner(config, Policy(model, None), None, optimizer, critic, BackgroundSaver())
 
 
 def train(learner, config, samples, steps, dump=None):
@@ -39,7 +37,7 @@ def train(learner, config, samples, steps, dump=None):
 
 
 def tensors(learner):
-    return {name: value.clone() for name, value in (learner._weights() | learner._moments()).items()}
+    return {name: value.clone() for name, value in learner.state().items()}
 
 
 def assert_equal(found, expected):
@@ -48,7 +46,7 @@ def assert_equal(found, expected):
 
 
 @METHODS
-def test_a_resumed_learner_goes_on_bit_for_bit(make_tiny_model, method, tmp_path):
+def test_a_resumed_learner_continues_bit_for_bit(make_tiny_model, method, tmp_path):
     config = config_of(method, clip=0.2)
     model = make_tiny_model(2)
     samples = samples_of(groups_of(model.config.vocab_size))
@@ -58,8 +56,8 @@ def test_a_resumed_learner_goes_on_bit_for_bit(make_tiny_model, method, tmp_path
     then = tensors(stopped)
     (tmp_path / "saved").mkdir()
     stopped.save(tmp_path / "saved")
-    train(stopped, config, samples, range(2, 5))  # while it is written
-    stopped.wait_saved()
+    train(stopped, config, samples, range(2, 5))  # while the checkpoint is written
+    stopped.saver.wait()
     resumed = learner_of(make_tiny_model(5), config)
     resumed.load(tmp_path / "saved")
     assert_equal(tensors(resumed), then)
@@ -73,28 +71,28 @@ def test_a_checkpoint_from_before_the_first_step(make_tiny_model, tmp_path):
     (tmp_path / "saved").mkdir()
     fresh, other = learner_of(make_tiny_model(1), config), learner_of(make_tiny_model(2), config)
     fresh.save(tmp_path / "saved")
-    fresh.wait_saved()
+    fresh.saver.wait()
     other.load(tmp_path / "saved")
     assert_equal(tensors(other), tensors(fresh))
 
 
-def test_a_checkpoint_holds_what_a_model_itself_does_not_train(make_tiny_model, tmp_path):
-    """Frozen weights without adapters, as some architectures have them: who evaluates the checkpoint needs them too."""
+def test_a_checkpoint_holds_frozen_weights(make_tiny_model, tmp_path):
+    """Some architectures have frozen weights without adapters, and an evaluation of the checkpoint needs them."""
     model = make_tiny_model(1)
     next(model.parameters()).requires_grad_(False)
     learner = learner_of(model, config_of(), with_critic=False)
     (tmp_path / "saved").mkdir()
     learner.save(tmp_path / "saved")
-    learner.wait_saved()
+    learner.saver.wait()
     found = read_tensors(tmp_path / "saved", "model")
-    assert_equal(found, learner.policy.policy.state())
+    assert_equal(found, learner.policy.state())
 
 
-def test_a_checkpoint_without_a_critic_is_told(make_tiny_model, tmp_path):
+def test_a_checkpoint_without_a_critic_is_an_error(make_tiny_model, tmp_path):
     config = config_of()
     (tmp_path / "saved").mkdir()
     plain = learner_of(make_tiny_model(1), config, with_critic=False)
     plain.save(tmp_path / "saved")
-    plain.wait_saved()
+    plain.saver.wait()
     with pytest.raises(UserError, match="has no critic, and algorithm.advantage_method needs one; resume with the"):
         learner_of(make_tiny_model(1), config).load(tmp_path / "saved")

@@ -1,4 +1,4 @@
-"""Models that settings name: which attention they get, and which are refused."""
+"""Loading of configured models: their attention, and errors."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_attention(words, expected, make_tiny_model):
     assert model.config._attn_implementation == expected
 
 
-def test_other_attention_stays(make_tiny_model):
+def test_other_attention_is_not_replaced(make_tiny_model):
     config, model = config_of("trainer.fsdp.param_dtype=bfloat16"), make_tiny_model()
     model.set_attn_implementation("eager")
     fit_attention(model, config)
@@ -55,7 +55,7 @@ def test_the_reference_is_the_model_in_the_folder(make_tiny_model, tiny_tokenize
     assert reference_model(config_of(), policy) is None
 
 
-def test_a_peer_attends_as_the_policy_does(make_tiny_model, tiny_tokenizer, tmp_path):
+def test_a_peer_has_the_attention_of_the_policy(make_tiny_model, tiny_tokenizer, tmp_path):
     save(make_tiny_model(), tiny_tokenizer, tmp_path / "other")
     for words, expected in (
         ([], "sdpa"),
@@ -66,7 +66,7 @@ def test_a_peer_attends_as_the_policy_does(make_tiny_model, tiny_tokenizer, tmp_
         assert peer.config._attn_implementation == expected
 
 
-def test_folders_that_cannot_be_a_reference(make_tiny_model, tiny_tokenizer, tmp_path):
+def test_unusable_reference_folders_are_errors(make_tiny_model, tiny_tokenizer, tmp_path):
     words = ("algorithm.kl_reward_coef=0.01", f"algorithm.kl_reference={tmp_path / 'other'}")
     with pytest.raises(UserError, match=r"algorithm\.kl_reference=.*other cannot be loaded .there is no such folder"):
         reference_model(config_of(*words), make_tiny_model())
@@ -77,8 +77,8 @@ def test_folders_that_cannot_be_a_reference(make_tiny_model, tiny_tokenizer, tmp
         reference_model(config_of(*words), make_tiny_model())
 
 
-def test_a_model_without_the_attention_is_told_by_our_key(tiny_tokenizer, tmp_path):
-    """Gemma 2 caps its attention scores, which SDPA cannot."""
+def test_an_unsupported_attention_is_an_error_that_names_the_key(tiny_tokenizer, tmp_path):
+    """Gemma 2 caps its attention scores, which SDPA does not support."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
@@ -91,7 +91,9 @@ def test_a_model_without_the_attention_is_told_by_our_key(tiny_tokenizer, tmp_pa
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3"])
-def test_attention_whose_package_is_missing_is_told_by_our_key(make_tiny_model, tiny_tokenizer, tmp_path, attention):
+def test_a_missing_attention_package_is_an_error_that_names_the_key(
+    make_tiny_model, tiny_tokenizer, tmp_path, attention
+):
     save(make_tiny_model(), tiny_tokenizer, tmp_path)
     config = config_of("model=hf", f"model.path={tmp_path}", f"model.attn_implementation={attention}")
     with pytest.raises(UserError, match=rf"model.attn_implementation={attention} cannot be used .*package.*; install"):
@@ -99,7 +101,7 @@ def test_attention_whose_package_is_missing_is_told_by_our_key(make_tiny_model, 
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_folder_with_a_cut_file_is_one_sentence(make_tiny_model, tiny_tokenizer, tmp_path, file):
+def test_a_truncated_model_file_is_an_error_in_one_sentence(make_tiny_model, tiny_tokenizer, tmp_path, file):
     save(make_tiny_model(), tiny_tokenizer, tmp_path)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:100])
     with pytest.raises(UserError, match=r"model.path=.* cannot be loaded \(.+\); give a folder or a Hub name of a"):

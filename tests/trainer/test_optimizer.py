@@ -1,4 +1,5 @@
-"""The optimiser: numbers, names and where its moments lie; alone, and with parameters that two ranks share."""
+"""The optimiser: numbers, names and devices of its moments, for one process and for parameters sharded over two
+ranks."""
 
 import copy
 import math
@@ -17,7 +18,7 @@ TOTAL = 9
 
 
 class Small(nn.Module):
-    """Two layers, a frozen one, and a tied weight; nothing divides evenly over two ranks."""
+    """A model with two layers, a frozen one, and a tied weight; no size is divisible by two ranks."""
 
     def __init__(self):
         super().__init__()
@@ -42,27 +43,27 @@ def loss(model, step):
 
 
 def train(model, optimizer, steps, scale=1.0):
-    """Norm and rate of each step."""
-    told = []
+    """Return norm and learning rate of each step."""
+    results = []
     for step in steps:
         (scale * loss(model, step)).backward()
-        told.append(optimizer.step(step))
-    return told
+        results.append(optimizer.step(step))
+    return results
 
 
-def test_it_is_adamw_with_a_clip():
+def test_the_optimizer_is_adamw_with_clipping():
     model, twin = Small(), Small()
-    told = train(model, Optimizer(model, CONFIG, TOTAL), range(6))
+    steps = train(model, Optimizer(model, CONFIG, TOTAL), range(6))
     trained = [p for p in twin.parameters() if p.requires_grad]
     adam = torch.optim.AdamW(trained, lr=0.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    for step, (norm, rate) in enumerate(told):
+    for step, (norm, rate) in enumerate(steps):
         loss(twin, step).backward()
         assert norm == nn.utils.clip_grad_norm_(trained, 0.5).item()
         assert rate == CONFIG.lr * lr_scale(CONFIG, step, TOTAL)
         adam.param_groups[0]["lr"] = rate
         adam.step()
         adam.zero_grad()
-    assert max(norm for norm, _ in told) > 0.5  # else nothing was clipped
+    assert max(norm for norm, _ in steps) > 0.5  # else nothing was clipped
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -81,32 +82,32 @@ def test_state_is_by_name():
 
 @pytest.mark.parametrize("how", ["load", "allocate"])
 @pytest.mark.parametrize("used", [False, True], ids=["new", "stepped"])
-def test_it_goes_on_from_a_state(how, used):
+def test_the_optimizer_continues_from_a_state(how, used):
     straight = Small()
     train(straight, Optimizer(straight, CONFIG, TOTAL), range(6))
     model = Small()
     first = Optimizer(model, CONFIG, TOTAL)
     train(model, first, range(3))
-    kept = {name: value.clone() for name, value in first.state().items()}
+    saved = {name: value.clone() for name, value in first.state().items()}
     weights = copy.deepcopy(model.state_dict())
     second = Optimizer(model, CONFIG, TOTAL)
     if used:
         train(model, second, range(2))
         model.load_state_dict(weights)
     if how == "load":
-        second.load(kept)
+        second.load(saved)
     else:
-        places = second.allocate(kept)
-        assert places.keys() == kept.keys()
+        places = second.allocate(saved)
+        assert places.keys() == saved.keys()
         for name, place in places.items():
-            place.copy_(kept[name])
-    assert all(torch.equal(value, kept[name]) for name, value in second.state().items())
+            place.copy_(saved[name])
+    assert all(torch.equal(value, saved[name]) for name, value in second.state().items())
     train(model, second, range(3, 6))
     for mine, theirs in zip(model.parameters(), straight.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
-def test_what_never_had_a_gradient_has_no_state_and_needs_none():
+def test_parameters_without_a_gradient_have_no_state():
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "idle": nn.Linear(2, 1)})
     optimizer = Optimizer(model, CONFIG, TOTAL)
     model["used"](torch.ones(2)).backward()
@@ -118,7 +119,7 @@ def test_what_never_had_a_gradient_has_no_state_and_needs_none():
     assert other.state().keys() == state.keys()
 
 
-def test_a_state_of_other_parameters_is_refused():
+def test_a_state_of_other_parameters_is_an_error():
     optimizer = Optimizer(Small(), CONFIG, TOTAL)
     with pytest.raises(UserError, match=r"not trained here \(frozen\.weight\); continue with the model"):
         optimizer.allocate(["layers.0.weight.exp_avg", "frozen.weight.exp_avg"])
@@ -126,14 +127,14 @@ def test_a_state_of_other_parameters_is_refused():
         optimizer.load({f"{index}.exp_avg": torch.zeros(3) for index in range(3)})
 
 
-def test_nothing_to_clip():
+def test_clipping_without_gradients():
     model = Small()
     assert clip_gradients([list(model.parameters())], 1.0) == 0.0
     assert Optimizer(model, CONFIG, TOTAL).step(0)[0] == 0.0
 
 
-def test_moments_lie_in_the_memory_of_the_cpu_between_steps(monkeypatch):
-    """On a GPU that is made up: its tensors have shapes and devices, and no numbers."""
+def test_offloaded_moments_are_in_cpu_memory_between_steps(monkeypatch):
+    """The GPU is simulated: its tensors have shapes and devices, and no numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     monkeypatch.setattr("mtrl.trainer.update.optimizer.clip_gradients", lambda groups, limit: 1.0)
@@ -142,19 +143,27 @@ def test_moments_lie_in_the_memory_of_the_cpu_between_steps(monkeypatch):
         for offload, between in ((True, "cpu"), (False, "cuda")):
             optimizer = Optimizer(model, OptimizerConfig(offload=offload), TOTAL)
             seen = []
-            optimizer._adam.register_step_pre_hook(lambda adam, *_, to=seen: to.extend(devices(adam)))
+            monkeypatch.setattr(torch.optim.AdamW, "step", recording(seen))
             for step in range(2):
                 for parameter in model.parameters():
                     parameter.grad = torch.zeros_like(parameter)
                 optimizer.step(step)
-                assert devices(optimizer._adam) == {between}
+                assert {value.device.type for name, value in optimizer.state().items() if "exp_avg" in name} == {
+                    between
+                }
             assert set(seen) == {"cuda"}
             places = Optimizer(model, OptimizerConfig(offload=offload), TOTAL).allocate(["weight.exp_avg"])
             assert places["weight.exp_avg"].device.type == between
 
 
-def devices(adam):
-    return {values[key].device.type for values in adam.state.values() for key in ("exp_avg", "exp_avg_sq")}
+def recording(seen, step=torch.optim.AdamW.step):
+    """Return AdamW's step, which first adds the devices of its moments to `seen`."""
+
+    def recorded(adam):
+        seen.extend(values[key].device.type for values in adam.state.values() for key in ("exp_avg", "exp_avg_sq"))
+        return step(adam)
+
+    return recorded
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -170,7 +179,8 @@ CASES = ("sharded", "offloaded", "mixed")
 
 
 def shard(model, case):
-    """All of the model; the same in the memory of the CPU; or its layers alone, so that the embedding stays plain."""
+    """Shard the whole model, the whole model with CPU offload, or only its layers, so that the embedding stays
+    plain."""
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
     policy = CPUOffloadPolicy(pin_memory=False) if case == "offloaded" else OffloadPolicy()
@@ -186,17 +196,17 @@ def shard(model, case):
 
 
 def train_ranks(model, optimizer, steps, ranks):
-    """Each rank has its share of the loss; plain parameters are summed by hand."""
+    """Train with a share of the loss on each rank; gradients of plain parameters are summed by hand."""
     import torch.distributed as dist
 
-    told = []
+    results = []
     for step in steps:
         (loss(model, step) / ranks).backward()
         for parameter in optimizer.parameters:
             if not hasattr(parameter, "device_mesh"):
                 dist.all_reduce(parameter.grad)
-        told.append(optimizer.step(step))
-    return told
+        results.append(optimizer.step(step))
+    return results
 
 
 def whole(tensors):
@@ -204,21 +214,21 @@ def whole(tensors):
 
 
 def of_rank(rank, straight):
-    """Per case: what was told, weights and moments of six steps; the same with a fresh optimiser after the third."""
+    """Return per case the norms, weights and moments of six steps, and those with a fresh optimiser after the third."""
     found = {}
     for case in CASES:
         model = shard(Small(), case)
         optimizer = Optimizer(model, CONFIG, TOTAL)
-        told = train_ranks(model, optimizer, range(3), 2)
+        steps = train_ranks(model, optimizer, range(3), 2)
         shards = {name: value.clone() for name, value in optimizer.state().items()}
         optimizer = Optimizer(model, CONFIG, TOTAL)
         optimizer.load(shards if case == "sharded" else whole(shards.items()))  # from shards, or from whole tensors
-        told += train_ranks(model, optimizer, range(3, 6), 2)
+        steps += train_ranks(model, optimizer, range(3, 6), 2)
         before = whole(model.named_parameters())
         (math.inf * loss(model, 6)).backward()
         spoilt = optimizer.step(6)[0]
         untouched = all(torch.equal(before[name], value) for name, value in whole(model.named_parameters()).items())
-        found[case] = told, before, whole(optimizer.state().items()), spoilt, untouched
+        found[case] = steps, before, whole(optimizer.state().items()), spoilt, untouched
     return found
 
 
@@ -235,8 +245,8 @@ def test_two_ranks_step_as_one_process(case, found):
     optimizer = Optimizer(model, CONFIG, TOTAL)
     expected = train(model, optimizer, range(6))
     assert max(norm for norm, _ in expected) > CONFIG.max_grad_norm
-    for told, weights, moments, spoilt, untouched in (rank[case] for rank in found):
-        assert told == [(pytest.approx(norm, rel=1e-5), rate) for norm, rate in expected]
+    for steps, weights, moments, spoilt, untouched in (rank[case] for rank in found):
+        assert steps == [(pytest.approx(norm, rel=1e-5), rate) for norm, rate in expected]
         torch.testing.assert_close(weights, whole(model.named_parameters()), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(moments, optimizer.state(), rtol=1e-4, atol=1e-7)
         assert not math.isfinite(spoilt) and untouched

@@ -1,11 +1,11 @@
-"""Which GPUs servers get: those beside the trainers', or with `colocate` theirs."""
+"""GPUs of servers: those that no rank trains on, or with `colocate` the ranks' own."""
 
 import pytest
 import torch
 
 from mtrl.config.engine_schema import VllmConfig
 from mtrl.errors import UserError
-from mtrl.trainer.setup.placement import server_devices, training_gpus
+from mtrl.trainer.setup.servers import server_devices, training_gpus
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def gpus(monkeypatch):
         (0, 0, VllmConfig(replicas=2), None),
     ],
 )
-def test_the_last_gpus_are_the_servers(gpus, count, trainers, settings, expected):
+def test_servers_use_the_last_gpus(gpus, count, trainers, settings, expected):
     gpus(count)
     assert server_devices("vllm", settings, trainers) == expected
 
 
 @pytest.mark.parametrize(
-    ("count", "trainers", "settings", "said"),
+    ("count", "trainers", "settings", "message"),
     [
         (
             1,
@@ -48,16 +48,21 @@ def test_the_last_gpus_are_the_servers(gpus, count, trainers, settings, expected
             VllmConfig(replicas=3, colocate=True),
             "need 3 GPUs, and of this machine's 2 there are 2 that ranks train",
         ),
-        (2, 1, VllmConfig(devices=[2]), r"generator.vllm.devices=\[2\] names GPU 2, and this machine shows 2, from 0"),
+        (
+            2,
+            1,
+            VllmConfig(devices=[2]),
+            r"generator.vllm.devices=\[2\] names GPU 2, and this machine has 2; name indices from 0 to 1",
+        ),
     ],
 )
-def test_too_few_gpus_are_told(gpus, count, trainers, settings, said):
+def test_too_few_gpus_are_an_error(gpus, count, trainers, settings, message):
     gpus(count)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         server_devices("vllm", settings, trainers)
 
 
-def test_gpus_that_ranks_train_on(monkeypatch):
+def test_the_number_of_gpus_that_ranks_train_on(monkeypatch):
     cuda = torch.device("cuda", 2)
     assert training_gpus(1, torch.device("cpu")) == 0
     assert training_gpus(1, torch.device("cuda")) == 1

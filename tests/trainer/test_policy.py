@@ -1,4 +1,4 @@
-"""The policy gives the same log-probs, weights and exports whether it is plain, sharded or adapted."""
+"""The policy gives the same log-probs, weights and exports if it is plain, sharded or adapted."""
 
 import sys
 from pathlib import Path
@@ -32,13 +32,13 @@ def world():
 
 
 def exported(folder):
-    """The bytes of every file, also of those in `adapter/`."""
+    """Return the bytes of every file, including those in `adapter/`."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def learn(policy, batches, anchors):
-    """One step that also looks at the model without its adapters between forward and backward."""
+    """Make one step that computes the model without its adapters between forward and backward."""
     optimizer = adamw(policy.model)
     for batch in batches:
         logprobs, _ = policy.logprobs(batch)
@@ -50,7 +50,7 @@ def learn(policy, batches, anchors):
 
 
 def on_rank(rank, folder):
-    """What the policy of each kind does on this rank."""
+    """Return the results of each kind of policy on this rank."""
     found = {}
     for kind in KINDS:
         policy = Policy(shard(make_model(kind), FsdpConfig(), world()), Tokenizer())
@@ -80,7 +80,7 @@ def on_rank(rank, folder):
 
 
 def reference_of(policy):
-    """What leaves the adapters out, if there are any."""
+    """Return the policy without its adapters, if it has any."""
     return lambda: without_adapters(policy.model) if policy.adapted else torch.no_grad()
 
 
@@ -108,7 +108,7 @@ def test_a_sharded_policy_does_what_a_plain_one_does(two_ranks, kind, tmp_path):
         assert not torch.equal(found["emptied"], found["after"][0])
     assert sum(rank[kind]["held"] for rank in ranks) == sum(value.numel() for value in weights.values())
     torch.testing.assert_close(ranks[0][kind]["chunked"], after, rtol=1e-4, atol=1e-4)
-    # What was exported is what a plain policy with these weights exports, byte for byte.
+    # The export equals that of a plain policy with these weights, byte for byte.
     policy.load(ranks[0][kind]["weights"])
     policy.export(tmp_path / kind)
     assert exported(folder / kind) == exported(tmp_path / kind)
@@ -126,7 +126,7 @@ def test_an_export_is_the_model_that_was_trained(kind, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_with_adapters_nothing_else_is_kept_or_sent():
+def test_with_adapters_only_the_adapters_are_stored_and_sent():
     policy = Policy(make_model("lora"), None)
     assert policy.adapted and not Policy(make_lm(), None).adapted
     assert policy.state().keys() == policy.weights().keys() and all("lora_" in name for name in policy.state())
@@ -139,13 +139,13 @@ def test_with_adapters_nothing_else_is_kept_or_sent():
 def test_state_and_weights_are_copies():
     policy = Policy(make_lm(tied=True), None)
     state, weights = policy.state(), policy.weights()
-    kept = {name: value.clone() for name, value in state.items()}
+    copies = {name: value.clone() for name, value in state.items()}
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(1)
-    assert all(torch.equal(state[name], value) and torch.equal(weights[name], value) for name, value in kept.items())
+    assert all(torch.equal(state[name], value) and torch.equal(weights[name], value) for name, value in copies.items())
     policy.load(state)
-    assert torch.equal(policy.model.lm_head.weight, kept["model.embed_tokens.weight"])
+    assert torch.equal(policy.model.lm_head.weight, copies["model.embed_tokens.weight"])
 
 
 def test_a_batch_without_sampled_tokens_has_gradients_of_0():

@@ -1,4 +1,4 @@
-"""Balancing micro-batches over ranks: all of them, once, the same number for each, and balanced."""
+"""Distribution of micro-batches to ranks: each once, the same number per rank, with balanced costs."""
 
 import random
 
@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.data.rank_balance import balance, cost
+from mtrl.trainer.data.batching import PACKED, PADDED, balance, cost, micro_batches
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample
 
@@ -46,7 +45,7 @@ def batches_of(lengths, budget, ranks, layout=PADDED, whole=False):
     ranks=st.integers(1, 5),
     layout=st.sampled_from([PADDED, PACKED]),
 )
-def test_every_sample_is_worked_on_once_and_ranks_stay_in_step(lengths, budget, ranks, layout):
+def test_every_sample_is_assigned_once_and_all_ranks_have_equally_many_micro_batches(lengths, budget, ranks, layout):
     batches = batches_of(lengths, budget, ranks, layout)
     assignments = balance(batches, ranks, SMALL)
     assert len(assignments) == ranks and len({len(share) for share in assignments}) == 1
@@ -54,13 +53,13 @@ def test_every_sample_is_worked_on_once_and_ranks_stay_in_step(lengths, budget, 
     total = sum(float(batch.weights.sum()) for share in assignments for batch in share)
     assert total == pytest.approx(sum(length - 1 for length in lengths) / sum(lengths))
     fillers = sum(batch.is_filler for share in assignments for batch in share)
-    assert fillers == 0 or len(lengths) < ranks * len(assignments[0])  # only where there is too little to share
+    assert fillers == 0 or len(lengths) < ranks * len(assignments[0])  # only if there are too few samples
     assert all(batch.weights.any() != batch.is_filler for share in assignments for batch in share)
-    for batch in batches:  # what was halved for the sake of the ranks is not larger than the budget
+    for batch in batches:  # micro-batches that were split for the ranks stay within the budget
         assert batch.token_ids.numel() <= budget or len(batch.rows) == 1
 
 
-def test_one_rank_gets_what_there_is_in_its_order():
+def test_one_rank_gets_all_micro_batches_in_order():
     batches = batches_of([9, 3, 30, 12], 30, 1)
     assert balance(batches, 1, SMALL) == [batches]
 
@@ -79,16 +78,16 @@ def test_the_work_is_balanced():
 
 
 def test_cost_counts_attention():
-    """In a row tokens look at all before them, in a pack at those of their own sample."""
+    """In a row tokens attend to all earlier ones, in a pack only to those of their own sample."""
     (row,) = batches_of([200], 10_000, 1)
     (pack,) = batches_of([100, 100], 10_000, 1, PACKED)
     (padded,) = batches_of([100, 60], 10_000, 1, PADDED)
     assert cost(row, SMALL) == SMALL.training([200], 199)
     assert cost(pack, SMALL) == SMALL.training([100, 100], 198) < cost(row, SMALL)
-    assert cost(padded, SMALL) == SMALL.training([100, 100], 158)  # what is padded costs as well
+    assert cost(padded, SMALL) == SMALL.training([100, 100], 158)  # padding has a cost too
 
 
-def test_a_trajectory_stays_whole():
+def test_a_trajectory_stays_in_one_micro_batch():
     samples = samples_of([10] * 6)
     for index, sample in enumerate(samples):
         sample.group_id, sample.trajectory = "g", index // 3
@@ -99,7 +98,7 @@ def test_a_trajectory_stays_whole():
     assert [share[0].is_filler for share in assignments].count(True) == 2
 
 
-def test_a_filler_has_the_shape_of_work_and_no_weight():
+def test_a_filler_has_the_tokens_of_a_micro_batch_and_no_weight():
     (batch,) = batches_of([9, 7], 100, 1)
     filler = batch.filler()
     assert torch.equal(filler.token_ids, batch.token_ids) and not filler.weights.any() and filler.is_filler

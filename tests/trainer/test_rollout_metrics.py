@@ -1,4 +1,4 @@
-"""What the episodes of a step looked like, in numbers."""
+"""Metrics of the episodes of a step."""
 
 from mtrl.rollout.rollouts import RolloutReport
 from mtrl.scoring.agreement import Thresholds
@@ -22,15 +22,15 @@ def test_components_are_summed_per_episode_and_metrics_are_means_of_the_turns_th
 def test_metrics_of_episodes_are_means_over_those_that_report_them_and_counts_over_all():
     group = make_group(0, 50, size=4)
     first, second, *_ = group.trajectories
-    first.metrics |= {"tests": 3.0, "gateway/gone": 2.0}
+    first.metrics |= {"tests": 3.0, "gateway/dropped": 2.0}
     second.metrics |= {"tests": 4.0}
     first.turns[0].metrics = {"tests": 100.0}
     metrics = rollout_metrics(RolloutReport([group]))
-    assert metrics["rollout/episode/tests"] == 3.5 and metrics["rollout/gateway/gone"] == 0.5
+    assert metrics["rollout/episode/tests"] == 3.5 and metrics["rollout/gateway/dropped"] == 0.5
     assert metrics["rollout/metrics/tests"] == 100.0
-    assert {key for key in metrics if "tests" in key or "gone" in key} == {
+    assert {key for key in metrics if "tests" in key or "dropped" in key} == {
         "rollout/episode/tests",
-        "rollout/gateway/gone",
+        "rollout/gateway/dropped",
         "rollout/metrics/tests",
     }
 
@@ -50,7 +50,7 @@ def test_verdicts_caps_and_context_by_worked_numbers():
     context = [sum(len(turn.observation_ids + turn.action_ids) for turn in t.turns) for t in group.trajectories]
     assert metrics["rollout/context/max"] == max(context)
     assert metrics["rollout/context/mean"] == sum(context) / 4
-    group.trajectories[0].turns[-1].break_reason = "template"  # then its context is told anew, and whole
+    group.trajectories[0].turns[-1].break_reason = "template"  # its observation is then the whole context
     last = group.trajectories[0].turns[-1]
     assert group.trajectories[0].context_tokens == len(last.observation_ids + last.action_ids)
     metrics = rollout_metrics(RolloutReport([group]))
@@ -58,7 +58,7 @@ def test_verdicts_caps_and_context_by_worked_numbers():
     assert metrics["rollout/breaks/branch"] == 0.0
 
 
-def test_a_reward_of_another_scale_has_a_threshold_of_its_own():
+def test_a_reward_of_another_scale_needs_another_threshold():
     group = make_group(0, 50, size=1, turns=1)
     group.trajectories[0].turns[0].reward, group.trajectories[0].score = 1.4, 0.0
     assert rollout_metrics(RolloutReport([group]))["rollout/lenient_frac"] == 1.0

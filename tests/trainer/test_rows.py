@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.trainer.data.rows import RowStream
+from mtrl.trainer.data.experience import RowStream
 
 ROWS = [{"id": str(i)} for i in range(7)]
 
@@ -17,7 +17,7 @@ def test_setting_drawn_resumes_the_order(before, after):
     assert [resumed.next()["id"] for _ in range(after)] == drawn[before:]
 
 
-def test_every_pass_holds_every_row_once_in_an_order_of_its_own():
+def test_every_pass_has_every_row_once_in_a_new_order():
     stream = RowStream(ROWS, seed=0)
     passes = [[stream.next()["id"] for _ in ROWS] for _ in range(5)]
     assert all(sorted(p) == [r["id"] for r in ROWS] for p in passes)

@@ -1,4 +1,4 @@
-"""Whole runs, as programs: killed and resumed, stopped, on real rows, and with environments that misbehave."""
+"""Whole runs as programs: killed and resumed, stopped, on real rows, and with invalid environments."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ def undisturbed(tmp_path_factory):
     return run_dir
 
 
-def test_the_run_directory_holds_what_the_contract_says(undisturbed):
+def test_the_run_folder_has_all_documented_files(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
     files = {
         "SHA256SUMS",
@@ -56,7 +56,7 @@ def test_engine_and_trainer_agree_over_the_whole_run(undisturbed):
 
 
 def test_metrics_have_the_names_of_the_source_documents(undisturbed):
-    """R119-R127, and completion beside correctness (R128)."""
+    """The names are those of R119-R127, with completion apart from correctness (R128)."""
     names = set().union(*rows_of(undisturbed))
     rollout = {"reward/mean", "reward/zero_frac", "reward/valid_mean", "turns/mean", "tokens/response_max"}
     assert {f"rollout/{name}" for name in rollout} <= names
@@ -65,7 +65,7 @@ def test_metrics_have_the_names_of_the_source_documents(undisturbed):
 
 
 def test_an_evaluation_is_of_one_policy_version(undisturbed):
-    """Pinned: every token of it was sampled by the weights of its step."""
+    """Every token of an evaluation was sampled by the weights of its step."""
     files = sorted((undisturbed / "trajectories").glob("eval_*.jsonl"))
     assert len(files) >= 4
     for file in files:
@@ -74,8 +74,8 @@ def test_an_evaluation_is_of_one_policy_version(undisturbed):
         assert versions == {step}, file.name
 
 
-def test_saved_training_trajectories_tell_what_the_update_made_of_them(undisturbed):
-    """The trainer's log-probs are the engine's, and every turn knows its advantage."""
+def test_saved_training_trajectories_have_advantages_and_trainer_log_probs(undisturbed):
+    """The trainer's log-probs equal the engine's, and every turn has its advantage."""
     for file in sorted((undisturbed / "trajectories").glob("train_*.jsonl")):
         turns = [turn for t in read_trajectories(file) for turn in t.turns]
         assert all(len(turn.advantages) == 1 for turn in turns)
@@ -103,8 +103,8 @@ def test_held_out_rows_are_not_trained_on(undisturbed):
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.1, 2.3])
-def test_killed_at_any_moment_and_resumed_it_is_the_same_run(undisturbed, tmp_path, seconds):
-    """Invariant 6, with SIGKILL some time after the first metrics."""
+def test_a_run_killed_at_any_moment_resumes_exactly(undisturbed, tmp_path, seconds):
+    """Invariant 6: SIGKILL arrives some time after the first metrics."""
     run_dir = tmp_path / "run"
     process = start(run_dir)
     while not (run_dir / "metrics.jsonl").exists() and process.poll() is None:
@@ -118,8 +118,8 @@ def test_killed_at_any_moment_and_resumed_it_is_the_same_run(undisturbed, tmp_pa
 
 
 @pytest.mark.parametrize("write", [5, 7, 9])
-def test_killed_while_a_checkpoint_is_written_it_is_the_same_run(undisturbed, tmp_path, write):
-    """The process kills itself in the middle of its `write`-th file; five files make a checkpoint."""
+def test_a_run_killed_during_a_checkpoint_resumes_exactly(undisturbed, tmp_path, write):
+    """The process kills itself while it writes its `write`-th file; a checkpoint has five files."""
     code = f"""
     import os, signal, mtrl.trainer.checkpoint.checkpoint as checkpoint
     from pathlib import Path
@@ -134,7 +134,7 @@ def test_killed_while_a_checkpoint_is_written_it_is_the_same_run(undisturbed, tm
         return write
     checkpoint.write_file = dying(checkpoint.write_file)
     import mtrl.trainer.checkpoint.tensors as tensors
-    tensors._write_tensors = dying(tensors._write_tensors)
+    tensors.write_tensors = dying(tensors.write_tensors)
     """
     run_dir = tmp_path / "run"
     finish(start(run_dir, code=code), expected=-signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_killed_while_a_checkpoint_is_written_it_is_the_same_run(undisturbed, tm
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
-def test_a_polite_signal_finishes_the_step_saves_and_tells_how_to_go_on(undisturbed, tmp_path, number, status):
+def test_a_signal_finishes_the_step_saves_and_prints_the_resume_command(undisturbed, tmp_path, number, status):
     run_dir = tmp_path / "run"
     process = start(run_dir)
     while len((run_dir / "metrics.jsonl").read_text().splitlines() if (run_dir / "metrics.jsonl").exists() else []) < 3:
@@ -164,19 +164,19 @@ def test_a_polite_signal_finishes_the_step_saves_and_tells_how_to_go_on(undistur
 
 SLOW = """
 import asyncio
-import mtrl.trainer.loop as loop
-step = loop.Trainer._step
+from mtrl.trainer.data.experience import Collector
+collect = Collector.collect
 
-async def slow(self):
-    await asyncio.sleep(600 if self.progress.step == 3 else 0)
-    return await step(self)
+async def slow(self, step):
+    await asyncio.sleep(600 if step == 3 else 0)
+    return await collect(self, step)
 
-loop.Trainer._step = slow
+Collector.collect = slow
 """
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_ends_the_run_at_once_and_tells_what_is_not_saved(tmp_path, number, status):
+def test_a_second_signal_ends_the_run_at_once_and_reports_unsaved_steps(tmp_path, number, status):
     run_dir = tmp_path / "run"
     process = start(run_dir, code=SLOW)
     metrics, saved, log = run_dir / "metrics.jsonl", run_dir / "checkpoints" / "step_000002", run_dir / "run.log"
@@ -189,10 +189,8 @@ def test_a_second_signal_ends_the_run_at_once_and_tells_what_is_not_saved(tmp_pa
             time.sleep(0.01)
         process.send_signal(number)
     output = finish(process, expected=status)
-    said = (
-        f"{number.name}: the run ended at once, and what came after its checkpoint step_000002 is not saved; go on with"
-    )
-    assert said in output and "Traceback" not in output
+    text = f"{number.name}: the run ended at once, and the steps after its checkpoint step_000002 are not saved; go on"
+    assert text in output and "Traceback" not in output
     assert (run_dir / "status.txt").read_text() == "stopped\n"
 
 
@@ -214,7 +212,7 @@ Checkpoints.commit = slow
 
 
 def started_until_its_last_save(tmp_path):
-    """A run of 8 steps whose last checkpoint is not complete before the file `go` is there."""
+    """Start a run of 8 steps whose last checkpoint is not completed before the file `go` exists."""
     process = start(tmp_path / "run", code=SLOW_SAVE)
     while not (tmp_path / "saving").exists():
         assert process.poll() is None
@@ -224,7 +222,7 @@ def started_until_its_last_save(tmp_path):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_during_the_last_save_waits_for_it(undisturbed, tmp_path, number, status):
-    """It was not heard there: SIGTERM killed the run without a word, and its status stayed `running`."""
+    """Earlier, SIGTERM killed the run at this point without a message, and its status stayed `running`."""
     run_dir, process = tmp_path / "run", started_until_its_last_save(tmp_path)
     process.send_signal(number)
     while "asked to stop" not in (run_dir / "run.log").read_text():
@@ -247,7 +245,7 @@ def test_a_second_signal_during_the_last_save_does_not_wait_for_it(tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     output = finish(process, expected=143)
-    assert "SIGTERM: the run ended at once, and what came after its checkpoint step_000006 is not saved" in output
+    assert "SIGTERM: the run ended at once, and the steps after its checkpoint step_000006 are not saved" in output
     assert "Traceback" not in output and not (run_dir / "checkpoints" / "step_000008").exists()
     assert (run_dir / "status.txt").read_text() == "stopped\n"
 
@@ -289,8 +287,9 @@ async def no_last_evaluation(self, *words):
     ],
     ids=["publish", "generate", "last evaluation"],
 )
-def test_an_engine_that_is_lost_for_good_loses_no_step(undisturbed, tmp_path, loses, step):
-    """While weights are sent, or while turns are sampled: what was learnt is saved, and the run goes on from there."""
+def test_a_lost_engine_loses_no_step(undisturbed, tmp_path, loses, step):
+    """The engine is lost while weights are sent or turns are sampled. The trained steps are saved, and the run can be
+    resumed."""
     run_dir = tmp_path / "run"
     output = finish(start(run_dir, "trainer.checkpoint.every_steps=0", code=LOST + loses), expected=2)
     assert output.strip().splitlines()[-1] == "the engine is lost" and "episodes failed" not in output
@@ -309,7 +308,7 @@ def test_the_single_message_layout_trains_without_a_break(tmp_path):
 
 
 def test_any_hugging_face_folder_trains(make_chatml_tokenizer, tmp_path):
-    """A Llama with random weights and a template of its own, through the loading code that real models take."""
+    """The model is a Llama with random weights and its own chat template, loaded by the code for real models."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer, folder = make_chatml_tokenizer(), tmp_path / "llama"
@@ -324,7 +323,7 @@ def test_any_hugging_face_folder_trains(make_chatml_tokenizer, tmp_path):
     finish(start(tmp_path / "again", "model=hf", f"model.path={run_dir}/export", *words))
 
 
-def test_the_command_that_trains_on_keeps_the_config_groups_of_the_user(tmp_path):
+def test_the_command_to_train_further_contains_the_users_config_groups(tmp_path):
     groups, run_dir = tmp_path / "groups", tmp_path / "run"
     (groups / "experiment").mkdir(parents=True)
     own = (
@@ -371,7 +370,7 @@ class Bad(BaseEnvironment):
 
     @staticmethod
     def demonstrate(row, rng):
-        return SimpleNamespace(act=lambda observation: {said!r})
+        return SimpleNamespace(act=lambda observation: {text!r})
 """
 BAD_STEPS = {
     "raises": ("raise RuntimeError('the tool broke')", "the tool broke"),
@@ -384,11 +383,11 @@ BAD_STEPS = {
 
 @pytest.mark.parametrize("moment", ["demonstrations", "rollouts"])
 @pytest.mark.parametrize("fault", BAD_STEPS)
-def test_an_environment_that_misbehaves_ends_in_one_sentence(tmp_path, fault, moment):
+def test_an_invalid_environment_is_an_error_in_one_sentence(tmp_path, fault, moment):
     body, message = BAD_STEPS[fault]
-    # The policy of a two-step warm start never says "fine", so a step that likes that word fails in rollouts only.
-    said = "fine" if moment == "rollouts" else "hello"
-    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, said=said))
+    # The policy of a two-step warm start never samples "fine", so an environment that needs it fails only in rollouts.
+    text = "fine" if moment == "rollouts" else "hello"
+    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, text=text))
     words = [
         "environment.target=bad_environment.Bad",
         "name=bad",
@@ -404,11 +403,11 @@ def test_an_environment_that_misbehaves_ends_in_one_sentence(tmp_path, fault, mo
     assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
 
 
-def test_a_relative_folder_of_the_run_outlives_a_change_of_the_working_directory(tmp_path):
+def test_a_relative_run_folder_does_not_change_with_the_working_directory(tmp_path):
     body = (
         "import os, tempfile; folder = tempfile.mkdtemp(); os.chdir(folder); os.rmdir(folder); return 0.0, None, True"
     )
-    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, said="hello"))
+    (tmp_path / "bad_environment.py").write_text(BAD_ENVIRONMENT.format(body=body, text="hello"))
     words = ["environment.target=bad_environment.Bad", "name=bad", "environment.config={}", "reward=default"]
     words += ["model.warm_start.check_every=2", "trainer.max_steps=2"]
     code = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})"
@@ -417,7 +416,7 @@ def test_a_relative_folder_of_the_run_outlives_a_change_of_the_working_directory
     assert len(rows_of(tmp_path / "run")) >= 2
 
 
-def test_an_unreadable_checkpoint_is_one_sentence_and_the_run_stays_as_it_was(undisturbed, tmp_path):
+def test_an_unreadable_checkpoint_is_an_error_in_one_sentence_and_leaves_the_run_unchanged(undisturbed, tmp_path):
     run_dir = tmp_path / "run"
     shutil.copytree(undisturbed, run_dir)
     bad = run_dir / "checkpoints" / "step_000008"
@@ -428,7 +427,7 @@ def test_an_unreadable_checkpoint_is_one_sentence_and_the_run_stays_as_it_was(un
     assert (run_dir / "config.yaml").read_bytes() == (undisturbed / "config.yaml").read_bytes()
 
 
-def test_a_prompt_longer_than_the_context_is_one_sentence(tmp_path):
+def test_a_prompt_longer_than_the_context_is_an_error_in_one_sentence(tmp_path):
     output = finish(
         start(
             tmp_path / "run",
@@ -441,7 +440,7 @@ def test_a_prompt_longer_than_the_context_is_one_sentence(tmp_path):
     assert "does not fit generator.max_context_length=16" in output.strip().splitlines()[-1]
 
 
-def test_the_folder_of_a_start_that_failed_may_be_named_again(tmp_path):
+def test_the_folder_of_a_failed_start_can_be_reused(tmp_path):
     run_dir = tmp_path / "run"
     refused = finish(start(run_dir, "model=hf", f"model.path={tmp_path}/no/model", "model.tiny={}"), expected=2)
     assert "there is no such folder" in refused.strip().splitlines()[-1]

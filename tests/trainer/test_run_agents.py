@@ -1,4 +1,4 @@
-"""Whole runs whose episodes are played by programs."""
+"""Whole runs whose episodes are run by agent programs."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("agent_runs")]
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """A folder for a run beside the module of the agents, which it imports."""
+    """Folder for a run, beside the module of the agents, which it imports."""
     return beside_agents(tmp_path)
 
 
@@ -48,14 +48,14 @@ def played(run_dir, pattern="train_*.jsonl"):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A run that a function plays."""
+    """A run with an agent function."""
     run_dir = beside_agents(tmp_path_factory.mktemp("whole"))
     finish(start(run_dir, *FUNCTION, "trainer.save_trajectories_every=1"))
     return run_dir
 
 
-def test_a_run_that_a_function_plays_is_the_run_that_the_environment_plays(undisturbed, tmp_path):
-    """The same token ids, masks, rewards and weights, to the bit."""
+def test_a_run_by_an_agent_function_equals_the_run_by_the_environment(undisturbed, tmp_path):
+    """Token ids, masks, rewards and weights are equal bit for bit."""
     finish(start(tmp_path / "run", "trainer.save_trajectories_every=1"))
     pairs = list(zip(played(undisturbed), played(tmp_path / "run"), strict=True))
     assert len(pairs) > 200
@@ -72,7 +72,7 @@ def test_a_run_that_a_function_plays_is_the_run_that_the_environment_plays(undis
     assert rewards[0] == rewards[1]
 
 
-def test_what_it_reports_and_what_the_gateway_counted_are_in_its_metrics(undisturbed):
+def test_metrics_of_the_agent_and_of_the_gateway_are_logged(undisturbed):
     rows = [row for row in rows_of(undisturbed) if "rollout/reward/mean" in row]
     for row in rows:
         assert row["rollout/episode/moves"] == row["rollout/gateway/overridden"] == row["rollout/turns/mean"] > 1
@@ -80,7 +80,7 @@ def test_what_it_reports_and_what_the_gateway_counted_are_in_its_metrics(undistu
 
 
 @pytest.mark.parametrize("seconds", [1.0])
-def test_killed_at_any_moment_and_resumed_it_is_the_same_run(undisturbed, run_dir, seconds):
+def test_a_run_killed_at_any_moment_resumes_exactly(undisturbed, run_dir, seconds):
     words = [*FUNCTION, "trainer.save_trajectories_every=1"]
     process = start(run_dir, *words)
     while not (run_dir / "metrics.jsonl").exists() and process.poll() is None:
@@ -93,8 +93,8 @@ def test_killed_at_any_moment_and_resumed_it_is_the_same_run(undisturbed, run_di
     assert weights_of(run_dir) == weights_of(undisturbed)
 
 
-def test_with_few_programs_at_once_a_run_is_the_same_every_time(run_dir, tmp_path):
-    """Who plays beside whom does not depend on time."""
+def test_a_run_with_few_concurrent_programs_is_reproducible(run_dir, tmp_path):
+    """The set of concurrent episodes does not depend on time."""
     words = [*SHORT, FUNCTION[0], "generator.agent.max_concurrent=3"]
     ends = []
     for name in ("first", "second"):
@@ -104,13 +104,13 @@ def test_with_few_programs_at_once_a_run_is_the_same_every_time(run_dir, tmp_pat
     assert ends[0] == ends[1]
 
 
-def test_a_run_that_a_command_plays(run_dir):
+def test_a_run_by_a_command(run_dir):
     words = [f"generator.agent.command=[python,{HERE}]", f"generator.agent.env={{PYTHONPATH:'{ROOT}'}}"]
     finish(start(run_dir, *SHORT, *words, "generator.local.deterministic=false", "trainer.max_steps=1"))
     check_learnt(run_dir, 16)
 
 
-def test_a_run_that_a_server_plays(run_dir):
+def test_a_run_by_a_server(run_dir):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -134,27 +134,27 @@ def until_it_listens(port, agent):
 
 
 def check_learnt(run_dir, episodes):
-    """Trajectories are saved, and gradients flowed."""
+    """Assert that trajectories are saved and that there were gradients."""
     found = played(run_dir)
     assert len(found) == episodes and all(t.error is None and t.turns and t.score is not None for t in found)
     assert any(turn.advantages != [0.0] for t in found for turn in t.turns)
     assert any(row.get("train/grad_norm", 0) > 0 for row in rows_of(run_dir))
 
 
-def test_an_agent_that_is_not_there_ends_the_run_at_its_start(run_dir):
+def test_a_missing_agent_ends_the_run_at_its_start(run_dir):
     output = finish(start(run_dir, *SHORT, "generator.agent.url=http://127.0.0.1:9"), expected=2)
     last = output.strip().splitlines()[-1]
     assert last.startswith("generator.agent.url=http://127.0.0.1:9: the agent does not answer GET /health")
 
 
-def test_a_program_that_always_breaks_ends_the_run_with_its_words(run_dir):
+def test_a_program_that_always_fails_ends_the_run_with_its_error(run_dir):
     broken = "async def play(row, client):\n    await client.achat(row['prompt'])\n    raise LookupError('no tools')\n"
     (run_dir.parent / "broken_agent.py").write_text(broken)
     output = finish(start(run_dir, *SHORT, "generator.agent.target=broken_agent.play"), expected=2)
     assert "LookupError: no tools" in output.strip().splitlines()[-1]
 
 
-def test_an_evaluation_is_played_as_the_run_was(undisturbed, tmp_path):
+def test_an_evaluation_runs_the_same_agent_as_the_run(undisturbed, tmp_path):
     words = ["-m", "mtrl.evaluate", str(undisturbed), f"evaluation.output={tmp_path}/out", "tracker.plots=false"]
     environment = {"PYTHONPATH": f"{ROOT}:{undisturbed.parent}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True)

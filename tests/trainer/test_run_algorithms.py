@@ -1,4 +1,4 @@
-"""Whole runs with each algorithm: they train, and killed and resumed they are the same runs."""
+"""Whole runs with each algorithm: they train, and they resume exactly after a kill."""
 
 import signal
 
@@ -31,15 +31,16 @@ def test_algorithms_train(tmp_path, words):
 
 
 KILL_AFTER_THREE = """
-    import os, signal, mtrl.trainer.loop as loop
-    evaluate = loop.Trainer._evaluate
-    async def evaluate_then_die(self, step):
+    import os, signal
+    from mtrl.scoring.heldout import HeldOut
+    evaluate = HeldOut.run
+    async def evaluate_or_die(self, step, on_episode):
         if step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return await evaluate(self, step)
-    loop.Trainer._evaluate = evaluate_then_die
+        return await evaluate(self, step, on_episode)
+    HeldOut.run = evaluate_or_die
 """
-"""The process is gone after the third step; its last checkpoint is of the second."""
+"""Code that ends the process after the third step; the last checkpoint is that of the second."""
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,8 @@ KILL_AFTER_THREE = """
     ],
     ids=lambda words: words[0],
 )
-def test_killed_and_resumed_it_is_the_same_run(tmp_path, words):
-    """Whatever has a state of its own goes on where it was: coefficient, critic, and the rows that were drawn."""
+def test_a_killed_run_resumes_exactly(tmp_path, words):
+    """Every state is resumed: the coefficient, the critic, and the drawn rows."""
     words = [*words, "trainer.max_steps=4"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     finish(start(whole, *words))

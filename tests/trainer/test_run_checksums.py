@@ -1,4 +1,4 @@
-"""A bit that a disk or a copy changed anywhere in the folder of a finished run is found, by the name of its file."""
+"""A changed bit anywhere in the folder of a finished run is reported with the name of its file."""
 
 import random
 import shutil
@@ -29,14 +29,14 @@ def flip(file, bit):
     file.write_bytes(content)
 
 
-def told_by_diagnose(run, capsys):
-    """What the program says of the run on stderr; a flipped bit may make a file unreadable."""
+def stderr_of_diagnose(run, capsys):
+    """Return the program's stderr; a flipped bit may make a file unreadable."""
     with suppress(UserError):
         diagnose([str(run)])
     return capsys.readouterr().err
 
 
-def test_twenty_flipped_bits_over_all_files_are_found_by_name(finished, capsys):
+def test_twenty_flipped_bits_over_all_files_are_reported_by_file(finished, capsys):
     """`mtrl.diagnose` finds them in files of the run and of all its checkpoints."""
     whole = (file for file in finished.rglob("*") if file.is_file() and file.stat().st_size)
     files = sorted(file.relative_to(finished).as_posix() for file in whole)
@@ -51,23 +51,23 @@ def test_twenty_flipped_bits_over_all_files_are_found_by_name(finished, capsys):
     for name in chosen:
         bit = chance.randrange(8 * (finished / name).stat().st_size)
         flip(finished / name, bit)
-        said = " ".join(told_by_diagnose(finished, capsys).split())
+        output = " ".join(stderr_of_diagnose(finished, capsys).split())
         folder, _, file = name.rpartition("/")
-        assert (f"{folder}: {file} is not as" if name.startswith("checkpoints/") else name) in said
+        assert (f"{folder}: {file} is not as" if name.startswith("checkpoints/") else name) in output
         flip(finished / name, bit)
-    assert "changed" not in told_by_diagnose(finished, capsys)
+    assert "changed" not in stderr_of_diagnose(finished, capsys)
 
 
 @pytest.mark.parametrize("bit", [3, 8 * 70], ids=["digest", "name"])
-def test_a_flipped_bit_in_the_checksums_of_a_checkpoint_is_told(finished, capsys, bit):
+def test_a_flipped_bit_in_the_checksums_of_a_checkpoint_is_reported(finished, capsys, bit):
     sums = next(finished.glob(f"checkpoints/*/{SUMS}"))
     flip(sums, bit)
-    said = told_by_diagnose(finished, capsys)
+    output = stderr_of_diagnose(finished, capsys)
     flip(sums, bit)
-    assert f"checkpoints/{sums.parent.name}: " in said
+    assert f"checkpoints/{sums.parent.name}: " in output
 
 
-def test_a_changed_export_is_no_model(finished, tmp_path):
+def test_a_changed_export_is_not_loaded(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     config = compose(["debug=fast"])
@@ -79,7 +79,7 @@ def test_a_changed_export_is_no_model(finished, tmp_path):
     load_model(config, str(run / "export"))
 
 
-def test_a_resume_tells_what_has_changed_and_makes_the_checksums_anew(finished, tmp_path):
+def test_a_resume_reports_changed_files_and_writes_new_checksums(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     summary = run / "summary.json"

@@ -1,4 +1,4 @@
-"""A run that is counted in passes over its training rows."""
+"""A run whose length is given in epochs."""
 
 import os
 import subprocess
@@ -23,13 +23,13 @@ def start(run_dir, *words):
 
 
 def drawn(run_dir):
-    """How often each row was played in training."""
+    """Return how often each row was used in training."""
     files = sorted((run_dir / "trajectories").glob("train_*.jsonl"))
     groups = {(file.name, t.group_id, t.task_id) for file in files for t in read_trajectories(file)}
     return Counter(task for _, _, task in groups)
 
 
-def test_every_row_is_drawn_so_often_and_a_resume_goes_on_to_more(tmp_path):
+def test_every_row_is_drawn_once_per_epoch_and_a_resume_adds_epochs(tmp_path):
     run_dir = tmp_path / "run"
     printed = finish(start(run_dir, "trainer.epochs=1"))
     assert "trainer.epochs=1: 3 steps, by 6 rows" in printed

@@ -1,4 +1,4 @@
-"""A folder of a run that cannot be written: a disk that fills up, and one that is read-only."""
+"""A run folder that cannot be written: a full disk, and a read-only one."""
 
 import errno
 import re
@@ -8,17 +8,18 @@ import sys
 import pytest
 
 from mtrl.command.compose import compose
+from mtrl.distributed.world import World
 from mtrl.errors import UserError
 from mtrl.trainer import run as running
 from tests.trainer.runs import ROOT, SMALL
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_it_is_told_in_one_sentence_with_the_command_that_goes_on(tmp_path, monkeypatch, number):
+def test_an_unwritable_folder_is_an_error_with_the_resume_command(tmp_path, monkeypatch, number):
     def full(*_):
         raise OSError(number, "no space")
 
-    monkeypatch.setattr(running, "_train", full)
+    monkeypatch.setattr(World, "join", full)
     folder = tmp_path / "run"
     with pytest.raises(UserError, match=f"no space left for {folder}; free some, .* run_dir={folder} resume=latest"):
         running.train(compose(["experiment=gsm8k", f"run_dir={folder}"]))
@@ -29,13 +30,13 @@ def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(running, "_train", broken)
+    monkeypatch.setattr(World, "join", broken)
     with pytest.raises(OSError, match="broken"):
         running.train(compose(["experiment=gsm8k", f"run_dir={tmp_path / 'run'}"]))
 
 
 def in_a_mount(folder, mount, *words):
-    """A run in `folder`, over which bubblewrap mounts something; its status and the last line that it wrote."""
+    """Start a run in `folder`, over which bubblewrap mounts another file system. Return its status and last line."""
     command = ["bwrap", "--dev-bind", "/", "/", *mount, str(folder), "--chdir", str(ROOT), sys.executable, "-m"]
     done = subprocess.run(
         [*command, "mtrl.main", *SMALL, *words],
@@ -59,20 +60,20 @@ def in_a_mount(folder, mount, *words):
         ),
     ],
 )
-def test_a_disk_that_is_full(tmp_path, size, sentence):
-    """A disk of one page, and one of pages for less than the first checkpoint."""
+def test_a_full_disk(tmp_path, size, sentence):
+    """The disk has one page, or too few pages for the first checkpoint."""
     run = tmp_path / "run"
-    status, said = in_a_mount(tmp_path, ["--size", str(size), "--tmpfs"], f"run_dir={run}")
-    assert status == 2 and re.fullmatch(sentence.format(run=run), said), said
+    status, output = in_a_mount(tmp_path, ["--size", str(size), "--tmpfs"], f"run_dir={run}")
+    assert status == 2 and re.fullmatch(sentence.format(run=run), output), output
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_read_only(tmp_path):
+def test_a_read_only_folder(tmp_path):
     words = [f"run_dir={tmp_path}", "resume=latest"]
     for name in ("checkpoints", "trajectories"):
         (tmp_path / name).mkdir()
     assert in_a_mount(tmp_path, ["--ro-bind", str(tmp_path)], *words) == (
         2,
-        f"run_dir={tmp_path} cannot be written (Read-only file system: run.log); make it writable, or copy it and go "
-        "on with the copy",
+        f"run_dir={tmp_path} cannot be written (Read-only file system: run.log); make it writable, or copy it "
+        "and continue with the copy",
     )

@@ -1,4 +1,4 @@
-"""What a run says at its end that one could try next."""
+"""The commands that a run suggests at its end."""
 
 import pytest
 
@@ -16,5 +16,5 @@ def hints_of(tmp_path, steps=10):
 
 
 @pytest.mark.parametrize(("steps", "further"), [(10, 20), (0, 1)])
-def test_training_on_takes_more_steps_than_there_were(tmp_path, steps, further):
+def test_the_command_to_train_further_has_more_steps(tmp_path, steps, further):
     assert f"trainer.max_steps={further}" in hints_of(tmp_path, steps=steps)["train on from here"].split()

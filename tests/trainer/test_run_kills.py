@@ -1,5 +1,5 @@
-"""Runs whose processes are killed go on, and nothing is damaged, trained twice or lost: `experiments/kills/`, a kill
-of each kind. Its audit finds what is wrong with a folder."""
+"""Runs whose processes are killed continue, and nothing is damaged, trained twice or lost: `experiments/kills/`, with
+one kill of each kind. Its audit reports faults of a folder."""
 
 import json
 import random
@@ -32,15 +32,15 @@ QUICK = [
     "trainer.checkpoint.every_steps=1",
     "trainer.save_trajectories_every=1",
 ]
-"""Saves after every step, keeps what it was trained on, and is long enough for a kill in the middle."""
+"""Settings that save every step and all trajectories, and are long enough for a kill in the middle."""
 SOON = Moments({"step": 1.0}, step_seconds=0.05, least_steps=3, steps=3)
-"""When step 3 is over, the checkpoint of step 1 is complete: that of step 2 waited for it."""
+"""After step 3 the checkpoint of step 1 is complete, because that of step 2 waited for it."""
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("kills")
-@pytest.mark.parametrize("name", ["rank", "engine", "overlap"])  # test_run.py kills a synchronous one
-def test_a_killed_run_goes_on(name, tmp_path):
+@pytest.mark.parametrize("name", ["rank", "engine", "overlap"])  # test_run.py kills a synchronous run
+def test_a_killed_run_continues(name, tmp_path):
     target = next(target for target in TARGETS if target.name == name)
     story = Killer(target, tmp_path / "run", [*SMALL, *QUICK], random.Random(name), SOON).play(1)
     assert not story.faults, (tmp_path / "run.log").read_text()
@@ -59,8 +59,8 @@ def group(number, row=None, version=0):
     name = f"step{number // BATCH}/{number % BATCH}"
     turn = Turn([1], [2], [-0.5], [(version, 1)], FinishReason.STOP, "", {"role": "assistant", "content": ""})
     row = row or PLAN.rows[number]
-    played = [Trajectory(row, name, place, [turn], StopReason.DONE) for place in range(2)]
-    return Group(name, {"id": row}, played)
+    trajectories = [Trajectory(row, name, place, [turn], StopReason.DONE) for place in range(2)]
+    return Group(name, {"id": row}, trajectories)
 
 
 def write_step(run_dir, step, *groups):
@@ -68,17 +68,17 @@ def write_step(run_dir, step, *groups):
     write_groups(run_dir / "trajectories", "train", step, groups)
 
 
-def write_checkpoint(run_dir, step, drawn, *kept):
+def write_checkpoint(run_dir, step, drawn, *stored):
     checkpoints = Checkpoints(run_dir / "checkpoints")
     partial = checkpoints.begin(step)
     save_tensors({"model.weight": torch.ones(4), "optimizer.weight.step": torch.ones(())}, partial)
-    unused = [Unused(0, 0, one).to_dict() for one in kept]
+    unused = [Unused(0, 0, one).to_dict() for one in stored]
     return checkpoints.commit(partial, {"step": step, "rows_drawn": drawn}, unused)
 
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """Stopped after two of three steps: groups 0, 1, 3, 2 are trained, 4 and 5 are kept."""
+    """Folder of a run that stopped after two of three steps: groups 0, 1, 3, 2 are trained, 4 and 5 are stored."""
     write_step(tmp_path, 1, group(0), group(1))
     write_step(tmp_path, 2, group(3), group(2))
     write_checkpoint(tmp_path, 1, 4, group(2), group(3))
@@ -90,7 +90,7 @@ def write_metrics(run_dir, *rows):
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_folder_in_order_has_no_faults(run_dir):
+def test_an_intact_folder_has_no_faults(run_dir):
     audit = audit_killed(run_dir, PLAN)
     assert audit.checkpoints == 2 and not audit.faults
     write_step(run_dir, 3, group(4), group(5))
@@ -104,30 +104,30 @@ def test_steps_after_the_newest_checkpoint_are_not_counted(run_dir):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tensors.json", "rng.safetensors"])
-def test_a_checkpoint_without_a_file_is_found(run_dir, name):
+def test_a_checkpoint_without_a_file_is_a_fault(run_dir, name):
     (run_dir / "checkpoints" / "step_000002" / name).unlink()
     assert len(audit_killed(run_dir, PLAN).corrupt) == 1
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tensors.json", "groups.jsonl"])
-def test_a_checkpoint_with_a_half_written_file_is_found(run_dir, name):
+def test_a_checkpoint_with_an_incomplete_file_is_a_fault(run_dir, name):
     path = run_dir / "checkpoints" / "step_000002" / name
     path.write_bytes(path.read_bytes()[:-20])
     assert len(audit_killed(run_dir, PLAN).corrupt) == 1
 
 
 @pytest.mark.parametrize(
-    ("kept", "drawn", "doubled", "lost", "differences"),
+    ("stored", "drawn", "doubled", "lost", "differences"),
     [
         ([group(4), group(2)], 6, ["step1/0", "row2"], ["step2/1", "row5"], []),
         ([group(4)], 6, [], ["step2/1", "row5"], []),
         ([group(4), group(5, "row3")], 6, ["row3"], ["row5"], ["step2/1 on row row3 was not drawn yet"]),
         ([group(4), group(5)], 5, [], [], ["step2/1 on row row5 was not drawn yet"]),
     ],
-    ids=["trained and kept", "neither", "the row of another", "it would be drawn again"],
+    ids=["trained and stored", "neither", "the row of another", "it would be drawn again"],
 )
-def test_groups_that_do_not_add_up_are_found(run_dir, kept, drawn, doubled, lost, differences):
-    write_checkpoint(run_dir, 2, drawn, *kept)
+def test_inconsistent_groups_are_a_fault(run_dir, stored, drawn, doubled, lost, differences):
+    write_checkpoint(run_dir, 2, drawn, *stored)
     audit = audit_killed(run_dir, PLAN)
     assert (audit.doubled, audit.lost, audit.differences) == (doubled, lost, differences)
 
@@ -143,13 +143,13 @@ def test_groups_that_do_not_add_up_are_found(run_dir, kept, drawn, doubled, lost
         ),
     ],
 )
-def test_an_end_that_is_not_that_of_the_plan_is_found(run_dir, rows, fault):
+def test_metrics_that_contradict_the_plan_are_a_fault(run_dir, rows, fault):
     write_step(run_dir, 3, group(4), group(5))
     write_metrics(run_dir, *rows)
     assert audit_finished(run_dir, PLAN).faults == [f"different: {fault}"]
 
 
-def test_an_end_unlike_the_undisturbed_one_is_found(run_dir, tmp_path_factory):
+def test_a_difference_from_the_undisturbed_run_is_a_fault(run_dir, tmp_path_factory):
     other = tmp_path_factory.mktemp("undisturbed")
     write_step(run_dir, 3, group(4), group(5))
     for folder, loss, weights in ((run_dir, 1.0, b"a"), (other, 2.0, b"b")):
@@ -160,7 +160,7 @@ def test_an_end_unlike_the_undisturbed_one_is_found(run_dir, tmp_path_factory):
     assert found == ["different: metrics of step 3", "different: the weights at the end"]
 
 
-def test_the_table_counts_what_was_found(run_dir):
+def test_the_table_counts_the_faults(run_dir):
     from story import Kill, Story
 
     write_checkpoint(run_dir, 2, 6, group(4))

@@ -1,4 +1,4 @@
-"""Whole runs whose rollouts and updates overlap, or that train adapters: what comes out, and how old it is."""
+"""Whole runs with overlapping rollouts and updates, or with adapters: results and staleness."""
 
 import json
 import signal
@@ -14,18 +14,18 @@ AS_A_STREAM = "import mtrl.trainer.loop as loop; loop.Collector = loop.Stream"
 
 
 def trained(run_dir):
-    """Trajectories by step."""
+    """Return the trajectories by step."""
     files = sorted((run_dir / "trajectories").glob("train_step_*.jsonl"))
     return {int(file.stem.rpartition("_")[2]): list(read_trajectories(file)) for file in files}
 
 
 def test_the_stream_at_staleness_0_is_the_synchronous_run_bit_for_bit(tmp_path):
-    words = ["trainer.max_steps=4", "evaluation.every_steps=0"]  # a stream plays on during evaluations
+    words = ["trainer.max_steps=4", "evaluation.every_steps=0"]  # a stream continues during evaluations
     finish(start(tmp_path / "plain", *words))
     finish(start(tmp_path / "stream", *words, code=AS_A_STREAM))
     plain, stream = rows_of(tmp_path / "plain"), rows_of(tmp_path / "stream")
     flow = [{key for key in row if key.startswith("async/")} for row in stream]
-    assert not flow[0] and all(flow[1:])  # it was the stream
+    assert not flow[0] and all(flow[1:])  # the run used the stream
     assert [{k: v for k, v in row.items() if not k.startswith("async/")} for row in stream] == plain
     assert weights_of(tmp_path / "stream") == weights_of(tmp_path / "plain")
 
@@ -56,11 +56,11 @@ def test_no_token_is_older_than_allowed_and_no_group_is_trained_twice(tmp_path, 
     spans = [json.loads(line) for line in (run_dir / "timeline.jsonl").read_text().splitlines()]
     updated = {span["step"]: span["end"] for span in spans if span["name"] == "update"}
     rollouts = [span for span in spans if span["name"] == "rollout"]
-    # They count for the step that they were played beside, not for the one that will be trained on them.
+    # Episodes count for the step during which they ran, not for the step that trains on them.
     assert rollouts and all(span["start"] >= updated.get(span["step"] - 1, 0.0) for span in rollouts)
 
 
-def test_a_signal_is_not_kept_waiting_by_slow_episodes(tmp_path):
+def test_a_signal_does_not_wait_for_slow_episodes(tmp_path):
     code = """
     import asyncio
     from mtrl.rollout.rollouts import Rollouts
@@ -85,8 +85,8 @@ def test_a_signal_is_not_kept_waiting_by_slow_episodes(tmp_path):
     assert {f"step3/{n}" for n in range(4)} <= waiting
 
 
-def test_adapters_learn_are_saved_and_go_on(tmp_path):
-    """The engine samples what the trainer computes with its adapters, from the first step and after a resumption."""
+def test_adapters_are_trained_saved_and_resumed(tmp_path):
+    """The engine's log-probs equal the trainer's with adapters, from the first step and after a resumption."""
     words = ["model.lora_rank=8", "trainer.optimizer.lr=1e-2", "trainer.max_steps=4"]
     finish(start(tmp_path / "whole", *words))
     rows = rows_of(tmp_path / "whole")

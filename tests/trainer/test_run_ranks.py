@@ -1,4 +1,4 @@
-"""Whole runs under torchrun: two ranks do what one process does, and one process goes on with what two have saved."""
+"""Whole runs under torchrun: two ranks train as one process, and one process resumes from the checkpoint of two."""
 
 import json
 import os
@@ -14,16 +14,16 @@ pytestmark = pytest.mark.slow
 STEADY = [
     "trainer.max_steps=20",
     "trainer.optimizer.lr=3e-4",
-    "trainer.optimizer.eps=1e-6",  # Adam makes as much of a gradient of rounding errors as of a real one
+    "trainer.optimizer.eps=1e-6",  # Adam scales a gradient of rounding errors to the size of a real one
     "evaluation.every_steps=10",
     "evaluation.sampled_rows=0",
     "trainer.checkpoint.every_steps=10",
 ]
-"""Rounding differs between one process and two; here it stays far from moving a sampled token."""
+"""Settings under which the different rounding of one process and two does not change a sampled token."""
 
 
 def launch(run_dir, *words, ranks=2, restarts=0):
-    """The command line under torchrun."""
+    """Start the command line under torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += [f"--max-restarts={restarts}", "-m", "mtrl.main", *SMALL, *words, f"run_dir={run_dir}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -33,7 +33,7 @@ def launch(run_dir, *words, ranks=2, restarts=0):
 
 
 def rows_of(run_dir):
-    """By step, without what a clock decides."""
+    """Return the metrics by step, without those that depend on time."""
     rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return {row["step"]: {k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in rows}
 
@@ -45,7 +45,7 @@ def assert_close(found, expected):
         assert row == pytest.approx(expected[step], abs=1e-4), step
 
 
-def test_two_ranks_are_one_process_and_go_on_as_one(tmp_path):
+def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path):
     finish(start(tmp_path / "alone", *STEADY))
     finish(launch(tmp_path / "two", *STEADY))
     alone, two = rows_of(tmp_path / "alone"), rows_of(tmp_path / "two")
@@ -57,12 +57,12 @@ def test_two_ranks_are_one_process_and_go_on_as_one(tmp_path):
     assert_close(rows_of(tmp_path / "half"), {step: row for step, row in alone.items() if step > 10})
 
 
-def test_a_signal_saves_and_the_run_goes_on_on_two_ranks(tmp_path):
-    process = launch(tmp_path / "run", *STEADY, "trainer.max_steps=100")  # it cannot end before the signal
+def test_a_signal_saves_and_two_ranks_resume(tmp_path):
+    process = launch(tmp_path / "run", *STEADY, "trainer.max_steps=100")  # so that the run cannot end before the signal
     for line in process.stdout:
         if line.split()[:1] == ["3"]:  # the line of step 3
             break
-    os.killpg(process.pid, signal.SIGTERM)  # as a scheduler does: to every process of the job
+    os.killpg(process.pid, signal.SIGTERM)  # a scheduler signals every process of the job
     output, _ = process.communicate(timeout=120)
     assert "SIGTERM: saved at step" in output and "Traceback (most recent call last)" not in output.split("SIGTERM")[0]
     stopped = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "run" / "checkpoints").glob("step_*"))

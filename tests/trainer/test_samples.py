@@ -12,10 +12,10 @@ from mtrl.trainer.data.samples import group_samples, trajectory_samples
 from mtrl.types import FinishReason, Trajectory, Turn, to_json, trajectory_from_dict
 
 
-def turn(seen, said, break_reason=None, parent=None):
-    spans = [(4, len(said))]
+def turn(seen, sampled, break_reason=None, parent=None):
+    spans = [(4, len(sampled))]
     return Turn(
-        seen, said, [-0.5] * len(said), spans, FinishReason.STOP, "", {}, break_reason=break_reason, parent=parent
+        seen, sampled, [-0.5] * len(sampled), spans, FinishReason.STOP, "", {}, break_reason=break_reason, parent=parent
     )
 
 
@@ -38,8 +38,8 @@ def test_a_break_starts_a_new_sample_with_the_whole_context():
     assert second.turns == [-1, -1, -1, 1] and second.advantages[-1] == 2.0
 
 
-def test_turns_extend_the_one_that_they_name():
-    """A program and its helper take turns, and the program's second branch is told its whole context."""
+def test_a_turn_extends_its_parent():
+    """A program and its helper call the model in turn, and the program's second branch has its whole context."""
     turns = [
         turn([1, 2], [3]),
         turn([7], [8], "fresh"),
@@ -58,7 +58,7 @@ def test_turns_extend_the_one_that_they_name():
 
 
 @pytest.mark.parametrize("parent", [-1, 2, 5])
-def test_a_turn_extends_none_that_is_not_before_it(parent):
+def test_a_turn_that_extends_a_later_one_is_an_error(parent):
     trajectory = Trajectory("t", "g", 0, [turn([1], [2]), turn([3], [4]), turn([5], [6], parent=parent)])
     with pytest.raises(ValueError, match="a break is missing"):
         trajectory_samples(trajectory, [1.0] * 3)
@@ -66,13 +66,13 @@ def test_a_turn_extends_none_that_is_not_before_it(parent):
         trajectory_from_dict(json.loads(to_json(trajectory)))
 
 
-def test_two_turns_never_extend_one():
+def test_two_turns_that_extend_one_turn_are_an_error():
     trajectory = Trajectory("t", "g", 0, [turn([1], [2]), turn([3], [4]), turn([5], [6], parent=0)])
     with pytest.raises(ValueError, match="turn 2 extends turn 0"):
         trajectory_samples(trajectory, [1.0] * 3)
 
 
-def test_turns_without_a_sampled_token_leave_no_sample():
+def test_turns_without_sampled_tokens_give_no_sample():
     assert trajectory_samples(Trajectory("t", "g", 0, [turn([1], [])]), [1.0]) == []
 
 
@@ -89,7 +89,7 @@ def test_every_sampled_token_is_trained_exactly_once(seed):
     turns = [make_turn(rng, 90, rng.choice([None, None, "template"]) if i else None) for i in range(rng.randint(1, 6))]
     trajectory = Trajectory("t", "g", 0, turns)
     advantages = [rng.random() for _ in turns]
-    for told in (trajectory, split_by_turn(trajectory)):
-        samples = trajectory_samples(told, advantages)
+    for form in (trajectory, split_by_turn(trajectory)):
+        samples = trajectory_samples(form, advantages)
         trained = [(i, lp) for s in samples for i, lp, m in zip(s.token_ids, s.logprobs, s.loss_mask, strict=True) if m]
         assert trained == [pair for t in turns for pair in zip(t.action_ids, t.action_logprobs, strict=True)]

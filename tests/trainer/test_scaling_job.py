@@ -1,4 +1,4 @@
-"""`experiments/scaling`: in simulated time nothing is lost, too old or for free."""
+"""`experiments/scaling`: in simulated time no group is lost or too old, and all work takes time."""
 
 import sys
 from collections import Counter
@@ -43,7 +43,7 @@ def run(plan, steps, costs=COSTS, seed=0):
     lag=st.integers(0, 4), on_stale=st.sampled_from(["wait", "requeue"]), gpus=st.sampled_from([2, 4, 8]),
     tail=st.sampled_from([0.0, 1.0, 3.0]), colocated=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_no_group_is_lost_or_doubled_and_none_is_too_old(lag, on_stale, gpus, tail, colocated, seed):
+def test_no_group_is_lost_repeated_or_too_old(lag, on_stale, gpus, tail, colocated, seed):
     plan = Plan(SMALL.with_tails(tail), gpus, lag, colocated=colocated and not lag, on_stale=on_stale)
     job = run(plan, 4, seed=seed)
     admission = job.admission
@@ -57,7 +57,7 @@ def test_no_group_is_lost_or_doubled_and_none_is_too_old(lag, on_stale, gpus, ta
     assert all(before.ended == after.begun < after.ended for before, after in pairwise(job.steps))
 
 
-def test_all_tokens_that_are_trained_were_drawn():
+def test_all_trained_tokens_were_sampled():
     job = run(Plan(SMALL, 4, 1), 3)
     step = job.steps[-1]
     episodes = [SMALL.episode(0, number, index) for number in step.trained for index in range(SMALL.group_size)]
@@ -65,7 +65,7 @@ def test_all_tokens_that_are_trained_were_drawn():
     assert step.context == sum(turn.sampled + turn.observed for episode in episodes for turn in episode)
 
 
-def test_a_seed_decides_everything():
+def test_a_seed_determines_everything():
     plan = Plan(SMALL, 4, 1)
     assert run(plan, 4).steps == run(plan, 4).steps != run(plan, 4, seed=1).steps
 
@@ -107,7 +107,7 @@ def test_rank_0_only_makes_it_slower_and_overlap_faster():
     assert found[1][0] < found[0][0]
 
 
-def test_a_part_of_the_servers_stands_for_all():
+def test_some_servers_represent_all():
     whole, part = (run(replace(Plan(SMALL, 32, 1), most=most), 8) for most in (32, 8))
     seconds = [sum(step.seconds for step in job.steps[2:]) for job in (whole, part)]
     assert seconds[1] == pytest.approx(seconds[0], rel=0.2)
@@ -124,7 +124,7 @@ def asked(clock, done, name, prefill=0, sampled=10):
     return Asked(prefill, prefill, sampled, lambda: done.append((name, clock.now)))
 
 
-def test_turns_of_a_server_go_on_together_a_prefill_stops_them_and_the_third_waits():
+def test_turns_of_a_server_are_sampled_together_a_prefill_interrupts_them_and_the_third_waits():
     clock, done = Clock(), []
     server = Server(clock, SPEED)
     server.ask(asked(clock, done, "a"))
@@ -146,7 +146,7 @@ def test_a_pause_delays_all_turns_and_what_they_have_cached_is_computed_anew():
     assert done == [("a", pytest.approx(1.0 + 10 + 5.0 + 0.1 * cached))]
 
 
-def test_a_turn_that_is_dropped_leaves_its_place():
+def test_a_dropped_turn_frees_its_slot():
     clock, done = Clock(), []
     server = Server(clock, SPEED)
     turns = [asked(clock, done, name) for name in "abcd"]
@@ -167,7 +167,7 @@ def test_the_interpreter_is_shared_while_both_lanes_have_work():
     assert leader.spent == Counter(turns=2.0, credit=3.0)
 
 
-def test_time_never_goes_back_and_a_job_that_stands_still_says_so():
+def test_time_never_decreases_and_a_stuck_job_is_an_error():
     clock = Clock()
     with pytest.raises(ValueError, match="-1"):
         clock.after(-1, lambda: None)
@@ -175,7 +175,7 @@ def test_time_never_goes_back_and_a_job_that_stands_still_says_so():
         clock.run(lambda: False)
 
 
-def test_the_tail_keeps_its_mean_and_the_model_its_size():
+def test_the_tail_has_its_mean_and_the_model_its_size():
     import numpy as np
 
     drawn = Tail(300, 0.8).draw(np.random.default_rng(0), 200_000)
@@ -187,7 +187,7 @@ def test_the_tail_keeps_its_mean_and_the_model_its_size():
 # -- costs and results ------------------------------------------------------------------------------------------------
 
 
-def test_every_cost_says_where_it_is_from(tmp_path):
+def test_every_cost_names_its_source(tmp_path):
     assert {cost.part for cost in COSTS.table.values()} >= set(LEADER)
     assert {cost.source for cost in COSTS.table.values()} == {"measured", "cited", "assumed"}
     odd = tmp_path / "costs.yaml"
@@ -196,7 +196,7 @@ def test_every_cost_says_where_it_is_from(tmp_path):
         Costs.read(odd)
 
 
-def test_results_are_kept_tabled_and_drawn(tmp_path):
+def test_results_are_stored_tabulated_and_plotted(tmp_path):
     tasks = [Task("math", arm, 2, 0.5, 1) for arm in ARMS] + [Task("math", "K = 1", 2, 0.5, 1, LEADER)]
     rows = [task.run() for task in tasks]
     write_csv(rows, tmp_path / "results.csv")
@@ -218,7 +218,7 @@ def test_rank_0_is_saturated_where_it_costs_a_fifth_of_a_step():
     assert saturated(rows, "math").gpus == 16 and saturated(rows[:2], "math") is None
 
 
-def test_the_results_that_are_kept_are_whole():
+def test_the_stored_results_are_complete():
     rows = read_csv(SCALING / "results.csv")
     assert {row.workload for row in rows} == set(WORKLOADS) and {row.arm for row in rows} == set(ARMS)
     assert all(row.oldest <= ARMS[row.arm]["lag"] and 0 < row.interpreter <= 1.001 for row in rows if not row.free)

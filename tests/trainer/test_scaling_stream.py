@@ -1,5 +1,5 @@
-"""`experiments/scaling` keeps the rules of the real stream: its times, played by `Stream`, train the same batches. And
-what it measures is what a run does."""
+"""`experiments/scaling` follows the rules of the real stream: `Stream` with the simulated durations trains the same
+batches. Its measurements are those of a run."""
 
 import asyncio
 import json
@@ -7,11 +7,12 @@ import selectors
 import sys
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from threading import Thread
 
 import numpy as np
 import pytest
 from runs import ROOT
-from streams import Played, make, publish
+from streams import FakeRollouts, make, publish
 
 from mtrl.engines.vllm.api import read_turn
 
@@ -33,7 +34,7 @@ WORK = replace(WORKLOADS["tools"], per_gpu=4, turns=Tail(3, 0.7, 8), group_size=
 
 
 class SimulatedTime(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to whatever is due next."""
+    """An event loop whose clock jumps to the next event."""
 
     def __init__(self):
         selector = selectors.SelectSelector()
@@ -52,11 +53,14 @@ class SimulatedTime(asyncio.SelectorEventLoop):
 
 
 class AtOnce(Executor):
-    """Instead of a thread, which simulated time would not wait for."""
+    """Executor that returns after the call, since simulated time does not wait for a thread. The call runs in a thread,
+    because it may start an event loop."""
 
     def submit(self, work, *args, **settings):
         future = Future()
-        future.set_result(work(*args, **settings))
+        thread = Thread(target=lambda: future.set_result(work(*args, **settings)))
+        thread.start()
+        thread.join()
         return future
 
     def shutdown(self, *args, **settings):
@@ -64,7 +68,7 @@ class AtOnce(Executor):
 
 
 class Timed(Job):
-    """Remembers when each group was played."""
+    """Simulation that records the duration of each group."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -82,8 +86,8 @@ class Timed(Job):
         super()._start(slot)
 
 
-class Replayed(Played):
-    """Each group takes as long as it took in the job; one that the job had not finished is not finished here."""
+class ReplayedRollouts(FakeRollouts):
+    """Rollouts whose groups take as long as in the job; a group that the job had not finished is never finished."""
 
     def __init__(self, seconds):
         super().__init__()
@@ -94,9 +98,9 @@ class Replayed(Played):
 
 
 async def replay(job, lag, on_stale):
-    """What the real stream trains if everything takes as long."""
-    stream = make(played=Replayed(job.seconds), batch=job.batch, lag=lag, on_stale=on_stale)
-    stream._scoring_thread, stream._reward_and_check = AtOnce(), lambda group: True  # paying is no part of admission
+    """Return the batches of the real stream with the same durations."""
+    stream = make(rollouts=ReplayedRollouts(job.seconds), batch=job.batch, lag=lag, on_stale=on_stale)
+    stream.scoring_thread = AtOnce()
     loop, found = asyncio.get_running_loop(), []
     for number, step in enumerate(job.steps):
         experience = await stream.collect(number)
@@ -113,13 +117,13 @@ async def replay(job, lag, on_stale):
 def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, on_stale):
     trained = []
 
-    class Noted(Timed):
+    class Recorded(Timed):
         def _ended(self, groups, *rest):
             trained.append([group.slot.group_id for group in groups])
             super()._ended(groups, *rest)
 
     costs = Costs.read(SCALING / "costs.yaml").changed(choose_per_group=0.0)  # the replayed stream chooses at once
-    job = Noted(Plan(WORK, 8, lag, on_stale=on_stale), Hardware(costs), 5)
+    job = Recorded(Plan(WORK, 8, lag, on_stale=on_stale), Hardware(costs), 5)
     job.run(8)
     loop = SimulatedTime()
     try:
@@ -135,14 +139,14 @@ def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, on_stale
 # -- measurements -----------------------------------------------------------------------------------------------------
 
 
-def test_the_stand_in_answers_as_a_server_does():
+def test_the_simulated_server_answers_as_a_server_does():
     body = b'{"sampling_params": {"max_tokens": 5}}'
     assert answer_to("/inference/v1/generate", body) == turn_of(5)
     generation = read_turn(json.loads(turn_of(5)))
     assert len(generation.token_ids) == len(generation.logprobs) == 5 and generation.version_spans == [(0, 5)]
 
 
-def test_a_fit_finds_what_is_there_and_nothing_below_zero():
+def test_a_fit_finds_the_coefficients_and_none_below_zero():
     rows = np.array([[1.0, 10.0, 5.0], [2.0, 10.0, 1.0], [3.0, 40.0, 2.0], [4.0, 5.0, 9.0]])
     values, off = fit(rows, rows @ [2.0, 0.5, 0.0])
     assert values == pytest.approx([2.0, 0.5, 0.0], abs=1e-9) and off < 1e-9
@@ -155,7 +159,7 @@ def test_bytes_of_a_batch_are_those_that_the_model_counts():
     assert found["turn_bytes_per_token"] > 30 and found["sample_bytes_per_token"] > 30
 
 
-def test_a_crew_of_one_measures_each_size():
+def test_a_single_rank_measures_each_size():
     lines = measure(Crew(World(), Silent()), repeats=1)
     assert [line["batches"] for line in lines] == list(SHARES)
     sizes = [line["bytes_per_rank"] for line in lines]

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: what is refused before any model is made."""
+"""Setup of a run from a configuration: errors before any model is created."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -13,7 +13,7 @@ HF = ["experiment=gsm8k_multi_turn", "model=hf", "model.path=here"]
 
 
 @pytest.mark.parametrize("override", ["trainer.max_steps=5", "trainer.max_steps=0"])
-def test_no_training_rows(override):
+def test_no_training_rows_is_an_error(override):
     config = OmegaConf.to_object(compose(["experiment=gsm8k", override]))
     task = load_task(config)
     empty = Task(task.family, Splits([], task.splits.test), task.make_environment)
@@ -31,5 +31,5 @@ def test_no_training_rows(override):
     ],
     ids=["default", "shorter", "hf", "hf with a warm start"],
 )
-def test_the_bar_before_the_first_step(words, expected):
+def test_the_progress_bar_before_the_first_step(words, expected):
     assert preparation(OmegaConf.to_object(compose(words))) == expected

@@ -1,4 +1,4 @@
-"""The stream: the bound holds while groups and updates overlap; errors are heard; nothing is left running."""
+"""The stream: the bound holds while groups and updates overlap, errors are raised, and no task is left running."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import count, pairwise
 
 import pytest
-from streams import Gated, Played, Rows, family_of, ids, make, publish, rows_of, run, soon, train
+from streams import FakeRollouts, Gated, Rows, family_of, ids, make, publish, rows_of, run, soon, train
 
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
@@ -20,7 +20,7 @@ from mtrl.types import StopReason
 
 @pytest.mark.parametrize("on_stale", ["wait", "requeue"])
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_no_token_is_older_than_the_bound_and_no_prompt_comes_twice(lag, on_stale):
+def test_no_token_is_older_than_the_bound_and_no_prompt_is_repeated(lag, on_stale):
     stream = make(lag=lag, on_stale=on_stale, max_concurrent_groups=7)
     found = run(train(stream, 12))
     for step, experience in enumerate(found):
@@ -41,15 +41,15 @@ def test_without_staleness_it_is_the_synchronous_collector():
     assert ids(found)[3] == ["step3/0", "step3/1", "step3/2", "step3/3"]
 
 
-def test_groups_are_played_while_the_trainer_learns():
-    """With K = 2 the places of two further batches are filled and played before the first update ends."""
+def test_groups_are_sampled_during_the_update():
+    """With K = 2 two further batches are admitted and sampled before the first update ends."""
 
     async def learn():
         stream = make(lag=2)
         await stream.collect(0)
-        while len(stream._finished) < 8:  # would wait for ever if they were not
+        while len(stream.finished) < 8:  # otherwise this loop would not end
             await asyncio.sleep(0)
-        assert len(stream.rollouts.names) == 12  # and not one more before the update is out
+        assert len(stream.rollouts.names) == 12  # no more groups before the weights are published
         publish(stream, 1)
         await asyncio.sleep(0)
         assert len(stream.rollouts.names) == 16
@@ -59,12 +59,12 @@ def test_groups_are_played_while_the_trainer_learns():
 
 
 @pytest.mark.parametrize("on_stale", ["wait", "requeue"])
-def test_at_the_end_of_the_run_nothing_is_played_in_vain(on_stale):
+def test_no_group_is_sampled_beyond_the_last_step(on_stale):
     async def learn():
         stream = make(lag=3, on_stale=on_stale)
         stream.admission.steps = 6
         found = await train(stream, 6, close=False)
-        assert not stream._tasks and not stream._finished and not stream.admission.outstanding
+        assert not stream.tasks and not stream.finished and not stream.admission.outstanding
         await stream.close()
         return found
 
@@ -73,15 +73,15 @@ def test_at_the_end_of_the_run_nothing_is_played_in_vain(on_stale):
 
 def test_a_straggler_is_overtaken_and_then_waited_for():
     async def learn():
-        stream = make(played=Gated(), batch=1, lag=1)
+        stream = make(rollouts=Gated(), batch=1, lag=1)
         stream.rollouts.open("step1/0")
         first = await stream.collect(0)
         assert ids([first]) == [["step1/0"]]
-        assert first.metrics()["async/straggler_seconds"] == 0.0  # it waited, but no batch was there
+        assert first.metrics()["async/straggler_seconds"] == 0.0  # it waited, but there were not enough groups
         publish(stream, 1)
         stream.rollouts.open("step2/0")
         waiting = asyncio.create_task(stream.collect(1))
-        await soon(lambda: len(stream._finished) == 1)
+        await soon(lambda: len(stream.finished) == 1)
         assert not waiting.done()
         stream.rollouts.open("step0/0")
         found = await waiting
@@ -92,9 +92,9 @@ def test_a_straggler_is_overtaken_and_then_waited_for():
     run(learn())
 
 
-def test_requeue_goes_on_without_the_straggler_and_plays_its_prompt_again():
+def test_requeue_trains_without_the_straggler_and_repeats_its_prompt():
     async def learn():
-        stream = make(played=Gated(), batch=1, lag=1, on_stale="requeue")
+        stream = make(rollouts=Gated(), batch=1, lag=1, on_stale="requeue")
         for step in range(3):
             stream.rollouts.open(f"step{step + 1}/0")
             assert ids([await stream.collect(step)]) == [[f"step{step + 1}/0"]]
@@ -110,7 +110,7 @@ def test_requeue_goes_on_without_the_straggler_and_plays_its_prompt_again():
     run(learn())
 
 
-def test_a_batch_is_in_the_order_of_admission_whatever_is_most_urgent():
+def test_a_batch_is_in_the_order_of_admission():
     class FailsOnce(Gated):
         def make(self, group_id, row, size, version):
             group = super().make(group_id, row, size, version)
@@ -119,7 +119,7 @@ def test_a_batch_is_in_the_order_of_admission_whatever_is_most_urgent():
             return group
 
     async def learn():
-        stream = make(played=FailsOnce(), batch=2, lag=1)
+        stream = make(rollouts=FailsOnce(), batch=2, lag=1)
         stream.rollouts.open("step0/1", "step1/0")
         await stream.collect(0)
         publish(stream, 1)
@@ -130,19 +130,19 @@ def test_a_batch_is_in_the_order_of_admission_whatever_is_most_urgent():
     run(learn())
 
 
-def test_a_token_that_is_too_old_is_never_handed_over():
-    class Stale(Played):
+def test_a_too_old_token_is_an_error():
+    class Stale(FakeRollouts):
         def make(self, group_id, row, size, version):
             return super().make(group_id, row, size, version - (group_id == "step2/1"))
 
     with pytest.raises(RuntimeError, match=r"group step2/1 .*sampled 1 training steps ago.*max_steps_off_policy=0"):
-        run(train(make(lag=0, played=Stale()), 5))
+        run(train(make(lag=0, rollouts=Stale()), 5))
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-class Broken(Played):
+class Broken(FakeRollouts):
     async def play(self, group_id, row):
         await super().play(group_id, row)
         if row["n"] == 6:
@@ -150,13 +150,13 @@ class Broken(Played):
 
 
 def test_an_error_in_a_task_ends_the_waiting_collect():
-    stream = make(played=Broken(), batch=8, lag=0)
+    stream = make(rollouts=Broken(), batch=8, lag=0)
     with pytest.raises(ZeroDivisionError, match="row 6"):
         run(train(stream, 1))
     assert stream.rollouts.running == 0
 
 
-def test_an_error_between_two_steps_is_heard_at_the_next_one():
+def test_an_error_between_two_steps_is_raised_by_the_next_collect():
     class BrokenGate(Gated):
         async def play(self, group_id, row):
             await super().play(group_id, row)
@@ -164,11 +164,11 @@ def test_an_error_between_two_steps_is_heard_at_the_next_one():
                 raise ZeroDivisionError("row 3")
 
     async def learn():
-        stream = make(played=BrokenGate(), batch=1, lag=3)
+        stream = make(rollouts=BrokenGate(), batch=1, lag=3)
         stream.rollouts.open("step0/0")
         await stream.collect(0)
         stream.rollouts.open("step1/0", "step3/0")
-        await soon(lambda: stream._error)
+        await soon(lambda: stream.error)
         publish(stream, 1)
         with pytest.raises(ZeroDivisionError, match="row 3"):
             await stream.collect(1)
@@ -177,7 +177,7 @@ def test_an_error_between_two_steps_is_heard_at_the_next_one():
     run(learn())
 
 
-def test_an_error_of_the_scorer_is_heard():
+def test_an_error_of_the_scorer_is_raised():
     def score(trajectory, row):
         raise UserError("the scorer is ill")
 
@@ -185,14 +185,14 @@ def test_an_error_of_the_scorer_is_heard():
         run(train(make(family=family_of(score)), 1))
 
 
-def test_a_component_that_nothing_reports_is_heard():
+def test_a_component_that_is_never_reported_is_an_error():
     stream = make()
     stream.composer = RewardComposer(RewardConfig(components={"environment": 1.0, "formt": 1.0}))
     with pytest.raises(UserError, match="formt"):
         run(train(stream, 1))
 
 
-def test_an_error_of_the_rows_is_heard():
+def test_an_error_of_the_data_set_is_raised():
     class Few(Rows):
         def next(self):
             if self.drawn == 10:
@@ -203,16 +203,16 @@ def test_an_error_of_the_rows_is_heard():
         run(train(make(rows=Few()), 9))
 
 
-def test_a_group_that_somebody_cancels_is_an_error_and_no_hang():
-    class Cancelling(Played):
+def test_a_cancelled_group_is_an_error():
+    class Cancelling(FakeRollouts):
         async def play(self, group_id, row):
             raise asyncio.CancelledError
 
     with pytest.raises(RuntimeError, match="group step0/0 were cancelled, and not by the trainer"):
-        run(train(make(played=Cancelling()), 1))
+        run(train(make(rollouts=Cancelling()), 1))
 
 
-def test_publishing_is_not_forgotten():
+def test_a_missing_publish_is_an_error():
     async def learn():
         stream = make()
         await stream.collect(0)
@@ -225,8 +225,8 @@ def test_publishing_is_not_forgotten():
     run(learn())
 
 
-class Failing(Played):
-    """One of the two episodes of some groups fails."""
+class Failing(FakeRollouts):
+    """Rollouts in which one of the two episodes of some groups fails."""
 
     def __init__(self, fails, **settings):
         super().__init__(**settings)
@@ -241,7 +241,7 @@ class Failing(Played):
 
 
 def test_failed_groups_are_replaced_as_a_whole_and_counted():
-    stream = make(played=Failing(lambda n: n % 4 == 1, max_failed_share=0.5), lag=1)
+    stream = make(rollouts=Failing(lambda n: n % 4 == 1, max_failed_share=0.5), lag=1)
     found = run(train(stream, 6))
     assert all(n % 4 != 1 for n in rows_of(found))
     assert len(set(rows_of(found))) == 24
@@ -251,30 +251,30 @@ def test_failed_groups_are_replaced_as_a_whole_and_counted():
     assert replaced and set(replaced) <= {f"{t.group_id}+" for t in failures}
 
 
-def test_too_many_failures_end_the_run_in_one_sentence():
+def test_too_many_failures_are_an_error_in_one_sentence():
     with pytest.raises(UserError, match=r"3 of 8 episodes failed, more than .*max_failed_share=0\.25.*ValueError: dry"):
-        run(train(make(played=Failing(lambda n: n >= 8, max_failed_share=0.25)), 9))
+        run(train(make(rollouts=Failing(lambda n: n >= 8, max_failed_share=0.25)), 9))
 
 
-def test_failures_without_end_are_no_hang():
+def test_endless_failures_are_an_error():
     with pytest.raises(UserError, match="none of the last 10 rounds of replacements had a group without a failure"):
-        run(train(make(played=Failing(lambda n: n >= 8)), 9))
+        run(train(make(rollouts=Failing(lambda n: n >= 8)), 9))
 
 
-def test_a_first_failure_is_not_yet_a_share():
+def test_the_share_of_failures_is_checked_after_a_whole_step():
     class FirstFails(Failing):
         async def play(self, group_id, row):
             await asyncio.sleep(0.01 * row["n"])
 
-    found = run(train(make(played=FirstFails(lambda n: n == 0, max_failed_share=0.25)), 2))
+    found = run(train(make(rollouts=FirstFails(lambda n: n == 0, max_failed_share=0.25)), 2))
     assert len(found[0].report.failures) == 1
 
 
 # -- dynamic sampling -------------------------------------------------------------------------------------------------
 
 
-class Silent(Played):
-    """Groups of some rows earn the same for every episode."""
+class Silent(FakeRollouts):
+    """Rollouts in which all episodes of some rows have the same reward."""
 
     def __init__(self, teaches):
         super().__init__()
@@ -288,8 +288,8 @@ class Silent(Played):
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_groups_that_teach_nothing_are_set_aside_and_others_admitted(lag):
-    stream = make(played=Silent(lambda n: n % 3 == 0), lag=lag, algorithm={"dynamic_sampling_rounds": 9})
+def test_groups_without_an_advantage_are_set_aside_and_replaced(lag):
+    stream = make(rollouts=Silent(lambda n: n % 3 == 0), lag=lag, algorithm={"dynamic_sampling_rounds": 9})
     found = run(train(stream, 6))
     assert all(n % 3 == 0 for n in rows_of(found)) and len(set(rows_of(found))) == 24
     aside = [group.row["n"] for e in found for group in e.set_aside]
@@ -300,8 +300,8 @@ def test_groups_that_teach_nothing_are_set_aside_and_others_admitted(lag):
         }
 
 
-def test_the_bound_of_dynamic_sampling_ends_in_the_same_sentence():
-    stream = make(played=Silent(lambda n: n < 5), algorithm={"dynamic_sampling_rounds": 2})
+def test_the_bound_of_dynamic_sampling_raises_the_same_error():
+    stream = make(rollouts=Silent(lambda n: n < 5), algorithm={"dynamic_sampling_rounds": 2})
     with pytest.raises(
         NoSignalError,
         match=r"algorithm\.dynamic_sampling_rounds=2 rounds of new prompts only 1 of \d+ groups had an "
@@ -311,21 +311,21 @@ def test_the_bound_of_dynamic_sampling_ends_in_the_same_sentence():
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_silent_groups_are_no_lack_of_signal_while_others_teach(slow):
-    """Whichever kind is the slower one: with half of them silent, one round is enough."""
+def test_groups_without_an_advantage_are_no_error_beside_enough_others(slow):
+    """Either kind of group may be slower. With half of the groups without an advantage, one round is enough."""
 
     class Halves(Silent):
         async def play(self, group_id, row):
             await asyncio.sleep(0.03 if row["n"] % 2 == slow else 0)
 
-    stream = make(played=Halves(lambda n: n % 2 == 0), batch=2, lag=5, algorithm={"dynamic_sampling_rounds": 1})
+    stream = make(rollouts=Halves(lambda n: n % 2 == 0), batch=2, lag=5, algorithm={"dynamic_sampling_rounds": 1})
     found = run(train(stream, 6))
     assert all(n % 2 == 0 for n in rows_of(found))
     assert max(len(experience.set_aside) for experience in found) > 2
 
 
-def test_a_straggler_is_no_lack_of_signal():
-    """While it is waited for, one place after the other finds nothing; but a batch is ready."""
+def test_waiting_for_a_straggler_is_no_lack_of_signal():
+    """During the wait other groups have no advantage, but a batch is ready."""
 
     class OneSlow(Silent, Gated):
         async def play(self, group_id, row):
@@ -333,13 +333,13 @@ def test_a_straggler_is_no_lack_of_signal():
                 await super().play(group_id, row)
 
     async def learn():
-        played = OneSlow(lambda n: n < 5 or n > 20)
-        stream = make(played=played, batch=2, lag=1, algorithm={"dynamic_sampling_rounds": 1})
+        rollouts = OneSlow(lambda n: n < 5 or n > 20)
+        stream = make(rollouts=rollouts, batch=2, lag=1, algorithm={"dynamic_sampling_rounds": 1})
         await stream.collect(0)
         publish(stream, 1)
         waiting = asyncio.create_task(stream.collect(1))
-        await soon(lambda: len(stream._finished) == 3)
-        played.open("step0/0")
+        await soon(lambda: len(stream.finished) == 3)
+        rollouts.open("step0/0")
         found = await waiting
         assert rows_of([found]) == [0, 3] and len(found.set_aside) == 16
         await stream.close()
@@ -351,22 +351,22 @@ def test_a_straggler_is_no_lack_of_signal():
 
 
 def test_scoring_does_not_stop_the_episodes():
-    """A scorer that waits for something that happens on the event loop: on the loop itself it would wait for ever."""
+    """The scorer waits for an event of the event loop; on the loop itself it would wait forever."""
     happened = threading.Event()
 
-    class Knocking(Played):
+    class Knocking(FakeRollouts):
         async def play(self, group_id, row):
             if row["n"] == 5:
                 happened.set()
             await asyncio.sleep(0.01 * row["n"])
 
     family = family_of(lambda trajectory, row: float(happened.wait(10)))
-    (experience,) = run(train(make(played=Knocking(), family=family, batch=2, max_concurrent_groups=4, lag=3), 1))
+    (experience,) = run(train(make(rollouts=Knocking(), family=family, batch=2, max_concurrent_groups=4, lag=3), 1))
     assert all(t.score == 1.0 for group in experience.groups for t in group.trajectories)
 
 
-def test_what_others_played_is_judged_in_the_same_thread():
-    """An evaluation beside the stream: a user's scorer is never in two threads at once."""
+def test_groups_of_an_evaluation_are_scored_in_the_same_thread():
+    """During an evaluation beside the stream, a user's scorer never runs in two threads at once."""
     threads = set()
 
     def score(trajectory, row):
@@ -385,12 +385,12 @@ def test_what_others_played_is_judged_in_the_same_thread():
     assert len(threads) == 1 and threading.main_thread() not in threads
 
 
-def test_a_stop_ends_the_waiting_and_loses_nothing():
+def test_a_stop_ends_a_waiting_collect_and_loses_no_group():
     async def learn():
-        stream = make(played=Gated(), batch=2, lag=1)
+        stream = make(rollouts=Gated(), batch=2, lag=1)
         stream.rollouts.open("step0/1")
         collecting = asyncio.create_task(stream.collect(0))
-        await soon(lambda: len(stream._finished) == 1)
+        await soon(lambda: len(stream.finished) == 1)
         stream.stop()
         with pytest.raises(StoppedError):
             await asyncio.wait_for(collecting, 10)
@@ -403,7 +403,7 @@ def test_a_stop_ends_the_waiting_and_loses_nothing():
 
 
 @pytest.mark.parametrize("concurrent", [None, 5])
-def test_closing_in_the_middle_leaves_nothing(concurrent):
+def test_close_in_the_middle_of_a_step_leaves_no_task(concurrent):
     class Tidying(Gated):
         async def play(self, group_id, row):
             try:
@@ -412,18 +412,18 @@ def test_closing_in_the_middle_leaves_nothing(concurrent):
                 await asyncio.sleep(0.01)
 
     async def learn():
-        stream = make(played=Tidying(), lag=3, max_concurrent_groups=concurrent)
+        stream = make(rollouts=Tidying(), lag=3, max_concurrent_groups=concurrent)
         collecting = asyncio.create_task(stream.collect(0))
         await soon(lambda: stream.rollouts.running == (concurrent or 16))
         collecting.cancel()
         await stream.close()
         assert stream.rollouts.running == 0
-        await stream.close()  # again: harmless
+        await stream.close()  # a second call has no effect
 
     run(learn())
 
 
-def test_the_generator_was_busy_when_a_group_was_in_flight():
+def test_the_generator_is_busy_while_a_group_is_in_progress():
     spans = []
     stream = make(batch=2, lag=1)
     stream.activity = Activity(lambda start, end: spans.append((start, end)))
@@ -433,7 +433,7 @@ def test_the_generator_was_busy_when_a_group_was_in_flight():
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-def test_activity_tells_busy_stretches_and_counts_idle_ones(monkeypatch):
+def test_activity_reports_busy_intervals_and_counts_idle_time(monkeypatch):
     clock = count(10)
     monkeypatch.setattr("mtrl.trainer.data.stream.time.perf_counter", lambda: float(next(clock)))
     spans = []

@@ -1,4 +1,4 @@
-"""The stream over real episodes: the local engine samples, environments take their time, weights change meanwhile."""
+"""The stream over real episodes: the local engine samples, environments take time, and weights change meanwhile."""
 
 import asyncio
 import random
@@ -25,8 +25,32 @@ from mtrl.types import StopReason
 FAMILY = family_of(lambda trajectory, row: float(len(trajectory.turns) > 1))
 
 
+class Tracked:
+    """Mixin of an engine that records the open trajectories."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.opened = set()
+
+    def open(self, trajectory_id):
+        super().open(trajectory_id)
+        self.opened.add(trajectory_id)
+
+    def release(self, trajectory_id):
+        super().release(trajectory_id)
+        self.opened.discard(trajectory_id)
+
+
+class TrackedLocalEngine(Tracked, LocalEngine):
+    pass
+
+
+class TrackedScriptedEngine(Tracked, ScriptedEngine):
+    pass
+
+
 class Slow(BaseEnvironment):
-    """Answers after a while; how often it was closed is kept."""
+    """Environment that answers after a while and counts the calls of `close`."""
 
     made: list = []  # noqa: RUF012
 
@@ -45,7 +69,7 @@ class Slow(BaseEnvironment):
 
 
 class Hanging(Slow):
-    """The first steps never end."""
+    """Environment whose first steps never end."""
 
     async def step(self, response, ground_truth):
         if ground_truth["n"] < 2:
@@ -55,7 +79,8 @@ class Hanging(Slow):
 
 @pytest.fixture
 def play(tiny_tokenizer, tiny_codec):
-    """`play(kind, engine, lag, environment=Slow, **settings)`: a way to experience, with episodes of three turns."""
+    """`play(kind, engine, lag, environment=Slow, **settings)`: a producer of this kind, with episodes of three
+    turns."""
     pools, numbers = [], []
 
     def make(kind, engine, lag, environment=Slow, **settings):
@@ -84,7 +109,7 @@ def row(numbers):
     return {"id": str(n), "prompt": [{"role": "user", "content": f"how many {n}"}], "ground_truth": {"n": n}}
 
 
-def said(experiences):
+def actions_of(experiences):
     return [
         [(t.group_id, t.task_id, t.score, [turn.action_ids for turn in t.turns]) for t in group.trajectories]
         for experience in experiences
@@ -93,28 +118,28 @@ def said(experiences):
 
 
 async def learn(producer, steps):
-    """Experience of these steps; the weights stay what they are, under a new version."""
+    """Return the experience of these steps; the weights stay the same under new versions."""
     engine, found = producer.rollouts.loop.engine, []
     for step in range(steps):
         found.append(await producer.collect(step))
         await engine.load_weights(None, step + 1)
         publish(producer, step + 1)
     await producer.close()
-    sessions = dict(engine._sessions)
     await engine.close()
-    assert not sessions
+    assert not engine.opened
     return found
 
 
 def test_without_staleness_the_groups_are_those_of_the_collector(tiny_model, play):
-    """Names, rows and tokens; also beside each other, the log-probs, whose last bits depend on who shares a batch."""
+    """Names, rows and tokens are equal. Log-probs are compared approximately, since their last bits depend on the
+    composition of a batch."""
 
     def found(kind):
-        engine = LocalEngine(tiny_model, None, 8, 200, deterministic=False)
+        engine = TrackedLocalEngine(tiny_model, None, 8, 200, deterministic=False)
         return run(learn(play(kind, engine, lag=0), 3))
 
     stream, collector = found(Stream), found(Collector)
-    assert said(stream) == said(collector)
+    assert actions_of(stream) == actions_of(collector)
     for ours, theirs in zip(stream, collector, strict=True):
         for group, other in zip(ours.groups, theirs.groups, strict=True):
             for t, u in zip(group.trajectories, other.trajectories, strict=True):
@@ -126,7 +151,7 @@ def test_without_staleness_the_groups_are_those_of_the_collector(tiny_model, pla
 @pytest.mark.parametrize("in_flight", ["continue", "drain"])
 @pytest.mark.parametrize("on_stale", ["wait", "requeue"])
 def test_weights_change_in_the_middle_and_no_token_is_too_old(tiny_model, play, in_flight, on_stale):
-    engine = LocalEngine(tiny_model, None, 8, 200, deterministic=False, in_flight=in_flight)
+    engine = TrackedLocalEngine(tiny_model, None, 8, 200, deterministic=False, in_flight=in_flight)
     found = run(learn(play(Stream, engine, lag=2, on_stale=on_stale), 8))
     for step, experience in enumerate(found):
         for t in (t for group in experience.groups for t in group.trajectories):
@@ -137,11 +162,11 @@ def test_weights_change_in_the_middle_and_no_token_is_too_old(tiny_model, play, 
     assert all_closed(Slow.made)
 
 
-def test_what_is_requeued_or_closed_is_cleared_away(tiny_tokenizer, play):
-    """Episodes that are stopped in the middle of a step: environments closed once, sessions released, nothing runs."""
+def test_requeued_and_closed_episodes_are_cleaned_up(tiny_tokenizer, play):
+    """Episodes are stopped during a step: each environment is closed once, sessions are released, and no task runs."""
 
     async def go():
-        engine = ScriptedEngine(lambda trajectory_id, turn: "ab", tiny_tokenizer)
+        engine = TrackedScriptedEngine(lambda trajectory_id, turn: "ab", tiny_tokenizer)
         stream = play(Stream, engine, lag=1, environment=Hanging, on_stale="requeue")
         hung = []
         for step in range(3):
@@ -150,10 +175,10 @@ def test_what_is_requeued_or_closed_is_cleared_away(tiny_tokenizer, play):
             await engine.load_weights(None, step + 1)
             publish(stream, step + 1)
         started = list(Slow.made)
-        await soon(lambda: engine._turns.keys() >= {"step0/0~/0", "step0/1~/2"})  # the prompts are played again
-        assert not any(name.startswith(("step0/0/", "step0/1/")) for name in engine._turns)
+        await soon(lambda: engine.opened >= {"step0/0~/0", "step0/1~/2"})  # the prompts are repeated
+        assert not any(name.startswith(("step0/0/", "step0/1/")) for name in engine.opened)
         await stream.close()
         assert started and all_closed(Slow.made)
-        assert not engine._turns and not hung
+        assert not engine.opened and not hung
 
     run(go())

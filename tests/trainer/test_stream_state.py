@@ -1,19 +1,19 @@
-"""Checkpoints of the stream: nothing is lost or doubled, under the same settings and under others."""
+"""Checkpoints of the stream: no group is lost or repeated, under the same settings and under others."""
 
 import json
 
 import pytest
-from streams import Played, Rows, ids, make, rows_of, run, soon, train
+from streams import FakeRollouts, Rows, ids, make, rows_of, run, soon, train
 
 from mtrl.trainer.data.experience import Collector
 
 
 async def interrupted(steps=3, **settings):
-    """A stream that was stopped after these steps: what it trained, its rows, and its state as JSON."""
+    """Stop a stream after these steps. Return its trained groups, its rows, and its state as JSON."""
     rows = Rows()
     stream = make(rows=rows, **settings)
     found = await train(stream, steps, close=False)
-    await soon(lambda: stream._finished and stream._tasks)
+    await soon(lambda: stream.finished and stream.tasks)
     state, drawn = json.loads(json.dumps(stream.state())), rows.drawn
     await stream.close()
     rows.drawn = drawn
@@ -21,19 +21,19 @@ async def interrupted(steps=3, **settings):
 
 
 @pytest.mark.parametrize("on_stale", ["wait", "requeue"])
-def test_resuming_loses_and_doubles_nothing(on_stale):
+def test_resuming_loses_and_repeats_no_group(on_stale):
     async def stop_and_go_on():
         before, rows, state = await interrupted(batch=4, lag=3, on_stale=on_stale, max_concurrent_groups=3)
         stream = make(rows=rows, batch=4, lag=3, on_stale=on_stale)
         stream.rollouts.version = 3
         stream.restore(state)
-        kept = {group.group_id for group in stream._finished.values()}
+        finished = {group.group_id for group in stream.finished.values()}
         unfinished = [entry["group"]["group_id"] for entry in state[1:] if not entry["group"]["trajectories"]]
         assert json.loads(json.dumps(stream.state())) == state
         after = await train(stream, 6, start=3)
-        played = stream.rollouts.names
-        assert kept and not kept.intersection(played)  # what was finished is not played again
-        assert played[: len(unfinished)] == unfinished  # and what was not comes first
+        names = stream.rollouts.names
+        assert finished and not finished.intersection(names)  # finished groups are not sampled again
+        assert names[: len(unfinished)] == unfinished  # unfinished groups come first
         return before, after, stream
 
     before, after, stream = run(stop_and_go_on())
@@ -46,8 +46,8 @@ def test_resuming_loses_and_doubles_nothing(on_stale):
 
 
 @pytest.mark.parametrize(("batch", "lag"), [(4, 1), (2, 1), (8, 1)])
-def test_other_settings_go_on_with_it(batch, lag):
-    """Groups that became too old by a smaller bound are played again; the others count."""
+def test_a_state_can_be_restored_under_other_settings(batch, lag):
+    """Groups that are too old under a smaller bound are sampled again; the others count."""
 
     async def stop_and_go_on():
         before, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
@@ -63,7 +63,7 @@ def test_other_settings_go_on_with_it(batch, lag):
     assert len(set(names)) == len(names)
 
 
-def test_a_synchronous_run_goes_on_with_it_and_back():
+def test_a_synchronous_run_can_restore_the_state_and_vice_versa():
     async def stop_and_go_on():
         before, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
         collector = make(Collector, rows=rows)
@@ -82,16 +82,16 @@ def test_a_synchronous_run_goes_on_with_it_and_back():
     assert len(set(names)) == len(names)
 
 
-def test_a_step_that_fails_loses_none_of_what_was_left():
-    """A step that dies in the middle was never trained: its prompts are in what is saved then."""
+def test_a_failed_step_loses_no_stored_prompt():
+    """A step that failed was never trained, so its prompts are in the state that is saved next."""
 
-    class Dying(Played):
+    class Dying(FakeRollouts):
         async def play(self, group_id, row):
             raise RuntimeError("the engine is gone")
 
     async def stop_and_fail():
         _, rows, state = await interrupted(batch=4, lag=3, max_concurrent_groups=5)
-        collector = make(Collector, rows=rows, played=Dying())
+        collector = make(Collector, rows=rows, rollouts=Dying())
         collector.restore(state)
         with pytest.raises(RuntimeError, match="the engine is gone"):
             await collector.collect(3)
@@ -101,7 +101,7 @@ def test_a_step_that_fails_loses_none_of_what_was_left():
     assert before == after != []
 
 
-def test_a_run_that_was_synchronous_goes_on_as_a_stream():
+def test_a_synchronous_run_continues_as_a_stream():
     async def go_on():
         rows = Rows()
         rows.drawn = 12

@@ -1,4 +1,4 @@
-"""How much was done in the time of a step."""
+"""Throughput metrics of a step."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def batches(layout, max_tokens=64):
 
 
 @pytest.mark.parametrize("layout", [PADDED, PACKED])
-def test_work_is_that_of_the_samples_however_they_lie(layout):
+def test_work_does_not_depend_on_the_layout(layout):
     samples, found = batches(layout)
     work = sum((trained(MODEL, batch) for batch in found), Work())
     lengths = [len(sample.token_ids) for sample in samples]
@@ -33,7 +33,7 @@ def test_work_is_that_of_the_samples_however_they_lie(layout):
     assert (ahead.tokens, ahead.cells) == (0, 0) and ahead.flops == pytest.approx(work.flops / 3)
 
 
-def test_a_filler_is_nothing_but_padding():
+def test_a_filler_counts_only_as_padding():
     batch = batches(PADDED)[1][0]
     assert trained(MODEL, batch.filler()) == Work(cells=batch.token_ids.numel())
     assert forwarded(MODEL, batch.filler()) == Work()
@@ -47,7 +47,7 @@ def timed_group():
     return group, turns
 
 
-def test_one_after_the_other():
+def test_metrics_of_alternating_rollouts_and_updates():
     group, turns = timed_group()
     seconds = {"generate": 4.0, "credit": 0.5, "update": 5.0, "sync": 0.5}
     works = [Work(300, 400, 2e9), Work(200, 400, 1e9)]
@@ -59,11 +59,11 @@ def test_one_after_the_other():
     assert found["perf/rollout_tokens_per_second"] == pytest.approx(sampled / 4)
     assert found["perf/update_tokens_per_second"] == pytest.approx(500 / 5)
     assert found["perf/packing_efficiency"] == pytest.approx(500 / 800)
-    assert found["perf/mfu"] == pytest.approx(3e9 / (5 * 2 * 1e9))  # of two ranks
+    assert found["perf/mfu"] == pytest.approx(3e9 / (5 * 2 * 1e9))  # two ranks
     assert found["perf/rank_balance"] == pytest.approx(1.5 / 2)
 
 
-def test_side_by_side():
+def test_metrics_of_overlapping_rollouts_and_updates():
     """The trainer waits for a tenth of the step, and turns are sampled for nine tenths of it."""
     group, turns = timed_group()
     seconds = {"wait": 1.0, "credit": 0.5, "update": 8.0, "sync": 0.5}
@@ -74,7 +74,7 @@ def test_side_by_side():
     assert "perf/mfu" not in found and "perf/rank_balance" not in found  # no peak, one rank
 
 
-def test_turns_are_timed_one_by_one():
+def test_times_of_turns_are_averaged_and_summed():
     group, turns = timed_group()
     count = len(turns)
     assert turn_metrics([group]) == pytest.approx(
@@ -91,13 +91,13 @@ def test_turns_are_timed_one_by_one():
     ("groups", "works", "seconds"),
     list(itertools.product([[], [timed_group()[0]]], [[], [Work()], [Work()] * 2], [{}, {"wait": 0.0, "update": 0.0}])),
 )
-def test_what_was_not_done_is_left_out(groups, works, seconds):
+def test_metrics_that_do_not_apply_are_absent(groups, works, seconds):
     found = Throughput(peak=1e9).metrics(seconds, groups, works, sampling_seconds=0.0)
     assert not [key for key in found if key.startswith("perf/")]
     assert found["time/step"] == 0.0
 
 
-def test_shares_stay_within_a_whole():
-    """Turns may have been sampled before the step began as well, as between two steps."""
+def test_shares_are_between_0_and_1():
+    """Turns may also have been sampled before the step began, as between two steps."""
     found = Throughput().metrics({"wait": 1.0}, [timed_group()[0]], [], sampling_seconds=3.0)
     assert found["perf/rollout_idle_frac"] == 0.0 and found["perf/idle_frac"] == 1.0

@@ -1,4 +1,4 @@
-"""What the loop does besides its steps: what it saves of the rows, and how it ends."""
+"""The training loop outside of its steps: the saved number of drawn rows, and its end."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,15 +14,15 @@ from mtrl.trainer.work_thread import WorkThread
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A trainer whose parts only say what was asked of them, in `said`."""
+    """A trainer with stand-ins for its parts, which record their calls in `calls`."""
     trainer = object.__new__(Trainer)
-    trainer.said = said = []
+    trainer.calls = calls = []
 
     async def close(what):
-        said.append(what)
+        calls.append(what)
 
     def wait_saved():
-        said.append("saved")
+        calls.append("saved")
 
     def save(folder, commit):
         commit()
@@ -35,37 +35,37 @@ def trainer(tmp_path):
     trainer.timeline = Timeline(tmp_path / "timeline.jsonl")
     trainer.work_thread = WorkThread(beside_rollouts=False)
     trainer.learners = SimpleNamespace(is_saving=False, wait_saved=wait_saved, save=save)
-    trainer.progress, trainer._saved, trainer.rows = Progress(step=3, rows_drawn=12), 0, SimpleNamespace(drawn=17)
-    trainer.checkpoints = SimpleNamespace(begin=lambda step: None, commit=lambda *saved: said.append(saved[1]))
+    trainer.progress, trainer.saved_step, trainer.rows = Progress(step=3, rows_drawn=12), 0, SimpleNamespace(drawn=17)
+    trainer.checkpoints = SimpleNamespace(begin=lambda step: None, commit=lambda *saved: calls.append(saved[1]))
     return trainer
 
 
 @pytest.mark.parametrize(("lag", "drawn"), [(0, 12), (1, 17)])
-def test_rows_of_a_step_that_was_not_made_are_drawn_again(trainer, lag, drawn):
-    """With overlap they are among the groups that are saved; without, they would be lost."""
+def test_rows_of_an_unfinished_step_are_drawn_again(trainer, lag, drawn):
+    """With overlap these rows are stored as groups; without overlap they would be lost."""
     trainer.config.async_config.max_steps_off_policy = lag
-    asyncio.run(trainer._save())
-    (state,) = [said for said in trainer.said if isinstance(said, dict)]
+    asyncio.run(trainer.save())
+    (state,) = [call for call in trainer.calls if isinstance(call, dict)]
     assert state["rows_drawn"] == drawn
 
 
 async def close(trainer, error=None):
-    async with trainer._closing():
+    async with trainer.closing():
         if error:
             raise error
 
 
-def test_whatever_fails_to_close_the_checkpoint_is_waited_for(trainer):
+def test_the_last_checkpoint_is_waited_for_if_closing_fails(trainer):
     async def fails():
-        raise OSError("the engine's process is gone")
+        raise OSError("the engine's process is lost")
 
     trainer.parts.engine.close = fails
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(OSError, match="lost"):
         asyncio.run(close(trainer))
-    assert trainer.said == ["experience", "loop", "saved"]
+    assert trainer.calls == ["experience", "loop", "saved"]
 
 
-def test_the_error_that_ended_the_other_ranks_is_told_and_not_that_they_are_gone(trainer):
+def test_the_leaders_own_error_is_raised_instead_of_the_loss_of_other_ranks(trainer):
     def lost():
         raise JobLost(0, 2, "rank 0 failed")
 

@@ -1,8 +1,9 @@
-"""The update: what a step of training does to the weights, and bad numbers stop the run."""
+"""The update: effect of a training step on the weights, and errors for numbers that are not finite."""
 
 import copy
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from helpers import make_group
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.config.schema import Config, OptimizerConfig
 from mtrl.errors import UserError
-from mtrl.trainer.data.batching import micro_batches
-from mtrl.trainer.data.mini_batches import mini_batches
+from mtrl.trainer.data.batching import micro_batches, mini_batches
 from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.flops import model_flops
+from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.optimizer import SCHEDULES, Optimizer, lr_scale
 from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.report import UpdateReport
+from mtrl.trainer.update.update import Updater
 
 
 def config(**algorithm):
@@ -45,14 +49,31 @@ def test_the_attention_mask_covers_observations(make_tiny_model, tmp_path):
 
 def test_a_filler_counts_as_padding_in_the_work_of_its_rank(make_tiny_model, tmp_path):
     cfg, model = config(loss_anchor="old"), make_tiny_model()
-    updater = updater_of(cfg, Policy(model, None), None, Optimizer(model, cfg.trainer.optimizer, 9), tmp_path / "dump")
-    (batch,) = updater._batches(samples_of([make_group(1, model.config.vocab_size)], cfg))
-    alone, busy, idle = (updater._work(b) for b in ([batch], [batch, batch.filler()], [batch.filler()]))
-    assert (busy.tokens, busy.flops, busy.cells) == (alone.tokens, alone.flops, 2 * alone.cells)
+    (sample, *_) = samples_of([make_group(1, model.config.vocab_size)], cfg)
+
+    def works(ranks):
+        learners = Learners(Ranks(ranks), model_flops(model))
+        return Updater(cfg, learners, tmp_path / "dump").run([sample], 0).works
+
+    (alone,), (busy, idle) = works(1), works(2)
+    assert busy == alone and alone.tokens == len(sample.token_ids)
     assert (idle.tokens, idle.flops, idle.cells) == (0, 0.0, alone.cells)
 
 
-def test_mini_batches_deal_every_group_once_per_epoch(make_tiny_model, tmp_path):
+class Ranks:
+    """Stand-in for a crew: every rank reports without a computation."""
+
+    def __init__(self, size):
+        self.world = SimpleNamespace(size=size)
+
+    def run(self, method, shares, *common):
+        return [
+            UpdateReport(first_logprobs=[batch.rollout_logprobs for batch in parts[0] if not batch.is_filler])
+            for (parts,) in shares
+        ]
+
+
+def test_mini_batches_contain_every_group_once_per_epoch(make_tiny_model, tmp_path):
     cfg = config()
     cfg.trainer.mini_batches, cfg.trainer.update_epochs = 2, 3
     model = make_tiny_model()
@@ -62,8 +83,8 @@ def test_mini_batches_deal_every_group_once_per_epoch(make_tiny_model, tmp_path)
     parts = mini_batches(samples, cfg.trainer, cfg.seed, 0)
     assert len(parts) == 6
     for epoch in range(3):
-        dealt = [s.group_id for part in parts[2 * epoch : 2 * epoch + 2] for s in part]
-        assert sorted(dealt) == sorted(s.group_id for s in samples)
+        group_ids = [s.group_id for part in parts[2 * epoch : 2 * epoch + 2] for s in part]
+        assert sorted(group_ids) == sorted(s.group_id for s in samples)
     assert updater.run(samples, 0).report.updates == 6
 
 
@@ -111,7 +132,7 @@ def test_the_kl_term_pulls_back_to_the_reference(make_tiny_model, tmp_path):
     assert kls[-1] < 0.7 * kls[0]
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_batch_dumped(make_tiny_model, tmp_path):
+def test_a_non_finite_loss_raises_and_writes_the_batch(make_tiny_model, tmp_path):
     cfg = config()
     model = make_tiny_model()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -126,7 +147,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_batch_dumped(make_tiny_model, 
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(make_tiny_model):
+def test_a_non_finite_gradient_does_not_change_the_weights(make_tiny_model):
     model = make_tiny_model()
     optimizer = Optimizer(model, OptimizerConfig(lr=1e-2), 9)
     before = [p.detach().clone() for p in optimizer.parameters]
@@ -147,7 +168,7 @@ def test_schedules():
     assert lr_scale(OptimizerConfig(schedule="linear", min_lr_ratio=0.1), 10, 10) == pytest.approx(0.1)
 
 
-def test_optimizer_state_goes_to_tensors_and_back(make_tiny_model):
+def test_the_optimizer_state_can_be_restored_from_tensors(make_tiny_model):
     def steps(model, optimizer, seeds):
         for seed in seeds:
             generator = torch.Generator().manual_seed(seed)
@@ -167,7 +188,7 @@ def test_optimizer_state_goes_to_tensors_and_back(make_tiny_model):
         assert torch.equal(a, b)
 
 
-def test_the_entropy_bonus_spreads_the_policy_and_costs_nothing_where_there_is_none(make_tiny_model, tmp_path):
+def test_the_entropy_bonus_raises_the_entropy(make_tiny_model, tmp_path):
     model = make_tiny_model(6)
     group = make_group(3, model.config.vocab_size)
     for turn in (turn for t in group.trajectories for turn in t.turns):

@@ -1,5 +1,5 @@
-"""The warm start: it imitates until the measured share of successes is inside the band, on training rows alone, and
-what it made is made once and the same everywhere."""
+"""The warm start: imitation until the measured success rate is inside the band, on training rows only; made once, and
+equal everywhere."""
 
 import copy
 import json
@@ -40,14 +40,15 @@ from tests.trainer.warming import SIZES, Script, config_of, digest, echo_task, s
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of the test's own."""
+    """A temporary cache."""
     monkeypatch.setenv("MTRL_CACHE", str(tmp_path / "cache"))
     torch.set_num_threads(1)
     return tmp_path / "cache"
 
 
 def family_start(name, family=None):
-    """The start of a run with `environment.name=name`, with more demonstrations than rows: its folder, and its rows."""
+    """Make the warm start of a run with `environment.name=name` and more demonstrations than rows. Return its folder
+    and its rows."""
     config = config_of({"tiny": {**SIZES, "context": 1024}}, demonstrations=70)
     config.environment.name, config.generator.max_turns = name, 6
     config.data.synthetic_train_rows, config.data.synthetic_test_rows = 30, 30
@@ -59,16 +60,16 @@ def family_start(name, family=None):
 # -- made once, and the same everywhere --------------------------------------------------------------------------------
 
 
-def test_made_twice_it_is_the_same_to_the_byte(cache, monkeypatch):
+def test_two_warm_starts_are_equal_byte_for_byte(cache, monkeypatch):
     first = digest(started(config_of(), echo_task())[0])
-    torch.manual_seed(123)  # whatever ran before
+    torch.manual_seed(123)  # code that ran before has no effect
     random.seed(123)
     monkeypatch.setenv("MTRL_CACHE", str(cache / "other"))
     assert digest(started(config_of(), echo_task())[0]) == first
     assert {"config.json", "model.safetensors", "tokenizer.json", "warm_start.json"} <= first.keys()
 
 
-def test_another_process_makes_the_same_bytes(cache):
+def test_another_process_writes_the_same_bytes(cache):
     program = "import sys; sys.path.insert(0, sys.argv[1]); import test_warm_start; "
     program += "print(test_warm_start.family_start('gsm8k')[0])"
     environment = {**os.environ, "PYTHONHASHSEED": "7", "MTRL_CACHE": str(cache / "other"), "OMP_NUM_THREADS": "1"}
@@ -79,7 +80,7 @@ def test_another_process_makes_the_same_bytes(cache):
     assert (there.name, digest(there)) == (here.name, digest(here)) and there != here
 
 
-def test_making_it_draws_nothing_from_the_global_streams():
+def test_a_warm_start_does_not_change_the_global_random_state():
     def draw():
         return random.random(), np.random.rand(), torch.rand(1).item()
 
@@ -93,7 +94,7 @@ def test_making_it_draws_nothing_from_the_global_streams():
     assert draw() == expected
 
 
-def test_the_second_time_it_is_there():
+def test_the_second_warm_start_is_read_from_the_cache():
     steps, measure = [], Script(0.25)
     one, two = (
         warm_start(config_of(), echo_task(), measure, lambda step, success: steps.append(step)) for _ in range(2)
@@ -102,8 +103,8 @@ def test_the_second_time_it_is_there():
     assert len(measure.policies) == 1 and steps == [1, 2, 3, 4]
 
 
-def test_what_another_process_has_made_meanwhile_is_left_as_it_is(cache):
-    """Its readers may be at work."""
+def test_a_warm_start_that_another_process_finished_first_is_not_replaced(cache):
+    """Other processes may be reading it."""
     first = []
 
     def measure(model, tokenizer):
@@ -118,7 +119,7 @@ def test_what_another_process_has_made_meanwhile_is_left_as_it_is(cache):
     assert (Path(path) / "model.safetensors").stat().st_ino == first[2]
 
 
-def test_a_damaged_file_in_the_cache_is_logged_and_the_warm_start_made_anew(caplog):
+def test_a_damaged_file_in_the_cache_is_logged_and_the_warm_start_made_again(caplog):
     folder = Path(warm_start(config_of(), echo_task(), Script(0.5))[0])
     names = sorted(file.name for file in folder.iterdir() if file.name != "SHA256SUMS")
     assert {"warm_start.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(names)
@@ -153,7 +154,7 @@ def another_score(trajectory, row):
 
 
 def changed(**sections):
-    """The configuration with other values: `generator__max_turns=2`."""
+    """Return the configuration with other values: `generator__max_turns=2`."""
     config = config_of()
     for key, value in sections.items():
         *path, last = key.split("__")
@@ -164,7 +165,7 @@ def changed(**sections):
     return config
 
 
-def test_what_makes_another_policy_has_another_key():
+def test_settings_that_change_the_policy_change_the_key():
     task, moved = echo_task(), rows("train", 12)
     moved[-1]["more"] = 1
     others = [
@@ -189,7 +190,7 @@ def test_what_makes_another_policy_has_another_key():
     assert len({cache_key(config_of(), task), *keys}) == len(others) + 1
 
 
-def test_what_comes_after_the_warm_start_has_no_part_in_the_key():
+def test_settings_of_the_training_do_not_change_the_key():
     settled = cache_key(config_of(), echo_task())
     assert cache_key(config_of(), echo_task()) == settled
     after = changed(trainer__max_steps=7, trainer__optimizer__lr=1.0, algorithm__group_size=3, run_dir="other")
@@ -198,8 +199,8 @@ def test_what_comes_after_the_warm_start_has_no_part_in_the_key():
 
 
 @pytest.mark.parametrize("moment", ["model", "tokenizer", "rename", "record", "checksums"])
-def test_a_half_written_policy_is_not_picked_up(cache, monkeypatch, moment):
-    """Killed at any moment while it is written, it is made anew."""
+def test_an_incomplete_policy_in_the_cache_is_not_used(cache, monkeypatch, moment):
+    """After a kill at any moment of the writing, the warm start is made again."""
 
     def killed(self, folder, **_):
         if moment in ("model", "tokenizer"):
@@ -226,7 +227,7 @@ def test_a_half_written_policy_is_not_picked_up(cache, monkeypatch, moment):
     assert not (folder / "half.bin").exists()
 
 
-def test_what_was_measured_is_what_is_loaded():
+def test_the_measured_policy_is_the_loaded_one():
     measure = Script(0.5)
     path, _ = warm_start(config_of(), echo_task(), measure)
     loaded = AutoModelForCausalLM.from_pretrained(path)
@@ -236,7 +237,7 @@ def test_what_was_measured_is_what_is_loaded():
     assert len(tokenizer.encode("<say>")) == 1 and loaded.config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_a_task_without_a_demonstrator_is_one_sentence():
+def test_a_task_without_a_demonstrator_is_an_error_in_one_sentence():
     with pytest.raises(UserError) as caught:
         warm_start(config_of(), echo_task(demonstrate=None), Script())
     assert str(caught.value) == (
@@ -250,7 +251,7 @@ def test_a_task_without_a_demonstrator_is_one_sentence():
 
 @pytest.mark.parametrize("name", ["gsm8k", "text_to_sql", "games"])
 def test_held_out_rows_are_never_demonstrated(name):
-    """The warm start of a whole run, with more demonstrations than rows."""
+    """The test makes the warm start of a whole run, with more demonstrations than rows."""
     family, shown = get_family(name), []
     watched = replace(family, demonstrate=lambda row, rng: shown.append(row["id"]) or family.demonstrate(row, rng))
     _, splits = family_start(name, watched)
@@ -259,7 +260,7 @@ def test_held_out_rows_are_never_demonstrated(name):
 
 
 @pytest.mark.parametrize(("episodes", "measured"), [(4, [0, 3, 6, 9]), (30, [n * 12 // 30 for n in range(30)])])
-def test_only_training_rows_are_measured_spread_over_all_of_them(episodes, measured):
+def test_success_is_measured_on_training_rows_spread_over_the_split(episodes, measured):
     seen = []
 
     class Watched(Echo):
@@ -281,7 +282,7 @@ def test_only_training_rows_are_measured_spread_over_all_of_them(episodes, measu
 
 
 def connected(config, task):
-    """What lets a model play this task, as a run connects it."""
+    """Return the function that connects a model to this task, as in a run."""
     return lambda model, tokenizer: connect(
         config, task, model.config, tokenizer, [], partial(shared_engine, config, model, tokenizer)
     )
@@ -289,7 +290,7 @@ def connected(config, task):
 
 @pytest.fixture(scope="session")
 def warmed(tmp_path_factory):
-    """The folder of a policy that repeats digits now and then, made for real."""
+    """Folder of a policy that sometimes repeats digits, from a real warm start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MTRL_CACHE", str(tmp_path_factory.mktemp("warmed")))
         config, steps = config_of(success_band=[0.2, 0.9], check_every=25, episodes=60), []
@@ -298,13 +299,13 @@ def warmed(tmp_path_factory):
 
 
 def made(config, task):
-    """A random policy that has learnt four updates' worth."""
+    """Policy after four updates from random weights."""
     path, _ = warm_start(config, task, Script(0.5))
     return load_model(config, path)
 
 
-def test_a_real_policy_is_brought_into_the_band(warmed):
-    """Nothing is made up: demonstrations, updates, an engine that samples, the scorer."""
+def test_a_real_warm_start_reaches_the_band(warmed):
+    """All parts are real: demonstrations, updates, the engine, the scorer."""
     low, high = warmed.result.band
     assert (low, high) == (0.2, 0.9) and low <= warmed.result.success <= high and warmed.result.path is None
     assert warmed.result.episodes == 60 and 0 < warmed.result.steps <= len(warmed.steps)
@@ -312,13 +313,13 @@ def test_a_real_policy_is_brought_into_the_band(warmed):
     assert WarmStartResult.read(warmed.path).success == warmed.result.success
 
 
-def test_what_is_loaded_succeeds_as_often_as_what_was_measured(warmed):
+def test_the_loaded_policy_has_the_measured_success_rate(warmed):
     task = echo_task()
     again = success_of(warmed.config, task, connected(warmed.config, task), *load_model(warmed.config, warmed.path))
     assert again == warmed.result.success
 
 
-def test_measuring_leaves_the_model_as_it_was(warmed):
+def test_measuring_does_not_change_the_model(warmed):
     config, task = warmed.config, echo_task()
     model, tokenizer = load_model(config, warmed.path)
     before, mode = copy.deepcopy(model.state_dict()), model.training
@@ -329,7 +330,7 @@ def test_measuring_leaves_the_model_as_it_was(warmed):
 
 
 class Fickle(Echo):
-    """Right on even rows, whatever is said; an error on every third."""
+    """Scorer that accepts any response on even rows and raises on every third row."""
 
     def reset(self, row=None):
         self.number = int(row["id"].split("-")[1])
@@ -341,7 +342,7 @@ class Fickle(Echo):
         return float(self.number % 2 == 0), None, True
 
 
-def test_the_share_is_of_all_episodes_failed_ones_included(warmed):
+def test_failed_episodes_count_in_the_success_rate(warmed):
     """Four of the 12 rows fail, and every second one of the other eight is right."""
     config = config_of(episodes=24)
     config.environment.retries = 0
@@ -350,8 +351,8 @@ def test_the_share_is_of_all_episodes_failed_ones_included(warmed):
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.5, 1.0), (0.51, 0.0)])
-def test_success_is_the_scorers_word_at_the_threshold_of_the_evaluation(warmed, threshold, share):
-    """Not the reward's."""
+def test_success_is_the_score_compared_with_the_threshold_of_the_evaluation(warmed, threshold, share):
+    """The reward does not define success."""
     config, task = config_of(), echo_task(score=lambda trajectory, row: 0.5)
     config.evaluation.success_threshold = threshold
     config.reward.components = {"environment": -3.0}
@@ -363,7 +364,7 @@ def test_success_is_the_scorers_word_at_the_threshold_of_the_evaluation(warmed, 
 
 @pytest.fixture
 def llama(tmp_path, chatml_tokenizer):
-    """A folder with random weights."""
+    """Folder of a model with random weights."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -385,7 +386,7 @@ def never(*words):
 
 
 @pytest.mark.parametrize("share", [0.33, 0.4, 0.5])
-def test_a_model_inside_the_band_is_used_as_it_is(llama, share):
+def test_a_model_inside_the_band_is_used_unchanged(llama, share):
     measure = Script(share)
     path, result = warm_start(hf(llama), echo_task(), measure, never)
     assert path == str(llama) and len(measure.policies) == 1
@@ -393,13 +394,13 @@ def test_a_model_inside_the_band_is_used_as_it_is(llama, share):
     assert same(measure.policies[0], AutoModelForCausalLM.from_pretrained(llama).state_dict())
 
 
-def test_that_it_needs_nothing_is_kept(llama):
+def test_the_result_for_a_model_inside_the_band_is_cached(llama):
     first = warm_start(hf(llama), echo_task(), Script(0.4))
     path, again = warm_start(hf(llama), echo_task(), Script())
     assert path == first[0] == again.path and (again.success, again.steps) == (0.4, 0)
 
 
-def test_other_weights_in_the_folder_are_measured_anew(llama):
+def test_changed_weights_in_the_folder_are_measured_again(llama):
     warm_start(hf(llama), echo_task(), Script(0.4))
     weights = llama / "model.safetensors"
     os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 10**9))
@@ -407,7 +408,7 @@ def test_other_weights_in_the_folder_are_measured_anew(llama):
     assert warm_start(hf(llama), echo_task(), measure)[1].success == 0.45 and len(measure.policies) == 1
 
 
-def test_a_model_below_the_band_is_fine_tuned_and_kept(llama, cache):
+def test_a_model_below_the_band_is_fine_tuned_and_cached(llama, cache):
     measure, before = Script(0.1, 0.2, 0.4), digest(llama)
     path, result = warm_start(hf(llama, check_every=3), echo_task(), measure)
     assert Path(path).is_relative_to(cache) and digest(llama) == before, "the folder that was named is left alone"
@@ -421,8 +422,8 @@ def test_a_model_below_the_band_is_fine_tuned_and_kept(llama, cache):
     assert warm_start(hf(llama, check_every=3), echo_task(), Script(), never)[0] == path
 
 
-def test_a_run_measures_it_before_anything_else_and_only_where_it_is_asked_to(llama):
-    """For real: its random words hold the digit seldom, and every band that begins at 0 takes it."""
+def test_a_run_measures_the_model_only_if_the_warm_start_is_enabled(llama):
+    """The run is real. Random texts rarely contain the digit, and every band from 0 accepts that."""
     config = hf(llama)
     config.model.warm_start.success_band = (0.0, 1.0)
     path, result = started(config, echo_task(), never)
@@ -431,7 +432,7 @@ def test_a_run_measures_it_before_anything_else_and_only_where_it_is_asked_to(ll
     assert started(config, echo_task(), never) == (llama, None)
 
 
-def test_the_steps_are_counted_for_whoever_waits(llama):
+def test_on_step_is_called_after_every_update(llama):
     seen, numbers = [], count(1)
     warm_start(hf(llama, check_every=2), echo_task(), Script(0.0, 0.1, 0.4), lambda *words: seen.append(words))
     assert [step for step, _ in seen] == [next(numbers) for _ in seen] and len(seen) == 4

@@ -1,4 +1,4 @@
-"""A task that takes no time, and warm starts of a fraction of a second."""
+"""A trivial task, and warm starts of a fraction of a second."""
 
 import copy
 import hashlib
@@ -18,7 +18,7 @@ from tests.echo import Echo, echo_family, rows
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "heads": 2, "vocabulary": 340, "context": 256, "init_std": 0.3}
 FIXED = {"enabled": True, "success_band": [0, 1], "check_every": 4, "episodes": 4, "demonstrations": 24}
 FAST = {"batch_size": 4, "lr": 2e-3, "muon_lr": 0.02}
-"""A warm start that takes a fraction of a second: four updates, whatever it succeeds in then."""
+"""Settings of a warm start of a fraction of a second: four updates, with any success rate."""
 
 
 def config_of(model=None, **warm):
@@ -29,19 +29,19 @@ def config_of(model=None, **warm):
 
 
 def echo_task(environment=Echo, **changes):
-    """Digits to repeat, in three turns."""
+    """Return a task of repeating digits, in three turns."""
     splits = Splits(rows("train", 12), rows("test", 6))
     return Task(replace(echo_family(), **changes), splits, partial(environment, max_turns=3))
 
 
 def started(config, task, on_step=lambda step, success: None):
-    """As a run starts: everything real."""
+    """Make the warm start as a run does, with real parts."""
     path, result = prepared_start(config, task, on_step)
     return Path(path), result
 
 
 class Script:
-    """A measurement that has been made before: these shares, one after another; keeps what it was asked about."""
+    """Stand-in for a measurement: returns these success rates one after another, and records the measured policies."""
 
     def __init__(self, *shares):
         self.shares, self.policies = list(shares), []

@@ -35,15 +35,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mtrl.algorithms.advantages import baselines, batchwide, gae, gigpo, pass_at_k, turns
-from mtrl.algorithms.batch import CreditBatch, Ragged
-from mtrl.algorithms.peers import Floats
+from mtrl.algorithms.advantages import baselines, batchwide, gae, gigpo, pass_at_k
+from mtrl.algorithms.batch import CreditBatch, Floats, Ragged
 from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import AlgorithmConfig
 from mtrl.errors import UserError
 from mtrl.types import Group
 
-__all__ = ["baselines", "batchwide", "estimate", "gae", "gigpo", "pass_at_k", "turn_advantages", "turns"]
+__all__ = ["baselines", "batchwide", "estimate", "gae", "gigpo", "pass_at_k", "turn_advantages"]
 
 
 def estimate(batch: CreditBatch, config: AlgorithmConfig) -> Floats:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mtrl.algorithms.advantages.baselines import ALL_CREDITS, STD_EPSILON
-from mtrl.algorithms.advantages.credit import credited
-from mtrl.algorithms.batch import CreditBatch, fill, whiten
-from mtrl.algorithms.peers import Floats, Peers
+from mtrl.algorithms.advantages.baselines import ALL_CREDITS, STD_EPSILON, credited
+from mtrl.algorithms.batch import CreditBatch, Floats, Peers, fill, whiten
 from mtrl.algorithms.registry import advantage_estimator
 from mtrl.config.schema import AlgorithmConfig
 from mtrl.types import ENVIRONMENT
@@ -69,8 +67,8 @@ def gdpo(batch: CreditBatch, config: AlgorithmConfig) -> Floats:
     """
     weights = batch.component_weights or {ENVIRONMENT: 1.0}
     total, group = np.zeros(len(batch.group)), Peers(batch.group)
-    for weight, paid in zip(weights.values(), components(batch, list(weights)), strict=True):
-        total += weight * group.standardise(paid.sum(axis=1), STD_EPSILON)
+    for weight, values in zip(weights.values(), components(batch, list(weights)), strict=True):
+        total += weight * group.standardise(values.sum(axis=1), STD_EPSILON)
     return whiten(batch.broadcast(total), batch.tokens, sum(map(abs, weights.values())))
 
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mtrl.algorithms.batch import CreditBatch, discounted_sums, fill, whiten
-from mtrl.algorithms.peers import Floats
+from mtrl.algorithms.batch import CreditBatch, Floats, discounted_sums, fill, whiten
 from mtrl.algorithms.registry import advantage_estimator
 from mtrl.config.schema import AlgorithmConfig
 
@@ -91,16 +90,18 @@ def token_batch(turns: CreditBatch, values: Floats) -> CreditBatch:
 def without_silent_turns(turns: CreditBatch) -> CreditBatch:
     """Remove the turns without sampled tokens, which have no token to train and no value.
 
-    Their rewards are added to the turn before. A trajectory without any sampled token keeps no turn.
+    Their rewards are added to the turn before. All turns of a trajectory without sampled tokens are removed.
     """
     acted = turns.tokens > 0
     columns = np.arange(acted.shape[1])
     owner = np.maximum.accumulate(np.where(acted, columns, -1), axis=1)
     lost = (owner < 0) & (turns.rewards != 0.0) & acted.any(axis=1, keepdims=True)
-    assert not lost.any(), "a reward before the first sampled token of a trajectory has no token to go to"
-    paid = np.zeros_like(turns.rewards)
+    assert not lost.any(), "a trajectory has a reward before its first sampled token"
+    rewards = np.zeros_like(turns.rewards)
     rows, places = np.nonzero(owner >= 0)
-    np.add.at(paid, (rows, owner[rows, places]), turns.rewards[rows, places])
+    np.add.at(rewards, (rows, owner[rows, places]), turns.rewards[rows, places])
     counts = acted.sum(axis=1)
     mask = np.arange(counts.max(initial=0)) < counts[:, None]
-    return replace(turns, rewards=fill(mask, paid[acted]), mask=mask, tokens=fill(mask, turns.tokens[acted], np.int64))
+    return replace(
+        turns, rewards=fill(mask, rewards[acted]), mask=mask, tokens=fill(mask, turns.tokens[acted], np.int64)
+    )

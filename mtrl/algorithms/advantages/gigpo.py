@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrl.algorithms.advantages.baselines import STD_EPSILON
-from mtrl.algorithms.advantages.credit import per_trajectory, z_score
-from mtrl.algorithms.batch import CreditBatch, discounted_sums, fill
-from mtrl.algorithms.peers import Floats, Peers
+from mtrl.algorithms.advantages.baselines import STD_EPSILON, per_trajectory, z_score
+from mtrl.algorithms.batch import CreditBatch, Floats, Peers, discounted_sums, fill
 from mtrl.algorithms.registry import advantage_estimator
 from mtrl.config.schema import AlgorithmConfig
 

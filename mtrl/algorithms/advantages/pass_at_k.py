@@ -14,8 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mtrl.algorithms.batch import CreditBatch
-from mtrl.algorithms.peers import Floats
+from mtrl.algorithms.batch import CreditBatch, Floats
 from mtrl.algorithms.registry import advantage_estimator
 from mtrl.config.schema import AlgorithmConfig, PassKConfig
 from mtrl.errors import UserError

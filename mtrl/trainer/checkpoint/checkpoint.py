@@ -235,15 +235,16 @@ def refuse_older(path: Path) -> None:
     """
     if (path / "model.safetensors").exists() and not (path / INDEX).exists():
         raise UserError(
-            f"checkpoint {path} has no {INDEX}, so an older version of mtrl wrote it, which kept tensors otherwise; "
-            "finish the run with that version, or start a new one from its export: model=hf model.path=RUN/export"
+            f"checkpoint {path} has no {INDEX}, so an older version of mtrl wrote it, which stored tensors in another "
+            "format; finish the run with that version, or start a new one from its export: model=hf "
+            "model.path=RUN/export"
         )
 
 
 def not_written(partial: Path, reason: OSError | str) -> UserError:
     """Return the error for a checkpoint, with the partial folder `partial`, that could not be written."""
     last = Checkpoints(partial.parent).latest()
-    advice = f"the last whole one is {last}; " if last else ""
+    advice = f"the last complete one is {last}; " if last else ""
     why = reason if isinstance(reason, str) else reason.strerror or reason
     return UserError(
         f"checkpoint {partial.parent / target_name(partial)} could not be written ({why}); {advice}free some space or "

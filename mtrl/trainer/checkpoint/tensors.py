@@ -179,9 +179,9 @@ def _refuse_misfit(into: Mapping[str, Tensor], index: Index, folder: Path) -> No
     found = {name for name in index if name.partition(".")[0] in parts}
     shapes = [name for name in into if name in index and list(into[name].shape) != index[name].shape]
     wrong = {
-        "it lacks": sorted(into.keys() - found),
-        "nothing takes its": sorted(found - into.keys()),
-        "of another shape are": [f"{n} {tuple(index[n].shape)} for {tuple(into[n].shape)}" for n in shapes],
+        "missing:": sorted(into.keys() - found),
+        "unexpected:": sorted(found - into.keys()),
+        "other shapes:": [f"{n} {tuple(index[n].shape)} for {tuple(into[n].shape)}" for n in shapes],
     }
     misfits = [f"{what} {_few(names)}" for what, names in wrong.items() if names]
     if misfits:
@@ -206,11 +206,11 @@ def _write_share(
     for index in share:
         files[file_of(index.fqn, ranks.rank, ranks.size)][key_of(index.fqn)] = shards.tensors[index]
     for name, tensors in files.items():
-        _write_tensors(folder / name, tensors)
+        write_tensors(folder / name, tensors)
     sums.update(checksums(folder, files))
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a file without a second copy in memory, and flush it to the disk (fsync)."""
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
     with path.open("rb") as file:

@@ -1,7 +1,9 @@
-"""Conversion of samples to tensors: micro-batches under a token budget, padded or packed."""
+"""Batching: mini-batches of whole groups, one for each optimiser step; their conversion to micro-batches of tensors
+under a token budget, padded or packed; and the distribution of micro-batches to ranks."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +12,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from mtrl.config.schema import TrainerConfig
+from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample
 
 
@@ -148,6 +152,21 @@ PACKED = Layout(_partition_first_fit, _pack)
 (`mtrl.models.preparation`)."""
 
 
+def mini_batches(samples: Sequence[Sample], config: TrainerConfig, seed: int, step: int) -> list[list[Sample]]:
+    """Divide the samples into `mini_batches` parts of whole groups, in another random order in each of `update_epochs`
+    passes. Return the parts of all passes."""
+    if config.mini_batches == 1 and config.update_epochs == 1:
+        return [list(samples)]
+    groups = list(dict.fromkeys(sample.group_id for sample in samples))
+    parts = []
+    for epoch in range(config.update_epochs):
+        random.Random(f"{seed}/{step}/{epoch}").shuffle(groups)
+        for part in range(config.mini_batches):
+            chosen = set(groups[part :: config.mini_batches])
+            parts.append([sample for sample in samples if sample.group_id in chosen])
+    return parts
+
+
 def micro_batches(
     samples: Sequence[Sample],
     weights: Sequence[np.ndarray],
@@ -174,6 +193,38 @@ def micro_batches(
     unit_plans = _divide(layout.partition(lengths, max_tokens), [sum(unit) for unit in lengths], ranks)
     plans = [[index for unit in plan for index in units[unit]] for plan in unit_plans]
     return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, layout) for plan in plans]
+
+
+def cost(batch: MicroBatch, model: ModelFlops) -> float:
+    """Return the FLOPs of a forward and a backward pass over a micro-batch, padding included."""
+    if batch.position_ids is None:
+        rows, width = batch.token_ids.shape
+        return model.training([width] * rows, len(batch.weights))
+    starts = (batch.position_ids[0] == 0).nonzero().flatten().tolist()
+    ends = [*starts[1:], batch.token_ids.shape[1]]
+    return model.training([end - start for start, end in zip(starts, ends, strict=True)], len(batch.weights))
+
+
+def balance(batches: Sequence[MicroBatch], ranks: int, model: ModelFlops) -> list[list[MicroBatch]]:
+    """Return the micro-batches of each rank: the same number for every rank, with similar costs in the same round.
+
+    Ranks of a sharded model synchronise at every layer, so a round takes as long as its costliest micro-batch.
+    Therefore micro-batches that are adjacent in the order of cost share a round. Ranks without a micro-batch in the
+    last round get a filler.
+    """
+    if ranks == 1:
+        return [list(batches)]
+    ordered = sorted(batches, key=lambda batch: -cost(batch, model))
+    assignments: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    assigned_cost = [0.0] * ranks
+    for start in range(0, len(ordered), ranks):
+        round_batches = ordered[start : start + ranks]
+        padded_round = [*round_batches, *[round_batches[-1].filler()] * (ranks - len(round_batches))]
+        # The costliest micro-batch of a round goes to the rank with the lowest cost so far.
+        for rank, batch in zip(sorted(range(ranks), key=assigned_cost.__getitem__), padded_round, strict=True):
+            assignments[rank].append(batch)
+            assigned_cost[rank] += cost(batch, model)
+    return assignments
 
 
 def _divide(plans: list[list[int]], sizes: Sequence[int], ranks: int) -> list[list[int]]:

@@ -1,7 +1,8 @@
-"""Experience: the groups of a training step, with rewards and scores."""
+"""Experience: the order of the training rows, and the groups of a training step with rewards and scores."""
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,26 @@ class SymptomError(RunEndedError):
 
 class StoppedError(Exception):
     """The run was asked to stop (`Producer.stop`) while it waited for groups."""
+
+
+class RowStream:
+    """An endless stream of the training rows, shuffled anew in every pass. The order depends only on the seed, and the
+    whole state is `drawn`, the number of rows drawn so far, which a resumed run sets."""
+
+    def __init__(self, rows: Sequence[Row], seed: int):
+        self.rows, self.seed = rows, seed
+        self.drawn = 0
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def next(self) -> Row:
+        """Return the next row; every pass over the data has another order."""
+        epoch, index = divmod(self.drawn, len(self.rows))
+        if self._order[0] != epoch:
+            order = list(range(len(self.rows)))
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            self._order = (epoch, order)
+        self.drawn += 1
+        return self.rows[self._order[1][index]]
 
 
 @dataclass

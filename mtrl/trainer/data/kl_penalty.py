@@ -9,7 +9,7 @@ import numpy as np
 from mtrl.algorithms.kl import KlController
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import trajectory_samples
-from mtrl.trainer.update.learners import Learners
+from mtrl.trainer.update.learner import Learners
 from mtrl.types import Group, Sample
 
 

@@ -1,14 +1,21 @@
-"""Conversion of trajectories to training samples: turns merge into one sequence while each context extends the tokens
-of an earlier turn."""
+"""Conversion of trajectories to training samples, and of the results per token back to turns.
+
+Turns merge into one sequence while each context extends the tokens of an earlier turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from typing import TypeVar
 
-from mtrl.algorithms.batch import Ragged
-from mtrl.algorithms.peers import Floats
-from mtrl.types import Group, Sample, Trajectory
+from torch import Tensor
+
+from mtrl.algorithms.batch import Floats, Ragged
+from mtrl.types import Group, Sample, Trajectory, Turn
+
+T = TypeVar("T")
 
 
 def group_samples(group: Group, advantages: Sequence[Sequence[float]]) -> list[Sample]:
@@ -64,3 +71,41 @@ class Credited:
     """Per sample, the critic's value before each sampled token; with `turn_gae` the value of the token's turn."""
     targets: list[Floats] = field(default_factory=list)
     """Per sample, the targets of these values, which are lambda-returns."""
+
+
+def note_advantages(groups: Sequence[Group], samples: Iterable[Sample]) -> None:
+    """Set `Turn.advantages` of every turn in `samples`: a single number if all of its tokens have the same
+    advantage."""
+    pairs = ((sample, sample) for sample in samples)
+    for turn, values in _by_turn(groups, pairs, lambda sample: _sampled_values(sample, sample.advantages)):
+        turn.advantages = values[:1] if len(set(values)) == 1 else values
+
+
+def note_logprobs(groups: Sequence[Group], first_logprobs: Iterable[tuple[Sample, Tensor]]) -> None:
+    """Set `Turn.trainer_logprobs` from samples with the trainer's log-probs, one number per sampled token."""
+    for turn, values in _by_turn(groups, first_logprobs, Tensor.tolist):
+        turn.trainer_logprobs = values
+
+
+def _sampled_values(sample: Sample, values: Sequence[float]) -> list[float]:
+    """Return the values of the sampled tokens."""
+    return list(compress(values, sample.loss_mask))
+
+
+def _by_turn(
+    groups: Sequence[Group], found: Iterable[tuple[Sample, T]], read: Callable[[T], list[float]]
+) -> Iterator[tuple[Turn, list[float]]]:
+    """Yield each turn with its list of values. `read` converts the second element of a pair to one number per sampled
+    token of the sample.
+
+    Samples of other groups are skipped before `read`, since most steps save only a few trajectories.
+    """
+    turns = {(t.group_id, t.index): t.turns for group in groups for t in group.trajectories}
+    for sample, what in found:
+        if (mine := turns.get((sample.group_id, sample.trajectory))) is None:
+            continue
+        numbers, start = read(what), 0
+        for index in (turn for turn in dict.fromkeys(sample.turns) if turn >= 0):
+            end = start + len(mine[index].action_ids)  # the tokens of a turn are adjacent
+            yield mine[index], numbers[start:end]
+            start = end

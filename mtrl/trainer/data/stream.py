@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -55,6 +55,8 @@ class Stream(Producer):
     busy: Callable[[float, float], None] = lambda start, end: None
     """Function that is called with start and end, in seconds of `time.perf_counter`, of each interval in which a group
     was in progress; intervals are divided when new weights arrive."""
+    scoring_thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "mtrl-scoring"))
+    """Executor of the computation of rewards and scores; it must run one call at a time."""
 
     def __post_init__(self) -> None:
         settings = self.config.async_config
@@ -63,19 +65,20 @@ class Stream(Producer):
         )
         self.activity = Activity(self.busy)
         self._started = self._stopped = self._closed = False
-        self._tasks: dict[Outstanding, asyncio.Task[None]] = {}
+        self.tasks: dict[Outstanding, asyncio.Task[None]] = {}
         """Tasks of the groups that are being sampled, scored or aborted."""
         self._running: set[Outstanding] = set()
-        """Groups in `_tasks` whose episodes are not finished."""
-        self._finished: dict[Outstanding, Group] = {}
+        """Groups in `tasks` whose episodes are not finished."""
+        self.finished: dict[Outstanding, Group] = {}
+        """Groups with rewards that are not handed over for training yet."""
         self._tally = Tally()
         self._recent_counts: deque[EpisodeCounts] = deque(maxlen=self._wanted)
         """Counts of the last groups, as many as a step has; the limits on failures apply to them."""
         self._failed_in_a_row = 0
         """Number of groups with a failure since the last group without one."""
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """First error of a task, which `collect` raises."""
         self._changed = asyncio.Event()
-        self._scoring_thread = ThreadPoolExecutor(1, "mtrl-scoring")
 
     async def collect(self, step: int) -> Experience:
         """See `Producer.collect`. Waits until `Admission.choose` returns a batch; its groups are in the order of
@@ -90,14 +93,14 @@ class Stream(Producer):
         while (batch := self._choose()) is None:
             if self._stopped:
                 raise StoppedError
-            has_enough, since = len(self._finished) >= self._wanted, time.perf_counter()
+            has_enough, since = len(self.finished) >= self._wanted, time.perf_counter()
             self._changed.clear()
             await self._changed.wait()
             straggler_seconds += has_enough * (time.perf_counter() - since)
         wait_seconds = time.perf_counter() - start
         batch.sort(key=lambda slot: slot.number)
         self.admission.hand_over(batch)
-        groups = [self._finished.pop(slot) for slot in batch]
+        groups = [self.finished.pop(slot) for slot in batch]
         for group in groups:
             self._check_age(group)
         self.composer.check()
@@ -106,7 +109,7 @@ class Stream(Producer):
         flow = {
             "async/admitted": float(tally.admitted),
             "async/in_flight": float(len(self._running)),
-            "async/ready": float(len(self._finished)),
+            "async/ready": float(len(self.finished)),
             "async/requeued": float(tally.requeued),
             "async/age/mean": fmean(ages),
             "async/age/max": float(max(ages)),
@@ -135,14 +138,14 @@ class Stream(Producer):
         """See `Producer.reward_and_score`. It runs in the same thread as the scoring of the stream's own groups,
         alternating with it."""
         for group in groups:
-            await asyncio.get_running_loop().run_in_executor(self._scoring_thread, self._run_reward_and_score, group)
+            await asyncio.get_running_loop().run_in_executor(self.scoring_thread, self._run_reward_and_score, group)
 
     def state(self) -> list[dict[str, Any]]:
         """See `Producer.state`. Finished groups are stored with their versions, other groups without trajectories.
         Groups that are being trained count as trained, and groups that were set aside are not stored."""
         admission = self.admission
         slots = sorted([*admission.outstanding, *admission.again], key=lambda slot: slot.number)
-        finished = (self._finished.get(slot) or Group(slot.group_id, slot.row, []) for slot in slots)
+        finished = (self.finished.get(slot) or Group(slot.group_id, slot.row, []) for slot in slots)
         unused = [Unused(slot.number, slot.version, group) for slot, group in zip(slots, finished, strict=True)]
         return [admission.counters(), *(entry.to_dict() for entry in unused)]
 
@@ -157,7 +160,7 @@ class Stream(Producer):
             slot = Outstanding(unused.number, unused.group.group_id, unused.group.row, unused.version)
             if unused.group.trajectories:
                 self.admission.put_finished(slot)
-                self._finished[slot] = unused.group
+                self.finished[slot] = unused.group
             else:
                 self.admission.put_back(slot)
 
@@ -167,12 +170,12 @@ class Stream(Producer):
         An environment that was already closing is closed by its own thread, possibly a moment later.
         """
         self._closed = True
-        for task in self._tasks.values():
+        for task in self.tasks.values():
             task.cancel()
-        while self._tasks:
-            await asyncio.wait(list(self._tasks.values()))
+        while self.tasks:
+            await asyncio.wait(list(self.tasks.values()))
         self.activity.note(False)
-        self._scoring_thread.shutdown(wait=False, cancel_futures=True)
+        self.scoring_thread.shutdown(wait=False, cancel_futures=True)
 
     # -- admission ----------------------------------------------------------------------------------------------------
 
@@ -190,7 +193,7 @@ class Stream(Producer):
 
     def _admit(self) -> None:
         """Start all groups that may start."""
-        while not (self._closed or self._error) and self.admission.may_admit(len(self._running)):
+        while not (self._closed or self.error) and self.admission.may_admit(len(self._running)):
             try:
                 slot = self.admission.admit(self.next_row)
             except Exception as error:  # a user's data set can raise any error
@@ -198,34 +201,34 @@ class Stream(Producer):
                 break
             self._tally.admitted += 1
             task = asyncio.get_running_loop().create_task(self._play(slot), name=f"group {slot.group_id}")
-            self._tasks[slot] = task
+            self.tasks[slot] = task
             self._running.add(slot)
             task.add_done_callback(partial(self._ended, slot))
         self.activity.note(bool(self._running))
 
     def _requeue_overdue(self) -> None:
-        for slot in self.admission.overdue(self._finished):
+        for slot in self.admission.overdue(self.finished):
             self.admission.requeue(slot)
             self._tally.requeued += 1
-            self._finished.pop(slot, None)
-            if slot in self._tasks:
-                self._tasks[slot].cancel()
+            self.finished.pop(slot, None)
+            if slot in self.tasks:
+                self.tasks[slot].cancel()
 
     def _choose(self) -> list[Outstanding] | None:
         """Return the next batch, or None if none is ready. Raise the first error of a task, if any."""
-        if self._error is None:
+        if self.error is None:
             self._check_signal()
-        if self._error is not None:
-            raise self._error
-        return self.admission.choose(self._finished)
+        if self.error is not None:
+            raise self.error
+        return self.admission.choose(self.finished)
 
     def _check_signal(self) -> None:
         """Fail if dynamic sampling finds too few groups: since the last step, more groups without an advantage were set
         aside than (K + 1) B x `dynamic_sampling_rounds`, and there is still no batch."""
         allowed = self.config.algorithm.dynamic_sampling_rounds * self.admission.limit
         without_advantage = self._tally.set_aside
-        if len(without_advantage) > allowed and len(self._finished) < self._wanted:
-            self._fail(self._too_few(len(self._finished), [*self._finished.values(), *without_advantage]))
+        if len(without_advantage) > allowed and len(self.finished) < self._wanted:
+            self._fail(self._too_few(len(self.finished), [*self.finished.values(), *without_advantage]))
 
     # -- the task of a group ------------------------------------------------------------------------------------------
 
@@ -236,8 +239,8 @@ class Stream(Producer):
             self.admission.failed(slot, self.next_row())
             return
         self._admit()
-        if await asyncio.get_running_loop().run_in_executor(self._scoring_thread, self._reward_and_check, group):
-            self._finished[slot] = group
+        if await asyncio.get_running_loop().run_in_executor(self.scoring_thread, self._reward_and_check, group):
+            self.finished[slot] = group
         else:
             self.admission.set_aside(slot)
             self._tally.set_aside.append(group)
@@ -271,7 +274,7 @@ class Stream(Producer):
         return bool(counts.failures)
 
     def _ended(self, slot: Outstanding, task: asyncio.Task[None]) -> None:
-        del self._tasks[slot]
+        del self.tasks[slot]
         self._running.discard(slot)
         if task.cancelled():
             if slot in self.admission.outstanding and not self._closed:
@@ -285,7 +288,7 @@ class Stream(Producer):
 
     def _fail(self, error: BaseException) -> None:
         """Store the first error, which stops admissions and which `collect` raises."""
-        self._error = self._error or error
+        self.error = self.error or error
         self._changed.set()
 
     def _check_age(self, group: Group) -> None:

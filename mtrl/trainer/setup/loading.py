@@ -57,8 +57,8 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
     own, wanted = (m.config.get_text_config().vocab_size for m in (model, policy))
     if own != wanted:
         raise UserError(
-            f"{key}={path} has a vocabulary of {own} and the policy one of {wanted}, so they would not read the same "
-            "tokens; give a model with the policy's tokenizer, or null for the policy's own weights"
+            f"{key}={path} has a vocabulary of {own} and the policy one of {wanted}, so their tokens "
+            "differ; give a model with the policy's tokenizer, or null for the policy's own weights"
         )
     fit_attention(model, config)
     return model.to(policy.device)
@@ -172,5 +172,5 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"model.device={name} needs a GPU, and this machine shows none; use model.device=cpu")
+        raise UserError(f"model.device={name} needs a GPU, and this machine has none; use model.device=cpu")
     return torch.device(name)

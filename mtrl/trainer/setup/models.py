@@ -22,7 +22,6 @@ from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer, pic
 from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
-from mtrl.trainer.update.policy_learner import PolicyLearner
 from mtrl.trainer.update.value_learner import ValueLearner, value_model
 
 SMALL_MODEL = 5_000_000
@@ -62,9 +61,10 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     frozen = None
     if needs_reference(config):
         frozen = WithoutAdapters(policy) if reference is None else as_policy(reference)
-    learner = PolicyLearner(config, policy, frozen, Optimizer(model, trainer.optimizer, trainer.max_steps))
+    optimizer = Optimizer(model, trainer.optimizer, trainer.max_steps)
+    critic = None if values is None else ValueLearner(config, values)
     saver = (BackgroundSaver if trainer.checkpoint.background else Saver)(world.background_group)
-    return Learner(learner, None if values is None else ValueLearner(config, values), saver)
+    return Learner(config, policy, frozen, optimizer, critic, saver)
 
 
 class WithoutAdapters:

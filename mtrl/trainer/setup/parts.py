@@ -24,8 +24,7 @@ from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
 from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
-from mtrl.trainer.update.learner import Learner
-from mtrl.trainer.update.learners import Learners
+from mtrl.trainer.update.learner import Learner, Learners
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Row
 
@@ -58,7 +57,7 @@ class Parts(Player):
 
     @property
     def policy(self) -> Policy:
-        return self.learner.policy.policy
+        return self.learner.policy
 
     @property
     def learners(self) -> Learners:
@@ -87,7 +86,7 @@ def set_up(
     path, warm_start_result = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))
     learner = make_learner(config, world, path)
-    policy = learner.policy.policy
+    policy = learner.policy
     rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
     engine = partial(training_engine, config, world, path, policy)
     player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine)

@@ -82,7 +82,7 @@ class WarmStartResult:
         if not (folder / SUMS).exists():
             return None
         if wrong := changes(folder):
-            log.warning("%s is damaged (%s): the warm start is made anew", folder, wrong)
+            log.warning("%s is damaged (%s): the warm start is made again", folder, wrong)
             return None
         found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return cls(**found | {"band": tuple(found["band"])})
@@ -208,11 +208,11 @@ def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float
         elif done < settings.max_steps:
             imitation.restore(before)
             stride = max(1, stride // 2)
-    side, fix = ("below", "a longer one") if success < low else ("above", "smaller strides, check_every,")
+    side, fix = ("below", "raise max_steps") if success < low else ("above", "lower check_every")
     raise UserError(
-        f"the warm start ended after model.warm_start.max_steps={settings.max_steps} updates with {success:.1%} of "
-        f"{settings.episodes} sampled episodes right, {side} model.warm_start.success_band={[low, high]}; take "
-        f"{fix} or a demonstrator that succeeds more often (python -m mtrl.preflight says how often it does)"
+        f"after model.warm_start.max_steps={settings.max_steps} updates {success:.1%} of {settings.episodes} sampled "
+        f"episodes succeed, {side} model.warm_start.success_band={[low, high]}; {fix}, or give a demonstrator that "
+        "succeeds more often (python -m mtrl.preflight reports its success rate)"
     )
 
 

@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 
 from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.advantages.gae import lambda_returns, token_batch, turn_batch
-from mtrl.algorithms.batch import CreditBatch, fill
-from mtrl.algorithms.peers import ROUNDING, Floats
+from mtrl.algorithms.batch import ROUNDING, CreditBatch, Floats, fill
 from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import AlgorithmConfig, Config
 from mtrl.errors import UserError
-from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches
-from mtrl.trainer.data.mini_batches import mini_batches
+from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.data.samples import Credited, trajectory_samples
-from mtrl.trainer.update.learners import Learners
-from mtrl.trainer.update.policy_learner import NonFiniteError
+from mtrl.trainer.update.learner import Learners
+from mtrl.trainer.update.report import NonFiniteError
 from mtrl.trainer.update.value_learner import ValueBatch
 from mtrl.types import Group, Sample, write_jsonl
 

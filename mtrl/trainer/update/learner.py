@@ -1,99 +1,103 @@
-"""Each rank's share of the models that are trained; the leader calls its methods on all ranks at the same time."""
+"""The learners: `Learner` trains one rank's share of the models, and `Learners` calls those of all ranks.
+
+The path of an optimiser step: `Updater` plans it, `Learners` distributes its micro-batches, `Crew` calls `Learner` on
+every rank, and `Learner` computes loss and gradients by its `Policy`.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from mtrl.algorithms.corrections import Reweighting
+from mtrl.algorithms.kl import k3
+from mtrl.algorithms.losses import TokenBatch, weighted_sum
+from mtrl.algorithms.mismatch import measure
+from mtrl.algorithms.registry import find_correction, find_kl, find_loss
+from mtrl.config.schema import Config
+from mtrl.distributed.crew import Crew
 from mtrl.distributed.sharding import named_tensors
+from mtrl.distributed.world import World, all_sum
 from mtrl.errors import UserError
 from mtrl.trainer.checkpoint.saver import Saver
 from mtrl.trainer.checkpoint.tensors import load_tensors, tensor_names
-from mtrl.trainer.data.batching import MicroBatch
+from mtrl.trainer.data.batching import MicroBatch, balance
 from mtrl.trainer.flops import ModelFlops, model_flops
 from mtrl.trainer.update.optimizer import Optimizer
-from mtrl.trainer.update.policy_learner import PolicyLearner, UpdateReport
-from mtrl.trainer.update.value_learner import CriticReport, ValueBatch, ValueLearner
+from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.report import CriticReport, NonFiniteError, UpdateReport
+from mtrl.trainer.update.value_learner import ValueBatch, ValueLearner
 
 CRITIC = "critic."
 """Prefix of the names of the critic's tensors in a checkpoint."""
 
 
+class Reference(Protocol):
+    """Reference policy of the KL."""
+
+    def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Return the log-probs [N] of each micro-batch, without gradients."""
+
+
 class Learner:
-    """A rank's share of the policy with its reference, and of the critic, each with its optimiser.
+    """A rank's share of the policy with its reference and optimiser, and of the critic if there is one.
 
     Every method is called on all ranks at the same time, with work for each rank, since a sharded model needs all ranks
-    at every layer.
+    at every layer. `Learners` also calls methods of `policy`, `critic` and `saver` in this way.
     """
 
-    def __init__(self, policy: PolicyLearner | None, critic: ValueLearner | None = None, saver: Saver | None = None):
-        self._policy, self._critic = policy, critic
-        self.saver = saver or Saver()
-
-    @property
-    def policy(self) -> PolicyLearner:
-        assert self._policy is not None
-        return self._policy
-
-    @property
-    def critic(self) -> ValueLearner:
-        assert self._critic is not None
-        return self._critic
-
-    @property
-    def has_critic(self) -> bool:
-        return self._critic is not None
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        reference: Reference | None,
+        optimizer: Optimizer,
+        critic: ValueLearner | None = None,
+        saver: Saver | None = None,
+    ):
+        self.algorithm = config.algorithm
+        self.policy, self.reference, self.optimizer = policy, reference, optimizer
+        self.critic, self.saver = critic, saver or Saver()
+        self._loss = find_loss(config.algorithm.loss_fn)
+        self._correction = find_correction(config.algorithm.off_policy_correction)
+        self._kl = find_kl(config.algorithm.kl_estimator)
 
     @property
     def flops(self) -> ModelFlops:
-        """FLOPs of the policy, or of the critic if there is no policy."""
-        return model_flops(self._policy.policy.model if self._policy else self.critic.model)
-
-    def reference_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Return the reference's log-probs, [N] for each micro-batch."""
-        return self.policy.reference_logprobs(batches)
-
-    def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Return the policy's log-probs, [N] for each micro-batch, without gradients."""
-        return self.policy.logprobs(batches)
-
-    def values(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Return the critic's values, [N] for each micro-batch."""
-        return self.critic.values(batches)
+        """FLOPs of the policy."""
+        return model_flops(self.policy.model)
 
     def update(self, parts: list[list[MicroBatch]], step: int, kl_coefficient: float) -> UpdateReport:
-        """Make one optimiser step of the policy for each part."""
-        return self.policy.update(parts, step, kl_coefficient)
+        """Make the optimiser steps of training step `step` (0-based), one for each of `parts`."""
+        report = UpdateReport()
+        try:
+            for part, anchors in zip(parts, [self._anchors(part) for part in parts], strict=True):
+                self._optimiser_step(part, anchors, step, kl_coefficient, report)
+        except NonFiniteError as error:
+            report.stopped = error
+        return report
 
-    def update_critic(self, parts: list[list[ValueBatch]], step: int) -> CriticReport:
-        """Make one optimiser step of the critic for each part."""
-        return self.critic.update(parts, step)
+    def reference_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
+        assert self.reference is not None
+        return [self.reference.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
 
-    def weights(self) -> dict[str, Tensor] | None:
-        """Return the weights for an engine with its own copy, on the leader; None on other ranks."""
-        return self.policy.policy.weights()
+    def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Return the log-probs under the policy's current weights, [N] for each micro-batch, on the CPU."""
+        return [self.policy.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
 
     def release(self) -> None:
         """Free cached GPU memory for the servers that share the device."""
         torch.cuda.empty_cache()
 
-    def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder; only the leader writes."""
-        self.policy.policy.export(folder)
-
     def save(self, folder: Path) -> None:
         """Write the current values of this rank's shards of all weights and moments (`Saver.save`)."""
-        self.saver.save(self._weights() | self._moments(), folder)
-
-    def wait_saved(self) -> None:
-        """Return when the last checkpoint is on the disk.
-
-        Raises:
-            UserError: the checkpoint could not be written.
-        """
-        self.saver.wait()
+        self.saver.save(self.state(), folder)
 
     def load(self, folder: Path) -> None:
         """Load the tensors of a checkpoint, which any number of ranks may have written.
@@ -102,7 +106,7 @@ class Learner:
             UserError: the tensors do not fit the model and the settings.
         """
         names = tensor_names(folder)
-        if self._critic and not any(name.startswith(CRITIC) for name in names):
+        if self.critic and not any(name.startswith(CRITIC) for name in names):
             raise UserError(
                 f"checkpoint {folder} has no critic, and algorithm.advantage_method needs one; resume with the method "
                 "that it was written with, or start anew with resume=none"
@@ -113,24 +117,210 @@ class Learner:
             into |= {prefix + name: value for name, value in optimizer.allocate(mine).items()}
         load_tensors(into, folder)
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Return all weights by name, without copies. For a policy with adapters these are only the adapters, since the
-        other weights never change."""
-        policy = self.policy.policy
-        own = named_tensors(policy.model, trainable_only=policy.adapted)
-        found = {f"model.{name}": value for name, value in own.items()}
-        if self._critic:
-            found |= {f"{CRITIC}model.{name}": value for name, value in named_tensors(self._critic.model).items()}
-        return found
-
-    def _moments(self) -> dict[str, Tensor]:
-        return {
+    def state(self) -> dict[str, Tensor]:
+        """Return all weights and moments by their names in a checkpoint, without copies."""
+        moments = {
             prefix + name: value
             for prefix, optimizer in self._optimizers().items()
             for name, value in optimizer.state().items()
         }
+        return self._weights() | moments
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return all weights by name, without copies. For a policy with adapters these are only the adapters, since the
+        other weights never change."""
+        own = named_tensors(self.policy.model, trainable_only=self.policy.adapted)
+        found = {f"model.{name}": value for name, value in own.items()}
+        if self.critic:
+            found |= {f"{CRITIC}model.{name}": value for name, value in named_tensors(self.critic.model).items()}
+        return found
 
     def _optimizers(self) -> dict[str, Optimizer]:
         """Return the optimisers by the prefix of the names of their tensors."""
-        found = {"optimizer.": self.policy.optimizer}
-        return found | ({f"{CRITIC}optimizer.": self._critic.optimizer} if self._critic else {})
+        critics = {f"{CRITIC}optimizer.": self.critic.optimizer} if self.critic else {}
+        return {"optimizer.": self.optimizer, **critics}
+
+    def _anchors(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Return the log-probs of the old policy, by `algorithm.loss_anchor`: the engine's, or the trainer's before the
+        first optimiser step."""
+        if self.algorithm.loss_anchor == "old":
+            return [self.policy.all_logprobs([batch.to(self.policy.device)])[0] for batch in batches]
+        return [batch.rollout_logprobs.to(self.policy.device) for batch in batches]
+
+    def _optimiser_step(
+        self,
+        batches: list[MicroBatch],
+        anchors: list[Tensor],
+        step: int,
+        kl_coefficient: float,
+        report: UpdateReport,
+    ) -> None:
+        total = 0.0
+        for batch, anchor in zip(batches, anchors, strict=True):
+            loss = self._loss_of(batch.to(self.policy.device), anchor, step, kl_coefficient, report)
+            total += loss.item()
+            loss.backward()
+        if not math.isfinite(everywhere := all_sum(total, self.policy.device)):
+            raise NonFiniteError("loss", everywhere)
+        norm, report.lr = self.optimizer.step(step)
+        if not math.isfinite(norm):
+            raise NonFiniteError("gradient norm", norm)
+        report.updates += 1
+        report.loss += total
+        report.grad_norm += norm
+
+    def _loss_of(
+        self, batch: MicroBatch, anchor: Tensor, step: int, kl_coefficient: float, report: UpdateReport
+    ) -> Tensor:
+        """Return this micro-batch's part of the loss of the whole optimiser step; it is 0 for a filler."""
+        logprobs, entropy = self.policy.logprobs(batch)
+        reference = self._reference(batch)
+        tokens = TokenBatch(logprobs, anchor, batch.advantages, batch.rollout_logprobs, batch.trajectory)
+        losses, metrics = self._loss(tokens, self.algorithm)
+        if batch.is_filler:
+            return weighted_sum(logprobs, batch.weights)
+        if not report.updates:
+            fresh = batch.versions == step
+            report.drift += measure(logprobs, batch.rollout_logprobs, fresh, batch.trajectory)
+            report.shift += measure(logprobs, batch.rollout_logprobs, ~fresh)
+            report.first_logprobs.append(logprobs.detach().cpu())
+        if self._correction.name != "none":
+            weights = self._corrections(tokens)
+            report.reweighting += Reweighting.of(weights)
+            losses = losses * weights
+        if reference is not None:
+            losses = losses + kl_coefficient * self._kl(logprobs, reference, anchor)
+            # The metric is k3 for every estimator of the loss: its expected value is the KL, and it is never negative.
+            report.token_sums["kl"] += k3(logprobs.detach(), reference, anchor).sum().item()
+        if self.algorithm.entropy_coef:
+            losses = losses - self.algorithm.entropy_coef * entropy
+        report.trained_tokens += len(logprobs)
+        report.token_sums["entropy"] += entropy.detach().sum().item()
+        report.token_sums["clip_frac"] += metrics["clipped"].sum().item() if "clipped" in metrics else 0.0
+        return weighted_sum(losses, batch.weights)
+
+    def _reference(self, batch: MicroBatch) -> Tensor | None:
+        if self.reference is None or not self.algorithm.kl_loss_coef:
+            return None
+        return self.reference.all_logprobs([batch])[0]
+
+    def _corrections(self, tokens: TokenBatch) -> Tensor:
+        """Return the correction's weights on the loss, [N]."""
+        trainer = tokens.old_logprobs if self.algorithm.loss_anchor == "old" else tokens.logprobs.detach()
+        return self._correction(trainer - tokens.behaviour, tokens, self.algorithm)
+
+
+Assignments = list[list[list[MicroBatch]]]
+"""Micro-batches by optimiser step and rank."""
+
+
+class Learners:
+    """The learners of all ranks, for the leader: it distributes micro-batches to them, and returns results in order.
+    With one process it only calls that process's learner."""
+
+    def __init__(self, crew: Crew, model: ModelFlops):
+        self.crew, self.ranks, self.model = crew, crew.world.size, model
+
+    def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
+        return self._forward("reference_logprobs", batches)
+
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Return the policy's log-probs, [N] for each micro-batch, on the CPU."""
+        return self._forward("logprobs", batches)
+
+    def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Return the critic's values, [N] for each micro-batch, on the CPU."""
+        return self._forward("critic.values", batches)
+
+    def update(
+        self, parts: Sequence[Sequence[MicroBatch]], step: int, kl_coefficient: float
+    ) -> tuple[Assignments, list[UpdateReport]]:
+        """Make one optimiser step of the policy for each part, until a loss or a gradient is not finite. Return the
+        micro-batches of each rank, and the reports by rank."""
+        assignments = [self._balance(part) for part in parts]
+        return assignments, self.crew.run("update", self._shares(assignments), step, kl_coefficient)
+
+    def update_critic(self, parts: Sequence[Sequence[ValueBatch]], step: int) -> CriticReport:
+        """Make one optimiser step of the critic for each part, until a loss or a gradient is not finite."""
+        assignments = []
+        for part in parts:
+            values_of = {id(batch.token_ids): (old, wanted) for batch, old, wanted in part}
+            balanced = self._balance([batch for batch, _, _ in part])
+            assignments.append(
+                [[(batch, *values_of[id(batch.token_ids)]) for batch in batches] for batches in balanced]
+            )
+        return CriticReport.joined(self.crew.run("critic.update", self._shares(assignments), step))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights for an engine with its own copy."""
+        return self.crew.run("policy.weights")[0]
+
+    def release(self) -> None:
+        """Free cached GPU memory of all ranks for the servers that share the GPUs."""
+        self.crew.run("release")
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder."""
+        self.crew.run("policy.export", None, folder)
+
+    def save(self, folder: Path, commit: Callable[[], object]) -> None:
+        """Write the tensors of all ranks into `folder`; `commit` is called once they are written.
+
+        Raises:
+            UserError: this checkpoint, or the one before, could not be written.
+        """
+        self.crew.run("save", None, folder)
+        self.crew.worker.saver.finish(commit)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether the leader is still writing a checkpoint; other ranks may still write after it has finished."""
+        return self.crew.worker.saver.is_busy
+
+    def wait_saved(self) -> None:
+        """Return when the last checkpoint is on the disk.
+
+        Raises:
+            UserError: the checkpoint could not be written.
+        """
+        self.crew.run("saver.wait")
+
+    def load(self, folder: Path) -> None:
+        """Load the tensors of a checkpoint on every rank.
+
+        Raises:
+            UserError: the tensors do not fit the model and the settings.
+        """
+        self.crew.run("load", None, folder)
+
+    def _balance(self, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
+        return balance(batches, self.ranks, self.model)
+
+    def _forward(self, method: str, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        assignments = self._balance(batches)
+        results = self.crew.run(method, [(self._sent(rank_batches),) for rank_batches in assignments])
+        found = {
+            id(batch): values
+            for rank_batches, own in zip(assignments, results, strict=True)
+            for batch, values in zip(rank_batches, own, strict=True)
+        }
+        return [found[id(batch)] for batch in batches]
+
+    def _shares(self, parts: Sequence[Sequence[Sequence[Any]]]) -> list[tuple[list[list[Any]]]]:
+        """Return the arguments of each rank: its micro-batches of every part."""
+        return [([self._sent(part[rank]) for part in parts],) for rank in range(self.ranks)]
+
+    def _sent(self, rank_batches: Sequence[Any]) -> list[Any]:
+        """Return the micro-batches of a rank, without samples if they are sent to another process."""
+        if self.ranks == 1:
+            return list(rank_batches)
+        return [
+            item.without_samples() if isinstance(item, MicroBatch) else (item[0].without_samples(), *item[1:])
+            for item in rank_batches
+        ]
+
+
+def alone(learner: Learner) -> Learners:
+    """Return the learners of a single process."""
+    return Learners(Crew(World(), learner), learner.flops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +13,10 @@ from mtrl.algorithms.reductions import token_weights
 from mtrl.algorithms.registry import find_correction, find_loss
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
-from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches
-from mtrl.trainer.data.mini_batches import mini_batches
+from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.throughput import Work, forwarded, trained
-from mtrl.trainer.update.learners import Learners
-from mtrl.trainer.update.policy_learner import UpdateReport
+from mtrl.trainer.update.learner import Assignments, Learners
+from mtrl.trainer.update.report import UpdateReport
 from mtrl.types import Sample, write_jsonl
 
 
@@ -55,8 +55,8 @@ class Updater:
                 did not change the weights.
         """
         parts = [self._batches(part) for part in mini_batches(samples, self.config.trainer, self.config.seed, step)]
-        update = self.learners.update([part for part in parts if part], step, self.kl.coefficient)
-        report = update.report
+        assignments, reports = self.learners.update([part for part in parts if part], step, self.kl.coefficient)
+        report = UpdateReport.joined(reports)
         if stopped := report.stopped:
             write_jsonl(self.dump, samples, mode="w")
             raise UserError(
@@ -64,8 +64,8 @@ class Updater:
                 "weights are as before: look at its log-probs and advantages, then lower trainer.optimizer.lr or raise "
                 "model.dtype to float32"
             )
-        first_logprobs = [pair for batch, logprobs in update.first_logprobs for pair in per_sample(batch, logprobs)]
-        return Update(report, first_logprobs, [self._work(batches) for batches in update.by_rank])
+        works = [self._work([b for part in assignments for b in part[rank]]) for rank in range(len(reports))]
+        return Update(report, first_logprobs(assignments, reports), works)
 
     def _work(self, batches: list[MicroBatch]) -> Work:
         """Return the work of one rank: the passes of the optimiser steps, and the additional passes without
@@ -94,6 +94,18 @@ class Updater:
             whole_trajectories=self._whole_trajectories,
             ranks=self.learners.ranks,
         )
+
+
+def first_logprobs(assignments: Assignments, reports: Sequence[UpdateReport]) -> list[tuple[Sample, Tensor]]:
+    """Return the samples of the first optimiser step with the trainer's log-probs [action tokens] before this step,
+    rank by rank."""
+    ranks = assignments[0] if assignments else []
+    return [
+        pair
+        for rank_batches, report in zip(ranks, reports, strict=False)
+        for batch, logprobs in zip([b for b in rank_batches if not b.is_filler], report.first_logprobs, strict=True)
+        for pair in per_sample(batch, logprobs)
+    ]
 
 
 def per_sample(batch: MicroBatch, logprobs: Tensor) -> list[tuple[Sample, Tensor]]:

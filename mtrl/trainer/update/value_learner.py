@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,13 +13,13 @@ from mtrl.algorithms.losses import weighted_sum
 from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compute_device, reshard
-from mtrl.distributed.sums import all_sum
+from mtrl.distributed.world import all_sum
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.value_head import ValueModel
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.setup.loading import load_peer
 from mtrl.trainer.update.optimizer import Optimizer
-from mtrl.trainer.update.policy_learner import NonFiniteError
+from mtrl.trainer.update.report import CriticReport, NonFiniteError
 
 ValueBatch = tuple[MicroBatch, Tensor, Tensor]
 """A micro-batch, the values [N] before the step's first update, and the target values [N]."""
@@ -100,35 +98,6 @@ class ValueLearner:
         report.updates += 1
         report.loss += total
         report.grad_norm += norm
-
-
-@dataclass
-class CriticReport:
-    """Sums over the optimiser steps of one training step, on one rank or over all ranks (`joined`)."""
-
-    updates: int = 0
-    loss: float = 0.0
-    clipped: float = 0.0
-    """Sum of the shares of trained values whose loss was clipped."""
-    grad_norm: float = 0.0
-    lr: float = 0.0
-    stopped: NonFiniteError | None = None
-    """Error that ended the training step before its last optimiser step, the same on every rank; None without one."""
-
-    @classmethod
-    def joined(cls, reports: Iterable[CriticReport]) -> CriticReport:
-        """Sum the reports over ranks; gradient norm and learning rate are equal on all ranks."""
-        first, *others = reports
-        whole = replace(first)
-        for other in others:
-            whole.loss += other.loss
-            whole.clipped += other.clipped
-        return whole
-
-    def metrics(self) -> dict[str, float]:
-        """Return the means over the updates, of which there must be at least one."""
-        means = {"loss": self.loss, "clip_frac": self.clipped, "grad_norm": self.grad_norm}
-        return {f"critic/{name}": total / self.updates for name, total in means.items()} | {"critic/lr": self.lr}
 
 
 def value_losses(values: Tensor, old: Tensor, targets: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from envs.triviaqa import FAMILY
 from envs.triviaqa.demonstrator import answer, search
 from envs.triviaqa.protocol import Action, parse_action, without_tags
-from mtrl.algorithms.advantages.turns import mt_grpo
+from mtrl.algorithms.advantages.baselines import mt_grpo
 from mtrl.algorithms.batch import CreditBatch
 from mtrl.config.schema import AlgorithmConfig, DataConfig
 from mtrl.errors import UserError

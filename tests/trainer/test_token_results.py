@@ -1,17 +1,16 @@
-"""What the update made of each token, written back to the turns."""
+"""Advantages and log-probs per token, written back to the turns."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.trainer.data.samples import group_samples
-from mtrl.trainer.update.update_result import note_advantages, note_logprobs
+from mtrl.trainer.data.samples import group_samples, note_advantages, note_logprobs
 from mtrl.types import Group
 from tests.trainer.helpers import make_group
 
 
 @given(st.integers(0, 1000), st.booleans())
-def test_every_credited_turn_gets_its_own_numbers_also_where_a_break_splits_the_trajectory(seed, broken):
+def test_results_are_written_to_every_trained_turn_also_across_breaks(seed, broken):
     group = make_group(seed, 50)
     if broken:
         for trajectory in group.trajectories:
@@ -30,22 +29,22 @@ def test_every_credited_turn_gets_its_own_numbers_also_where_a_break_splits_the_
                 assert turn.advantages == turn.trainer_logprobs == []
 
 
-def test_credit_per_token_stays_per_token():
+def test_advantages_per_token_are_written_per_token():
     group = make_group(1, 50, size=1, turns=1)
     (sample,) = group_samples(group, [[0.0]])
     values = [float(i) for i in range(sample.action_tokens)]
-    said = iter(values)
-    sample.advantages = [next(said) if mask else 0.0 for mask in sample.loss_mask]
+    numbers = iter(values)
+    sample.advantages = [next(numbers) if mask else 0.0 for mask in sample.loss_mask]
     note_advantages([group], [sample])
     assert group.trajectories[0].turns[0].advantages == (values if len(values) > 1 else [0.0])
 
 
-def test_only_the_trajectories_that_are_kept_are_written_to():
+def test_only_the_given_trajectories_are_written_to():
     group = make_group(3, 50, size=3)
     samples = group_samples(group, [[1.0] * len(t.turns) for t in group.trajectories])
-    kept = Group(group.group_id, group.row, [group.trajectories[1]])
-    note_advantages([kept], samples)
-    note_logprobs([kept], [(sample, torch.zeros(sample.action_tokens)) for sample in samples])
+    selected = Group(group.group_id, group.row, [group.trajectories[1]])
+    note_advantages([selected], samples)
+    note_logprobs([selected], [(sample, torch.zeros(sample.action_tokens)) for sample in samples])
     for trajectory in group.trajectories:
         expected = [1.0] if trajectory is group.trajectories[1] else []
         assert all(
