@@ -62,7 +62,7 @@ from mtrl.trainer.update.policy_learner import UpdateReport
 from mtrl.trainer.update.update import Update, Updater
 from mtrl.trainer.update.update_result import note_advantages, note_logprobs
 from mtrl.types import Group, Message, Sample
-from mtrl.utils.garbage import settled
+from mtrl.utils.process import settled
 
 ONE, MANY, ENGINE = "batches, 1 rank", "batches, {ranks} ranks", "(engine)"
 PLAYED = ("tokenise", "parse", "environments", "episodes")

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Generator
 from functools import partial
 from typing import Any
 
-from mtrl.utils.process_guard import guarded, said
+from mtrl.utils.process_guard import guarded, safe_text
 
 
 class DetachableTask:
@@ -37,7 +37,7 @@ class DetachableTask:
             except StopIteration as end:
                 return end.value
             except SystemExit as error:
-                raise RuntimeError(said(error, repr)) from error
+                raise RuntimeError(safe_text(error, repr)) from error
             try:
                 step = partial(self._coroutine.send, (yield waiting_for))
             except BaseException as error:

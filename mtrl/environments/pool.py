@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from mtrl.environments.detachable_task import DetachableTask
-from mtrl.utils.process_guard import CallTimeoutError, guarded, said
+from mtrl.utils.process_guard import CallTimeoutError, guarded, safe_text
 
 
 class EnvironmentPool:
@@ -188,6 +188,6 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
     elif isinstance(error, Exception) and not isinstance(error, StopIteration):  # which no future accepts
         future.set_exception(error)
     else:
-        wrapped = RuntimeError(said(error, repr))
+        wrapped = RuntimeError(safe_text(error, repr))
         wrapped.__cause__ = error
         future.set_exception(wrapped)

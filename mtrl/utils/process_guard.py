@@ -108,7 +108,7 @@ def in_time(call: Callable[[], T], seconds: float) -> T:
     return value
 
 
-def said(value: object, show: Callable[[Any], str] = str) -> str:
+def safe_text(value: object, show: Callable[[Any], str] = str) -> str:
     """Return `show(value)`, by default `str(value)`, or a substitute text if that raises. The class of the value may be
     the user's, so its `__str__` may fail."""
     try:
@@ -126,7 +126,7 @@ def _exit_unless_guarded(status: int) -> NoReturn:
 
 def _stop_unless_guarded(loop: asyncio.BaseEventLoop) -> None:
     if _guard.get()[1] is loop:
-        raise RuntimeError("an environment may not stop the event loop that it is played on")
+        raise RuntimeError("an environment may not stop the event loop that it runs on")
     _stop(loop)
 
 

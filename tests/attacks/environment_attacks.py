@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mtrl.environments.base import BaseEnvironment, StepResult
-from mtrl.utils.process_guard import said
+from mtrl.utils.process_guard import safe_text
 
 
 class Plain(BaseEnvironment):
@@ -203,7 +203,7 @@ ATTACKS = [
     says("an endless generator", endless(), ends=DONE),
     says("what cannot be shown", Shown(), ends="SystemExit"),
     *(
-        says(f"reward {said(value, repr):.20}", value, "x", False, ends=NUMBER)
+        says(f"reward {safe_text(value, repr):.20}", value, "x", False, ends=NUMBER)
         for value in (
             float("nan"),
             float("inf"),
@@ -267,7 +267,7 @@ ATTACKS = [
 ]
 
 ON_A_RUN = {
-    # the deed: (async, statements, exit status, a part of what is said last; "": the run ends well)
+    # the deed: (async, statements, exit status, a part of the last message; "": the run ends well)
     "changes the folder to one that is gone": (
         False, "import tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)", 0, ""),
     "changes the recursion limit": (False, "sys.setrecursionlimit(60)", 0, ""),

@@ -157,10 +157,10 @@ def test_an_environment_that_is_no_launch(monkeypatch):
     with pytest.raises(UserError, match="RANK=0 and WORLD_SIZE=2, but neither .*; start them with torchrun, or unset"):
         World.join(1.0)
     launched(monkeypatch, 0, 2, MASTER_PORT="http")
-    with pytest.raises(UserError, match="the environment has MASTER_PORT=http, which is no whole number"):
+    with pytest.raises(UserError, match="the environment has MASTER_PORT=http, which is not a whole number"):
         World.join(1.0)
     launched(monkeypatch, "first", 2)
-    with pytest.raises(UserError, match="the environment has RANK=first, which is no whole number"):
+    with pytest.raises(UserError, match="the environment has RANK=first, which is not a whole number"):
         World.join(1.0)
 
 
