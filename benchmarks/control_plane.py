@@ -61,7 +61,7 @@ from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.report import UpdateReport
 from mtrl.trainer.update.update import Update, Updater
 from mtrl.types import Group, Message, Sample
-from mtrl.utils.garbage import settled
+from mtrl.utils.process import settled
 
 ONE, MANY, ENGINE = "batches, 1 rank", "batches, {ranks} ranks", "(engine)"
 PLAYED = ("tokenise", "parse", "environments", "episodes")

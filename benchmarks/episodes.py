@@ -64,7 +64,7 @@ from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.rollout_metrics import rollout_metrics
 from mtrl.types import Group, Row, StopReason
-from mtrl.utils.garbage import settled
+from mtrl.utils.process import settled
 
 TICK = 0.005
 """Seconds between two looks at the loop."""

@@ -41,7 +41,7 @@ from mtrl.gateway.session import Session, SessionLimits
 from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import train_tokenizer
 from mtrl.rollout.conversation import Codec
-from mtrl.utils.garbage import settled
+from mtrl.utils.process import settled
 
 MODES = ("gateway", "floor")
 LIMIT = 600

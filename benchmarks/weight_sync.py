@@ -113,7 +113,7 @@ async def _rounds(
     async with asyncio.timeout(STARTING):
         while not await api.is_ready():
             if not process.running:
-                raise SystemExit(f"{engine} ended: {process.last_words()}")
+                raise SystemExit(f"{engine} ended: {process.error_line()}")
             await asyncio.sleep(0.5)
     rows, syncs = [Row(engine, way) for way in WAYS], {}
     for way in WAYS:
@@ -141,7 +141,7 @@ async def _sync(api: ServerApi, sync: WeightSync, weights: dict[str, Tensor], ve
     began = time.perf_counter()
     await sync.send([api], weights, version)
     seconds = time.perf_counter() - began
-    await api.forget()
+    await api.drop_cache()
     await api.resume()
     if await api.version() != version:
         raise SystemExit(f"{api.url} has other weights than those of version {version}")

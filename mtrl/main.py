@@ -33,7 +33,7 @@ from mtrl.config.overrides import dashed, normalise, quoted
 from mtrl.errors import EndedAtOnce, UserError, missing_extra
 from mtrl.sweep.choices import names_sweep, typed_out
 from mtrl.sweep.job import job
-from mtrl.utils import launch
+from mtrl.utils.process import is_follower, is_launched
 
 if TYPE_CHECKING:
     pass
@@ -51,12 +51,12 @@ def cli(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     with one_sentence():
         try:
-            if launch.is_follower():
+            if is_follower():
                 follow(words)
             else:
                 lead(words)
         except KeyboardInterrupt as end:
-            if not launch.is_follower():
+            if not is_follower():
                 print(str(end) or "SIGINT: mtrl.main ended before it had a run to save", file=sys.stderr)
             raise SystemExit(128 + (end.number if isinstance(end, EndedAtOnce) else SIGINT)) from None
 
@@ -106,7 +106,7 @@ def prepare(argv: Sequence[str]) -> list[str]:
     if names_sweep(overrides) and _runs(args) and not args.multirun:
         args.multirun = True
         flags.append("--multirun")
-    if args.multirun and launch.is_launched():
+    if args.multirun and is_launched():
         raise UserError("-m starts many runs, and torchrun's ranks share one; start torchrun once per run")
     if _runs(args) and not args.experimental_rerun:
         if args.multirun:

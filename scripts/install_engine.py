@@ -42,7 +42,7 @@ SHOWN = 15
 """Number of lines of a failed installer's output to show."""
 SELF_CHECKS = {
     "vllm": "import vllm.engine.arg_utils",
-    "sglang": "from mtrl.engines.sglang import operators; operators.declare(); import sglang.srt.server_args",
+    "sglang": "from mtrl.engines.sglang import platform; platform.declare_operators(); import sglang.srt.server_args",
 }
 """Imports that must succeed for a server to start."""
 LOADED = "import importlib.metadata as m; assert m.entry_points(group='{group}', name='{name}'), 'no plugin of mtrl'; "

@@ -21,7 +21,7 @@ NODE = 8
 BUCKET = 2**29
 """Bytes of one broadcast (`mtrl/engines/server/distributed_sync.py`)."""
 CALLS = 7
-"""Requests to each server at a sync beside one per bucket: pause, begin, check, finish, forget, version, resume."""
+"""Requests to each server at a sync beside one per bucket: pause, begin, check, finish, drop cache, version, resume."""
 CELL, SAMPLED = 17.0, 28.0
 """Bytes of a packed `MicroBatch` for each token (id, position, mask) and, further, for each sampled one (three floats,
 two numbers)."""

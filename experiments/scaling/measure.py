@@ -39,7 +39,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.backend import Backend
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.engine import ServerEngine
-from mtrl.engines.server.router import Lane, Router
+from mtrl.engines.server.router import ReplicaLoad, Router
 from mtrl.engines.vllm.api import VllmApi
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
@@ -56,7 +56,7 @@ from mtrl.trainer.flops import ModelFlops
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.update.update import per_sample
 from mtrl.types import Group, Row
-from mtrl.utils.garbage import settled
+from mtrl.utils.process import settled
 
 FOLDER = Path(__file__).parent
 MIB = 2**20
@@ -252,7 +252,7 @@ def route(replicas: int, turns: int, limit: int = 160, trajectories: int = 0) ->
     """CPU seconds of the router for each turn, with `trajectories` conversations that hold a place each for a while."""
 
     async def run() -> float:
-        router, numbers = Router([Lane(True) for _ in range(replicas)], limit), iter(range(10**9))
+        router, numbers = Router([ReplicaLoad(True) for _ in range(replicas)], limit), iter(range(10**9))
 
         async def converse(name: str) -> None:
             for _ in range(turns):

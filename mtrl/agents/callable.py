@@ -38,6 +38,11 @@ class CallableRunner:
         self._lock = threading.Lock()
         self._running_threads = self._awaited_threads = 0
 
+    @property
+    def running_threads(self) -> int:
+        """Number of threads that are inside a call of the function, hanging ones included."""
+        return self._running_threads
+
     async def run(self, assignment: Assignment) -> Outcome | None:
         """See `Runner`."""
         client = AgentClient(assignment.base_url, assignment.api_key, assignment.model)
@@ -56,8 +61,8 @@ class CallableRunner:
             return await self._pool.call(self.function, row, client, timeout=math.inf)
         if (hanging := self._running_threads - self._awaited_threads) >= MAX_HANGING_THREADS:
             raise AgentError(
-                f"{hanging} calls of {self.name} hang, though their episodes are over; give what they wait for a time "
-                "limit, or play by generator.agent.command, whose processes are ended"
+                f"{hanging} calls of {self.name} still run although their episodes have ended; add a time limit to "
+                "what they wait for, or use generator.agent.command, whose processes are ended"
             )
         self._awaited_threads += 1
         try:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from mtrl.types import Message
+from mtrl.utils.http_client import error_message, printable
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 NO_TIMEOUT = httpx.Timeout(None)
 """Time limit of a request: none, because the episode has one."""
-MAX_ERROR_CHARACTERS = 300
-"""Maximum number of characters that an error shows of an answer that is not valid JSON."""
 
 
 class RefusedError(RuntimeError):
@@ -121,10 +120,10 @@ def _message(response: httpx.Response) -> Message:
         content = response.json()
         if response.is_success:
             return content["choices"][0]["message"]
-        error = content["error"]
-        raise RefusedError(response.status_code, str(error["message"]), error.get("code"))
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        raise RefusedError(response.status_code, response.text[:MAX_ERROR_CHARACTERS]) from None
+        code = content["error"].get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        code = None
+    raise RefusedError(response.status_code, printable(error_message(response.content)), code)
 
 
 def _require_no_event_loop(name: str, instead: str) -> None:

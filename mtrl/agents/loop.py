@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
+from mtrl.agents.callable import CallableRunner
+from mtrl.agents.program import ProgramRunner
+from mtrl.agents.remote import RemoteRunner
 from mtrl.agents.runner import AgentError, Assignment, Outcome, Runner
 from mtrl.agents.slots import Slots
+from mtrl.config.agent_schema import AgentConfig
 from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
-from mtrl.gateway.errors import RequestError
+from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.server import MODEL, Gateway
 from mtrl.gateway.session import Session
-from mtrl.rollout.episode import Episodes, Limits, ResponseParseError
-from mtrl.rollout.occupancy import Occupancy
+from mtrl.rollout.episode import Episodes, Limits, Occupancy, ResponseParseError
 from mtrl.types import Row, StopReason, Trajectory
+from mtrl.utils.user_code import load_function
 
 SECONDS_FOR_REWARD = 10.0
 """Seconds in which a program must report its reward after it has reported the end of its episode: the managed service's
@@ -71,7 +75,7 @@ class AgentLoop(Episodes[Session]):
     def _open_trajectory(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Session]:
         return self._slots.take(partial(self.gateway.open, trajectory_id, sampling), self.gateway.close_session)
 
-    async def _play(self, trajectory: Trajectory, session: Session, row: Row, sampling: SamplingParams) -> None:
+    async def _run_episode(self, trajectory: Trajectory, session: Session, row: Row, sampling: SamplingParams) -> None:
         problem: Exception | None = None
         try:
             outcome = await self._outcome(session, self._assignment(session, row, sampling))
@@ -97,7 +101,7 @@ class AgentLoop(Episodes[Session]):
             Exception: the episode failed.
         """
         if session.stop_reason == StopReason.PARSE_ERROR:
-            raise ResponseParseError("no message can be made of what was sampled") from session.failure
+            raise ResponseParseError("the sampled tokens cannot be parsed into a message") from session.failure
         if session.stop_reason == StopReason.ABORTED:
             trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
         elif not trajectory.turns:
@@ -113,7 +117,7 @@ class AgentLoop(Episodes[Session]):
         """Run the program until it ends, and return its outcome.
 
         Raises:
-            EngineLostError: the engine is lost, so the program would wait in vain.
+            EngineLostError: the engine is lost, so the program would wait forever.
         """
         running = asyncio.ensure_future(self._until_ended(session, assignment))
         finished = asyncio.ensure_future(session.finished.wait())
@@ -171,6 +175,20 @@ class TimedEngine:
         self.engine.release(trajectory_id)
 
 
+def make_runner(agent: AgentConfig) -> Runner:
+    """Create the runner of the configured agent.
+
+    Raises:
+        UserError: the function cannot be imported, or the agent at `url` does not answer.
+    """
+    if agent.target is not None:
+        return CallableRunner(load_function(agent.target, "generator.agent.target"), agent.max_concurrent)
+    if agent.command is not None:
+        return ProgramRunner(agent.command, agent.env, agent.max_concurrent, agent.pass_env)
+    assert agent.url is not None, "generator.agent names no program"
+    return RemoteRunner(agent.url, agent.api_key_env)
+
+
 def _set_rewards(session: Session, outcome: Outcome) -> None:
     """Pass the outcome's rewards, if any, to the session.
 
@@ -203,7 +221,7 @@ def _no_answer_error(session: Session, problem: Exception | None, url: str) -> A
     if session.stop_reason is not None or session.failure is not None:
         message = "no call of the program was answered"
     else:
-        message = f"the program never called the model, which it was told to ask at {url}"
+        message = f"the program never called the model at {url}"
     if problem is not None and not isinstance(problem, MissingRewardError):
         message += f" ({type(problem).__name__}: {next(iter(str(problem).splitlines()), '')})"
     elif session.stop_reason == StopReason.CONTEXT_LIMIT:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,9 +23,10 @@ from mtrl.agents.output import Output
 from mtrl.agents.runner import AgentError, Assignment, Outcome, as_outcome
 from mtrl.config.derived import program_path
 from mtrl.engines.server.environment import agent_environment, secrets_of
-from mtrl.engines.server.supervised_process import KILLING, SupervisedProcess
-from mtrl.engines.server.words import last_words
+from mtrl.engines.server.log_errors import error_line
+from mtrl.engines.server.supervised_process import KILL_TIMEOUT, SupervisedProcess
 from mtrl.environments.pool import EnvironmentPool
+from mtrl.utils.text import redacted
 
 SECONDS_TO_EXIT = 2.0
 """Seconds that a program has to end by itself after SIGTERM."""
@@ -48,7 +49,7 @@ class ProgramRunner:
         Args:
             command: program and arguments. An argument that names an existing file becomes an absolute path, because
                 the program starts in its own folder.
-            env: variables in addition to those of the trainer's environment that the program gets (`PASSED_ON`).
+            env: variables in addition to those of the trainer's environment that the program gets (`AGENT_VARIABLES`).
             passed: names of further variables of the trainer's environment that the program gets.
         """
         self.command = [command[0], *(_absolute(word) for word in command[1:])]
@@ -70,15 +71,16 @@ class ProgramRunner:
             code = await process.wait()
             await output.complete(SECONDS_FOR_OUTPUT)
             if code:
-                text = _redacted(
-                    output.text, [*secrets_of(environment), *filter(None, map(os.environ.get, self.passed))]
-                )
-                raise AgentError(f"{self.name} {process.end()}: {last_words(text)}\nThe end of its output:\n{text}")
+                secrets = [*secrets_of(environment), *(os.environ[name] for name in self.passed)]
+                text = redacted(output.text, secrets)
+                raise AgentError(f"{self.name} {process.end()}: {error_line(text)}\nThe end of its output:\n{text}")
             return as_outcome(_read(result), f"{self.name}, in MTRL_RESULT,")
         finally:
             if output is not None:
                 output.close()
-            await self._cleanup_pool.finish(partial(_clean_up, process, folder), timeout=SECONDS_TO_EXIT + 3 * KILLING)
+            await self._cleanup_pool.finish(
+                partial(_clean_up, process, folder), timeout=SECONDS_TO_EXIT + 3 * KILL_TIMEOUT
+            )
 
     async def close(self) -> None:
         self._cleanup_pool.close()
@@ -86,7 +88,7 @@ class ProgramRunner:
     def _environment(self, assignment: Assignment, folder: Path) -> dict[str, str]:
         host = urlsplit(assignment.base_url).hostname or ""
         return {
-            **agent_environment(straight=(host,)),
+            **agent_environment(no_proxy_hosts=(host,)),
             "PATH": program_path(),
             **{name: os.environ[name] for name in self.passed},
             **self.env,
@@ -101,12 +103,6 @@ class ProgramRunner:
 
 def _absolute(word: str) -> str:
     return str(Path(word).absolute()) if Path(word).is_file() else word
-
-
-def _redacted(text: str, secrets: Iterable[str]) -> str:
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return text
 
 
 def _clean_up(process: SupervisedProcess | None, folder: Path) -> None:
@@ -130,7 +126,7 @@ def _read(path: Path) -> Any:
         raise AgentError(f"MTRL_RESULT cannot be read ({error.strerror})") from None
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise AgentError("MTRL_RESULT is no plain file")
+            raise AgentError("MTRL_RESULT is not a regular file")
         content = file.read(MAX_RESULT_BYTES + 1)
     if len(content) > MAX_RESULT_BYTES:
         raise AgentError(f"MTRL_RESULT has more than {MAX_RESULT_BYTES} bytes")

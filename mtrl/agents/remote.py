@@ -19,7 +19,7 @@ from mtrl.engines.server.api import ServerError
 from mtrl.engines.server.http import Http
 from mtrl.errors import UserError
 from mtrl.types import Row
-from mtrl.utils.text import one_line
+from mtrl.utils.http_client import exception_message, printable
 
 JOB_ARN = "arn:aws:sagemaker:us-west-2:000000000000:job/AgentRFT/mtrl"
 """Job ARN that agents of the service require in a request. mtrl does not use it."""
@@ -50,7 +50,7 @@ class RemoteRunner:
         """See `Runner`."""
         try:
             # The request needs no time limit, because the episode loop has one.
-            answer = await self._http.ask("POST", "/rollout", rollout_request(assignment), seconds=math.inf)
+            answer = await self._http.request("POST", "/rollout", rollout_request(assignment), seconds=math.inf)
         except ServerError as error:
             raise AgentError(str(error)) from None
         outcome = (
@@ -72,7 +72,7 @@ class RemoteRunner:
                 status = answer.status_code
             problem = None if status == 200 else f"HTTP {status}"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            problem = one_line(error or type(error).__name__)
+            problem = printable(exception_message(error), token)
         if problem:
             raise UserError(
                 f"generator.agent.url={self.url}: the agent does not answer GET /health ({problem}); start it first, "

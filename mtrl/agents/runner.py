@@ -47,7 +47,7 @@ class Runner(Protocol):
     """Starts programs, several at once."""
 
     ends_by_report: bool
-    """Whether an episode for which `run` returned None goes on until the program reports its end."""
+    """Whether an episode for which `run` returned None continues until the program reports its end."""
 
     async def run(self, assignment: Assignment) -> Outcome | None:
         """Run one episode. When this returns, raises or is cancelled, no process of the program runs on this machine.
@@ -75,7 +75,7 @@ def as_outcome(value: Any, what: str) -> Outcome | None:
         return Outcome(_rewards(value, what))
     reward, metrics, error = value.get("reward", value.get("rewards")), value.get("metrics") or {}, None
     if value.get("status") in ("error", "failed"):
-        error = str(value.get("error") or value.get("message") or "the program says that it failed")
+        error = str(value.get("error") or value.get("message") or "the program reported that it failed")
     if not isinstance(metrics, Mapping):
         raise TypeError(f"{what} returned the metrics {metrics!r:.200}; they must be numbers by name")
     numbers = named(metrics, f"{what} returned metrics", LARGEST_METRIC)

@@ -22,6 +22,16 @@ class Slots(Generic[T]):
         self._free = count
         self._waiting: deque[tuple[Callable[[], T], asyncio.Future[T]]] = deque()
 
+    @property
+    def free(self) -> int:
+        """Number of free slots."""
+        return self._free
+
+    @property
+    def waiting(self) -> int:
+        """Number of tasks that wait for a slot."""
+        return len(self._waiting)
+
     @asynccontextmanager
     async def take(self, begin: Callable[[], T], end: Callable[[T], Any]) -> AsyncIterator[T]:
         """Wait for a slot, first come, first served, and yield the value that `begin` then returns. On exit, call `end`

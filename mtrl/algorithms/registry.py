@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl.errors import UserError
-from mtrl.utils.functions import load_function
+from mtrl.utils.user_code import load_function
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from mtrl.config.derived import PLAYERS, program_path
 from mtrl.errors import UserError
-from mtrl.utils.functions import load_function
+from mtrl.utils.user_code import load_function
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::", "")

@@ -31,7 +31,7 @@ from mtrl.config.overrides import CONF
 from mtrl.config.schema import OptimizerConfig
 from mtrl.engines.endpoints.budget import check_spending
 from mtrl.errors import UserError
-from mtrl.utils.functions import load_function
+from mtrl.utils.user_code import load_function
 
 
 def check(cfg: DictConfig) -> list[str]:

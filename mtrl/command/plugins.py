@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtrl.errors import UserError
-from mtrl.utils.reasons import reason
+from mtrl.utils.user_code import reason
 
 
 def import_plugins(modules: Sequence[str]) -> None:

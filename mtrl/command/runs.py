@@ -13,7 +13,7 @@ from mtrl.config.plain_yaml import load_config
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.record.run_dir import RunDir, such_as
-from mtrl.utils import launch
+from mtrl.utils.process import launch_id
 
 CHECKPOINTS = "checkpoints"
 LAUNCH = "launch.txt"
@@ -68,7 +68,7 @@ def settle(cfg: DictConfig) -> list[str]:
 def mark(run_dir: str) -> None:
     """Write the id of the launch into the folder. Errors are ignored here, since `RunDir.create` reports a folder that
     cannot be created."""
-    if (launched := launch.launch_id()) is not None:
+    if (launched := launch_id()) is not None:
         with suppress(OSError):
             Path(run_dir).mkdir(parents=True, exist_ok=True)
             (Path(run_dir) / LAUNCH).write_text(launched + "\n", encoding="utf-8")
@@ -76,7 +76,7 @@ def mark(run_dir: str) -> None:
 
 def is_marked(run_dir: Path) -> bool:
     """Return whether the folder belongs to an earlier attempt of the same launch of torchrun."""
-    launched = launch.launch_id()
+    launched = launch_id()
     with suppress(OSError):
         return launched is not None and (run_dir / LAUNCH).read_text(encoding="utf-8").strip() == launched
     return False
@@ -87,7 +87,7 @@ def _after_restart(cfg: DictConfig) -> list[str]:
     checkpoint. torchrun repeats the first command, and a `run_dir` with the time in it would be a new folder. Return
     warnings."""
     run_dir = Path(cfg.run_dir)
-    if launch.launch_id() is None or cfg.resume == "latest":
+    if launch_id() is None or cfg.resume == "latest":
         return []
     if cfg.resume != "none" and (has_default_run_dir(cfg) or run_dir.resolve() == owner_of(Path(cfg.resume)).resolve()):
         return []  # resumes in the folder of another run, from the requested checkpoint

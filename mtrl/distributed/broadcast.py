@@ -2,7 +2,7 @@
 
 It is independent of the default process group of either side, and changes no global state of `torch.distributed`. Its
 store keys have the names of SGLang's `init_custom_process_group` (`srt/utils/common.py`, after OpenRLHF's), so that
-either side may be SGLang's. The module imports only torch, the standard library and `mtrl.utils.hosts`, since it also
+either side may be SGLang's. The module imports only torch, the standard library and `mtrl.utils.serving`, since it also
 runs inside an engine's environment.
 """
 
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mtrl.utils.hosts import is_loopback
+from mtrl.utils.serving import is_loopback
 
 NCCL_PATIENCE = 10
 """Factor by which NCCL's time limit exceeds ours. NCCL's watchdog ends the whole process, so our limit must come

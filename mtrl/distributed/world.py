@@ -19,7 +19,7 @@ import torch.distributed as dist
 from mtrl.distributed.ending import Departure, Unwinding, end_process
 from mtrl.distributed.lifeline import BEAT, Lifeline, is_of_network, shortened
 from mtrl.errors import JobLost, UserError
-from mtrl.utils import launch
+from mtrl.utils.process import environment_integer, is_launched
 
 T = TypeVar("T")
 
@@ -66,15 +66,15 @@ class World:
                 ranks.
             JobLost: the other ranks did not join in time.
         """
-        if not launch.is_launched():
+        if not is_launched():
             return cls()
-        rank, size, local_rank = (launch.number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        rank, size, local_rank = (environment_integer(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
             raise UserError(
                 f"the environment has RANK={rank} and WORLD_SIZE={size}, but not both of MASTER_ADDR and "
                 "MASTER_PORT; start them with torchrun, or unset RANK and WORLD_SIZE"
             )
-        launch.number("MASTER_PORT")
+        environment_integer("MASTER_PORT")
         backend = _choose_device(local_rank)
         try:
             links = connect_ranks(backend, rank, size, timeout)

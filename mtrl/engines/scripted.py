@@ -54,7 +54,7 @@ def _from_lists(lists: Mapping[str, Sequence[str]]) -> Respond:
         responses = lists[trajectory_id]
         if turn_index >= len(responses):
             raise ValueError(
-                f"{trajectory_id} has {len(responses)} responses, and its turn {turn_index + 1} asks for one more"
+                f"{trajectory_id} has {len(responses)} responses, and its turn {turn_index + 1} needs one more"
             )
         return responses[turn_index]
 

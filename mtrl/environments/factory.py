@@ -15,7 +15,7 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, get_family
 from mtrl.errors import UserError
 from mtrl.utils.process_guard import CallTimeoutError, in_time
-from mtrl.utils.reasons import reason
+from mtrl.utils.user_code import reason
 
 T = TypeVar("T")
 

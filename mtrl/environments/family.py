@@ -13,7 +13,7 @@ from mtrl.environments.adapters import adapt, extra_hint
 from mtrl.environments.base import BaseEnvironment
 from mtrl.errors import UserError
 from mtrl.types import Row, Trajectory
-from mtrl.utils.reasons import reason
+from mtrl.utils.user_code import reason
 
 
 class Demonstrator(Protocol):

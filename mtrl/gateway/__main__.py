@@ -53,9 +53,8 @@ from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.evaluation.sources import BASE, source_of
 from mtrl.record.run_dir import RunDir
-from mtrl.utils.garbage import settled
-from mtrl.utils.hosts import is_loopback
-from mtrl.utils.serving import bind
+from mtrl.utils.process import settled
+from mtrl.utils.serving import bind, is_loopback
 
 if TYPE_CHECKING:
     from mtrl.evaluation.contenders import Contender
@@ -141,8 +140,8 @@ def disable_deterministic_engine(config: Config) -> None:
     local = config.generator.local
     if local.deterministic:
         raise UserError(
-            "generator.local.deterministic=true lets the calls of all programs wait for each other, and nobody knows "
-            "when they come; leave it null"
+            "generator.local.deterministic=true makes the calls of all programs wait for each other, and their times "
+            "are unknown; leave it null"
         )
     local.deterministic = False
 
@@ -155,7 +154,10 @@ def model_source(text: str) -> Source:
     """
     source = source_of(text, "gateway.model")
     if source.kind == "endpoint":
-        raise UserError(f"gateway.model={text} gives no token ids, so nothing can be captured; give its weights")
+        raise UserError(
+            f"gateway.model={text} returns no token ids, so no trajectory can be recorded; name a model whose weights "
+            "mtrl can load"
+        )
     return source
 
 
@@ -211,7 +213,7 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
         await gateway.start()
         shown = f"that of {KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else key
         print(f"{settings.model} is at {gateway.url}/v1, the admin's key is {shown}", flush=True)
-        print(f"trajectories go to {file}; Ctrl-C ends", flush=True)
+        print(f"trajectories are written to {file}; Ctrl-C ends the gateway", flush=True)
         await manager.shutdown.wait()
     finally:
         await manager.close()
@@ -232,7 +234,9 @@ def admin_key(host: str) -> str:
     """
     key = os.environ.get(KEY_VARIABLE, "")
     if not key and not is_loopback(host):
-        raise UserError(f"gateway.host={host} is open to others; set {KEY_VARIABLE} to a key of your own first")
+        raise UserError(
+            f"gateway.host={host} can be reached from other machines; set {KEY_VARIABLE} to a key of your own first"
+        )
     if key and (len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key):
         raise UserError(f"{KEY_VARIABLE} must be at least 16 printable ASCII characters without spaces")
     return key or f"sk-mtrl-admin-{secrets.token_urlsafe(24)}"

@@ -20,11 +20,20 @@ from uuid import uuid4
 
 from mtrl.gateway import feedback, respond
 from mtrl.gateway.auth import Credentials, SessionRegistry, check_name
-from mtrl.gateway.errors import RequestError
-from mtrl.gateway.exchange import CancelOnDisconnect, ClientDisconnectedError, Receive, Reply, Scope, Send, read_json
+from mtrl.gateway.exchange import (
+    CancelOnDisconnect,
+    ClientDisconnectedError,
+    Receive,
+    Reply,
+    RequestError,
+    Scope,
+    Send,
+    read_json,
+)
 from mtrl.gateway.requests import ChatRequest, CompletionRequest
 from mtrl.gateway.respond import Answer
 from mtrl.gateway.stream import ChatChunks, CompletionChunks, EventStream
+from mtrl.utils.http_client import is_temporary
 
 if TYPE_CHECKING:
     from mtrl.gateway.session import Session
@@ -34,13 +43,11 @@ log = logging.getLogger(__name__)
 
 TRAJECTORY_HEADERS = (b"x-mtrl-trajectory-id", b"x-amzn-sagemaker-trajectory-id")
 """Headers that name a trajectory."""
-RETRYABLE_STATUSES = frozenset({408, 429, 500, 503})
-"""Statuses after which a client may repeat its request; for all others the response forbids it. The codes in
-`FINAL_CODES` forbid it too: a trajectory that has used all its calls gets no more later."""
 MAX_REPORT_BYTES = 256 << 10
 """Maximum size of a report, in bytes. A report is read before its sender is known, because its body may name the
 trajectory."""
-FINAL_CODES = frozenset({"max_calls"})
+FINAL_CODES = frozenset({"max_calls", "trajectory_exists", "trajectory_complete"})
+"""Codes of errors whose status asks the client to try again (429 and 409), although no retry can succeed."""
 
 
 class Sendable(Protocol):
@@ -90,7 +97,7 @@ class App:
         except Exception:
             log.exception("a request failed")
             if not started:
-                message = "the request failed; the log of the gateway says why"
+                message = "the request failed; the log of the gateway has the reason"
                 await refusal(RequestError(500, message)).send(receive, tracked_send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Sendable:
@@ -99,7 +106,7 @@ class App:
         post = self._posts.get(path)
         if post is not None:
             if method != "POST":
-                raise RequestError(405, f"{path} takes POST")
+                raise RequestError(405, f"{path} accepts only POST")
             return await post(credentials, scope, receive)
         if method == "POST" and path == "/trajectories" and self.registry.open_session is not None:
             return await self._open(credentials, scope, receive)
@@ -107,7 +114,7 @@ class App:
             return Reply({"status": "healthy"})
         if method == "GET" and path.removeprefix("/v1").startswith("/models"):
             return self._models(path.removeprefix("/v1"), credentials)
-        raise RequestError(404, f"there is nothing at {path[:200]}", "unknown_url")
+        raise RequestError(404, f"no route has the path {path[:200]}", "unknown_url")
 
     async def _call(
         self,
@@ -124,7 +131,7 @@ class App:
         answer, codec = Answer(request.model or self.model), self.codec if request.logprobs else None
         if request.stream:
             chunks = ChatChunks(answer, request.n, codec, request.include_usage)
-            return EventStream(chunks.opening(), partial(session.chat, request), chunks.of)
+            return EventStream(chunks.opening(), partial(session.chat, request), chunks.chunks)
         async with CancelOnDisconnect(receive, session.chat(request)) as work:
             calls = await work.result()
         return Reply(respond.chat_completion(answer, calls, codec))
@@ -135,7 +142,7 @@ class App:
         codec = self.codec if request.logprobs else None
         if request.stream:
             chunks = CompletionChunks(answer, codec, request.include_usage)
-            return EventStream([], partial(session.complete, request), chunks.of)
+            return EventStream([], partial(session.complete, request), chunks.chunks)
         async with CancelOnDisconnect(receive, session.complete(request)) as work:
             calls = await work.result()
         return Reply(respond.completion(answer, calls, codec))
@@ -166,7 +173,7 @@ class App:
         name = check_name(body.get("id") or uuid4().hex)
         if name in self.registry:
             raise RequestError(
-                409, f"there is a trajectory {name} already, or was; name another", "trajectory_exists", "id"
+                409, f"the id {name} belongs to another trajectory; choose a new one", "trajectory_exists", "id"
             )
         return Reply(self.describe(self.registry.open_session(name)))
 
@@ -177,16 +184,14 @@ class App:
             return Reply(respond.models(self.model))
         name = path.removeprefix("/models/")
         if name != self.model:
-            raise RequestError(
-                404, f"there is no model {name[:200]}; there is {self.model}", "model_not_found", "model"
-            )
+            raise RequestError(404, f"there is no model {name[:200]}; use {self.model}", "model_not_found", "model")
         return Reply(respond.model(name))
 
 
 def refusal(error: RequestError) -> Reply:
     """Return the response to a refused request. OpenAI's clients repeat some statuses unless a header forbids it."""
     headers = []
-    if error.status not in RETRYABLE_STATUSES or error.code in FINAL_CODES:
+    if not is_temporary(error.status) or error.code in FINAL_CODES:
         headers.append((b"x-should-retry", b"false"))
     elif error.status == 429:
         headers.append((b"retry-after", b"1"))

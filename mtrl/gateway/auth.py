@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mtrl.gateway.errors import RequestError
+from mtrl.gateway.exchange import RequestError
 
 if TYPE_CHECKING:
     from mtrl.gateway.session import Session
@@ -68,7 +68,7 @@ class RateLimitedSession:
         now = time.monotonic()
         self._available, self._updated = min(self._capacity, self._available + self._rate * (now - self._updated)), now
         if self._available < 1:
-            message = f"this trajectory asks more than {self._rate:g} times a second (max_requests_per_second)"
+            message = f"this trajectory sends more than {self._rate:g} requests per second (max_requests_per_second)"
             raise RequestError(429, message, "rate_limit")
         self._available -= 1
 
@@ -179,10 +179,10 @@ class SessionRegistry:
     def _unknown_client(self, credentials: Credentials) -> RequestError:
         # The answer depends on the form of the segment alone, so that a client without a key learns no names.
         if credentials.segment is not None and credentials.segment.startswith(TOKEN_PREFIX):
-            return RequestError(404, "there is no trajectory of this URL", NOT_FOUND)
+            return RequestError(404, "no trajectory has this URL", NOT_FOUND)
         if credentials.bearer is None:
-            return RequestError(401, "there is no API key; show that of the trajectory", "invalid_api_key")
-        return RequestError(401, "the API key is of no trajectory", "invalid_api_key")
+            return RequestError(401, "the request has no API key; send that of the trajectory", "invalid_api_key")
+        return RequestError(401, "the API key belongs to no trajectory", "invalid_api_key")
 
 
 def check_name(name: object) -> str:

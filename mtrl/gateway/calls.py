@@ -135,7 +135,7 @@ class PrefixIndex:
             self._lengths.insert(position, len(data))
         self._calls.setdefault(_digest(data), []).append(call)
 
-    def of(self, data: bytes, ends: Iterable[int] | None = None) -> Iterator[tuple[int, list[Call]]]:
+    def prefixes(self, data: bytes, ends: Iterable[int] | None = None) -> Iterator[tuple[int, list[Call]]]:
         """Yield the length of each added prefix of `data` and the calls that added it, the shortest prefix first.
 
         Args:
@@ -197,7 +197,7 @@ class CallTree:
         """Classify why `ids` do not begin with the previous tokens.
 
         Args:
-            rerendered: whether the whole conversation was rendered anew.
+            rerendered: whether the whole conversation was rendered again.
         """
         if not rerendered:
             return classify_break(previous, ids, self.codec)
@@ -236,11 +236,13 @@ class CallTree:
         Returns:
             The length of the prefix in bytes, and its calls; 0 and no calls if there is none.
         """
-        return [(0, []), *self._histories.of(history, ends)][-1]
+        return [(0, []), *self._histories.prefixes(history, ends)][-1]
 
     def _content_hashes(self, history: bytes) -> frozenset[int]:
         """Return hashes of a text or of token ids, and of the earlier requests that it begins with as a whole."""
-        return frozenset(map(hash, [_digest(history), *(calls[0].key for _, calls in self._requests.of(history))]))
+        return frozenset(
+            map(hash, [_digest(history), *(calls[0].key for _, calls in self._requests.prefixes(history))])
+        )
 
 
 def _continued_call(calls: list[Call], content: str | None = None) -> Call | None:

@@ -1,4 +1,5 @@
-"""One HTTP exchange: the body that a client sends, the reply that it gets, and whether it is still connected.
+"""One HTTP exchange: the body that a client sends, the reply or the error that it gets, and whether it is still
+connected.
 
 Every wait for a client's body has a time limit. The server has the limit for a client that does not read its reply.
 """
@@ -11,8 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from mtrl.gateway.errors import RequestError
-
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Any], Awaitable[None]]
@@ -20,6 +19,27 @@ T = TypeVar("T")
 
 SECONDS_TO_SEND = 30.0
 """Maximum time for receiving the body of a request, in seconds."""
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+"""OpenAI's error types by HTTP status."""
+
+
+class RequestError(Exception):
+    """A refused request: an HTTP status, a message of one sentence, and optionally OpenAI's code and the name of the
+    field at fault."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON body of the response."""
+        kind = "server_error" if self.status >= 500 else _ERROR_TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class ClientDisconnectedError(Exception):
@@ -132,8 +152,8 @@ async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
                 if not message.get("more_body"):
                     return b"".join(parts)
     except TimeoutError:
-        raise RequestError(408, f"the body did not come within {SECONDS_TO_SEND:g} s") from None
+        raise RequestError(408, f"the body did not arrive within {SECONDS_TO_SEND:g} s") from None
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

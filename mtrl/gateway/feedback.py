@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from mtrl.gateway.errors import RequestError
+from mtrl.gateway.exchange import RequestError
 
 if TYPE_CHECKING:
     from mtrl.gateway.session import Session
@@ -33,7 +33,7 @@ def trajectory_of(body: Any) -> str | None:
     """Return the token or the name of the trajectory that a report names; None if the report has none.
 
     Raises:
-        RequestError: 400, the body is no report.
+        RequestError: 400, the body is not a report.
     """
     if not isinstance(body, dict):
         raise RequestError(400, "the body is not a JSON object; send one with a TrajectoryId")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from mtrl.gateway.errors import RequestError
+from mtrl.gateway.exchange import RequestError
 from mtrl.types import Message
 from mtrl.utils.strict_json import check_depth, strict_loads
 
@@ -116,7 +116,9 @@ class CompletionRequest(BaseRequest):
         body = _object(body)
         logprobs = body.get("logprobs")
         if logprobs not in (None, 0):  # False is 0 as well
-            raise _bad("logprobs", f"is {_shown(logprobs)}; alternatives to the sampled tokens are not kept, so use 0")
+            raise _bad(
+                "logprobs", f"is {_shown(logprobs)}; alternatives to the sampled tokens are not stored, so use 0"
+            )
         wants_logprobs = logprobs is not None and logprobs is not False
         return cls(prompt=_prompt(body.get("prompt")), logprobs=wants_logprobs, **_shared_fields(body, ("prompt",)))
 
@@ -126,7 +128,7 @@ def _shared_fields(body: dict[str, Any], own: tuple[str, ...]) -> dict[str, Any]
     for name, allowed in _REFUSED.items():
         value = body.get(name)
         if value is not None and value not in allowed:
-            raise _bad(name, f"is {_shown(value)}, which is not supported here; leave it out")
+            raise _bad(name, f"is {_shown(value)}, which is not supported here; remove it")
     options = _typed(body, "stream_options", dict, "an object") or {}
     return {
         "n": _whole(body, "n", MAX_ANSWERS) or 1,
@@ -195,7 +197,7 @@ def _stop(value: Any) -> tuple[str, ...]:
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise _bad("stop", f"is {_shown(value)}; it must be a text or a list of texts, none of them empty")
     if len(texts) > MAX_STOP_STRINGS:
-        raise _bad("stop", f"has {len(texts)} texts; at most {MAX_STOP_STRINGS} are taken")
+        raise _bad("stop", f"has {len(texts)} texts; at most {MAX_STOP_STRINGS} are accepted")
     return tuple(dict.fromkeys(_text(text) for text in texts))
 
 
@@ -218,7 +220,7 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise _bad(f"tools[{index}]", "is no function with a name; the model can call nothing else")
+            raise _bad(f"tools[{index}]", "is not a function with a name; the model can call nothing else")
     return _plain("tools", tools) if tools and choice != "none" else None
 
 
@@ -270,14 +272,14 @@ def _part(where: str, part: Any) -> str:
         return ""
     text = part.get("refusal" if kind == "refusal" else "text") if kind in ("text", "input_text", "refusal") else part
     if not isinstance(text, str):
-        raise _bad(where, f"is a part of the kind {_shown(kind)}; the model reads text alone")
+        raise _bad(where, f"is a part of the type {_shown(kind)}; the model reads only text")
     return _text(text)
 
 
 def _call(where: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _bad(where, "is no call of a function with a name")
+        raise _bad(where, "is not a call of a function with a name")
     call_id, arguments = call.get("id"), function.get("arguments")
     return {
         "type": "function",

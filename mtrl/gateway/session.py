@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
 from mtrl.gateway.calls import Call, CallTree, Context, turns_of
-from mtrl.gateway.errors import RequestError
+from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import BaseRequest, ChatRequest, CompletionRequest
 from mtrl.rollout.conversation import Codec
 from mtrl.rollout.rollouts import all_or_none
@@ -161,7 +161,7 @@ class Session:
             call.answer(generation, self.codec, context, request.stop)
         except Exception as error:
             self.stop_reason, self.failure = StopReason.PARSE_ERROR, error
-            raise RequestError(500, "no message can be made of what was sampled") from error
+            raise RequestError(500, "the sampled tokens cannot be parsed into a message") from error
 
     def _sampling(self, index: int, request: BaseRequest) -> SamplingParams:
         params = self.sampling

@@ -44,6 +44,11 @@ class SessionManager:
     _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Task that waits for the end of each open session, by the name of its trajectory."""
 
+    @property
+    def open_names(self) -> list[str]:
+        """Names of the trajectories that have not been written yet."""
+        return list(self._watchers)
+
     def open(self, name: str) -> Session:
         """Open the trajectory of a name.
 
@@ -88,14 +93,14 @@ class SessionManager:
         trajectory.trainable = stop_reason != StopReason.ABORTED
         trajectory.error = session.error
         if not trajectory.turns:
-            self.note(f"{session.name}: not a single call, so nothing is written")
+            self.note(f"{session.name}: no call was answered, so nothing is written")
             return
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
             write_jsonl(self.path, [trajectory])
         except OSError as error:
             self.unwritten += 1
-            self.note(f"{session.name}: lost, for {self.path} cannot be written ({error.strerror})")
+            self.note(f"{session.name}: lost, because {self.path} cannot be written ({error.strerror})")
             with suppress(OSError):  # half a line would corrupt the next one
                 os.truncate(self.path, size)
             return

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mtrl.gateway.errors import RequestError
-from mtrl.gateway.exchange import CancelOnDisconnect, Receive, Send, to_bytes
+from mtrl.gateway.exchange import CancelOnDisconnect, Receive, RequestError, Send, to_bytes
 from mtrl.gateway.respond import Answer, chat_logprobs, completion_choice, usage, wire_message
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class EventStream:
             return
         except Exception:
             log.exception("a call failed")
-            yield _event(RequestError(500, "the call failed; the log of the gateway says why").body())
+            yield _event(RequestError(500, "the call failed; the log of the gateway has the reason").body())
             return
         for chunk in self.chunks(calls):
             yield _event(chunk)
@@ -91,7 +90,7 @@ class ChatChunks:
     def opening(self) -> list[dict[str, Any]]:
         return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.n)]
 
-    def of(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+    def chunks(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
         for index, call in enumerate(calls):
             message = wire_message(call.message)
             if "reasoning_content" in message:
@@ -121,7 +120,7 @@ class CompletionChunks:
     codec: Codec | None
     include_usage: bool
 
-    def of(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+    def chunks(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
         for index, call in enumerate(calls):
             chunk = {**self.answer.head(), "choices": [completion_choice(index, call, self.codec)]}
             yield {**chunk, "usage": None} if self.include_usage else chunk

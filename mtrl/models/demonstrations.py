@@ -17,7 +17,7 @@ from mtrl.environments.results import as_messages, as_step_result
 from mtrl.errors import UserError
 from mtrl.types import Message, Row
 from mtrl.utils.process_guard import guarded
-from mtrl.utils.reasons import reason
+from mtrl.utils.user_code import reason
 
 
 def demonstrations(

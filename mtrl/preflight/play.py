@@ -19,7 +19,7 @@ from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
 from mtrl.types import Group, Row, StopReason, Trajectory
 from mtrl.utils.plain_numbers import finite
 from mtrl.utils.process_guard import exit_as_error
-from mtrl.utils.reasons import reason
+from mtrl.utils.user_code import reason
 
 Moves = Callable[[str | None], str | None]
 """Function from the environment's last text (None before the first action) to the next response; None ends the

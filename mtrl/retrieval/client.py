@@ -12,7 +12,8 @@ import httpx
 from mtrl.errors import UserError
 from mtrl.retrieval.retriever import Hit, RetrieverError, clean_queries
 from mtrl.retrieval.wire import parse_answer
-from mtrl.utils.hosts import is_loopback
+from mtrl.utils.http_client import error_message, is_server_error, linear_pause, printable
+from mtrl.utils.serving import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ServerRetriever:
         request = {"queries": queries, "topk": topk, "return_scores": True}
         for attempt in range(self._retries + 1):
             if attempt:
-                time.sleep(self._backoff * attempt)
+                time.sleep(linear_pause(attempt - 1, self._backoff))
             try:
                 response = self._client.post(self.url, json=request)
             except httpx.TransportError as error:
@@ -84,8 +85,9 @@ class ServerRetriever:
             else:
                 if response.status_code == 200:
                     return self._hits(response.content, len(queries))
-                problem = f"answered HTTP {response.status_code}: {_excerpt(response)}"
-                if response.status_code < 500:
+                message = printable(error_message(response.content)) or "nothing"
+                problem = f"answered HTTP {response.status_code}: {message}"
+                if not is_server_error(response.status_code):
                     raise RetrieverError(f"the retriever at {self.url} {problem}")
             log.info("the retriever at %s %s (attempt %d)", self.url, problem, attempt + 1)
         raise RetrieverError(f"the retriever at {self.url} {problem}, in {self._retries + 1} attempts")
@@ -95,11 +97,6 @@ class ServerRetriever:
             return parse_answer(content, queries)
         except ValueError as error:
             raise RetrieverError(f"the retriever at {self.url} gave an answer of another form: {error}") from None
-
-
-def _excerpt(response: httpx.Response) -> str:
-    """Return the beginning of an answer, in one line."""
-    return " ".join(response.text[:1000].split())[:200] or "nothing"
 
 
 def token_of(given: str | None) -> str | None:

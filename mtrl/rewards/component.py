@@ -15,9 +15,9 @@ from mtrl.errors import UserError
 from mtrl.rewards.shaping import SHAPINGS
 from mtrl.rewards.user_function import RewardFunction, as_function, check_call
 from mtrl.types import ENVIRONMENT, LARGEST_REWARD, Row, Trajectory
-from mtrl.utils.functions import load_function
 from mtrl.utils.plain_numbers import LARGEST_METRIC, named, shown
 from mtrl.utils.process_guard import exit_as_error
+from mtrl.utils.user_code import load_function
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CHECK = "check_component"

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.engines.endpoints.budget import Budget, BudgetSpentError
-from mtrl.engines.endpoints.chat_client import SUSPECT, ChatClient, GarbledAnswerError, NoAnswerError, StatusError
+from mtrl.engines.endpoints.chat_client import MAX_REFUSED, ChatClient, GarbledAnswerError, NoAnswerError, StatusError
 from mtrl.errors import RunEndedError, UserError
 from mtrl.rewards.component import checked_by
 from mtrl.rewards.judge_settings import Settings
@@ -293,7 +293,7 @@ class Judge:
         loop = asyncio.get_running_loop()
         self._busy[loop] += 1
         try:
-            return await self.client.ask(request, partial(parse_verdict, nonce=nonce))
+            return await self.client.request(request, partial(parse_verdict, nonce=nonce))
         finally:
             self._busy[loop] -= 1
             if not self._busy[loop]:
@@ -309,7 +309,7 @@ class Judge:
         """
         is_its_own = error.is_full or (error.status == 400 and any(code in error.text for code in REFUSED))
         self._refused_keys.add(key)
-        if is_its_own and (self._answered or len(self._refused_keys) < SUSPECT):
+        if is_its_own and (self._answered or len(self._refused_keys) < MAX_REFUSED):
             log.warning("%s: a conversation is not judged: %s", self.settings.name, error.problem)
             return
         raise RunEndedError(

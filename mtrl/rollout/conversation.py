@@ -95,7 +95,7 @@ class Codec:
 
         The sampled ids stay unchanged. The closing token of a turn that its length limit cut is added as context.
         The result is None if the renderer cannot tell which ids `messages` add; the caller then renders the whole
-        conversation anew.
+        conversation again.
         """
         messages = self.control.escape_messages(messages)
         bridged = self.renderer.bridge_to_next_turn(prompt_ids, action_ids, messages, tools=tools)
@@ -191,7 +191,7 @@ class Conversation:
         self.prompt_ids = rendered
 
     def _extend(self, messages: list[Message]) -> list[int] | None:
-        """Return the context of the next turn; None if the whole conversation must be rendered anew."""
+        """Return the context of the next turn; None if the whole conversation must be rendered again."""
         return self.codec.extend(self.prompt_ids, self.turns[-1].action_ids, messages, self.tools)
 
 

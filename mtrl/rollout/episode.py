@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
@@ -16,10 +17,9 @@ from mtrl.engines.base import Engine, EngineLostError, SamplingParams
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.rollout.conversation import Dialogue
-from mtrl.rollout.occupancy import Occupancy
 from mtrl.rollout.stepper import Stepper
 from mtrl.types import FAILED, FinishReason, Row, StopReason, Trajectory
-from mtrl.utils.reasons import account
+from mtrl.utils.user_code import error_text
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,43 @@ class Limits:
     step_timeout: float
     episode_timeout: float
     retries: int
+
+
+class Occupancy:
+    """Measures the time in which at least one thread or task was inside `with occupancy:`.
+
+    Any number of threads or tasks may be inside at once. Around the sampling of turns, `seconds` is the time in which
+    at least one turn was being sampled.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock, self._lock = clock, threading.Lock()
+        self._inside, self._since, self._total, self._taken = 0, 0.0, 0.0, 0.0
+
+    def __enter__(self) -> Occupancy:
+        with self._lock:
+            if not self._inside:
+                self._since = self._clock()
+            self._inside += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._total += self._clock() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """Running total in seconds, including an interval that is still open."""
+        with self._lock:
+            return self._total + (self._clock() - self._since if self._inside else 0.0)
+
+    def take(self) -> float:
+        """Return the seconds that were added since the last call of `take`."""
+        seconds = self.seconds
+        taken, self._taken = seconds - self._taken, seconds
+        return taken
 
 
 class Episodes(ABC, Generic[Handle]):
@@ -68,7 +105,7 @@ class Episodes(ABC, Generic[Handle]):
             try:
                 async with deadline:
                     # The episode gets a copy, so that its changes to the row do not reach other episodes.
-                    await self._play(trajectory, handle, copy.deepcopy(row), sampling)
+                    await self._run_episode(trajectory, handle, copy.deepcopy(row), sampling)
             except EngineLostError:
                 raise
             except Exception as error:
@@ -82,7 +119,7 @@ class Episodes(ABC, Generic[Handle]):
         to enter it does not count towards the episode's time limit."""
 
     @abstractmethod
-    async def _play(self, trajectory: Trajectory, handle: Handle, row: Row, sampling: SamplingParams) -> None:
+    async def _run_episode(self, trajectory: Trajectory, handle: Handle, row: Row, sampling: SamplingParams) -> None:
         """Run the episode and fill the trajectory; an exception other than `EngineLostError` fails the attempt."""
 
     @abstractmethod
@@ -115,7 +152,9 @@ class EpisodeLoop(Episodes[str]):
         finally:
             self.engine.release(trajectory_id)
 
-    async def _play(self, trajectory: Trajectory, trajectory_id: str, row: Row, sampling: SamplingParams) -> None:
+    async def _run_episode(
+        self, trajectory: Trajectory, trajectory_id: str, row: Row, sampling: SamplingParams
+    ) -> None:
         stepper = Stepper(self.make_environment, self._call, trajectory, row, self.limits.max_turns)
         try:
             prompt = await stepper.open()
@@ -195,4 +234,4 @@ def fail(trajectory: Trajectory, error: Exception) -> None:
         trajectory.stop_reason = StopReason.TIMEOUT
     elif isinstance(error, ResponseParseError):
         trajectory.stop_reason = StopReason.PARSE_ERROR
-    trajectory.error = account(error)
+    trajectory.error = error_text(error)

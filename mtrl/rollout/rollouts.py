@@ -52,7 +52,7 @@ class Rollouts:
     ) -> RolloutReport:
         """Collect one group per row; `key` names the step and seeds its random streams.
 
-        A group in which an episode failed is run anew on a row from `replacement`: to leave out only the failed
+        A group in which an episode failed is run again on a row from `replacement`: to leave out only the failed
         episode would bias the group towards behaviour that does not fail. Without `replacement` (evaluation) the group
         stays.
 

@@ -121,7 +121,7 @@ class Stepper:
         return result, observation
 
     async def truncate(self) -> None:
-        """End the episode because a limit of the run was reached; the environment may still pay for the last turn."""
+        """End the episode because a limit of the run was reached; the environment may still reward the last turn."""
         self.over = True
         components = await self.call(self.environment.truncate, self.row["ground_truth"])
         add_components(self.trajectory.turns[-1], components, self.environment)

@@ -18,7 +18,7 @@ from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.measures import val_metrics
 from mtrl.types import Group, Row, Trajectory
 from mtrl.utils.plain_numbers import finite
-from mtrl.utils.reasons import reason
+from mtrl.utils.user_code import reason
 
 
 async def score_groups(family: Family, groups: Sequence[Group], seconds: float) -> None:

@@ -19,7 +19,7 @@ from mtrl.scoring.statistics import success_rate
 from mtrl.types import FinishReason, Group, Row, StopReason, Trajectory, Turn
 from mtrl.utils.plain_numbers import check_names, plain
 from mtrl.utils.process_guard import CallTimeoutError, in_time
-from mtrl.utils.reasons import reason
+from mtrl.utils.user_code import reason
 
 T = TypeVar("T")
 Measure = Callable[[Trajectory, Row], Mapping[str, float]]

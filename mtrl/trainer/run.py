@@ -34,8 +34,7 @@ from mtrl.rewards.judge import record_spending
 from mtrl.trackers import start_followers
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints, find_checkpoint, read_checkpoint
 from mtrl.trainer.hooks import Hooks
-from mtrl.utils.garbage import settled
-from mtrl.utils.launch import is_launched, number
+from mtrl.utils.process import environment_integer, is_launched, settled
 from mtrl.utils.text import from_here
 
 if TYPE_CHECKING:
@@ -324,7 +323,7 @@ def launcher() -> list[str]:
     """Return the start of the command that starts the same ranks again: `python`, or `torchrun` with its options."""
     if not is_launched():
         return ["python"]
-    here, everywhere = number("LOCAL_WORLD_SIZE", "1"), number("WORLD_SIZE", "1")
+    here, everywhere = environment_integer("LOCAL_WORLD_SIZE", "1"), environment_integer("WORLD_SIZE", "1")
     nodes = ["--standalone"] if here == everywhere else [f"--nnodes={everywhere // here}"]
     return ["torchrun", *nodes, f"--nproc-per-node={here}"]
 

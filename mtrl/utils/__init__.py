@@ -1,1 +1,1 @@
-"""Small helpers without knowledge of training: text, files, numbers, processes, signals and HTTP serving."""
+"""Small helpers without knowledge of training: text, files, numbers, processes, signals, HTTP clients and servers."""

@@ -13,18 +13,19 @@ TIMEOUT = 10.0
 def is_out_of_reach(path: str) -> bool:
     """Return whether `path` is a name of the Hub and the Hub does not answer. Then only local files can be loaded, and
     callers pass that to `transformers` and `datasets` (`local_files_only`), which would try each file six times."""
-    return not Path(path).exists() and not _answers()
+    return not Path(path).exists() and not hub_answers()
 
 
 def model_options(path: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` of a model that keep it from asking a Hub that does not answer. Transformers looks
-    for an adapter beside the weights with a request of its own."""
+    """Return arguments of `from_pretrained` by which it sends no request to a Hub that does not answer. Transformers
+    looks for an adapter beside the weights with a separate request."""
     local = is_out_of_reach(path)
     return {"local_files_only": local, "adapter_kwargs": {"local_files_only": local}}
 
 
 @functools.cache
-def _answers() -> bool:
+def hub_answers() -> bool:
+    """Return whether the Hub answers a request, which is sent once per process."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

@@ -24,7 +24,7 @@ def finite(value: Any, what: str, below: float = LARGEST_REWARD) -> float:
     """Convert a number to a plain float; `what` describes it in the error.
 
     Raises:
-        TypeError: `value` is no finite number, or its magnitude is not less than `below`.
+        TypeError: `value` is not a finite number, or its magnitude is not less than `below`.
     """
     number = plain(value)
     if not abs(number) < below:
@@ -36,7 +36,7 @@ def named(values: Mapping[str, Any], what: str, below: float = LARGEST_REWARD) -
     """Check a mapping from names to finite numbers, and convert the numbers to floats.
 
     Raises:
-        TypeError: a value is no finite number below `below`, there are too many names, or a name is too long.
+        TypeError: a value is not a finite number below `below`, there are too many names, or a name is too long.
     """
     check_names(values, what)
     return {name: finite(value, f"{what}[{name!r}] =", below) for name, value in values.items()}
@@ -56,7 +56,7 @@ def check_names(values: Mapping[str, Any], what: str) -> None:
 
 
 def plain(value: Any) -> float:
-    """Convert a value to a plain float; NaN if it is no real number, or too large for a float."""
+    """Convert a value to a plain float; NaN if it is not a real number, or too large for a float."""
     try:
         number = value.item() if hasattr(value, "item") else value  # scalars of numpy and torch
         return float(number) if isinstance(number, numbers.Real) else math.nan

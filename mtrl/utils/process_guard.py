@@ -126,7 +126,7 @@ def _exit_unless_guarded(status: int) -> NoReturn:
 
 def _stop_unless_guarded(loop: asyncio.BaseEventLoop) -> None:
     if _guard.get()[1] is loop:
-        raise RuntimeError("an environment may not stop the event loop that runs it")
+        raise RuntimeError("an environment may not stop the event loop that it runs on")
     _stop(loop)
 
 

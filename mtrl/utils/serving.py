@@ -1,17 +1,26 @@
-"""Common parts of mtrl's HTTP servers: binding a socket, and running uvicorn on it until a signal stops it."""
+"""Common parts of mtrl's HTTP servers: which addresses other machines can reach, binding a socket, and running uvicorn
+on it until a signal stops it."""
 
 from __future__ import annotations
 
+import ipaddress
 import signal
 import socket
 from collections.abc import Callable
 from typing import Any
 
 from mtrl.errors import UserError
-from mtrl.utils.hosts import is_loopback
 
 MOST_CONNECTIONS = 512
 """Maximum number of connections of a server. Further ones are answered with status 503, after which clients retry."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host: a loopback address, also in brackets, or `localhost`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def bind(host: str, port: int, token: str | None, variable: str, option: str = "--{} {}") -> socket.socket:
@@ -26,7 +35,9 @@ def bind(host: str, port: int, token: str | None, variable: str, option: str = "
     """
     at_host, at_port = option.format("host", host), option.format("port", port)
     if not is_loopback(host) and not token:
-        raise UserError(f"{at_host} is open to others and there is no token; set {variable} or use 127.0.0.1")
+        raise UserError(
+            f"{at_host} can be reached from other machines and there is no token; set {variable} or use 127.0.0.1"
+        )
     if not 0 <= port <= 65535:  # getaddrinfo reads 70000 as 4464
         raise UserError(f"{at_port} does not exist; choose one from 1 to 65535, or 0 for a free one")
     try:
@@ -35,7 +46,7 @@ def bind(host: str, port: int, token: str | None, variable: str, option: str = "
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        raise UserError(f"{at_host} {at_port} cannot be had ({error}); choose another, or port 0") from error
+        raise UserError(f"{at_host} {at_port} is not available ({error}); choose another, or port 0") from error
     return bound
 
 

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from mtrl.errors import EndedAtOnce
-from mtrl.utils.launch import is_launched
+from mtrl.utils.process import is_launched
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that ask a job to end: from preempted machines, schedulers, Ctrl-C, and SLURM's `--signal=USR1@SECONDS`."""
@@ -32,36 +32,36 @@ class Interrupt:
         self.requested: str | None = None
         """Name of the first signal; None before it."""
         self._previous: dict[int, Any] = {}
-        self._is_telling = False
+        self._is_reporting = False
         self._second: int | None = None
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._previous[number] = signal.signal(number, self._remember)
+                self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.requested is None:
             self.requested = signal.Signals(number).name
-            self._tell()
+            self._report()
         elif is_launched():
             return
-        elif self._is_telling:  # an exception while the console writes a line would corrupt its buffer
+        elif self._is_reporting:  # an exception while the console writes a line would corrupt its buffer
             self._second = number
         else:
             raise EndedAtOnce(number)
 
-    def _tell(self) -> None:
-        self._is_telling = True
+    def _report(self) -> None:
+        self._is_reporting = True
         try:
             self.on_signal()
         finally:
-            self._is_telling = False
+            self._is_reporting = False
         if self._second is not None:
             raise EndedAtOnce(self._second)
 
@@ -69,7 +69,7 @@ class Interrupt:
 class Relay:
     """Calls `on_signal` with the name of the first signal, and ignores all signals otherwise::
 
-        with Relay(tell_the_leader):
+        with Relay(forward_to_leader):
             follow()
 
     The call is made at once in a separate thread. Python runs signal handlers only in the main thread, between two
@@ -80,12 +80,12 @@ class Relay:
     def __init__(self, on_signal: Callable[[str], None]):
         self.on_signal = on_signal
         self._previous: dict[int, Any] = {}
-        self._ear, self._mouth = socket.socketpair()
-        self._mouth.setblocking(False)  # required by `set_wakeup_fd`
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)  # required by `set_wakeup_fd`
 
     def __enter__(self) -> Relay:
         self._previous = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-        self._wakeup = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, name="relay", daemon=True)
         self._thread.start()
         return self
@@ -94,12 +94,12 @@ class Relay:
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._mouth.close()
+        self._writer.close()
         self._thread.join()
-        self._ear.close()
+        self._reader.close()
 
     def _listen(self) -> None:
-        while number := self._ear.recv(1):
+        while number := self._reader.recv(1):
             if number[0] in SIGNALS:
                 self.on_signal(signal.Signals(number[0]).name)
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ def cut(text: str, chars: int, lines: int) -> str:
         head, tail = lines - lines // 2, lines // 2
         rows = [*rows[:head], f"… {len(rows) - head - tail:,} lines …", *rows[-tail:]]
     return "\n".join(rows)
+
+
+def redacted(text: str, secrets: Iterable[str]) -> str:
+    """Replace every occurrence of a secret by stars; empty secrets are skipped."""
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
+    return text
 
 
 def percent(value: float) -> str:
@@ -88,6 +96,6 @@ def from_here(path: Path) -> Path:
     """Return the path as a user would type it here: relative if it lies below the working directory."""
     try:
         here = Path.cwd()
-    except OSError:  # an environment may have changed to a folder that is gone
+    except OSError:  # an environment may have changed to a folder that no longer exists
         return path
     return path.relative_to(here) if path.is_relative_to(here) else path

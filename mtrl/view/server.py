@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mtrl.utils.files import plain
-from mtrl.utils.hosts import is_loopback
+from mtrl.utils.serving import is_loopback
 from mtrl.view.api import OF_A_RUN, Api
 from mtrl.view.query import Query, Refusal
 

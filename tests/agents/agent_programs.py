@@ -1,4 +1,4 @@
-"""Programs for tests: scripts that are run, and who of their processes is left. Not a test."""
+"""Programs for tests: scripts, and which of their processes still run. Not a test."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def script(folder, body):
 
 
 def assignment(row, **changes):
-    """An episode of a policy that is not there, for programs that do not ask it."""
+    """An episode without a policy, for programs that send it no request."""
     values = {
         "row": row,
         "base_url": "http://127.0.0.1:9/trajectories/secret-token/v1",
@@ -81,7 +81,7 @@ def pids(path, count=COUNT, seconds=20):
 
 
 def running(found):
-    """Those of them that run."""
+    """The processes among them that run."""
     return [pid for pid in found if is_running(pid)]
 
 
@@ -93,7 +93,7 @@ def is_running(pid):
         return False
 
 
-def gone(found, seconds=20):
+def has_ended(found, seconds=20):
     """Whether none of them runs, after a while at the latest."""
     end = time.monotonic() + seconds
     while running(found) and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Functions that misbehave: what is left of them, and that everything else goes on."""
+"""Functions that misbehave: other episodes continue, and no resource leaks."""
 
 import asyncio
 import os
@@ -17,12 +17,12 @@ from mtrl.agents.runner import AgentError, Outcome
 ROW = {"prompt": []}
 
 
-async def play(runner, row=ROW, seconds=30.0):
+async def run_agent(runner, row=ROW, seconds=30.0):
     async with asyncio.timeout(seconds):
         return await runner.run(assignment(row))
 
 
-def test_so_many_may_hang_and_no_more(monkeypatch):
+def test_the_number_of_hanging_threads_is_limited(monkeypatch):
     monkeypatch.setattr(module, "MAX_HANGING_THREADS", 2)
     gate, inside, ended = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
 
@@ -34,24 +34,26 @@ def test_so_many_may_hang_and_no_more(monkeypatch):
         return 1.0
 
     async def cut_short(runner):
-        playing = asyncio.ensure_future(runner.run(assignment({**ROW, "hang": True})))
+        running = asyncio.ensure_future(runner.run(assignment({**ROW, "hang": True})))
         await asyncio.to_thread(inside.acquire)
-        playing.cancel()
-        await asyncio.wait((playing,))
+        running.cancel()
+        await asyncio.wait((running,))
 
     async def story():
         runner = CallableRunner(hangs, 1)
         for _ in range(2):
-            assert await play(runner) == Outcome(1.0)
+            assert await run_agent(runner) == Outcome(1.0)
             await cut_short(runner)
-        with pytest.raises(AgentError, match=r"^2 calls of .*hangs hang, though their episodes are over; give what"):
-            await play(runner)
+        with pytest.raises(
+            AgentError, match=r"^2 calls of .*hangs still run although their episodes have ended; add a time limit"
+        ):
+            await run_agent(runner)
         gate.set()
         for _ in range(2):
             await asyncio.to_thread(ended.acquire)
-        while runner._running_threads:
+        while runner.running_threads:
             await asyncio.sleep(0.01)
-        assert await play(runner) == Outcome(1.0)
+        assert await run_agent(runner) == Outcome(1.0)
         await runner.close()
 
     asyncio.run(asyncio.wait_for(story(), 60))
@@ -67,9 +69,9 @@ async def exits_later(row, client):
 
 
 @pytest.mark.parametrize("agent", [exits, exits_later], ids=["sync", "async"])
-def test_one_that_exits_fails_alone(agent):
+def test_a_function_that_exits_fails_only_its_episode(agent):
     with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
-        asyncio.run(play(CallableRunner(agent, 1)))
+        asyncio.run(run_agent(CallableRunner(agent, 1)))
 
 
 TRAINER = """
@@ -100,7 +102,7 @@ for agent in (hangs, stubborn):
 """
 
 
-def test_a_run_ends_whatever_hangs_in_it():
+def test_hanging_functions_do_not_block_the_end_of_a_run():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, "-c", TRAINER]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

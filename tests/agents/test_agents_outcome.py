@@ -21,17 +21,17 @@ from mtrl.agents.runner import Outcome, as_outcome
         ({"reward": 1, "metrics": {"tests": np.int64(3)}}, Outcome(1.0, {"tests": 3.0})),
         ({"metrics": {"a": 1}}, Outcome(None, {"a": 1.0})),
         ({"status": "error", "error": "no disk"}, Outcome(None, {}, "no disk")),
-        ({"status": "failed"}, Outcome(None, {}, "the program says that it failed")),
+        ({"status": "failed"}, Outcome(None, {}, "the program reported that it failed")),
         ({"status": "accepted"}, Outcome()),
         (Outcome(3.0), Outcome(3.0)),
     ],
 )
-def test_what_is_understood(value, expected):
+def test_valid_outcomes(value, expected):
     assert as_outcome(value, "play") == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("1.0", "play returned '1.0'; it must return None, a number, a list of numbers or a dict"),
         (object, "it must return None"),
@@ -44,7 +44,7 @@ def test_what_is_understood(value, expected):
         ({"reward": 1, "metrics": {"a": "b"}}, "play returned metrics['a'] = 'b'; it must be a finite number"),
     ],
 )
-def test_what_is_not(value, told):
+def test_invalid_outcomes_are_refused(value, message):
     with pytest.raises(TypeError) as error:
         as_outcome(value, "play")
-    assert told in str(error.value)
+    assert message in str(error.value)

@@ -29,7 +29,7 @@ class Service:
 
     def __init__(self, rollout, health=200):
         self.rollout, self.health = rollout, health
-        self.told, self.headers, self.threads = [], [], []
+        self.payload, self.headers, self.threads = [], [], []
 
     def in_background(self, work):
         self.threads.append(threading.Thread(target=work, daemon=True))
@@ -44,15 +44,15 @@ def serving(service):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
-            self.say(service.health, {"status": "healthy"})
+            self.send_reply(service.health, {"status": "healthy"})
 
         def do_POST(self):
-            told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            service.told.append(told)
+            payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            service.payload.append(payload)
             service.headers.append(dict(self.headers))
-            self.say(*service.rollout(told, service))
+            self.send_reply(*service.rollout(payload, service))
 
-        def say(self, status, content):
+        def send_reply(self, status, content):
             body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -102,9 +102,10 @@ def post(url, content, **headers):
     return httpx.post(url, json=content, headers=headers, trust_env=False, timeout=20)
 
 
-def ask(told, calls=2):
-    """As agents of the service ask: the endpoint and the trajectory of the metadata, and a bearer that is not ours."""
-    metadata, messages = told["metadata"], list(told["instance"]["prompt"])
+def ask(payload, calls=2):
+    """Send requests as agents of the service do: with the endpoint and the trajectory of the metadata, and a foreign
+    bearer token."""
+    metadata, messages = payload["metadata"], list(payload["instance"]["prompt"])
     headers = {
         "Authorization": "Bearer sagemaker-api-key-abc",
         "X-Amzn-SageMaker-Job-Arn": metadata["job_arn"],
@@ -116,14 +117,14 @@ def ask(told, calls=2):
         messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "no"}]
 
 
-def report(told, path, **content):
-    metadata = told["metadata"]
+def report(payload, path, **content):
+    metadata = payload["metadata"]
     body = {"JobArn": metadata["job_arn"], "TrajectoryId": metadata["trajectory_id"], **content}
     return post(f"{metadata['endpoint']}/{path}", body, Authorization="Bearer sagemaker-api-key-abc")
 
 
 @pytest.fixture
-def play(tiny_tokenizer, tiny_codec):
+def run_agent(tiny_tokenizer, tiny_codec):
     """`play(rollout, …)`: the episode, and the service that played it."""
 
     def run(rollout, serve=serving, **limits):
@@ -150,88 +151,90 @@ def play(tiny_tokenizer, tiny_codec):
     return run
 
 
-def test_an_agent_that_plays_while_it_is_asked(play, monkeypatch):
+def test_an_agent_that_answers_after_the_episode(run_agent, monkeypatch):
     monkeypatch.setenv("MTRL_AGENT_KEY", "the-agents-own")
 
-    def rollout(told, service):
-        ask(told)
+    def rollout(payload, service):
+        ask(payload)
         return 200, {"reward": [0.5, 1.0], "metrics": {"steps": 2}}
 
-    trajectory, service = play(rollout)
+    trajectory, service = run_agent(rollout)
     assert trajectory.stop_reason == StopReason.DONE and trajectory.rewards == [0.5, 1.0]
     assert trajectory.metrics["steps"] == 2.0 and [turn.text for turn in trajectory.turns] == ["a", "b"]
     assert service.headers[0]["Authorization"] == "Bearer the-agents-own"
-    (told,) = service.told
-    assert told["instance"] == ROW and told["prompt"] == "Q" and told["model_name"] == "mtrl"
-    assert told["inference_params"] == {"temperature": 0.7, "max_tokens": 40, "top_p": 1.0}
-    assert told["inferenceParams"] == {"temperature": 0.7, "maxTokens": 40, "topP": 1.0}
-    metadata = told["metadata"]
+    (payload,) = service.payload
+    assert payload["instance"] == ROW and payload["prompt"] == "Q" and payload["model_name"] == "mtrl"
+    assert payload["inference_params"] == {"temperature": 0.7, "max_tokens": 40, "top_p": 1.0}
+    assert payload["inferenceParams"] == {"temperature": 0.7, "maxTokens": 40, "topP": 1.0}
+    metadata = payload["metadata"]
     assert metadata["trajectory_id"] == metadata["trajectoryId"] == metadata["rolloutId"]
-    assert told["model_endpoint"] == f"{metadata['endpoint']}/v1"
+    assert payload["model_endpoint"] == f"{metadata['endpoint']}/v1"
 
 
-def test_an_agent_that_answers_at_once_and_reports_later(play):
-    """It completes first and pays then, as the SDK does."""
+def test_an_agent_that_answers_first_and_reports_later(run_agent):
+    """The agent first completes the episode and then reports the reward, as the SDK does."""
 
-    def rollout(told, service):
+    def rollout(payload, service):
         def work():
-            ask(told)
-            service.answers = [report(told, "complete-rollout", Status="ready").status_code]
-            service.answers.append(report(told, "update-reward", Rewards=[0.75]).status_code)
+            ask(payload)
+            service.answers = [report(payload, "complete-rollout", Status="ready").status_code]
+            service.answers.append(report(payload, "update-reward", Rewards=[0.75]).status_code)
 
         service.in_background(work)
         return 200, {"status": "accepted"}
 
-    trajectory, service = play(rollout)
+    trajectory, service = run_agent(rollout)
     assert trajectory.stop_reason == StopReason.DONE and trajectory.rewards == [0.0, 0.75]
     assert service.answers == [200, 200]
 
 
-def test_reports_while_it_is_asked(play):
-    def rollout(told, service):
-        ask(told)
-        report(told, "complete-rollout", Status="ready").raise_for_status()
-        report(told, "update-reward", Rewards=[0.1, 0.2]).raise_for_status()
+def test_reports_during_the_rollout_request(run_agent):
+    def rollout(payload, service):
+        ask(payload)
+        report(payload, "complete-rollout", Status="ready").raise_for_status()
+        report(payload, "update-reward", Rewards=[0.1, 0.2]).raise_for_status()
         return 200, {"status": "accepted"}
 
-    assert play(rollout)[0].rewards == [0.1, 0.2]
+    assert run_agent(rollout)[0].rewards == [0.1, 0.2]
 
 
-def test_an_agent_that_reports_its_failure(play):
-    def rollout(told, service):
+def test_an_agent_that_reports_its_failure(run_agent):
+    def rollout(payload, service):
         def work():
-            ask(told, 1)
-            service.answers = [report(told, "complete-rollout", Status="failed").status_code]
-            service.answers.append(report(told, "update-reward", Rewards=[0.0]).status_code)
+            ask(payload, 1)
+            service.answers = [report(payload, "complete-rollout", Status="failed").status_code]
+            service.answers.append(report(payload, "update-reward", Rewards=[0.0]).status_code)
 
         service.in_background(work)
         return 200, {"status": "accepted"}
 
-    trajectory, service = play(rollout)
+    trajectory, service = run_agent(rollout)
     assert trajectory.stop_reason == StopReason.ENV_ERROR
     assert trajectory.error.startswith("AgentError: the program reported that it failed")
     assert service.answers[0] == 200
 
 
-def test_an_agent_that_says_nothing_of_its_reward(play, monkeypatch):
+def test_a_missing_reward_fails_the_episode(run_agent, monkeypatch):
     monkeypatch.setattr(loop_module, "SECONDS_FOR_REWARD", 0.2)
 
-    def rollout(told, service):
-        ask(told, 1)
-        report(told, "complete-rollout", Status="ready").raise_for_status()
+    def rollout(payload, service):
+        ask(payload, 1)
+        report(payload, "complete-rollout", Status="ready").raise_for_status()
         return 200, {"status": "accepted"}
 
-    trajectory, _ = play(rollout)
+    trajectory, _ = run_agent(rollout)
     assert trajectory.stop_reason == StopReason.ENV_ERROR and "ended without a reward" in trajectory.error
 
 
-def test_an_agent_that_never_reports_runs_out_of_time(play):
-    trajectory, _ = play(lambda told, service: (ask(told, 1), (200, {"status": "accepted"}))[1], episode_timeout=1)
+def test_an_agent_that_never_reports_times_out(run_agent):
+    trajectory, _ = run_agent(
+        lambda payload, service: (ask(payload, 1), (200, {"status": "accepted"}))[1], episode_timeout=1
+    )
     assert trajectory.stop_reason == StopReason.TIMEOUT and len(trajectory.turns) == 1
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "payload"),
     [
         ((500, {"error": "no GPU"}), "HTTP 500 no GPU"),
         ((422, {"detail": "no row"}), "HTTP 422 no row"),
@@ -239,18 +242,18 @@ def test_an_agent_that_never_reports_runs_out_of_time(play):
         ((200, {"status": "error", "error": "no disk"}), "no disk"),
     ],
 )
-def test_an_agent_that_breaks(play, answer, told):
+def test_a_failing_agent_fails_the_episode(run_agent, answer, payload):
     def rollout(request, service):
         ask(request, 1)
         return answer
 
-    trajectory, service = play(rollout, retries=1)
-    assert trajectory.stop_reason == StopReason.ENV_ERROR and told in trajectory.error.partition("\n")[0]
-    assert len(service.told) == 2 and trajectory.metrics["attempts"] == 2
+    trajectory, service = run_agent(rollout, retries=1)
+    assert trajectory.stop_reason == StopReason.ENV_ERROR and payload in trajectory.error.partition("\n")[0]
+    assert len(service.payload) == 2 and trajectory.metrics["attempts"] == 2
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "payload"),
     [
         (b"", "disconnected without sending a response"),
         (b"\0\xff what?\r\n\r\n", "RemoteProtocolError"),
@@ -259,32 +262,32 @@ def test_an_agent_that_breaks(play, answer, told):
     ],
     ids=["hangs up", "garbage", "breaks off", "broken JSON"],
 )
-def test_an_agent_that_does_not_speak(play, answer, told):
-    trajectory, _ = play(None, serve=lambda service: raw(answer))
+def test_an_invalid_response_fails_the_episode(run_agent, answer, payload):
+    trajectory, _ = run_agent(None, serve=lambda service: raw(answer))
     first_line = trajectory.error.partition("\n")[0]
-    assert trajectory.stop_reason == StopReason.ENV_ERROR and told in first_line and "POST http://127" in first_line
+    assert trajectory.stop_reason == StopReason.ENV_ERROR and payload in first_line and "POST http://127" in first_line
 
 
-def test_an_agent_that_never_answers_runs_out_of_time(play):
-    trajectory, _ = play(None, serve=lambda service: raw(None), episode_timeout=1)
+def test_an_agent_that_never_answers_times_out(run_agent):
+    trajectory, _ = run_agent(None, serve=lambda service: raw(None), episode_timeout=1)
     assert trajectory.stop_reason == StopReason.TIMEOUT and not trajectory.turns
 
 
-def test_an_agent_whose_episode_is_over_is_told_so(play):
-    def rollout(told, service):
-        ask(told, 1)
+def test_late_requests_of_an_agent_are_refused(run_agent):
+    def rollout(payload, service):
+        ask(payload, 1)
         service.over = threading.Event()
 
         def work():
             service.over.wait(60)
             late = {"messages": ROW["prompt"]}
             service.answers = [
-                post(f"{told['metadata']['endpoint']}/v1/chat/completions", late),
-                report(told, "update-reward", Rewards=[1.0]),
+                post(f"{payload['metadata']['endpoint']}/v1/chat/completions", late),
+                report(payload, "update-reward", Rewards=[1.0]),
             ]
-            service.heard.set()
+            service.received.set()
 
-        service.heard = threading.Event()
+        service.received = threading.Event()
         service.in_background(work)
         return 200, {"status": "accepted"}
 
@@ -292,19 +295,19 @@ def test_an_agent_whose_episode_is_over_is_told_so(play):
 
     async def close(self):  # the gateway still answers other episodes
         service.over.set()
-        await asyncio.to_thread(service.heard.wait, 60)
+        await asyncio.to_thread(service.received.wait, 60)
         await real(self)
 
     service = None
 
-    def remember(told, it):
+    def remember(payload, it):
         nonlocal service
         service = it
-        return rollout(told, it)
+        return rollout(payload, it)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AgentLoop, "close", close)
-        trajectory, service = play(remember, episode_timeout=1)
+        trajectory, service = run_agent(remember, episode_timeout=1)
     assert trajectory.stop_reason == StopReason.TIMEOUT
     call, pay = service.answers
     assert call.status_code == 410 and "is not in valid status" in call.text
@@ -312,12 +315,12 @@ def test_an_agent_whose_episode_is_over_is_told_so(play):
 
 
 @pytest.mark.parametrize("health", [404, 503])
-def test_an_agent_that_is_not_well_is_refused_at_the_start(health):
+def test_an_unhealthy_agent_is_refused_at_the_start(health):
     with serving(Service(None, health)) as url, pytest.raises(UserError) as error:
         RemoteRunner(url, "MTRL_AGENT_KEY")
     assert f"generator.agent.url={url}: the agent does not answer GET /health (HTTP {health})" in str(error.value)
 
 
-def test_an_agent_that_is_not_there_is_refused_at_the_start():
+def test_an_unreachable_agent_is_refused_at_the_start():
     with pytest.raises(UserError, match=r"does not answer GET /health \(.*refused.*\); start it first"):
         RemoteRunner("http://127.0.0.1:9/", "MTRL_AGENT_KEY")

@@ -1,4 +1,4 @@
-"""So many at once, in their order, and the next one begins before the last one ends."""
+"""A limit on concurrent tasks: they run in order, and the next one begins before the last one ends."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from mtrl.agents.slots import Slots
 
 
-def play(count, names, body, begin=None):
+def run_agent(count, names, body, begin=None):
     """Takes slots by these names at once; `body(name, log)` is what each does inside. Returns what happened."""
     log = []
 
@@ -23,22 +23,22 @@ def play(count, names, body, begin=None):
     async def all_of_them():
         slots = Slots(count)
         done = await asyncio.gather(*(one(slots, name) for name in names), return_exceptions=True)
-        assert slots._free == count and not slots._waiting
+        assert slots.free == count and not slots.waiting
         return done
 
     return asyncio.run(asyncio.wait_for(all_of_them(), 10)), log
 
 
-def test_the_next_begins_at_the_moment_at_which_one_ends():
+def test_the_next_task_begins_before_the_last_one_ends():
     async def body(name, log):
         await asyncio.sleep(0)
 
-    done, log = play(2, "abcd", body)
+    done, log = run_agent(2, "abcd", body)
     assert done == list("abcd")
     assert log == ["begin a", "begin b", "begin c", "end a", "begin d", "end b", "end c", "end d"]
 
 
-def test_one_whose_beginning_fails_is_told_and_the_next_is_let_in():
+def test_a_failed_start_passes_the_slot_on():
     def begin(name):
         if name in "bc":
             raise ValueError(name)
@@ -47,23 +47,23 @@ def test_one_whose_beginning_fails_is_told_and_the_next_is_let_in():
     async def body(name, log):
         await asyncio.sleep(0)
 
-    done, log = play(1, "abcd", body, begin)
+    done, log = run_agent(1, "abcd", body, begin)
     assert [str(d) for d in done] == list("abcd") and isinstance(done[1], ValueError)
     assert log == ["begin a", "begin b", "begin c", "begin d", "end a", "end d"]
 
 
-def test_a_failure_inside_gives_the_slot_back():
+def test_a_failed_task_frees_its_slot():
     async def body(name, log):
         await asyncio.sleep(0)
         raise KeyError(name)
 
-    done, log = play(1, "ab", body)
+    done, log = run_agent(1, "ab", body)
     assert all(isinstance(error, KeyError) for error in done)
     assert log == ["begin a", "begin b", "end a", "end b"]
 
 
 @pytest.mark.parametrize("moment", ["while it waits", "as it is let in"])
-def test_who_is_cancelled_holds_nothing(moment):
+def test_a_cancelled_task_frees_its_slot(moment):
     log = []
 
     async def story():
@@ -93,7 +93,7 @@ def test_who_is_cancelled_holds_nothing(moment):
         await asyncio.gather(first, third)
         with pytest.raises(asyncio.CancelledError):
             await second
-        assert slots._free == 1
+        assert slots.free == 1
 
     asyncio.run(asyncio.wait_for(story(), 10))
     assert log[0] == "first" and log[-2:] == ["inside third", "third"]

@@ -10,7 +10,7 @@ import pytest
 from crews import ROOT
 
 from mtrl.errors import UserError
-from mtrl.utils import launch
+from mtrl.utils import process
 
 
 @pytest.fixture
@@ -27,39 +27,39 @@ def test_without_torchrun_there_is_no_launch(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # variables of a program that started this one
-    assert not launch.is_launched() and not launch.is_follower() and launch.launch_id() is None
+    assert not process.is_launched() and not process.is_follower() and process.launch_id() is None
 
 
 def test_rank_and_size_are_read_from_the_environment(set_rank):
     set_rank("0")
-    assert launch.is_launched() and not launch.is_follower()
+    assert process.is_launched() and not process.is_follower()
     set_rank("1")
-    assert launch.is_follower()
+    assert process.is_follower()
     set_rank("one")
     with pytest.raises(UserError, match="RANK=one"):
-        launch.is_follower()
+        process.is_follower()
 
 
 def test_the_id_is_that_of_the_launch(set_rank, monkeypatch):
     """The id is equal for the children of one agent, and differs for another agent, another rendezvous, or a reused
     process id."""
     set_rank("0")
-    code = "from mtrl.utils.launch import launch_id; print(launch_id())"
+    code = "from mtrl.utils.process import launch_id; print(launch_id())"
     ids = [subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() for _ in range(2)]
-    assert ids[0] == ids[1] != launch.launch_id()
+    assert ids[0] == ids[1] != process.launch_id()
     assert f":{os.getpid()}:" in ids[0]
-    first = launch.launch_id()
+    first = process.launch_id()
     set_rank("0", TORCHELASTIC_RUN_ID="mine")
-    assert launch.launch_id() != first
+    assert process.launch_id() != first
     set_rank("0")
-    monkeypatch.setattr(launch, "start_time", lambda process: "later")
-    assert launch.launch_id() != first
+    monkeypatch.setattr(process, "start_time", lambda pid: "later")
+    assert process.launch_id() != first
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    assert launch.launch_id() is None
+    assert process.launch_id() is None
 
 
 def test_the_launch_imports_no_torch():
-    code = "import sys, mtrl.utils.launch, mtrl.utils.signals, mtrl.errors; print('torch' in sys.modules)"
+    code = "import sys, mtrl.utils.process, mtrl.utils.signals, mtrl.errors; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() == "False"
 
 
@@ -68,14 +68,14 @@ TRAINING = """
 import json, os, signal, sys, types
 from contextlib import closing
 from pathlib import Path
-from mtrl.utils import launch
+from mtrl.utils import process
 from mtrl.utils.signals import Interrupt
 
 class Worker:
     def step(self, attempt):
-        if attempt == 0 and launch.is_follower():
+        if attempt == 0 and process.is_follower():
             os.kill(os.getpid(), signal.SIGKILL)
-        return attempt, launch.is_follower()
+        return attempt, process.is_follower()
 
 def join():
     from mtrl.distributed.crew import Crew

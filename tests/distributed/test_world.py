@@ -158,10 +158,10 @@ def test_an_incomplete_launch_environment_is_an_error(monkeypatch):
     with pytest.raises(UserError, match="RANK=0 and WORLD_SIZE=2, but not both of .*; start them with torchrun, or"):
         World.join(1.0)
     launched(monkeypatch, 0, 2, MASTER_PORT="http")
-    with pytest.raises(UserError, match="the environment has MASTER_PORT=http, which is no whole number"):
+    with pytest.raises(UserError, match="the environment has MASTER_PORT=http, which is not a whole number"):
         World.join(1.0)
     launched(monkeypatch, "first", 2)
-    with pytest.raises(UserError, match="the environment has RANK=first, which is no whole number"):
+    with pytest.raises(UserError, match="the environment has RANK=first, which is not a whole number"):
         World.join(1.0)
 
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Reply:
-    """What one request is answered with."""
+    """The answer to one request."""
 
     status: int = 200
     body: object = None
@@ -107,5 +107,5 @@ class ChatServer:
 
 
 def always(*replies):
-    """The replies in order, and the last one ever after."""
+    """The replies in order; the last one repeats."""
     return lambda body, n: replies[min(n, len(replies) - 1)]

@@ -1,5 +1,5 @@
-"""The helpers that these tests share with those of the rollouts."""
+"""Fixtures that the engine tests share with those of the rollouts."""
 
-from tests.rollout.conftest import contexts, counting, generation, make_loop, play, play_episode, row, sampling
+from tests.rollout.conftest import contexts, counting, generation, make_loop, row, run_episode, sample_turns, sampling
 
-__all__ = ["contexts", "counting", "generation", "make_loop", "play", "play_episode", "row", "sampling"]
+__all__ = ["contexts", "counting", "generation", "make_loop", "row", "run_episode", "sample_turns", "sampling"]

@@ -1,4 +1,4 @@
-"""Engines in processes of their own, and how those are."""
+"""Engines in separate processes, and the state of those processes."""
 
 import asyncio
 import time
@@ -31,8 +31,8 @@ def ask(engine, name, prompt=PROMPT, sampling=ENDLESS):
     return asyncio.ensure_future(engine.generate(name, prompt, sampling))
 
 
-def gone(pid):
-    """Whether this process has ended, though nobody may have asked for its status yet."""
+def has_ended(pid):
+    """Whether this process has ended; it may still be a zombie."""
     try:
         return state(pid) == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A launch as a run with GPUs makes it, for the tests of both engines' command lines."""
+"""Launch settings of a run with GPUs, for the tests of both engines' command lines."""
 
 from dataclasses import replace
 

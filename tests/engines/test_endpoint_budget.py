@@ -46,7 +46,7 @@ def _fast(monkeypatch):
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_cost():
+def test_the_cost_of_a_request():
     assert Usage(1_000_000, 400_000, 200_000).cost(PRICE) == pytest.approx(0.6 * 2 + 0.4 * 0.5 + 0.2 * 10)
     assert Usage(1_000_000, 400_000, 0).cost(PriceConfig(2.0, None, 10.0)) == pytest.approx(2.0)
     assert Usage(10, 10**9, 0).cost(PRICE) == pytest.approx(10 * 0.5 / 1e6), "no more cached than there was"
@@ -59,7 +59,7 @@ def test_costs_add_up(price, one, other):
         assert (one + other).cost(price) == pytest.approx(one.cost(price) + other.cost(price), rel=1e-9, abs=1e-12)
 
 
-def test_no_price_is_no_cost():
+def test_the_cost_is_unknown_without_a_price():
     spending = Spending(3, 1, Usage(10, 4, 5), 1, Usage(300, 0, 100))
     metrics = spending.metrics(PriceConfig())
     assert "cost" not in metrics and "USD" not in format_spending(metrics)
@@ -124,7 +124,7 @@ def test_a_budget_is_never_exceeded_and_used_as_far_as_possible(concurrency, req
         maximum = Usage(prompt, 0, completion)
         try:
             async with budget.reserve("me", maximum) as reservation:
-                spending = sum((each.spending for each in budget._reservations), budget.total)
+                spending = sum((each.spending for each in budget.in_flight), budget.total)
                 highest = max(highest, spending.tokens)
                 for _ in range(generator.randrange(4)):
                     await asyncio.sleep(0)
@@ -158,12 +158,12 @@ def test_two_reservations_of_the_same_amount_are_distinct():
         one, two = await first.__aenter__(), await second.__aenter__()
         two.settle(Usage(1, 0, 1))
         await second.__aexit__(None, None, None)
-        assert budget._reservations == [one] and budget.total == Spending(1, 0, Usage(1, 0, 1))
+        assert budget.in_flight == (one,) and budget.total == Spending(1, 0, Usage(1, 0, 1))
         one.settle(Usage(2, 0, 2))
         await first.__aexit__(None, None, None)
 
     asyncio.run(run())
-    assert budget.total == Spending(2, 0, Usage(3, 0, 3)) and not budget._reservations
+    assert budget.total == Spending(2, 0, Usage(3, 0, 3)) and not budget.in_flight
 
 
 def test_requests_in_flight_are_waited_for_and_not_counted_as_spent():
@@ -171,7 +171,7 @@ def test_requests_in_flight_are_waited_for_and_not_counted_as_spent():
     with ChatServer(always(Reply(body=chat_reply("x", prompt=10, completion=5).body, before=0.05))) as server:
         config = EndpointConfig(timeout=5, budget=BudgetConfig(tokens=600), max_concurrent=8)
         answers, engine = ask(server.url, 4, config)
-    assert [getattr(a, "content", a) for a in answers] == ["x"] * 4 and engine._client.budget.closed is None
+    assert [getattr(a, "content", a) for a in answers] == ["x"] * 4 and engine.budget.closed is None
     assert server.most_busy == 1
 
 
@@ -194,13 +194,13 @@ def test_no_request_is_sent_that_could_exceed_the_budget():
     config = EndpointConfig(timeout=5, max_concurrent=1, price=PRICE, budget=BudgetConfig(usd=0.002))
     with ChatServer(always(chat_reply("x", prompt=300, completion=20, cached=0))) as server:
         answers, engine = ask(server.url, 8, config)
-    total = engine._client.budget.total
+    total = engine.budget.total
     assert total.requests == len(server.requests) == 2 and total.counted == Usage(600, 0, 40)
     errors = [answer for answer in answers if isinstance(answer, Exception)]
     assert len(errors) == 6 and all(isinstance(error, BudgetSpentError | RunEndedError) for error in errors)
     assert str(errors[0]) == (
-        "evaluation.endpoint.budget.usd=0.002 does not do for another request, after 600 prompt tokens (0 cached), 40 "
-        "completion tokens, 2 requests (0 repeated), 0.0016 USD; raise it to go on"
+        "evaluation.endpoint.budget.usd=0.002 is too small for another request, after 600 prompt tokens (0 cached), 40 "
+        "completion tokens, 2 requests (0 repeated), 0.0016 USD; raise it to continue"
     )
     assert engine.refused is errors[0]
 
@@ -208,7 +208,9 @@ def test_no_request_is_sent_that_could_exceed_the_budget():
 @pytest.mark.parametrize("limit", ["usd", "tokens"])
 def test_a_budget_needs_a_limit_of_tokens(limit):
     config = EndpointConfig(extra_body={"max_tokens": None}, price=PRICE, budget=BudgetConfig(**{limit: 5}))
-    with pytest.raises(UserError, match=f"evaluation.endpoint.budget.{limit} cannot be kept to.*max_completion_tokens"):
+    with pytest.raises(
+        UserError, match=f"evaluation.endpoint.budget.{limit} cannot be enforced.*max_completion_tokens"
+    ):
         EndpointEngine(Address("m", "http://127.0.0.1/v1"), config)
     config.extra_body["max_completion_tokens"] = 9
     EndpointEngine(Address("m", "http://127.0.0.1/v1"), config)
@@ -239,7 +241,7 @@ def test_the_spending_of_one_attempt(reply, counts):
     with ChatServer(always(reply)) as server:
         _, engine = ask(server.url, 1, EndpointConfig(timeout=0.3, retries=0))
         maximum = maximum_usage(server.requests[0])
-    total = engine._client.budget.total
+    total = engine.budget.total
     assert total.requests == 1
     if counts == MAXIMUM:
         assert (total.unconfirmed_requests, total.unconfirmed, total.counted) == (1, maximum, FREE)
@@ -251,7 +253,7 @@ def test_an_unreachable_server_costs_nothing():
     with ChatServer(always(chat_reply("x"))) as server:
         url = server.url
     (answer,), engine = ask(url, 1, EndpointConfig(timeout=5, retries=2))
-    assert isinstance(answer, EndpointError) and engine._client.budget.total == Spending(3, 2)
+    assert isinstance(answer, EndpointError) and engine.budget.total == Spending(3, 2)
 
 
 def test_a_cancelled_request_is_unconfirmed():
@@ -266,7 +268,7 @@ def test_a_cancelled_request_is_unconfirmed():
 
     with ChatServer(always(Reply(body=chat_reply("x").body, before=0.5))) as server:
         asyncio.run(run(server.url))
-    assert budget.spending["them"].unconfirmed_requests == 1 and not budget._reservations
+    assert budget.spending["them"].unconfirmed_requests == 1 and not budget.in_flight
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ def test_requests_in_flight_when_the_process_was_killed_count(tmp_path):
 def test_an_unreadable_file_is_refused(tmp_path, junk):
     path = tmp_path / "spent.json"
     path.write_text(junk)
-    with pytest.raises(UserError, match="spent.json, which keeps what was spent, cannot be read"):
+    with pytest.raises(UserError, match="spent.json, which stores the spending, cannot be read"):
         Budget("k", PRICE, BudgetConfig(), path)
 
 
@@ -325,7 +327,7 @@ def test_no_request_is_sent_that_cannot_be_recorded(tmp_path):
     with ChatServer(always(chat_reply("x"))) as server:
         answers, _ = ask(server.url, 3, EndpointConfig(timeout=5), budget)
     assert not server.requests
-    assert all("which keeps what k has spent, cannot be written" in str(answer) for answer in answers)
+    assert all("which stores the spending of k, cannot be written" in str(answer) for answer in answers)
 
 
 def test_many_threads_share_one_budget(tmp_path):

@@ -22,13 +22,13 @@ LIMITS = Limits(max_turns=4, max_context_length=10_000, step_timeout=5, episode_
 
 
 @pytest.fixture
-def play_chat(row, monkeypatch):
+def run_chat(row, monkeypatch):
     """`play_chat(environment, answer)`: the trajectory, and the server that was asked."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     pool = EnvironmentPool(2)
 
     def run(environment, answer, limits=LIMITS, **config):
-        async def play(url):
+        async def run_episode_at(url):
             engine = EndpointEngine(Address("m", url), EndpointConfig(**{"timeout": 5.0, "retries": 0, **config}))
             loop = EpisodeLoop(engine, environment, ChatConversation, pool, limits)
             trajectory = await loop.run(row, "g", 0, SamplingParams(max_generate_length=9, temperature=0.0))
@@ -36,18 +36,18 @@ def play_chat(row, monkeypatch):
             return trajectory
 
         with ChatServer(answer) as server:
-            return asyncio.run(play(server.url)), server
+            return asyncio.run(run_episode_at(server.url)), server
 
     yield run
     pool.close()
 
 
 class Shop(ToolEnvironment):
-    """Prices by a tool; the answer is what is said without a call."""
+    """An environment with a tool for prices; a response without a call is the answer."""
 
     @tool
     def price(self, of: str) -> str:
-        """What it costs."""
+        """Return the price."""
         return {"tea": "3", "cake": "5"}[of]
 
     def answer(self, response, ground_truth):
@@ -58,9 +58,9 @@ def call(name, arguments, call_id="c1"):
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def test_an_episode_in_text(play_chat, counting):
-    trajectory, server = play_chat(counting, always(chat_reply("a"), chat_reply("b"), chat_reply("c"), chat_reply("d")))
-    assert [turn.text for turn in trajectory.turns] == counting.made[0].heard == ["a", "b", "c", "d"]
+def test_an_episode_with_messages(run_chat, counting):
+    trajectory, server = run_chat(counting, always(chat_reply("a"), chat_reply("b"), chat_reply("c"), chat_reply("d")))
+    assert [turn.text for turn in trajectory.turns] == counting.made[0].received == ["a", "b", "c", "d"]
     assert trajectory.stop_reason == StopReason.MAX_TURNS and trajectory.rewards == [0.5] * 4
     assert server.requests[2]["messages"] == [
         {"role": "user", "content": "Q"},
@@ -74,23 +74,23 @@ def test_an_episode_in_text(play_chat, counting):
     assert trajectory_from_dict(json.loads(to_json(trajectory))) == trajectory
 
 
-def test_the_same_words_earn_the_same_as_with_token_ids(play_chat, counting, make_loop, play_episode):
-    """An environment whose reward depends on what is said, so that a lost or changed word shows."""
+def test_rewards_are_the_same_as_with_token_ids(run_chat, counting, make_loop, run_episode):
+    """The reward depends on the text, so that a lost or changed word is detected."""
 
     def step(self, response, truth):
         return len(response) + 0.25, f"you said {response}", response == "ccc"
 
     environment = type("Env", (counting,), {"step": step})
     words = ["a", "bb", "ccc"]
-    local = play_episode(make_loop(environment, words))
-    remote, _ = play_chat(environment, always(*map(chat_reply, words)))
+    local = run_episode(make_loop(environment, words))
+    remote, _ = run_chat(environment, always(*map(chat_reply, words)))
     assert remote.rewards == local.rewards == [1.25, 2.25, 3.25]
     assert remote.messages == local.messages and remote.stop_reason == local.stop_reason == StopReason.DONE
 
 
-def test_native_tool_calls(play_chat):
+def test_native_tool_calls(run_chat):
     both = [call("price", '{"of": "tea"}'), call("price", '{"of": "cake"}', "c2")]
-    trajectory, server = play_chat(Shop, always(chat_reply("", calls=both, finish="tool_calls"), chat_reply("8")))
+    trajectory, server = run_chat(Shop, always(chat_reply("", calls=both, finish="tool_calls"), chat_reply("8")))
     assert trajectory.reward == 1.0 and trajectory.stop_reason == StopReason.DONE
     assert [t["function"]["name"] for t in server.requests[0]["tools"]] == ["price"]
     sent = server.requests[1]["messages"]
@@ -104,9 +104,9 @@ def test_native_tool_calls(play_chat):
     assert '{"name": "price", "arguments": {"of": "tea"}}' in trajectory.turns[0].text
 
 
-def test_calls_that_the_server_left_in_the_text(play_chat):
+def test_calls_in_the_text_form_are_parsed(run_chat):
     text = 'well <tool_call>{"name": "price", "arguments": {"of": "tea"}}</tool_call>'
-    trajectory, server = play_chat(Shop, always(chat_reply(text), chat_reply("8")))
+    trajectory, server = run_chat(Shop, always(chat_reply(text), chat_reply("8")))
     assert trajectory.reward == 1.0 and trajectory.turns[0].text == text
     sent = server.requests[1]["messages"]
     assert sent[1] == {"role": "assistant", "content": text} and sent[2] == {"role": "user", "content": "3"}
@@ -122,8 +122,8 @@ def test_calls_that_the_server_left_in_the_text(play_chat):
         ([call("nothing", "{}")], "nothing"),
     ],
 )
-def test_malformed_calls_are_reported_to_the_model_and_can_be_sent_back(play_chat, calls, problem):
-    trajectory, server = play_chat(Shop, always(chat_reply("", calls=calls), chat_reply("8")))
+def test_malformed_calls_are_reported_to_the_model_and_can_be_sent_back(run_chat, calls, problem):
+    trajectory, server = run_chat(Shop, always(chat_reply("", calls=calls), chat_reply("8")))
     assert problem in str(trajectory.turns[1].observation) and trajectory.reward == 1.0
     sent = server.requests[1]["messages"]
     function = sent[1]["tool_calls"][0]["function"]
@@ -131,27 +131,27 @@ def test_malformed_calls_are_reported_to_the_model_and_can_be_sent_back(play_cha
     assert sent[2]["role"] == "tool" and sent[2]["tool_call_id"] == sent[1]["tool_calls"][0]["id"]
 
 
-def test_reasoning_is_kept_and_not_sent_back(play_chat, counting):
-    trajectory, server = play_chat(counting, always(chat_reply("a", reasoning_content="hm")))
+def test_reasoning_is_stored_and_not_sent_back(run_chat, counting):
+    trajectory, server = run_chat(counting, always(chat_reply("a", reasoning_content="hm")))
     assert trajectory.turns[0].message == {"role": "assistant", "content": "a", "reasoning_content": "hm"}
     assert server.requests[1]["messages"][1] == {"role": "assistant", "content": "a"}
 
 
-def test_a_full_context_ends_the_episode_and_is_the_model_s(play_chat, counting):
+def test_a_full_context_of_the_model_ends_the_episode(run_chat, counting):
     full = refusal(400, "maximum context length", "context_length_exceeded")
-    trajectory, _ = play_chat(counting, always(chat_reply("a"), full))
+    trajectory, _ = run_chat(counting, always(chat_reply("a"), full))
     assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and [t.text for t in trajectory.turns] == ["a", ""]
     assert trajectory.error is None
 
 
-def test_the_context_limit_of_the_configuration(play_chat, counting):
+def test_the_configured_context_limit_ends_the_episode(run_chat, counting):
     limits = Limits(4, 16, 5, 20, 0)
-    trajectory, server = play_chat(counting, always(chat_reply("a", prompt=11, completion=5)), limits)
+    trajectory, server = run_chat(counting, always(chat_reply("a", prompt=11, completion=5)), limits)
     assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and len(server.requests) == 1
 
 
-def test_a_server_that_fails_fails_the_episode(play_chat, counting):
-    trajectory, _ = play_chat(counting, always(chat_reply("a"), refusal(500, "the disk is full")), retries=1)
+def test_a_failing_server_fails_the_episode(run_chat, counting):
+    trajectory, _ = run_chat(counting, always(chat_reply("a"), refusal(500, "the disk is full")), retries=1)
     assert trajectory.stop_reason == StopReason.ENV_ERROR and "HTTP 500 the disk is full" in trajectory.error
     assert counting.made[0].closed == 1
 

@@ -1,4 +1,4 @@
-"""New weights for an engine that is sampling: exact versions, no key of older weights, none left at its old value."""
+"""Weight updates of an engine that is sampling: exact versions, and no keys of older weights."""
 
 import asyncio
 import random
@@ -8,8 +8,7 @@ import torch
 from toy_model import VOCABULARY, ToyLM, check_generation, logprobs_of, weights_of
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.local.engine import LocalEngine
-from mtrl.engines.local.weights import copy_weights
+from mtrl.engines.local.engine import LocalEngine, copy_weights
 from mtrl.types import FinishReason
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -38,7 +37,7 @@ def make_engine(in_flight="continue", slots=8, **settings):
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_a_turn_goes_on_under_the_new_weights(make_tiny_model, fuse):
+def test_a_turn_continues_under_new_weights(make_tiny_model, fuse):
     old, new = make_tiny_model(0), make_tiny_model(1)
     engine = LocalEngine(make_tiny_model(0), None, 8, 200, fuse, deterministic=False)
 
@@ -82,7 +81,7 @@ def test_every_change_during_a_turn_is_a_span():
         assert turn.cached_tokens in (0, len(PROMPT) - 1), "as it was when the turn began"
 
 
-def test_a_trajectory_between_turns_begins_anew():
+def test_a_trajectory_between_turns_is_prefilled_again():
     engine = make_engine()
 
     async def go():
@@ -97,8 +96,8 @@ def test_a_trajectory_between_turns_begins_anew():
 
 
 @pytest.mark.parametrize("in_flight", ["continue", "drain"])
-def test_shared_weights_change_by_themselves(in_flight):
-    """With nothing to load, the module has the new weights already."""
+def test_shared_weights_need_no_loading(in_flight):
+    """There is nothing to load, because the module has the new weights already."""
     engine = make_engine(in_flight)
 
     async def go():
@@ -112,7 +111,7 @@ def test_shared_weights_change_by_themselves(in_flight):
         check_generation(PROMPT, turn)
 
 
-def test_a_deterministic_engine_refuses_in_the_middle_of_a_turn():
+def test_a_deterministic_engine_refuses_weights_during_a_turn():
     engine = LocalEngine(ToyLM(), None, 8, 300)
 
     async def go():
@@ -128,7 +127,7 @@ def test_a_deterministic_engine_refuses_in_the_middle_of_a_turn():
 # -- drain ------------------------------------------------------------------------------------------------------------
 
 
-def test_draining_lets_turns_end_and_new_ones_wait():
+def test_draining_ends_running_turns_and_delays_new_ones():
     engine = make_engine("drain")
 
     async def go():
@@ -150,7 +149,7 @@ def test_draining_lets_turns_end_and_new_ones_wait():
     check_generation(PROMPT, late)
 
 
-def test_nothing_holds_a_draining_engine_up(monkeypatch):
+def test_a_draining_engine_never_blocks(monkeypatch):
     """A release, an error, a close and a second load, each while a load waits for the end of a turn."""
 
     async def begin(engine):
@@ -202,7 +201,7 @@ def test_nothing_holds_a_draining_engine_up(monkeypatch):
         assert again.version_spans == [(version, 4)], ending.__name__
 
 
-def test_a_drain_outlives_an_event_loop():
+def test_a_drain_survives_the_end_of_an_event_loop():
     engine = make_engine("drain")
 
     async def leave():
@@ -268,8 +267,8 @@ async def at_random(engine, rng):
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_every_weight_arrives(make_tiny_model, fuse):
-    """The engine must compute what the trained model computes, not what the first one did, through fused views too."""
+def test_every_weight_is_updated(make_tiny_model, fuse):
+    """The engine computes what the trained model computes, through fused views too."""
     trained = make_tiny_model(1)
     replica = make_tiny_model(0)
     engine = LocalEngine(replica, None, 8, 200, fuse, deterministic=False)
@@ -282,7 +281,7 @@ def test_every_weight_arrives(make_tiny_model, fuse):
     torch.testing.assert_close(torch.tensor(turn.logprobs), expected, atol=1e-4, rtol=0)
 
 
-def test_weights_that_lack_a_parameter_are_refused_and_nothing_changes():
+def test_incomplete_weights_are_refused_without_a_change():
     model = ToyLM()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for name in weights_of(1):
@@ -296,7 +295,7 @@ def test_weights_that_lack_a_parameter_are_refused_and_nothing_changes():
 def test_weights_with_other_names_or_shapes_are_refused():
     engine = make_engine()
     bad = {f"module.{name}": value for name, value in weights_of(1).items()}
-    with pytest.raises(ValueError, match=r"no weights for embed.weight, .*no parameter is called module.embed"):
+    with pytest.raises(ValueError, match=r"no weights for embed.weight, .*no parameter has the name module.embed"):
         run(engine.load_weights(bad, 1))
     bad = weights_of(1) | {"positions.weight": torch.zeros(1, 16)}  # would be broadcast
     with pytest.raises(ValueError, match="another shape for positions.weight$"):
@@ -307,7 +306,7 @@ def test_weights_with_other_names_or_shapes_are_refused():
     check_generation(PROMPT, turn)
 
 
-def test_tied_weights_by_either_name_and_other_precisions():
+def test_tied_weights_load_by_either_name_in_any_precision():
     model = ToyLM()
     weights = {name: value.double() for name, value in weights_of(1).items()}
     weights["head.weight"] = weights.pop("embed.weight")
@@ -316,7 +315,7 @@ def test_tied_weights_by_either_name_and_other_precisions():
     assert model.dtype == torch.float32
 
 
-def test_weights_may_be_applied_in_another_way():
+def test_a_custom_function_applies_weights():
     def shift_embedding(module, weights):
         with torch.no_grad():
             module.embed.weight.add_(weights["shift"])

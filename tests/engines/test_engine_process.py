@@ -1,4 +1,4 @@
-"""The engine in a process of its own: the same turns, and nothing is lost whoever is killed when."""
+"""The engine in a separate process: the same turns, and no turn is lost when a process is killed."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_processes import CONTEXT, ENDLESS, PROMPT, SHORT, ask, gone, make_engine, run, state, wait_until
+from engine_processes import CONTEXT, ENDLESS, PROMPT, SHORT, ask, has_ended, make_engine, run, state, wait_until
 from toy_model import VOCABULARY, ToyLM, check_generation, weights_of
 
 from mtrl.engines.base import SamplingParams
@@ -32,7 +32,7 @@ def shared():
     engine = make_engine()
     yield engine
     run(engine.close())
-    assert gone(engine.pid)
+    assert has_ended(engine.pid)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def until_sampling(engine, version=0):
 # -- the same turns ---------------------------------------------------------------------------------------------------
 
 
-def test_the_same_turns_as_in_this_process(make_tiny_model, tiny_tokenizer, play):
+def test_turns_equal_those_of_the_engine_in_this_process(make_tiny_model, tiny_tokenizer, sample_turns):
     """Tokens and log-probs to the last bit, with the fused step, stop strings and deterministic batches."""
     model = make_tiny_model()
     before = {name: (value.data_ptr(), value.clone()) for name, value in model.state_dict().items()}
@@ -61,13 +61,13 @@ def test_the_same_turns_as_in_this_process(make_tiny_model, tiny_tokenizer, play
     ), "the trainer's module stays as it is"
     prompts = [[1, 2, 3]] * 3 + [[7] * 20, [60, 9]]
     sampling = SamplingParams(max_generate_length=12, temperature=0.8, stop=("e", "4"))
-    theirs = play(engine, prompts, sampling=sampling)
-    ours = play(local := LocalEngine(model, tiny_tokenizer, 5, 200), prompts, sampling=sampling)
+    theirs = sample_turns(engine, prompts, sampling=sampling)
+    ours = sample_turns(local := LocalEngine(model, tiny_tokenizer, 5, 200), prompts, sampling=sampling)
     assert theirs == ours
     assert engine.stats == local.stats and engine.stats.cached_tokens > 0
 
 
-def test_a_context_that_is_full_and_a_misuse(engine):
+def test_a_full_context_and_a_second_request_of_a_trajectory(engine):
     full = run(engine.generate("a", [1] * 10**6, SHORT))  # more than a socket takes at once
     assert (full.token_ids, full.finish) == ([], FinishReason.LENGTH)
 
@@ -82,7 +82,7 @@ def test_a_context_that_is_full_and_a_misuse(engine):
     assert run(twice()).finish == FinishReason.ABORT
 
 
-def test_release_aborts_with_what_was_sampled(engine):
+def test_release_returns_the_tokens_sampled_so_far(engine):
     async def go():
         turn, other = ask(engine, "a"), ask(engine, "b")
         await until_sampling(engine)
@@ -101,7 +101,7 @@ def test_release_aborts_with_what_was_sampled(engine):
     assert again.token_ids[:both] == aborted.token_ids[:both]
 
 
-def test_a_request_that_is_cancelled_is_over_with_its_release(engine):
+def test_a_cancelled_request_ends_with_its_release(engine):
     async def go():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.generate("a", PROMPT, ENDLESS), 0.01)
@@ -114,7 +114,7 @@ def test_a_request_that_is_cancelled_is_over_with_its_release(engine):
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def test_new_weights_in_the_middle_of_turns(engine):
+def test_weights_change_during_turns(engine):
     async def go():
         turns = [ask(engine, name) for name in "abc"]
         await until_sampling(engine)
@@ -131,7 +131,7 @@ def test_new_weights_in_the_middle_of_turns(engine):
         check_generation(PROMPT, turn)
 
 
-def test_whoever_stops_waiting_for_weights_does_not_tear_them(engine):
+def test_a_cancelled_load_does_not_corrupt_weights(engine):
     """The next weights are written only after the child has read these."""
 
     async def go():
@@ -150,7 +150,7 @@ def test_whoever_stops_waiting_for_weights_does_not_tear_them(engine):
 
 
 def test_the_number_of_a_version_can_be_set(engine):
-    """As a resumed run does that has loaded its weights already."""
+    """A resumed run that has loaded its weights sets the version."""
     engine.version = 12
     turn = run(engine.generate("a", PROMPT, SHORT))
     assert turn.version_spans == [(12, 4)] and engine.version == 12
@@ -163,7 +163,7 @@ def test_draining_across_processes():
         early = ask(engine, "early", sampling=SamplingParams(max_generate_length=200))
         await engine.generate("along", PROMPT, SHORT)  # so that the early one is being sampled, or has been
         loading = asyncio.ensure_future(engine.load_weights(weights_of(1), 1))
-        while engine._newest is None:  # until the child has been told
+        while engine.requested_version == 0:  # until the message has been sent to the child
             await asyncio.sleep(0.001)
         late = ask(engine, "late", sampling=SHORT)
         await loading
@@ -183,8 +183,8 @@ def test_draining_across_processes():
     check_generation(PROMPT, late)
 
 
-def test_weights_that_do_not_fit_end_the_engine():
-    """Half a policy is not sampled: the error names what is missing, and says so to whoever asks next."""
+def test_weights_of_another_model_end_the_engine():
+    """The error names the missing weights, and later requests raise it too."""
     engine = make_engine()
     weights = weights_of(1)
     del weights["positions.weight"]
@@ -199,14 +199,14 @@ def test_weights_that_do_not_fit_end_the_engine():
             await engine.generate("a", PROMPT, SHORT)
 
     run(go())
-    assert engine.version == 0 and gone(engine.pid)
+    assert engine.version == 0 and has_ended(engine.pid)
 
 
 # -- deaths -----------------------------------------------------------------------------------------------------------
 
 
-def test_killed_in_the_middle_of_turns_and_of_new_weights(engine):
-    """Turns are asked for again and come out whole, under the newest weights; open trajectories are announced again."""
+def test_a_process_killed_during_turns_and_updates_is_replaced(engine):
+    """Turns are requested again under the newest weights, and open trajectories are announced again."""
 
     async def go():
         expected = [await engine.generate(f"x{i}", PROMPT, SamplingParams(30, seed=i)) for i in range(3)]
@@ -239,8 +239,8 @@ def test_killed_in_the_middle_of_turns_and_of_new_weights(engine):
     assert turn.version_spans == [(5, len(turn.token_ids))]
 
 
-def test_deterministic_batches_outlive_a_death(play):
-    """Trajectories that do not ask yet are announced to the new process, in their order: nobody waits for ever."""
+def test_deterministic_batches_continue_after_a_restart(sample_turns):
+    """Open trajectories are announced to the new process in their order, so that no turn waits forever."""
     prompts = [PROMPT] * 3 + [[7] * 20, [30, 9]]
     engine = make_engine(deterministic=True)
     killed = []
@@ -251,16 +251,16 @@ def test_deterministic_batches_outlive_a_death(play):
             os.kill(engine.pid, signal.SIGKILL)
         return 0
 
-    theirs = play(engine, prompts, pause=pause)
-    ours = play(LocalEngine(ToyLM(), None, 8, CONTEXT), prompts)
+    theirs = sample_turns(engine, prompts, pause=pause)
+    ours = sample_turns(LocalEngine(ToyLM(), None, 8, CONTEXT), prompts)
     assert killed and engine.pid not in killed
     assert {i: [g.token_ids for g in t] for i, t in theirs.items()} == {
         i: [g.token_ids for g in t] for i, t in ours.items()
     }
 
 
-def test_an_event_loop_that_ends_while_weights_are_loaded_ends_the_engine(monkeypatch):
-    """What the block holds then is not known, so nothing may be sampled under it."""
+def test_the_engine_ends_if_the_event_loop_ends_during_a_load(monkeypatch):
+    """The contents of the block are unknown, so no turn may be sampled."""
     engine = make_engine()
     ended, write = threading.Event(), Block.write
 
@@ -280,24 +280,24 @@ def test_an_event_loop_that_ends_while_weights_are_loaded_ends_the_engine(monkey
     assert run(leave()).cancelled()
     with pytest.raises(EngineProcessError, match="event loop ended while weights were loaded"):
         run(engine.generate("a", PROMPT, SHORT))
-    assert gone(engine.pid)
+    assert has_ended(engine.pid)
 
 
-def test_a_child_that_hangs_is_replaced(engine, caplog):
+def test_a_hanging_process_is_replaced(engine, caplog):
     async def go():
-        await engine.generate("a", PROMPT, SHORT)
         os.kill(engine.pid, signal.SIGSTOP)
         wait_until(lambda: state(engine.pid) == "T")
-        engine._timeout = 0.2
-        engine._listen()
-        engine._timeout = 600  # for the child after it
-        return await engine.generate("a", PROMPT, SHORT)
+        engine.timeout = 0.2
+        turn = ask(engine, "a", sampling=SHORT)
+        await asyncio.sleep(0)  # schedules the check of the stopped child
+        engine.timeout = 600  # for the next child
+        return await turn
 
     assert len(run(go()).token_ids) == 4
-    assert "no sign of life" in caplog.text
+    assert "sent no message for 0.2 s" in caplog.text
 
 
-def test_a_process_that_dies_again_and_again_ends_in_one_error():
+def test_repeated_deaths_of_the_process_end_in_one_error():
     engine = make_engine()
 
     async def kill_on_sight():
@@ -344,18 +344,18 @@ asyncio.run(main())
 """
 
 
-def test_the_child_dies_with_its_parent(tmp_path):
+def test_the_child_ends_with_its_parent(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=environment, text=True) as parent:
         pid = int(parent.stdout.readline())
-        assert not gone(pid)
+        assert not has_ended(pid)
         parent.kill()
-        wait_until(lambda: gone(pid))
+        wait_until(lambda: has_ended(pid))
 
 
-def test_close_in_the_middle_of_turns(caplog):
+def test_close_aborts_running_turns(caplog):
     engine = make_engine()
 
     async def go():
@@ -369,7 +369,7 @@ def test_close_in_the_middle_of_turns(caplog):
         return await asyncio.gather(*turns)
 
     assert [turn.finish for turn in run(go())] == [FinishReason.ABORT] * 3
-    assert gone(engine.pid)
+    assert has_ended(engine.pid)
     run(engine.close())  # once more does no harm
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 

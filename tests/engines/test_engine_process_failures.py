@@ -1,4 +1,4 @@
-"""Processes of engines that cannot start, or cannot start again: one error, and nothing is left."""
+"""Engine processes that cannot start or restart: one error, and no process remains."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from engine_processes import ask, gone, make_engine, run
+from engine_processes import ask, has_ended, make_engine, run
 from toy_model import Refused, Stillborn, Unpicklable, weights_of
 
 from mtrl.engines.local import process
@@ -21,24 +21,24 @@ pytestmark = pytest.mark.xdist_group("engine_process")
 @pytest.mark.parametrize(
     ("model", "error"),
     [
-        (Unpicklable, "Unpicklable cannot be given to it: cannot pickle a toy that is bolted down"),
+        (Unpicklable, "Unpicklable cannot be sent to it: cannot pickle a toy that is bolted down"),
         (Refused, "generator.backend=local cannot run Refused"),
         (Stillborn, "cannot start \\(it ended with status 7\\); generator.local.process=false"),
     ],
 )
-def test_a_start_that_fails(model, error):
+def test_a_failed_start_is_reported(model, error):
     with pytest.raises(UserError, match=error):
         make_engine(model())
 
 
-def test_settings_that_there_are_not():
+def test_unknown_settings_are_refused():
     with pytest.raises(TypeError, match="unexpected keyword argument 'slots'"):
         make_engine(slots=3)
 
 
-def test_a_new_process_that_cannot_be_made_ends_in_one_error(monkeypatch):
+def test_a_process_that_cannot_be_restarted_ends_the_engine(monkeypatch):
     engine = make_engine()
-    monkeypatch.setattr(engine, "_new_child", lambda: 1 / 0)  # such as no memory for one more process
+    monkeypatch.setattr(process, "Child", lambda threads: 1 / 0)  # such as no memory for another process
 
     async def go():
         turn = ask(engine, "a")
@@ -51,24 +51,24 @@ def test_a_new_process_that_cannot_be_made_ends_in_one_error(monkeypatch):
     run(go())
 
 
-def test_a_block_that_the_process_cannot_map_ends_in_one_error():
-    """It would copy the old weights instead, or none."""
+def test_a_block_that_the_process_cannot_map_ends_the_engine(monkeypatch):
+    """The process would otherwise keep the old weights."""
     engine = make_engine()
 
     async def go():
-        block = Block.like(weights_of(1))
-        block.fits = lambda weights: True
-        block.layout = block.layout | {"more": Place(1 << 50, (1,), torch.float32)}
         await engine.load_weights(weights_of(0), 0)
-        engine._send_block(block)
+        block = Block.like(weights_of(1))
+        block.layout = block.layout | {"more": Place(1 << 50, (1,), torch.float32)}
+        monkeypatch.setattr(Block, "fits", lambda block, weights: False)
+        monkeypatch.setattr(Block, "like", lambda weights: block)
         with pytest.raises(UserError, match="cannot start .*; generator.local.process=false"):
             await engine.load_weights(weights_of(1), 1)
 
     run(go())
-    assert gone(engine.pid)
+    assert has_ended(engine.pid)
 
 
-def test_whoever_stops_waiting_for_the_start_leaves_no_process(monkeypatch):
+def test_an_interrupted_start_leaves_no_process(monkeypatch):
     made = []
 
     def wait(channel, seconds):
@@ -78,7 +78,7 @@ def test_whoever_stops_waiting_for_the_start_leaves_no_process(monkeypatch):
     monkeypatch.setattr(process, "Child", lambda threads: made.append(Child(threads)) or made[-1])
     with pytest.raises(KeyboardInterrupt):
         make_engine()
-    assert gone(made[0].pid)
+    assert has_ended(made[0].pid)
 
 
 def test_memory_without_the_calls_of_linux(monkeypatch):

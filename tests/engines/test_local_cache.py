@@ -1,4 +1,4 @@
-"""Keys and values stay where they were put, however the cache grows, shrinks and moves rows."""
+"""Keys and values survive growth, shrinking and moves of the cache."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def make(cache, dtype=torch.float32):
 
 @pytest.mark.parametrize("cache", CACHES)
 @given(data=st.data())
-def test_what_rows_hold_survives(cache, data):
+def test_rows_survive_growth_shrinking_and_moves(cache, data):
     cache, held = make(cache), [[] for _ in range(ROWS)]
     cache.reserve(ROWS, 1)
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +57,7 @@ def test_what_rows_hold_survives(cache, data):
 
 
 @given(tokens=st.integers(1, 5000))
-def test_capacities(tokens):
+def test_capacities_are_rounded_up(tokens):
     doubled, dense = make(SlotCache).rounded(tokens), make(DenseCache).rounded(tokens)
     assert tokens <= dense < tokens + 32 and dense % 32 == 0
     assert tokens <= doubled < max(65, 2 * tokens) and doubled & (doubled - 1) == 0
@@ -72,24 +72,26 @@ def test_a_cache_stores_in_its_own_precision():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_short_trajectories_after_long_ones_get_short_rows(dtype, make_tiny_model, play):
+def test_rows_shrink_after_long_trajectories(dtype, make_tiny_model, sample_turns):
     engine = LocalEngine(make_tiny_model().to(dtype), None, max_context_length=400)
     cache, sampling = engine.runner.cache, SamplingParams(max_generate_length=8)
-    play(engine, [[1] * 300, [2] * 20], turns=1, sampling=sampling)
+    sample_turns(engine, [[1] * 300, [2] * 20], turns=1, sampling=sampling)
     assert cache.capacity >= 300
-    play(engine, [[3] * 20, [2] * 21], turns=2, sampling=sampling)
+    sample_turns(engine, [[3] * 20, [2] * 21], turns=2, sampling=sampling)
     assert cache.capacity <= 64
 
 
-def test_parts_of_the_queries_are_as_all_at_once(make_tiny_model, play, monkeypatch):
-    """And a row much longer than its tokens is as a short one, up to the rounding of bfloat16."""
+def test_split_queries_give_the_same_attention(make_tiny_model, sample_turns, monkeypatch):
+    """A row much longer than its tokens gives the result of a short one, up to the rounding of bfloat16."""
     model = make_tiny_model().bfloat16()
 
     def sampled():
         engine = LocalEngine(model, None, max_context_length=400)
         prompts = [[1, 2, 3] * 9, [4] * 30, [5, 6]]
-        played = play(engine, prompts, turns=2, sampling=SamplingParams(max_generate_length=6, temperature=0.0))
-        return [generation for turns in played.values() for generation in turns]
+        turns_of = sample_turns(
+            engine, prompts, turns=2, sampling=SamplingParams(max_generate_length=6, temperature=0.0)
+        )
+        return [generation for turns in turns_of.values() for generation in turns]
 
     whole = sampled()
     with monkeypatch.context() as patch:

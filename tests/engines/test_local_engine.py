@@ -1,4 +1,4 @@
-"""Scheduling in the local engine: who shares a batch never decides what is sampled, and nobody waits for ever."""
+"""Scheduling in the local engine: the batch never determines the tokens, and no turn waits forever."""
 
 import asyncio
 import random
@@ -26,17 +26,17 @@ PROMPTS += [PROMPTS[0]] * 3
 
 @pytest.fixture(scope="module")
 def tokens_of():
-    return lambda played: {i: [g.token_ids for g in generations] for i, generations in played.items()}
+    return lambda sampled: {i: [g.token_ids for g in generations] for i, generations in sampled.items()}
 
 
 @pytest.fixture(scope="module")
-def reference(tiny_model, play, tokens_of):
+def reference(tiny_model, sample_turns, tokens_of):
     """Every trajectory alone in an engine of its own."""
-    played = {}
+    sampled = {}
     for i, prompt in enumerate(PROMPTS):
         engine = LocalEngine(tiny_model, None, max_context_length=200, fused_decode=False)
-        played |= play(engine, {i: prompt})
-    return tokens_of(played)
+        sampled |= sample_turns(engine, {i: prompt})
+    return tokens_of(sampled)
 
 
 def run(coroutine):
@@ -72,30 +72,30 @@ def irregular(seed):
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("slots", [1, 2, 5, 64])
-def test_tokens_do_not_depend_on_the_company(tiny_model, play, tokens_of, reference, fuse, deterministic, slots):
+def test_tokens_do_not_depend_on_the_batch(tiny_model, sample_turns, tokens_of, reference, fuse, deterministic, slots):
     engine = LocalEngine(tiny_model, None, slots, 200, fuse, deterministic)
-    assert tokens_of(play(engine, PROMPTS)) == reference
+    assert tokens_of(sample_turns(engine, PROMPTS)) == reference
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_tokens_do_not_depend_on_delays(tiny_model, play, tokens_of, reference, deterministic):
+def test_tokens_do_not_depend_on_delays(tiny_model, sample_turns, tokens_of, reference, deterministic):
     engine = LocalEngine(tiny_model, None, 5, 200, deterministic=deterministic)
-    assert tokens_of(play(engine, PROMPTS, pause=irregular(1))) == reference
+    assert tokens_of(sample_turns(engine, PROMPTS, pause=irregular(1))) == reference
 
 
 @pytest.mark.parametrize("slots", [4, 64])
-def test_deterministic_logprobs_have_the_same_bits_under_any_delays(tiny_model, play, slots):
+def test_deterministic_logprobs_have_the_same_bits_under_any_delays(tiny_model, sample_turns, slots):
     def logprobs(seed):
         engine = LocalEngine(tiny_model, None, slots, 200, deterministic=True)
-        played = play(engine, PROMPTS, turns=4, pause=irregular(seed) if seed else None)
-        return {i: [g.logprobs for g in generations] for i, generations in played.items()}
+        sampled = sample_turns(engine, PROMPTS, turns=4, pause=irregular(seed) if seed else None)
+        return {i: [g.logprobs for g in generations] for i, generations in sampled.items()}
 
     expected = logprobs(0)
     for seed in range(1, 5):
         assert logprobs(seed) == expected
 
 
-def test_seeds_make_other_tokens(tiny_model):
+def test_other_seeds_sample_other_tokens(tiny_model):
     engine = LocalEngine(tiny_model, None, max_context_length=200)
     drawn = sample_each(engine, PROMPTS[0], [SamplingParams(max_generate_length=8, seed=seed) for seed in range(20)])
     assert len({tuple(g.token_ids) for g in drawn}) > 15
@@ -127,37 +127,37 @@ def assert_follows(counts, probabilities):
     observed = np.array([*(counts[i] for i in frequent), 0])
     expected = np.array([*probabilities[frequent] * total, 0])
     observed[-1], expected[-1] = total - observed.sum(), total - expected.sum()
-    kept = expected >= 1
-    statistic = ((observed - expected)[kept] ** 2 / expected[kept]).sum()
-    freedom = kept.sum() - 1
+    stored = expected >= 1
+    statistic = ((observed - expected)[stored] ** 2 / expected[stored]).sum()
+    freedom = stored.sum() - 1
     assert statistic < freedom + 4 * (2 * freedom) ** 0.5 + 4
 
 
 # -- the cache --------------------------------------------------------------------------------------------------------
 
 
-def test_later_turns_feed_only_what_is_new(tiny_model, play, contexts):
+def test_later_turns_prefill_only_new_tokens(tiny_model, sample_turns, contexts):
     prompts = PROMPTS[:4]
-    played = play(LocalEngine(tiny_model, None, max_context_length=200), prompts, turns=3)
-    for generations in played.values():
+    sampled = sample_turns(LocalEngine(tiny_model, None, max_context_length=200), prompts, turns=3)
+    for generations in sampled.values():
         assert generations[0].cached_tokens == 0
     before = {}
-    for context, generation in contexts(prompts, played):
+    for context, generation in contexts(prompts, sampled):
         held = before.get(tuple(context[:2]), 0)
         # The last sampled token was never fed, and the observation is new.
         assert generation.cached_tokens == (len(held) - 1 if held else 0)
         before[tuple(context[:2])] = context + generation.token_ids
 
 
-def test_a_groups_prompt_is_fed_once(tiny_model, play):
+def test_the_prompt_of_a_group_is_prefilled_once(tiny_model, sample_turns):
     engine = LocalEngine(tiny_model, None, max_context_length=200)
-    played = play(engine, [PROMPTS[0]] * 5, turns=1)
-    assert sorted(g.cached_tokens for (g,) in played.values()) == [0, *[len(PROMPTS[0]) - 1] * 4]
+    sampled = sample_turns(engine, [PROMPTS[0]] * 5, turns=1)
+    assert sorted(g.cached_tokens for (g,) in sampled.values()) == [0, *[len(PROMPTS[0]) - 1] * 4]
     assert engine.stats.prompt_tokens == 5 * len(PROMPTS[0])
-    assert engine.stats.sampled_tokens == sum(len(g.token_ids) for (g,) in played.values())
+    assert engine.stats.sampled_tokens == sum(len(g.token_ids) for (g,) in sampled.values())
 
 
-def test_a_turn_that_ends_moves_no_more_than_its_own_row_and_one_other(tiny_model, monkeypatch):
+def test_the_end_of_a_turn_moves_at_most_two_rows(tiny_model, monkeypatch):
     engine = LocalEngine(tiny_model, None, 64, 200)
     moved = []
     move = engine.runner.cache.move
@@ -179,7 +179,7 @@ def test_a_turn_that_ends_moves_no_more_than_its_own_row_and_one_other(tiny_mode
     budget=st.integers(1, 500),
     padding=st.integers(0, 100),
 )
-def test_a_prefill_pass_ends_where_padding_costs_more_than_another(lengths, budget, padding):
+def test_prefill_passes_limit_padding(lengths, budget, padding):
     def fits(chunk):
         cells = len(chunk) * max(chunk)
         return len(chunk) == 1 or (cells <= budget and cells - sum(chunk) <= padding)
@@ -260,7 +260,7 @@ def test_prefixes_of_two_tasks_are_shared_apart():
     assert common_length([1, 2, 3], [1, 2, 3, 4]) == 2
 
 
-def test_a_context_that_was_edited_is_fed_again_from_there(tiny_model):
+def test_an_edited_context_is_prefilled_from_the_edit(tiny_model):
     engine = LocalEngine(tiny_model, None, max_context_length=200)
     sampling = SamplingParams(max_generate_length=4)
 
@@ -275,7 +275,7 @@ def test_a_context_that_was_edited_is_fed_again_from_there(tiny_model):
     assert edited.token_ids == fresh.token_ids and edited.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
-def test_nothing_cached_outlives_its_weights(make_tiny_model):
+def test_no_cached_token_survives_new_weights(make_tiny_model):
     model = make_tiny_model()
     engine = LocalEngine(model, None, max_context_length=200)
     sampling = SamplingParams(max_generate_length=6)
@@ -321,21 +321,21 @@ class Chain:
 
 
 @pytest.fixture
-def say(tiny_model, tiny_tokenizer):
+def respond(tiny_model, tiny_tokenizer):
     """`say(text, **sampling)`: what comes of a model that says `text` after the prompt `q`."""
 
-    def say(text, max_context_length=200, prompt="q", **sampling):
+    def respond(text, max_context_length=200, prompt="q", **sampling):
         engine = LocalEngine(tiny_model, tiny_tokenizer, max_context_length=max_context_length)
         engine.runner = Chain(tiny_tokenizer, text)
         prompt_ids = tiny_tokenizer.encode(prompt)
         generation = run(engine.generate("a", prompt_ids, SamplingParams(**sampling)))
         return tiny_tokenizer.decode(generation.token_ids), generation
 
-    return say
+    return respond
 
 
 @pytest.mark.parametrize(
-    ("stop", "said"),
+    ("stop", "message"),
     [
         (("cd",), "abcd"),  # in one token or in several
         (("b", "cd"), "ab"),
@@ -345,17 +345,17 @@ def say(tiny_model, tiny_tokenizer):
         (("x>é1",), "abcd</x>é1"),
     ],
 )
-def test_stop_strings(say, stop, said):
-    text, generation = say("abcd</x>é1</sql>2", stop=stop, max_generate_length=40)
-    assert text == said and generation.finish == FinishReason.STOP
+def test_turns_end_at_stop_strings(respond, stop, message):
+    text, generation = respond("abcd</x>é1</sql>2", stop=stop, max_generate_length=40)
+    assert text == message and generation.finish == FinishReason.STOP
 
 
-def test_a_stop_string_of_the_prompt_does_not_count(say):
-    text, generation = say("cd", prompt="abq", stop=("bqc", "ab"), max_generate_length=2)
+def test_a_stop_string_of_the_prompt_does_not_count(respond):
+    text, generation = respond("cd", prompt="abq", stop=("bqc", "ab"), max_generate_length=2)
     assert text == "cd" and generation.finish == FinishReason.LENGTH
 
 
-def test_stop_strings_are_seen_while_others_leave(tiny_model, tiny_tokenizer):
+def test_stop_strings_are_detected_across_batches(tiny_model, tiny_tokenizer):
     """The tail of a text is spread over several batches then."""
     engine = LocalEngine(tiny_model, tiny_tokenizer, max_context_length=200)
     engine.runner = Chain(tiny_tokenizer, "abcdefghijkl</x>mn")
@@ -371,29 +371,29 @@ def test_stop_strings_are_seen_while_others_leave(tiny_model, tiny_tokenizer):
     ]
 
 
-def test_stop_ids(say, tiny_tokenizer):
+def test_turns_end_at_stop_ids(respond, tiny_tokenizer):
     end, other = tiny_tokenizer.eos_token_id, tiny_tokenizer.encode("d")[0]
-    text, generation = say("abc<|end|>d", stop_token_ids=(end,))
+    text, generation = respond("abc<|end|>d", stop_token_ids=(end,))
     assert text == "abc<|end|>" and generation.finish == FinishReason.STOP
     assert generation.token_ids[-1] == end and len(generation.logprobs) == 4
-    assert say("abc<|end|>d", stop_token_ids=(other, 5))[0] == "abc<|end|>d"
+    assert respond("abc<|end|>d", stop_token_ids=(other, 5))[0] == "abc<|end|>d"
 
 
-def test_max_generate_length(say):
+def test_turns_end_at_max_generate_length(respond):
     for length in (1, 2, 5):
-        text, generation = say("abcdefgh", max_generate_length=length)
+        text, generation = respond("abcdefgh", max_generate_length=length)
         assert text == "abcdefgh"[:length] and generation.finish == FinishReason.LENGTH
-    assert say("ab<|end|>", max_generate_length=3, stop_token_ids=(0,))[1].finish == FinishReason.STOP
+    assert respond("ab<|end|>", max_generate_length=3, stop_token_ids=(0,))[1].finish == FinishReason.STOP
 
 
-def test_context_limit(say):
-    text, generation = say("abcdefgh", max_context_length=6, prompt="xyq")
+def test_turns_end_at_the_context_limit(respond):
+    text, generation = respond("abcdefgh", max_context_length=6, prompt="xyq")
     assert text == "abc" and generation.finish == FinishReason.LENGTH
-    text, generation = say("abcdefgh", max_context_length=3, prompt="xyq")
+    text, generation = respond("abcdefgh", max_context_length=3, prompt="xyq")
     assert (generation.token_ids, generation.finish, generation.version_spans) == ([], FinishReason.LENGTH, [])
 
 
-def test_every_turn_of_a_batch_ends_by_its_own_rule(tiny_model, tiny_tokenizer):
+def test_turns_of_a_batch_end_independently(tiny_model, tiny_tokenizer):
     engine = LocalEngine(tiny_model, tiny_tokenizer, max_context_length=200)
     engine.runner = Chain(tiny_tokenizer, "abcdefgh")
 
@@ -415,7 +415,7 @@ def test_every_turn_of_a_batch_ends_by_its_own_rule(tiny_model, tiny_tokenizer):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_release_aborts_what_decodes(tiny_model, deterministic):
+def test_release_aborts_a_decoding_turn(tiny_model, deterministic):
     engine = LocalEngine(tiny_model, None, 8, 200, deterministic=deterministic)
 
     async def go():
@@ -438,7 +438,7 @@ def test_release_aborts_what_decodes(tiny_model, deterministic):
     assert other.token_ids == alone.token_ids[: len(other.token_ids)] and len(other.token_ids) > 100
 
 
-def test_nobody_decodes_for_a_released_trajectory(tiny_model, tiny_tokenizer):
+def test_released_trajectories_are_not_decoded(tiny_model, tiny_tokenizer):
     engine = LocalEngine(tiny_model, tiny_tokenizer, max_context_length=200)
     engine.runner = Chain(tiny_tokenizer, "ab")
 
@@ -458,7 +458,7 @@ def test_nobody_decodes_for_a_released_trajectory(tiny_model, tiny_tokenizer):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_release_makes_room(tiny_model, deterministic):
+def test_release_frees_a_slot(tiny_model, deterministic):
     """With one slot, the next trajectory gets it; also one that comes back under the same name, as a retry does."""
     engine = LocalEngine(tiny_model, None, 1, 200, deterministic=deterministic)
     sampling = SamplingParams(max_generate_length=4)
@@ -477,8 +477,8 @@ def test_release_makes_room(tiny_model, deterministic):
     assert engine.runner.cache.slots == 1
 
 
-def test_release_while_the_others_wait_for_it(tiny_model):
-    """Deterministic batches wait for everyone; one that will never ask must not hold them up."""
+def test_release_unblocks_deterministic_batches(tiny_model):
+    """Deterministic batches wait for all trajectories; one that sends no more requests must not block them."""
     engine = LocalEngine(tiny_model, None, 8, 200)
 
     async def go():
@@ -495,7 +495,7 @@ def test_release_while_the_others_wait_for_it(tiny_model):
     assert [len(g.token_ids) for g in run(go())] == [3, 3]
 
 
-def test_an_error_reaches_everyone_who_waits_and_the_engine_goes_on(tiny_model, monkeypatch):
+def test_an_error_reaches_all_callers_and_the_engine_continues(tiny_model, monkeypatch):
     engine = LocalEngine(tiny_model, None, 2, 200)
     forward = engine.runner.forward
     calls = []
@@ -532,7 +532,7 @@ def test_an_error_reaches_everyone_who_waits_and_the_engine_goes_on(tiny_model, 
         fresh.release(str(i))
 
 
-def test_close_ends_what_decodes_and_what_waits(tiny_model):
+def test_close_aborts_decoding_and_waiting_turns(tiny_model):
     engine = LocalEngine(tiny_model, None, 1, 200)
 
     async def go():
@@ -549,7 +549,7 @@ def test_close_ends_what_decodes_and_what_waits(tiny_model):
     assert [g.finish for g in run(go())] == [FinishReason.ABORT] * 2
 
 
-def test_a_cancelled_request_is_over_with_its_release(tiny_model):
+def test_a_cancelled_request_ends_with_its_release(tiny_model):
     """An episode that runs out of time is cancelled while it waits for its turn."""
     engine = LocalEngine(tiny_model, None, 1, 200)
     sampling = SamplingParams(max_generate_length=150)
@@ -563,6 +563,6 @@ def test_a_cancelled_request_is_over_with_its_release(tiny_model):
     assert len(run(go()).token_ids) == 3
 
 
-def test_the_engine_outlives_an_event_loop(tiny_model, play, tokens_of):
+def test_the_engine_works_on_consecutive_event_loops(tiny_model, sample_turns, tokens_of):
     engine = LocalEngine(tiny_model, None, max_context_length=200)
-    assert tokens_of(play(engine, PROMPTS[:3])) == tokens_of(play(engine, PROMPTS[:3]))
+    assert tokens_of(sample_turns(engine, PROMPTS[:3])) == tokens_of(sample_turns(engine, PROMPTS[:3]))

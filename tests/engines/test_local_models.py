@@ -1,4 +1,4 @@
-"""The local engine computes what the model computes, for every kind of model that it takes."""
+"""The local engine computes what the model computes, for every supported kind of model."""
 
 import asyncio
 import copy
@@ -87,69 +87,69 @@ def full_logprobs(model, context, token_ids, temperature=1.0):
     return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
 
 
-def check_logprobs(model, prompts, played, contexts, temperature=1.0):
-    for context, generation in contexts(prompts, played):
+def check_logprobs(model, prompts, sampled, contexts, temperature=1.0):
+    for context, generation in contexts(prompts, sampled):
         expected = full_logprobs(model, context, generation.token_ids, temperature)
         torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_which_models_are_fused(name, model):
+def test_supported_models_use_the_fused_step(name, model):
     assert fused.supports(model) == (name in FUSED)
 
 
-def test_logprobs_are_those_of_a_full_forward(pristine, model, play, contexts):
+def test_logprobs_are_those_of_a_full_forward(pristine, model, sample_turns, contexts):
     """Across turns, with the cache kept, and beyond the window of those that slide."""
     engine = LocalEngine(model, None, max_context_length=128)
-    played = play(engine, PROMPTS, sampling=SamplingParams(max_generate_length=9, temperature=1.3))
-    check_logprobs(pristine, PROMPTS, played, contexts, 1.3)
-    assert max(len(context) for context, _ in contexts(PROMPTS, played)) > 30
+    sampled = sample_turns(engine, PROMPTS, sampling=SamplingParams(max_generate_length=9, temperature=1.3))
+    check_logprobs(pristine, PROMPTS, sampled, contexts, 1.3)
+    assert max(len(context) for context, _ in contexts(PROMPTS, sampled)) > 30
     assert engine.stats.cached_tokens > engine.stats.prompt_tokens / 2, "or it was not the cache that was tested"
 
 
-def test_models_that_recompute_activations_are_sampled(name, play):
+def test_models_that_recompute_activations_are_sampled(name, sample_turns):
     recomputing = build(name)
     checkpoint_gradients(recomputing)
     training = {module for module in recomputing.modules() if module.training}
     sampling = SamplingParams(max_generate_length=9, temperature=1.0)
-    played, plain = (
-        play(LocalEngine(model, None, max_context_length=128), PROMPTS, sampling=sampling)
+    sampled, plain = (
+        sample_turns(LocalEngine(model, None, max_context_length=128), PROMPTS, sampling=sampling)
         for model in (recomputing, build(name))
     )
-    assert played == plain
+    assert sampled == plain
     assert {module for module in recomputing.modules() if module.training} == training
 
 
-def test_fused_and_not_sample_the_same(name, model, play):
+def test_fused_and_plain_steps_sample_the_same(name, model, sample_turns):
     fast, slow = (LocalEngine(model, None, max_context_length=128, fused_decode=fuse) for fuse in (True, False))
     assert isinstance(slow.runner, HfRunner) and isinstance(fast.runner, HfRunner) == (name not in FUSED)
-    one, other = play(fast, PROMPTS), play(slow, PROMPTS)
+    one, other = sample_turns(fast, PROMPTS), sample_turns(slow, PROMPTS)
     for i in one:
         for mine, theirs in zip(one[i], other[i], strict=True):
             assert mine.token_ids == theirs.token_ids
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
 
-def test_greedy_is_what_generate_says(pristine, model, play):
+def test_greedy_turns_equal_those_of_generate(pristine, model, sample_turns):
     engine = LocalEngine(model, None, max_context_length=128)
-    played = play(engine, PROMPTS, turns=1, sampling=SamplingParams(max_generate_length=12, temperature=0.0))
+    sampled = sample_turns(engine, PROMPTS, turns=1, sampling=SamplingParams(max_generate_length=12, temperature=0.0))
     for i, prompt in enumerate(PROMPTS):
         expected = pristine.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
-        assert played[i][0].token_ids == expected.tolist()
+        assert sampled[i][0].token_ids == expected.tolist()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2, soft-capped", "mistral, sliding"], indirect=True)
-def test_eager_attention(name, play, contexts):
+def test_logprobs_with_eager_attention(name, sample_turns, contexts):
     model = build(name)
     model.set_attn_implementation("eager")
     pristine = copy.deepcopy(model)
-    played = play(LocalEngine(model, None, max_context_length=128, fused_decode=False), PROMPTS)
-    check_logprobs(pristine, PROMPTS, played, contexts)
+    sampled = sample_turns(LocalEngine(model, None, max_context_length=128, fused_decode=False), PROMPTS)
+    check_logprobs(pristine, PROMPTS, sampled, contexts)
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 @pytest.mark.parametrize("name", ["llama", "gpt2"], indirect=True)
 @pytest.mark.parametrize("fuse", [True, False])
-def test_gradient_checkpointing_does_not_switch_the_cache_off(name, fuse, play, contexts):
+def test_gradient_checkpointing_does_not_switch_the_cache_off(name, fuse, sample_turns, contexts):
     model = build(name)
     pristine = copy.deepcopy(model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -158,13 +158,13 @@ def test_gradient_checkpointing_does_not_switch_the_cache_off(name, fuse, play, 
         if isinstance(module, torch.nn.Dropout):
             module.eval()
     modes = [module.training for module in model.modules()]
-    played = play(LocalEngine(model, None, max_context_length=128, fused_decode=fuse), PROMPTS)
-    check_logprobs(pristine, PROMPTS, played, contexts)
+    sampled = sample_turns(LocalEngine(model, None, max_context_length=128, fused_decode=fuse), PROMPTS)
+    check_logprobs(pristine, PROMPTS, sampled, contexts)
     assert [module.training for module in model.modules()] == modes
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"], indirect=True)
-def test_padding_may_reach_past_the_last_position(name, pristine, model, play, contexts):
+def test_padding_may_reach_past_the_last_position(name, pristine, model, sample_turns, contexts):
     """A long conversation goes on beside a new long prompt: together they are wider than the model's positions."""
     engine = LocalEngine(model, None, max_context_length=128)
     sampling = SamplingParams(max_generate_length=3)
@@ -175,15 +175,15 @@ def test_padding_may_reach_past_the_last_position(name, pristine, model, play, c
         engine.open("1")
         return prompts, await asyncio.gather(*(engine.generate(str(i), p, sampling) for i, p in enumerate(prompts)))
 
-    prompts, played = asyncio.run(both())
+    prompts, sampled = asyncio.run(both())
     assert engine.stats.cached_tokens >= 100
-    check_logprobs(pristine, prompts, [[generation] for generation in played], contexts)
+    check_logprobs(pristine, prompts, [[generation] for generation in sampled], contexts)
 
 
-def test_prefill_in_several_passes(name, pristine, model, play, contexts, monkeypatch):
+def test_prefill_in_several_passes(name, pristine, model, sample_turns, contexts, monkeypatch):
     monkeypatch.setattr("mtrl.engines.local.prefill.PREFILL_TOKENS", 24)
-    played = play(LocalEngine(model, None, max_context_length=128), PROMPTS)
-    check_logprobs(pristine, PROMPTS, played, contexts)
+    sampled = sample_turns(LocalEngine(model, None, max_context_length=128), PROMPTS)
+    check_logprobs(pristine, PROMPTS, sampled, contexts)
 
 
 # -- half precision on a CPU ------------------------------------------------------------------------------------------
@@ -191,16 +191,16 @@ def test_prefill_in_several_passes(name, pristine, model, play, contexts, monkey
 
 @pytest.mark.parametrize("name", FUSED, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_half_precision_is_nearer_to_the_truth_than_the_module(pristine, dtype, play, contexts):
+def test_half_precision_is_more_exact_than_the_module(pristine, dtype, sample_turns, contexts):
     """The truth is float32 with the same weights, which are rounded already."""
     module = copy.deepcopy(pristine).to(dtype)
     exact = copy.deepcopy(module).float()
     engine = LocalEngine(copy.deepcopy(module), None, max_context_length=128)
     assert type(engine.runner) is HalfRunner and engine.runner.cache.dtype == dtype
-    played = play(engine, PROMPTS, turns=4, sampling=SamplingParams(max_generate_length=9))
+    sampled = sample_turns(engine, PROMPTS, turns=4, sampling=SamplingParams(max_generate_length=9))
     assert engine.stats.cached_tokens > engine.stats.prompt_tokens / 2
     own, modules = [], []
-    for context, generation in contexts(PROMPTS, played):
+    for context, generation in contexts(PROMPTS, sampled):
         truth = full_logprobs(exact, context, generation.token_ids)
         own.append(torch.tensor(generation.logprobs) - truth)
         modules.append(full_logprobs(module, context, generation.token_ids) - truth)
@@ -216,28 +216,28 @@ def test_other_models_sample_in_the_precision_of_their_weights():
 
 @pytest.mark.skipif(not (torch.backends.mkl.is_available() and ONEDNN), reason="this PyTorch has no MKL, or no oneDNN")
 @pytest.mark.parametrize("name", FUSED, indirect=True)
-def test_packed_matrices_are_the_models(pristine, model, play, contexts, monkeypatch):
+def test_packed_matrices_give_the_logprobs_of_the_model(pristine, model, sample_turns, contexts, monkeypatch):
     monkeypatch.setattr(fused, "LARGE", 2000)
     engine = LocalEngine(model, None, max_context_length=128)
-    played = play(engine, PROMPTS)
-    assert 0 < len(engine.runner._packed) < 4 * 2 + 1, "the large ones"
-    check_logprobs(pristine, PROMPTS, played, contexts)
+    sampled = sample_turns(engine, PROMPTS)
+    assert 0 < len(engine.runner.packed) < 4 * 2 + 1, "the large ones"
+    check_logprobs(pristine, PROMPTS, sampled, contexts)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "sent"])
-def test_new_weights_are_packed_anew(shared, dtype, play, monkeypatch):
+def test_new_weights_are_packed_again(shared, dtype, sample_turns, monkeypatch):
     monkeypatch.setattr(fused, "LARGE", 1)
     old, new = (build("qwen3", seed).to(dtype) for seed in (0, 1))
-    expected = play(LocalEngine(copy.deepcopy(new), None, max_context_length=128), PROMPTS)
+    expected = sample_turns(LocalEngine(copy.deepcopy(new), None, max_context_length=128), PROMPTS)
     engine = LocalEngine(old, None, max_context_length=128)
-    assert play(engine, PROMPTS) != expected
+    assert sample_turns(engine, PROMPTS) != expected
     if shared:
         with torch.no_grad():
             for mine, theirs in zip(old.parameters(), new.parameters(), strict=True):
                 mine.copy_(theirs)
     asyncio.run(engine.load_weights(None if shared else new.state_dict(), 1))
-    found = play(engine, PROMPTS)
+    found = sample_turns(engine, PROMPTS)
     for i, generations in expected.items():
         assert [g.token_ids for g in found[i]] == [g.token_ids for g in generations]
         assert [g.logprobs for g in found[i]] == [g.logprobs for g in generations]
@@ -247,20 +247,20 @@ def test_new_weights_are_packed_anew(shared, dtype, play, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [*FUSED, "gpt2"], indirect=True)
-def test_an_update_in_place_needs_no_sync(name, play, contexts):
+def test_an_update_in_place_needs_no_sync(name, sample_turns, contexts):
     model = build(name)
     engine = LocalEngine(model, None, max_context_length=128)
-    before = play(engine, PROMPTS)
+    before = sample_turns(engine, PROMPTS)
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)), alpha=0.03)
-    after = play(engine, PROMPTS)
+    after = sample_turns(engine, PROMPTS)
     check_logprobs(model, PROMPTS, after, contexts)
     assert [g.token_ids for g in before[0]] != [g.token_ids for g in after[0]]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama with biases"], indirect=True)
-def test_training_through_the_module_reaches_the_engine(name, play, contexts):
+def test_training_through_the_module_reaches_the_engine(name, sample_turns, contexts):
     model = build(name)
     engine = LocalEngine(model, None, max_context_length=128)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -268,12 +268,12 @@ def test_training_through_the_module_reaches_the_engine(name, play, contexts):
     model(input_ids=ids, labels=ids).loss.backward()
     assert all(p.grad is not None for p in model.parameters())
     optimizer.step()
-    played = play(engine, PROMPTS)
-    check_logprobs(copy.deepcopy(model), PROMPTS, played, contexts)
+    sampled = sample_turns(engine, PROMPTS)
+    check_logprobs(copy.deepcopy(model), PROMPTS, sampled, contexts)
 
 
 @pytest.mark.parametrize("name", [*FUSED, "gpt2"], indirect=True)
-def test_saved_and_loaded_again_it_is_the_same_model(name, pristine, tiny_tokenizer, tmp_path):
+def test_a_saved_model_loads_unchanged(name, pristine, tiny_tokenizer, tmp_path):
     model = copy.deepcopy(pristine)
     LocalEngine(model, tiny_tokenizer)
     policy = Policy(model, tiny_tokenizer)
@@ -323,7 +323,7 @@ def test_a_model_whose_cache_changes_its_logits_is_refused(monkeypatch):
         HfRunner(model)
 
 
-def test_adapters_are_left_to_the_module(play, contexts):
+def test_models_with_adapters_use_the_forward_of_the_module(sample_turns, contexts):
     class Adapter(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x) + 1.0
@@ -334,5 +334,5 @@ def test_adapters_are_left_to_the_module(play, contexts):
     new.weight = old.weight
     model.model.layers[0].self_attn.q_proj = new
     assert not fused.supports(model)
-    played = play(LocalEngine(model, None, max_context_length=128), PROMPTS)
-    check_logprobs(model, PROMPTS, played, contexts)
+    sampled = sample_turns(LocalEngine(model, None, max_context_length=128), PROMPTS)
+    check_logprobs(model, PROMPTS, sampled, contexts)

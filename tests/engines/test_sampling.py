@@ -20,9 +20,9 @@ def uniforms(seeds, positions):
 
 def chi_square(counts, probabilities):
     expected = probabilities * counts.sum()
-    kept = expected > 1e-6
-    assert not counts[~kept].any(), "what has no probability is never drawn"
-    return ((counts - expected)[kept] ** 2 / expected[kept]).sum()
+    stored = expected > 1e-6
+    assert not counts[~stored].any(), "what has no probability is never drawn"
+    return ((counts - expected)[stored] ** 2 / expected[stored]).sum()
 
 
 def draw(draws, temperature, **cut):
@@ -40,7 +40,7 @@ def test_the_distribution_is_the_softmax(temperature, over):
     assert chi_square(np.bincount(ids, minlength=8), expected.double().exp().numpy()) < CHI_SQUARE_7
 
 
-def test_neighbouring_streams_do_not_go_together():
+def test_neighbouring_streams_are_independent():
     """The pair of tokens at two positions, or of two seeds, is as if they were independent."""
     first, second = uniforms(np.arange(DRAWS), np.full(DRAWS, 3)), uniforms(np.arange(DRAWS) + 1, np.full(DRAWS, 3))
     third = uniforms(np.arange(DRAWS), np.full(DRAWS, 4))
@@ -53,22 +53,22 @@ def test_uniforms_are_below_one_and_take_large_seeds():
     assert ((values >= 0) & (values < 1)).all() and len(set(values.tolist())) == 3
 
 
-def test_uniforms_go_on_from_position_to_position():
+def test_uniforms_continue_across_positions():
     seeds, starts = np.array([5, 2**63, 9], dtype=np.uint64), np.array([0, 70, 3])
     ahead = Uniforms(seeds, starts, torch.device("cpu"))
     for step in range(2 * AHEAD + 3):
         assert torch.equal(ahead.next(), uniforms(seeds, starts + step))
 
 
-def test_top_k_and_top_p_restrict_what_is_drawn_not_its_logprob():
+def test_top_k_and_top_p_restrict_tokens_and_not_logprobs():
     draws = uniforms(np.arange(DRAWS), np.zeros(DRAWS))
     whole = torch.log_softmax(LOGITS, -1)
     for cut, allowed in (({"top_k": 3}, {0, 7, 3}), ({"top_p": 0.6}, {0, 7}), ({"top_p": 0.999, "top_k": 1}, {0})):
         ids, logprobs = draw(draws, 1.0, **cut)
         assert set(ids.tolist()) == allowed
         torch.testing.assert_close(logprobs, whole[ids])
-        kept = sorted(allowed)
-        counts, share = np.bincount(ids, minlength=8)[kept], whole.exp().double().numpy()[kept]
+        stored = sorted(allowed)
+        counts, share = np.bincount(ids, minlength=8)[stored], whole.exp().double().numpy()[stored]
         assert chi_square(counts, share / share.sum()) < CHI_SQUARE_7
 
 
@@ -106,7 +106,7 @@ def swept(logits, cuts, count=4000):
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_top_k_and_top_p_compose_as_hugging_faces_warpers_do(cut):
+def test_top_k_and_top_p_combine_as_in_hugging_face(cut):
     """top-k first; then top-p counts shares of what top-k left. What may be drawn is the same, token by token."""
     temperature, top_p, top_k = cut
     logits = random_logits(200)
@@ -118,7 +118,7 @@ def test_top_k_and_top_p_compose_as_hugging_faces_warpers_do(cut):
     torch.testing.assert_close(mine / mine.sum(-1, keepdim=True), theirs)
 
 
-def test_what_is_drawn_has_the_distribution_of_hugging_faces_warpers():
+def test_samples_follow_the_distribution_of_hugging_face():
     """Through `sample`, rows that cut in different ways beside each other."""
     logits = random_logits(len(CUTS), seed=1)
     shares = swept(logits, CUTS)
@@ -128,7 +128,7 @@ def test_what_is_drawn_has_the_distribution_of_hugging_faces_warpers():
         assert (shares[row] - theirs).abs().max() < 2 / 4000
 
 
-def test_top_p_is_a_share_of_what_top_k_leaves():
+def test_top_p_applies_to_the_mass_that_top_k_leaves():
     """Top-k leaves 4/7 and 3/7 of the probabilities 0.4, 0.3, 0.2, 0.1; 4/7 is more than top_p=0.5, and 0.4 is less."""
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()[None]
     params = SamplingParams(temperature=1.0, top_p=0.5, top_k=2)
@@ -137,18 +137,18 @@ def test_top_p_is_a_share_of_what_top_k_leaves():
     assert drawn == {0}
 
 
-def test_top_p_0_is_greedy_and_always_leaves_a_token():
+def test_top_p_0_is_greedy():
     ids, _ = draw(uniforms(np.arange(99), np.zeros(99)), 1.0, top_p=0.0)
     assert set(ids.tolist()) == {0}
 
 
-def test_temperature_0_takes_the_best_and_reports_it_at_temperature_1():
+def test_temperature_0_is_greedy_with_logprobs_at_temperature_1():
     ids, logprobs = draw(uniforms(np.arange(99), np.zeros(99)), 0.0)
     assert set(ids.tolist()) == {0}
     torch.testing.assert_close(logprobs, torch.log_softmax(LOGITS, -1)[ids])
 
 
-def test_a_row_does_not_notice_how_its_neighbours_sample():
+def test_rows_sample_independently_of_their_neighbours():
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(200, 500, generator=generator) * 4
     draws = torch.rand(200, generator=generator, dtype=torch.float64)
@@ -162,7 +162,7 @@ def test_a_row_does_not_notice_how_its_neighbours_sample():
         assert torch.equal(mine[1::2], ours[1::2])
 
 
-def test_a_row_with_top_k_draws_the_same_beside_one_with_top_p():
+def test_top_p_of_one_row_does_not_change_another():
     """The random numbers lie beside the places where one token ends and the next begins: a changed bit would show."""
     logits, cut = random_logits(20, seed=2), SamplingParams(top_k=20)
     rows = SamplingRows.of([cut])
@@ -175,7 +175,7 @@ def test_a_row_with_top_k_draws_the_same_beside_one_with_top_p():
             assert alone[0] == beside[0]
 
 
-def test_a_row_that_does_not_cut_keeps_its_tail_beside_one_that_does():
+def test_a_row_without_truncation_keeps_its_tail():
     """In float32 the likely token alone has all of the probability; the tail must stay possible."""
     rows = torch.tensor([[30.0] + [0.0] * 50, [0.0] * 51])
     draws = torch.tensor([1 - 1e-12, 0.5], dtype=torch.float64)

@@ -23,7 +23,7 @@ def ask(tiny_tokenizer):
 
 
 @pytest.mark.parametrize("engine", [ScriptedEngine, LocalEngine])
-def test_engines_have_what_the_protocol_has(engine):
+def test_engines_implement_the_protocol(engine):
     for name, method in inspect.getmembers(Engine, inspect.isfunction):
         if not name.startswith("_"):
             mine = getattr(engine, name)
@@ -31,15 +31,15 @@ def test_engines_have_what_the_protocol_has(engine):
             assert inspect.iscoroutinefunction(mine) == inspect.iscoroutinefunction(method)
 
 
-def test_responses_of_a_function(ask, tiny_tokenizer):
+def test_a_function_gives_the_responses(ask, tiny_tokenizer):
     engine = ScriptedEngine(lambda trajectory_id, turn: f"{trajectory_id} {turn}", tiny_tokenizer)
     engine.open("a")
     engine.open("b")
-    said = [tiny_tokenizer.decode(ask(engine, name).token_ids) for name in "aab"]
-    assert said == ["a 0<|end|>", "a 1<|end|>", "b 0<|end|>"]
+    message = [tiny_tokenizer.decode(ask(engine, name).token_ids) for name in "aab"]
+    assert message == ["a 0<|end|>", "a 1<|end|>", "b 0<|end|>"]
 
 
-def test_turns_count_anew_after_open(ask, tiny_tokenizer):
+def test_open_restarts_the_turn_count(ask, tiny_tokenizer):
     engine = ScriptedEngine(lambda trajectory_id, turn: str(turn), tiny_tokenizer)
     for _ in range(2):
         engine.open("a")
@@ -47,17 +47,17 @@ def test_turns_count_anew_after_open(ask, tiny_tokenizer):
         engine.release("a")
 
 
-def test_responses_of_lists_and_their_end(ask, tiny_tokenizer):
+def test_lists_give_the_responses_until_they_end(ask, tiny_tokenizer):
     engine = ScriptedEngine({"a": ["x", "y"]}, tiny_tokenizer)
     engine.open("a")
     assert [tiny_tokenizer.decode(ask(engine).token_ids) for _ in range(2)] == ["x<|end|>", "y<|end|>"]
-    with pytest.raises(ValueError, match="a has 2 responses, and its turn 3 asks for one more"):
+    with pytest.raises(ValueError, match="a has 2 responses, and its turn 3 needs one more"):
         ask(engine)
     with pytest.raises(ValueError, match="there are no responses for the trajectory b"):
         ask(engine, "b")
 
 
-def test_what_a_generation_holds(ask, tiny_tokenizer):
+def test_the_fields_of_a_generation(ask, tiny_tokenizer):
     engine = ScriptedEngine(lambda *_: "one 12", tiny_tokenizer)
     asyncio.run(engine.load_weights(None, 7))
     generation = ask(engine)
@@ -67,7 +67,7 @@ def test_what_a_generation_holds(ask, tiny_tokenizer):
     assert (engine.stats.prompt_tokens, engine.stats.sampled_tokens) == (3, len(ids))
 
 
-def test_a_long_response_is_cut(ask, tiny_tokenizer):
+def test_a_long_response_is_truncated(ask, tiny_tokenizer):
     engine = ScriptedEngine(lambda *_: "12345", tiny_tokenizer)
     generation = ask(engine, max_generate_length=4)
     assert tiny_tokenizer.decode(generation.token_ids) == "1234" and generation.finish == FinishReason.LENGTH

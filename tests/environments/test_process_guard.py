@@ -13,8 +13,8 @@ from mtrl.command.plugins import import_plugins
 from mtrl.environments.family import get_family
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
-from mtrl.utils.functions import load_function
 from mtrl.utils.process_guard import CallTimeoutError, import_guarded, in_time
+from mtrl.utils.user_code import load_function
 
 
 def called(function):

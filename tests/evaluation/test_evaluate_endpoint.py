@@ -169,7 +169,7 @@ def test_an_evaluation_stops_at_its_budget_and_can_be_resumed(evaluate, gold, tm
         few = [*TASK, model(server), *ROWS, *PRICES]
         done = evaluate(*few, limit)
         assert done.status == 1 and len(server.requests) == 2 * needed - 2, done.out
-        message = f"evaluation.endpoint.budget.requests={needed - 2} does not do for another request"
+        message = f"evaluation.endpoint.budget.requests={needed - 2} is too small for another request"
         assert done.out.count(message) == 1 and f"{needed - 2} requests (0 repeated)" in done.out
         assert "go on with: the same command and evaluation.output=out" in done.out
         assert not (tmp_path / "out" / "report.json").exists()
@@ -218,7 +218,7 @@ def test_unusable_answers_are_charged(evaluate, gold, tmp_path):
         (["evaluation.endpoint.budget.requests=0"], "evaluation.endpoint.budget.requests=0 must be at least 1"),
         (
             ["evaluation.endpoint.budget.tokens=9", "+evaluation.endpoint.extra_body.max_tokens=null"],
-            "evaluation.endpoint.budget.tokens cannot be kept to",
+            "evaluation.endpoint.budget.tokens cannot be enforced",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A gateway on a thread of its own, so that any client can ask it as a program would."""
+"""A gateway on a separate thread, so that clients can send requests as a program would."""
 
 import asyncio
 import json
@@ -19,11 +19,11 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 class HeldEngine(ScriptedEngine):
-    """Answers nothing until it is let; knows who asked, and whose turn was aborted."""
+    """An engine that answers only when the test allows it; it records requests and aborted turns."""
 
     def __init__(self, respond, tokenizer):
         super().__init__(respond, tokenizer)
-        self.asked, self.aborted = [], []
+        self.requested, self.aborted = [], []
         self.someone_asks = threading.Event()
         self.someone_left = threading.Event()
         self.gate = asyncio.Event()
@@ -38,7 +38,7 @@ class HeldEngine(ScriptedEngine):
         self.released[trajectory_id].set()
 
     async def generate(self, trajectory_id, prompt, sampling):
-        self.asked.append(trajectory_id)
+        self.requested.append(trajectory_id)
         self.someone_asks.set()
         try:
             if not await self._let(self.released[trajectory_id]):

@@ -1,4 +1,4 @@
-"""Which trajectory a request is, and what every route answers."""
+"""The trajectory of a request, and the answers of every route."""
 
 import asyncio
 import gc
@@ -34,31 +34,31 @@ def other(live, request):
     live.close(session)
 
 
-def said(body):
+def message(body):
     return body["choices"][0]["message"]["content"]
 
 
 class TestNaming:
     @pytest.mark.parametrize("prefix", ["", "/trajectories/{token}", "/trajectories/{name}"])
     @pytest.mark.parametrize("header", [None, "X-Mtrl-Trajectory-Id", "x-amzn-sagemaker-trajectory-id"])
-    def test_a_token_and_whatever_else_names_its_trajectory(self, live, prefix, header):
+    def test_a_token_is_accepted_with_any_name_of_its_trajectory(self, live, prefix, header):
         session = live.open("step1/0/3")
         path = prefix.format(token=session.token, name="step1%2F0%2F3") + CHAT
         headers = [(header, session.name)] if header else []
         status, _, body = live.ask("POST", path, BODY, session.token, headers)
-        assert (status, said(body)) == (200, "step1/0/3 0")
+        assert (status, message(body)) == (200, "step1/0/3 0")
         live.close(session)
 
-    def test_the_url_alone_is_enough(self, live, session):
+    def test_the_url_is_sufficient(self, live, session):
         assert live.gateway.base_url(session) == f"{live.gateway.url}/trajectories/{session.token}/v1"
         assert live.chat(session)[0] == 200
 
-    def test_a_key_of_another_service_beside_the_url_does_no_harm(self, live, session):
+    def test_a_key_of_another_service_is_ignored_with_the_url(self, live, session):
         path = f"/trajectories/{session.token}{CHAT}"
         status, _, body = live.ask("POST", path, BODY, "sk-proj-somebody-elses")
-        assert (status, said(body)) == (200, f"{session.name} 0")
+        assert (status, message(body)) == (200, f"{session.name} 0")
 
-    def test_an_agent_that_knows_nothing_but_its_id_asks_with_it_where_it_is_the_token(self, live, session):
+    def test_an_id_that_is_the_token_is_accepted(self, live, session):
         """One of the managed service, which signs for AWS; without a bearer, boto3's client."""
         for bearer in ("sagemaker-api-key-QWN0aW9u", None):
             header = [("X-Amzn-SageMaker-Trajectory-Id", session.token)]
@@ -66,33 +66,33 @@ class TestNaming:
         assert len(live.turns(session)) == 2
 
     @pytest.mark.parametrize("token", [None, "wrong", "", "sk-mtrl-", "é"])
-    def test_no_token_or_a_wrong_one(self, live, session, token):
+    def test_a_missing_or_wrong_token_is_refused(self, live, session, token):
         status, _, body = live.ask("POST", CHAT, BODY, token)
         assert (status, body["error"]["type"], body["error"]["code"]) == (
             401, "authentication_error", "invalid_api_key",
         )  # fmt: skip
 
     @pytest.mark.parametrize("header", ["X-Mtrl-Trajectory-Id", "X-Amzn-SageMaker-Trajectory-Id"])
-    def test_a_name_alone_opens_nothing(self, live, session, header):
+    def test_a_name_without_a_token_is_refused(self, live, session, header):
         assert live.ask("POST", CHAT, BODY, None, [(header, session.name)])[0] == 401
         assert live.ask("POST", CHAT, BODY, session.name, [(header, session.name)])[0] == 401
         assert live.ask("POST", f"/trajectories/{session.name}{CHAT}".replace(" ", "%20"), BODY)[0] == 401
 
     @pytest.mark.parametrize("bearer", [None, "wrong"])
     @pytest.mark.parametrize(("method", "route"), [("POST", CHAT), ("POST", "/update-reward"), ("GET", "/v1/models")])
-    def test_nobody_without_a_key_learns_which_names_there_are(self, live, session, bearer, method, route):
-        def told(name):
+    def test_answers_without_a_key_reveal_no_names(self, live, session, bearer, method, route):
+        def message(name):
             path, named = f"/trajectories/{quote(name, safe='')}{route}", [("X-Mtrl-Trajectory-Id", name)]
             answers = [live.ask(method, path, BODY, bearer), live.ask(method, route, BODY, bearer, named)]
             return [(status, body) for status, _, body in answers]
 
-        assert told(session.name) == told("nobody")
+        assert message(session.name) == message("nobody")
 
-    def test_a_url_of_nothing(self, live):
+    def test_an_unknown_url_is_refused(self, live):
         status, _, body = live.ask("POST", f"/trajectories/sk-mtrl-nobody{CHAT}", BODY)
         assert (status, body["error"]["code"]) == (404, "trajectory_not_found")
 
-    def test_two_trajectories_in_one_request(self, live, session, other):
+    def test_a_request_that_names_two_trajectories_is_refused(self, live, session, other):
         for prefix, headers in (
             (f"/trajectories/{other.token}", []),
             (f"/trajectories/{other.name}".replace(" ", "%20"), []),
@@ -106,7 +106,7 @@ class TestNaming:
         assert live.ask("POST", path, BODY, None, [("X-Mtrl-Trajectory-Id", session.name)])[0] == 403
         assert live.turns(session) == live.turns(other) == []
 
-    def test_a_trajectory_that_is_over(self, live):
+    def test_a_finished_trajectory_is_refused(self, live):
         session = live.open("over")
         live.close(session)
         for path, token in ((f"/trajectories/{session.token}{CHAT}", None), (CHAT, session.token)):
@@ -114,7 +114,7 @@ class TestNaming:
             assert (status, headers["x-should-retry"]) == (410, "false")
             assert "not in valid status" in body["error"]["message"]
 
-    def test_a_name_may_be_used_again_and_a_token_not(self, live):
+    def test_names_can_be_reused_and_tokens_cannot(self, live):
         first = live.open("again")
         with pytest.raises(ValueError, match="open trajectory again"):
             live.open("again")
@@ -124,7 +124,7 @@ class TestNaming:
         assert live.chat(second)[0] == 200
         live.close(second)
 
-    def test_the_gateway_forgets_old_tokens_in_the_end(self, live, monkeypatch):
+    def test_the_number_of_stored_tokens_is_limited(self, live, monkeypatch):
         monkeypatch.setattr(auth, "MAX_FINISHED", 2)
         sessions = [live.open(f"old {n}") for n in range(4)]
         for session in sessions:
@@ -133,10 +133,10 @@ class TestNaming:
 
 
 class TestRoutes:
-    def test_health_asks_for_nothing(self, live):
+    def test_health_needs_no_token(self, live):
         assert live.ask("GET", "/health")[::2] == (200, {"status": "healthy"})
 
-    def test_models(self, live, session):
+    def test_models_are_listed(self, live, session):
         status, _, body = live.ask("GET", "/v1/models", None, session.token)
         assert (status, [model["id"] for model in body["data"]]) == (200, ["mtrl"])
         assert live.ask("GET", "/v1/models/mtrl", None, session.token)[2] == body["data"][0]
@@ -151,12 +151,12 @@ class TestRoutes:
             ("GET", "/v1/../health", 404), ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404), ("POST", "/health", 404),
         ],
     )  # fmt: skip
-    def test_what_is_not_there(self, live, session, method, path, status):
+    def test_unknown_routes_are_refused(self, live, session, method, path, status):
         answer = live.ask(method, path, BODY, session.token)
         assert (answer[0], answer[1]["content-type"]) == (status, "application/json")
         assert answer[2]["error"]["message"]
 
-    def test_paths_without_v1_and_with_a_slash_behind_are_the_same(self, live, session):
+    def test_paths_without_v1_or_with_a_final_slash_are_accepted(self, live, session):
         assert live.ask("POST", "/chat/completions", BODY, session.token)[0] == 200
         assert live.ask("POST", f"{CHAT}/", BODY, session.token)[0] == 200
 
@@ -164,21 +164,21 @@ class TestRoutes:
         ("body", "words"),
         [
             (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe\x00", "not JSON"), (b"[" * 100_000, "not JSON"),
-            (b"[]", "not a JSON object"), (b'{"messages": NaN}', "NaN is no JSON number"), (b"9" * 5000, "not JSON"),
+            (b"[]", "not a JSON object"), (b'{"messages": NaN}', "NaN is not a JSON number"), (b"9" * 5000, "not JSON"),
             (b'{"messages": []}', "messages must be a list"), (b'{"messages": [7]}', "messages"),
         ],
     )  # fmt: skip
-    def test_bodies_that_say_nothing(self, live, session, body, words):
+    def test_invalid_bodies_are_refused(self, live, session, body, words):
         status, headers, answer = live.ask("POST", CHAT, body, session.token)
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
         assert words in answer["error"]["message"]
         assert headers["x-should-retry"] == "false"
 
-    def test_halves_of_surrogate_pairs_come_through(self, live, session):
+    def test_unpaired_surrogates_are_accepted(self, live, session):
         body = json.dumps({"messages": [{"role": "user", "content": "\ud800 x \udfff"}]}).encode()
         assert live.ask("POST", CHAT, body, session.token)[0] == 200
 
-    def test_completions_by_text_and_by_ids(self, live, session):
+    def test_completions_accept_text_and_ids(self, live, session):
         for prompt in ("how many", live.codec.encode("how many")):
             path = "/v1/completions"
             status, _, body = live.ask("POST", path, {"model": "m", "prompt": prompt, "logprobs": 0}, session.token)
@@ -188,7 +188,7 @@ class TestRoutes:
             assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
             assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["tokens"])
 
-    def test_a_program_that_asks_in_a_loop_is_slowed_down(self, tiny_codec, monkeypatch):
+    def test_the_request_rate_is_limited(self, tiny_codec, monkeypatch):
         monkeypatch.setattr(auth, "SECONDS_OF_BURST", 3000)
         with Live(tiny_codec, limits=replace(LIMITS, max_requests_per_second=0.001)) as live:
             session, other = live.open("in a loop"), live.open("other")
@@ -196,20 +196,20 @@ class TestRoutes:
             for route in (CHAT, "/update-reward", "/complete-rollout"):
                 found.append(live.ask("POST", route, BODY, session.token))
             assert [status for status, _, _ in found] == [200, 200, 200, 429, 429, 429]
-            assert "more than 0.001 times a second" in found[-1][2]["error"]["message"]
+            assert "more than 0.001 requests per second" in found[-1][2]["error"]["message"]
             assert found[-1][1]["retry-after"] == "1"
             assert "x-should-retry" not in found[-1][1]
             assert live.chat(other)[0] == 200
             assert not session.finished.is_set()
 
-    def test_who_may_ask_less_than_once_a_second_may_ask_once(self, tiny_codec):
+    def test_a_rate_below_one_allows_one_request(self, tiny_codec):
         with Live(tiny_codec, limits=replace(LIMITS, max_requests_per_second=0.001)) as live:
             session = live.open()
             assert [live.chat(session)[0] for _ in range(2)] == [200, 429]
 
 
 class TestStreams:
-    def test_the_role_comes_before_the_answer_and_comments_meanwhile(self, tiny_codec, monkeypatch):
+    def test_a_stream_starts_with_the_role_and_sends_comments(self, tiny_codec, monkeypatch):
         monkeypatch.setattr(stream, "SECONDS_BEFORE_STREAM", 0.01)
         monkeypatch.setattr(stream, "SECONDS_BETWEEN_COMMENTS", 0.02)
         engine = HeldEngine(lambda name, turn: "done", tiny_codec.tokenizer)
@@ -229,12 +229,12 @@ class TestStreams:
         assert [chunk["delta"].get("content") for chunk in chunks if chunk["index"] == 1] == ["done", None]
         assert [chunk["finish_reason"] for chunk in chunks if chunk["index"] == 0] == [None, "stop"]
 
-    def test_what_is_refused_at_once_has_its_status(self, live, session):
+    def test_an_immediate_refusal_has_its_status(self, live, session):
         long = [{"role": "user", "content": "how many apples " * 2000}]
         status, body = live.chat(session, long, stream=True)
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
 
-    def test_what_goes_wrong_later_is_an_event(self, tiny_codec, monkeypatch):
+    def test_a_later_error_is_an_event(self, tiny_codec, monkeypatch):
         monkeypatch.setattr(stream, "SECONDS_BEFORE_STREAM", 0.01)
         engine = HeldEngine(lambda name, turn: "done", tiny_codec.tokenizer)
         with Live(tiny_codec, engine=engine) as live:
@@ -259,8 +259,8 @@ class Broken(ScriptedEngine):
 
 
 class TestFailures:
-    def test_an_error_does_not_keep_itself(self):
-        """Python's collector would have to find it, while everybody waits."""
+    def test_an_error_is_freed_without_the_garbage_collector(self):
+        """A reference cycle would need the garbage collector, which stops all clients."""
 
         class Refused(Exception):
             pass
@@ -284,12 +284,12 @@ class TestFailures:
         finally:
             gc.enable()
 
-    def test_an_engine_that_is_lost(self, tiny_codec):
+    def test_a_lost_engine_is_reported(self, tiny_codec):
         with Live(tiny_codec, engine=Broken(EngineLostError("gone"), tiny_codec.tokenizer)) as live:
             status, body = live.chat(live.open())
             assert (status, body["error"]["type"]) == (503, "server_error")
 
-    def test_an_engine_that_fails_says_nothing_of_itself(self, tiny_codec, caplog):
+    def test_the_error_of_an_engine_is_not_revealed(self, tiny_codec, caplog):
         with Live(tiny_codec, engine=Broken(RuntimeError("the secret"), tiny_codec.tokenizer)) as live:
             status, body = live.chat(live.open())
             assert (status, body["error"]["type"]) == (500, "server_error")
@@ -300,7 +300,7 @@ class TestFailures:
             )
             assert status == 500 and "secret" not in json.dumps(streamed)
 
-    def test_too_many_calls_are_not_asked_for_again(self, tiny_codec):
+    def test_the_call_limit_forbids_retries(self, tiny_codec):
         with Live(tiny_codec, limits=replace(LIMITS, max_calls=1)) as live:
             session = live.open()
             assert live.chat(session)[0] == 200
@@ -308,7 +308,7 @@ class TestFailures:
             assert (status, body["error"]["code"], headers["x-should-retry"]) == (429, "max_calls", "false")
 
     @pytest.mark.parametrize("stream_it", [False, True])
-    def test_a_client_that_leaves_ends_what_is_sampled_for_it(self, tiny_codec, stream_it):
+    def test_a_disconnected_client_aborts_its_call(self, tiny_codec, stream_it):
         engine = HeldEngine(lambda name, turn: f"{name} {turn}", tiny_codec.tokenizer)
         with Live(tiny_codec, engine=engine) as live:
             session = live.open()

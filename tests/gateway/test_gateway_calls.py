@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played_calls import USER, WatchedEngine, chat, run, says, session_of, text, trajectory_of, wire
+from session_helpers import USER, WatchedEngine, chat, replies, run, session_of, text, trajectory_of, wire
 
 from mtrl.gateway.calls import PrefixIndex, client_message, message_key, truncate_at_stop
 from mtrl.models.renderer import make_renderer
@@ -51,11 +51,11 @@ class Program:
     """Asks as `data` has it, in waves of calls that are under way together, and knows what should become of it."""
 
     def __init__(self, data, codec):
-        self.data, self.codec, self.asked, self.number = data, codec, [], 0
-        self.engine = WatchedEngine(self.say)
+        self.data, self.codec, self.requested, self.number = data, codec, [], 0
+        self.engine = WatchedEngine(self.respond)
         self.session = session_of(self.engine, codec, calls=10_000, context=10_000, seed=2**64 - 3)
 
-    def say(self, number):
+    def respond(self, number):
         ids = self.codec.encode(f"answer {number}")
         end = self.data.draw(st.sampled_from(["stop", "length"]), label="end")
         return (
@@ -68,9 +68,9 @@ class Program:
 
     def request(self):
         """The next request: `Asked` for each answer."""
-        kinds = ["fresh"] if not self.asked else ["extend", "extend", "extend", "retry", "compact", "edit", "fresh"]
+        kinds = ["fresh"] if not self.requested else ["extend", "extend", "extend", "retry", "compact", "edit", "fresh"]
         kind, n = self.data.draw(st.sampled_from(kinds), label="kind"), self.data.draw(st.integers(1, 3), label="n")
-        before = self.data.draw(st.sampled_from(self.asked), label="before") if self.asked else None
+        before = self.data.draw(st.sampled_from(self.requested), label="before") if self.requested else None
         made = getattr(self, kind)(before)
         made.key = made.key or f"request {self.number}"
         others = [Asked(made.messages, made.parent, made.new, "branch", made.key) for _ in range(n - 1)]
@@ -99,13 +99,16 @@ class Program:
             return Asked(messages, None, [], "edited")
         return Asked(messages, before.parent, [*before.new, *new], "branch")
 
-    async def play(self):
+    async def scenario(self):
         answered = []
         for _ in range(self.data.draw(st.integers(1, 5), label="waves")):
             wave = [self.request() for _ in range(self.data.draw(st.integers(1, 3), label="beside"))]
             leaves = [self.data.draw(st.integers(0, 4), label="leaves") == 0 for _ in wave]
             self.engine.gate.clear()
-            tasks = [asyncio.ensure_future(self.session.chat(chat(*asked[0].messages, n=len(asked)))) for asked in wave]
+            tasks = [
+                asyncio.ensure_future(self.session.chat(chat(*requested[0].messages, n=len(requested))))
+                for requested in wave
+            ]
             for _ in range(9):
                 await asyncio.sleep(0)
             assert self.engine.open_ids and set(self.engine.open_ids) == set(self.engine.asking), "none may be idle"
@@ -115,20 +118,20 @@ class Program:
                     with suppress(asyncio.CancelledError):
                         await task
             self.engine.gate.set()
-            for asked, task, goes in zip(wave, tasks, leaves, strict=True):
+            for requested, task, goes in zip(wave, tasks, leaves, strict=True):
                 if goes:
                     continue
-                for one, call in zip(asked, await task, strict=True):
+                for one, call in zip(requested, await task, strict=True):
                     one.answer, one.ids = wire(call), call.generation.token_ids
                     answered.append((one, call))
             assert len(self.engine.open_ids) <= 1 and not self.engine.asking
-            self.asked = [one for one, _ in answered]
+            self.requested = [one for one, _ in answered]
         return answered
 
     def reasons(self):
         """What each answered call should be, told in the order in which they began."""
         extended, keys, reasons = set(), set(), []
-        for one in self.asked:
+        for one in self.requested:
             if one.parent is not None and one.parent not in extended:
                 extended.add(one.parent)
                 reasons.append(None)
@@ -146,10 +149,10 @@ class Program:
 @given(st.data())
 def test_every_token_is_trained_once_behind_its_own_context(tiny_codec, data):
     program = Program(data, tiny_codec)
-    answered = run(program.play())
+    answered = run(program.scenario())
     trajectory = trajectory_of(program.session)
-    contexts = [one.context(tiny_codec) for one in program.asked]
-    assert [turn.action_ids for turn in trajectory.turns] == [one.ids for one in program.asked]
+    contexts = [one.context(tiny_codec) for one in program.requested]
+    assert [turn.action_ids for turn in trajectory.turns] == [one.ids for one in program.requested]
     assert [turn.break_reason for turn in trajectory.turns] == program.reasons()
     assert trajectory.contexts == [len(context) for context in contexts]
     assert trajectory_from_dict(json.loads(to_json(trajectory))) == trajectory
@@ -172,9 +175,9 @@ def test_every_token_is_trained_once_behind_its_own_context(tiny_codec, data):
 # -- one thing at a time ----------------------------------------------------------------------------------------------
 
 
-async def told_again(codec, change, tools=None, said="well <sql>", **fields):
+async def turns_of_two_calls(codec, change, tools=None, reply="well <sql>", **fields):
     """The turns of two calls, the second after what `change` makes of the first one's answer."""
-    session = session_of(WatchedEngine(says(codec, said)), codec)
+    session = session_of(WatchedEngine(replies(codec, reply)), codec)
     (first,) = await session.chat(chat(USER, tools=tools, **fields))
     await session.chat(chat(USER, change(wire(first)), {"role": "tool", "content": "46"}, tools=tools, **fields))
     return session.turns()
@@ -191,7 +194,7 @@ def rewritten(message):
 
 
 @pytest.mark.parametrize(
-    ("said", "change", "reason"),
+    ("reply", "change", "reason"),
     [
         ("hm", lambda m: m, None),
         ("hm", lambda m: {**m, "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]}, None),
@@ -207,115 +210,119 @@ def rewritten(message):
         ("hm", lambda m: {"role": "user", "content": "hm"}, "edited"),
     ],
 )
-def test_an_answer_comes_back_in_another_form(tiny_codec, said, change, reason):
-    turns = run(told_again(tiny_codec, change, [TOOL], said))
+def test_a_reformatted_answer_is_recognised(tiny_codec, reply, change, reason):
+    turns = run(turns_of_two_calls(tiny_codec, change, [TOOL], reply))
     assert [turn.break_reason for turn in turns] == [None, reason]
 
 
-def test_a_stripped_answer_stays_as_it_was_sampled(tiny_codec):
-    first, second = run(told_again(tiny_codec, lambda m: {**m, "content": m["content"].strip()}, said="  well \n"))
+def test_a_stripped_answer_keeps_its_sampled_tokens(tiny_codec):
+    first, second = run(
+        turns_of_two_calls(tiny_codec, lambda m: {**m, "content": m["content"].strip()}, reply="  well \n")
+    )
     assert tiny_codec.decode(first.action_ids) == "  well \n" and second.observation_ids[0] != tiny_codec.encode("w")[0]
     assert tiny_codec.decode(second.observation_ids) == "46" and second.break_reason is None
 
 
-def test_white_space_that_others_said_counts(tiny_codec):
-    async def play():
-        session = session_of(WatchedEngine(says(tiny_codec, "a", "b")), tiny_codec)
+def test_white_space_of_other_roles_counts(tiny_codec):
+    async def scenario():
+        session = session_of(WatchedEngine(replies(tiny_codec, "a", "b")), tiny_codec)
         (first,) = await session.chat(chat(SYSTEM, USER))
         await session.chat(chat(SYSTEM, {**USER, "content": "question "}, wire(first), MORE))
         return session.turns()
 
-    assert [turn.break_reason for turn in run(play())] == [None, "fresh"]
+    assert [turn.break_reason for turn in run(scenario())] == [None, "fresh"]
 
 
-def test_of_answers_that_differ_in_white_space_the_one_is_taken_that_came_back(tiny_codec):
-    async def play():
-        session = session_of(WatchedEngine(says(tiny_codec, "yes ", "yes")), tiny_codec)
+def test_the_answer_with_the_same_white_space_is_preferred(tiny_codec):
+    async def scenario():
+        session = session_of(WatchedEngine(replies(tiny_codec, "yes ", "yes")), tiny_codec)
         calls = await session.chat(chat(USER, n=2))
         more = [(await session.chat(chat(USER, wire(call), USER)))[0] for call in calls]
         return [call.parent for call in more] == calls
 
-    assert run(play()), "the newest would be the second, and a free one too"
+    assert run(scenario()), "the newest would be the second, and a free one too"
 
 
-def test_who_offers_no_tools_is_told_the_text(chatml_tokenizer):
+def test_requests_without_tools_get_the_plain_text(chatml_tokenizer):
     """Qwen3's renderer makes out calls all the same."""
     codec = Codec(chatml_tokenizer, make_renderer(chatml_tokenizer, "qwen3"))
-    said = 'I look. <tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    reply = 'I look. <tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
-    async def play():
-        session = session_of(WatchedEngine(says(codec, said)), codec)
+    async def scenario():
+        session = session_of(WatchedEngine(replies(codec, reply)), codec)
         (first,) = await session.chat(chat(USER))
-        assert wire(first)["content"] == said and first.finish_reason == "stop" and "tool_calls" not in wire(first)
+        assert wire(first)["content"] == reply and first.finish_reason == "stop" and "tool_calls" not in wire(first)
         await session.chat(chat(USER, wire(first), USER))
         return session.turns()
 
-    assert [turn.break_reason for turn in run(play())] == [None, None]
+    assert [turn.break_reason for turn in run(scenario())] == [None, None]
 
 
-def test_with_other_tools_it_is_another_history(tiny_codec):
-    async def play():
-        session = session_of(WatchedEngine(says(tiny_codec, "a", "b")), tiny_codec)
+def test_other_tools_make_another_history(tiny_codec):
+    async def scenario():
+        session = session_of(WatchedEngine(replies(tiny_codec, "a", "b")), tiny_codec)
         (first,) = await session.chat(chat(USER))
         await session.chat(chat(USER, wire(first), USER, tools=[TOOL]))
         return session.turns()
 
-    assert [turn.break_reason for turn in run(play())] == [None, "edited"]
+    assert [turn.break_reason for turn in run(scenario())] == [None, "edited"]
 
 
-def test_thoughts_that_the_client_drops_stay_in_the_context(chatml_tokenizer):
+def test_reasoning_dropped_by_the_client_stays_in_the_context(chatml_tokenizer):
     codec = Codec(chatml_tokenizer, make_renderer(chatml_tokenizer, "qwen3"))
-    said = "<think>\nhm\n</think>\n\nyes"
-    first, second = run(told_again(codec, lambda m: {"role": "assistant", "content": m["content"]}, said=said))
+    reply = "<think>\nhm\n</think>\n\nyes"
+    first, second = run(
+        turns_of_two_calls(codec, lambda m: {"role": "assistant", "content": m["content"]}, reply=reply)
+    )
     assert first.message["reasoning_content"].strip() == "hm" and second.break_reason is None
 
 
-def test_a_renderer_that_cannot_extend_is_asked_anew(chatml_tokenizer):
+def test_the_context_is_rendered_again_if_it_cannot_be_extended(chatml_tokenizer):
     """Qwen3's takes no assistant's message that was not sampled into an extension."""
     codec = Codec(chatml_tokenizer, make_renderer(chatml_tokenizer, "qwen3"))
 
-    async def play(*more):
-        session = session_of(WatchedEngine(says(codec, "  yes")), codec)
+    async def scenario(*more):
+        session = session_of(WatchedEngine(replies(codec, "  yes")), codec)
         (first,) = await session.chat(chat(USER))
         await session.chat(chat(USER, wire(first), *more))
         return session.turns()
 
-    turns = run(play(USER, {"role": "assistant", "content": "never sampled"}, USER))
+    turns = run(scenario(USER, {"role": "assistant", "content": "never sampled"}, USER))
     assert turns[1].break_reason in ("edited", None)
     assert codec.tokenizer.decode(turns[1].observation_ids).count("never sampled") == 1
 
 
-def test_of_equal_histories_one_is_taken_that_nobody_goes_on_from(tiny_codec):
-    async def play():
-        session = session_of(WatchedEngine(says(tiny_codec, "same")), tiny_codec)
+def test_a_call_without_continuation_is_preferred(tiny_codec):
+    async def scenario():
+        session = session_of(WatchedEngine(replies(tiny_codec, "same")), tiny_codec)
         calls = await session.chat(chat(USER, n=3))
         for _ in calls:
             await session.chat(chat(USER, wire(calls[0]), {"role": "user", "content": "more"}))
         return session.turns()
 
-    turns = run(play())
+    turns = run(scenario())
     assert [turn.break_reason for turn in turns] == [None, "branch", "branch", None, None, None]
     assert [turn.parent for turn in turns] == [None, None, None, None, 1, 0]
 
 
-def test_who_left_goes_on_from_nothing(tiny_codec):
-    async def play():
-        engine = WatchedEngine(says(tiny_codec, "same"))
+def test_a_cancelled_call_is_not_continued(tiny_codec):
+    async def scenario():
+        engine = WatchedEngine(replies(tiny_codec, "same"))
         session = session_of(engine, tiny_codec)
         calls = await session.chat(chat(USER, n=2))
         engine.gate.clear()
-        gone = asyncio.ensure_future(session.chat(chat(USER, wire(calls[0]), USER)))
+        cancelled = asyncio.ensure_future(session.chat(chat(USER, wire(calls[0]), USER)))
         await asyncio.sleep(0.01)
-        gone.cancel()
-        await asyncio.wait([gone])
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
         engine.gate.set()
         (call,) = await session.chat(chat(USER, wire(calls[0]), USER))
         return call.parent is calls[1] and calls[1].children == 1
 
-    assert run(play()), "the newest is free again"
+    assert run(scenario()), "the newest is free again"
 
 
-def test_told():
+def test_message_keys_ignore_formatting():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
     spoken = {"role": "assistant", "content": 'so <tool_call>{"name": "f"}</tool_call>STOP more', "tool_calls": [call]}
     assert client_message(spoken, ("STOP", "more")) == {"role": "assistant", "content": "so ", "tool_calls": [call]}
@@ -324,7 +331,7 @@ def test_told():
     assert client_message(thought, ("STOP",)) == {**thought, "reasoning_content": "hm "}
 
 
-def test_keys_tell_names_and_arguments_apart():
+def test_message_keys_distinguish_names_and_arguments():
     def key(name, arguments):
         function = {"name": name, "arguments": arguments}
         return message_key({"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
@@ -339,7 +346,7 @@ def test_keys_tell_names_and_arguments_apart():
 
 async def texts(codec, *made, says_stop=True, **fields):
     """Completions in a row; each prompt is made of the call before it."""
-    answer = says(codec, "one", "two", "three")
+    answer = replies(codec, "one", "two", "three")
     engine = WatchedEngine(answer if says_stop else lambda number: answer(number)[:-1])
     session = session_of(engine, codec)
     calls = []
@@ -348,7 +355,7 @@ async def texts(codec, *made, says_stop=True, **fields):
     return session.turns(), calls
 
 
-def test_a_text_goes_on_from_a_text(tiny_codec):
+def test_a_text_continues_a_text(tiny_codec):
     made = lambda: "how many", lambda call: f"how many{call.text} and then"
     turns, calls = run(texts(tiny_codec, *made, says_stop=False))
     assert [turn.break_reason for turn in turns] == [None, None]
@@ -357,14 +364,14 @@ def test_a_text_goes_on_from_a_text(tiny_codec):
     assert calls[1].prompt_ids == tiny_codec.encode("how many") + turns[0].action_ids + turns[1].observation_ids
 
 
-def test_a_text_has_no_place_for_the_end_of_a_turn(tiny_codec):
+def test_a_text_without_the_closing_token_is_a_break(tiny_codec):
     turns, calls = run(texts(tiny_codec, lambda: "how many", lambda call: f"how many{call.text} and"))
     assert turns[1].break_reason == "template"
     end = tiny_codec.stop_token_ids[0]
     assert turns[0].action_ids[-1] == end and end not in calls[1].prompt_ids
 
 
-def test_a_text_that_writes_the_end_of_a_turn_goes_on(tiny_codec):
+def test_a_text_with_the_closing_token_continues(tiny_codec):
     """As programs do that have a chat template of their own."""
     end = tiny_codec.tokenizer.decode(list(tiny_codec.stop_token_ids))
     turns, calls = run(texts(tiny_codec, lambda: "how many", lambda call: f"how many{call.text}{end} and"))
@@ -373,22 +380,22 @@ def test_a_text_that_writes_the_end_of_a_turn_goes_on(tiny_codec):
     assert calls[1].prompt_ids == calls[0].tokens + tiny_codec.encode(" and")
 
 
-def test_an_answer_without_a_token_takes_none_from_its_prompt(tiny_codec):
+def test_an_empty_answer_leaves_the_prompt_unchanged(tiny_codec):
     end = tiny_codec.tokenizer.decode(list(tiny_codec.stop_token_ids))
 
-    async def play():
+    async def scenario():
         session = session_of(WatchedEngine(lambda _: ([], FinishReason.LENGTH)), tiny_codec)
         await session.complete(text(f"how many{end}"))
         await session.complete(text(f"how many{end} and"))
         return session.turns()
 
-    first, second = run(play())
+    first, second = run(scenario())
     assert second.break_reason is None and second.observation_ids == tiny_codec.encode(" and")
     assert first.observation_ids[-1] == tiny_codec.stop_token_ids[0]
 
 
 @given(st.lists(st.binary(min_size=1, max_size=3), max_size=9), st.lists(st.binary(max_size=3), max_size=9))
-def test_prefixes(parts, others):
+def test_prefixes_match_their_definition(parts, others):
     """Against the definition."""
     prefixes, added = PrefixIndex(), [b"".join(parts[:i]) for i in range(0, len(parts), 2)] + others
     for name, data in enumerate(added):
@@ -396,18 +403,18 @@ def test_prefixes(parts, others):
     whole = b"".join(parts)
     found = {data: [name for name, other in enumerate(added) if other == data] for data in added}
     right = [(len(data), names) for data, names in sorted(found.items()) if whole.startswith(data)]
-    assert list(prefixes.of(whole)) == right
+    assert list(prefixes.prefixes(whole)) == right
     ends = [len(b"".join(parts[:i])) for i in range(len(parts) + 1)]
-    assert list(prefixes.of(whole, ends)) == [(length, names) for length, names in right if length in ends]
+    assert list(prefixes.prefixes(whole, ends)) == [(length, names) for length, names in right if length in ends]
 
 
-def test_texts_that_go_on_from_nothing(tiny_codec):
+def test_unrelated_texts_are_fresh(tiny_codec):
     prompts = ["how many", "how many", "how many apples", "the answer"]
     turns, _ = run(texts(tiny_codec, *(lambda *_, prompt=prompt: prompt for prompt in prompts)))
     assert [turn.break_reason for turn in turns] == [None, "retry", "edited", "fresh"]
 
 
-def test_token_ids_are_taken_as_they_are(tiny_codec):
+def test_token_ids_are_used_unchanged(tiny_codec):
     odd = [tiny_codec.tokenizer.convert_tokens_to_ids(letter) for letter in "the"]
     made = [lambda: odd, lambda call: [*call.tokens, 9, 10], lambda call: [*call.tokens[:-1], 11]]
     made += [lambda _: odd, lambda _: [*odd, 5], lambda _: [5, *odd]]
@@ -416,12 +423,12 @@ def test_token_ids_are_taken_as_they_are(tiny_codec):
     assert calls[0].prompt_ids == odd and turns[1].observation_ids == [9, 10]
 
 
-def test_the_same_text_as_chat_and_as_ids_are_different_requests(tiny_codec):
-    async def play():
-        session = session_of(WatchedEngine(says(tiny_codec, "one", "two", "three")), tiny_codec)
+def test_chat_text_and_ids_are_different_requests(tiny_codec):
+    async def scenario():
+        session = session_of(WatchedEngine(replies(tiny_codec, "one", "two", "three")), tiny_codec)
         await session.chat(chat(USER))
         await session.complete(text("question"))
         await session.complete(text(tiny_codec.encode("question")))
         return session.turns()
 
-    assert [turn.break_reason for turn in run(play())] == [None, "fresh", "fresh"]
+    assert [turn.break_reason for turn in run(scenario())] == [None, "fresh", "fresh"]

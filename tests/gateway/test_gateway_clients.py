@@ -39,7 +39,7 @@ def live(tiny_codec):
 
 
 @pytest.fixture
-def asked(live, monkeypatch):
+def requested(live, monkeypatch):
     """One entry for every request that names a trajectory."""
     requests, find = [], live.gateway.registry.find
     monkeypatch.setattr(live.gateway.registry, "find", lambda seen: requests.append(seen) or find(seen))
@@ -84,7 +84,7 @@ def extends(turns):
 
 
 class TestOpenAI:
-    def test_a_conversation_extends_itself(self, live, open_session, client_of):
+    def test_a_conversation_extends_its_tokens(self, live, open_session, client_of):
         session = open_session()
         client, messages = client_of(session), list(ASK)
         for turn in range(3):
@@ -97,7 +97,7 @@ class TestOpenAI:
         turns = live.turns(session)
         assert len(turns) == 3 and extends(turns)
 
-    def test_usage_is_what_the_turn_holds(self, live, open_session, client_of):
+    def test_usage_counts_the_tokens_of_the_turn(self, live, open_session, client_of):
         session = open_session()
         usage = client_of(session).chat.completions.create(model="m", messages=ASK).usage
         (turn,) = live.turns(session)
@@ -105,7 +105,7 @@ class TestOpenAI:
         assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
     @pytest.mark.parametrize("kind", ["plain", "unicode", "tools", "stops", "broken"])
-    def test_a_stream_says_what_an_answer_says(self, live, open_session, client_of, kind):
+    def test_a_stream_equals_the_plain_answer(self, live, open_session, client_of, kind):
         options = {"tools": [LOOK]} if kind in ("tools", "broken") else {"stop": "STOP"} if kind == "stops" else {}
         whole = open_session(kind)
         completion = client_of(whole).chat.completions.create(model="m", messages=ASK, **options)
@@ -123,7 +123,7 @@ class TestOpenAI:
         assert calls_of(found) == calls_of(expected)
         assert streamed.usage.total_tokens == completion.usage.total_tokens
 
-    def test_tools_are_called_and_answered(self, live, open_session, client_of):
+    def test_tool_calls_and_results_are_exchanged(self, live, open_session, client_of):
         session = open_session("tools")
         client = client_of(session)
         choice = client.chat.completions.create(model="m", messages=ASK, tools=[LOOK]).choices[0]
@@ -143,19 +143,19 @@ class TestOpenAI:
         assert extends(turns)
         assert [message["role"] for message in turns[1].observation] == ["tool"]
 
-    def test_a_call_that_is_broken_is_the_programs_to_find_out(self, open_session, client_of):
+    def test_a_malformed_call_is_passed_on(self, open_session, client_of):
         choice = client_of(open_session("broken")).chat.completions.create(model="m", messages=ASK, tools=[LOOK])
         (call,) = choice.choices[0].message.tool_calls
         with pytest.raises(ValueError):
             json.loads(call.function.arguments)
 
     @pytest.mark.parametrize("stop", ["STOP", ["nowhere", "STOP"]])
-    def test_stop(self, live, open_session, client_of, stop):
+    def test_stop_strings_are_removed(self, live, open_session, client_of, stop):
         session = open_session("stops")
         choice = client_of(session).chat.completions.create(model="m", messages=ASK, stop=stop).choices[0]
         assert (choice.message.content, choice.finish_reason) == ("one two ", "stop")
 
-    def test_max_tokens(self, open_session, client_of):
+    def test_max_tokens_limits_the_answer(self, open_session, client_of):
         completion = client_of(open_session()).chat.completions.create(model="m", messages=ASK, max_tokens=3)
         assert (completion.choices[0].finish_reason, completion.usage.completion_tokens) == ("length", 3)
 
@@ -168,7 +168,7 @@ class TestOpenAI:
         assert len(tokens) == len(turn.action_ids) - 1
         assert all(bytes(token.bytes).decode() == token.token for token in tokens if token.bytes is not None)
 
-    def test_several_answers(self, live, open_session, client_of):
+    def test_n_answers_are_returned(self, live, open_session, client_of):
         session = open_session()
         completion = client_of(session).chat.completions.create(model="m", messages=ASK, n=3)
         assert [choice.index for choice in completion.choices] == [0, 1, 2]
@@ -180,17 +180,17 @@ class TestOpenAI:
     def test_a_stream_of_several_answers_with_their_logprobs(self, live, open_session, client_of):
         session = open_session()
         chunks = client_of(session).chat.completions.create(model="m", messages=ASK, n=2, logprobs=True, stream=True)
-        said, logprobs = ["", ""], [[], []]
+        reply, logprobs = ["", ""], [[], []]
         for choice in (choice for chunk in chunks for choice in chunk.choices):
-            said[choice.index] += choice.delta.content or ""
+            reply[choice.index] += choice.delta.content or ""
             logprobs[choice.index] += choice.logprobs.content if choice.logprobs else []
         turns = live.turns(session)
-        assert sorted(said) == sorted(turn.text for turn in turns)
-        for text, tokens in zip(said, logprobs, strict=True):
+        assert sorted(reply) == sorted(turn.text for turn in turns)
+        for text, tokens in zip(reply, logprobs, strict=True):
             turn = next(turn for turn in turns if turn.text == text)
             assert [token.logprob for token in tokens] == turn.action_logprobs[:-1]
 
-    def test_completions(self, live, open_session, client_of):
+    def test_completions_are_answered(self, live, open_session, client_of):
         session = open_session()
         client = client_of(session)
         first = client.completions.create(model="m", prompt="how many apples", max_tokens=5).choices[0]
@@ -199,12 +199,12 @@ class TestOpenAI:
         assert "".join(chunk.choices[0].text for chunk in stream) == "plain 1"
         assert extends(live.turns(session))
 
-    def test_models(self, open_session, client_of):
+    def test_the_model_is_listed(self, open_session, client_of):
         client = client_of(open_session())
         assert [model.id for model in client.models.list()] == ["mtrl"]
         assert client.models.retrieve("mtrl").owned_by == "mtrl"
 
-    def test_every_error_is_of_its_class(self, live, open_session, client_of):
+    def test_errors_have_the_classes_of_openai(self, live, open_session, client_of):
         session, other = open_session(), open_session("other")
         ask = {"model": "m", "messages": ASK}
 
@@ -228,23 +228,23 @@ class TestOpenAI:
                 chat(client_of(session), messages=LONG, stream=stream)
             assert caught.value.code == "context_length_exceeded"
 
-    def test_what_is_final_is_asked_once(self, live, open_session, client_of, asked):
+    def test_final_errors_are_not_retried(self, live, open_session, client_of, requested):
         session = open_session()
         client = client_of(session, max_retries=5)
         for _ in range(MOST_CALLS):
             client.chat.completions.create(model="m", messages=ASK)
         for messages, status, code in ((LARGE, 413, "request_too_large"), (ASK, 429, "max_calls")):
-            del asked[:]
+            del requested[:]
             with pytest.raises(openai.APIStatusError) as caught:
                 client.chat.completions.create(model="m", messages=messages)
-            assert (caught.value.status_code, caught.value.code, len(asked)) == (status, code, 1)
+            assert (caught.value.status_code, caught.value.code, len(requested)) == (status, code, 1)
         live.close(session)
-        del asked[:]
+        del requested[:]
         with pytest.raises(openai.APIStatusError, match="not in valid status") as caught:
             client.chat.completions.create(model="m", messages=ASK)
-        assert (caught.value.status_code, len(asked)) == (410, 1)
+        assert (caught.value.status_code, len(requested)) == (410, 1)
 
-    def test_many_at_once_through_the_async_client(self, live, open_session):
+    def test_the_async_client_sends_concurrent_requests(self, live, open_session):
         sessions = [open_session(f"async{n}") for n in range(8)]
 
         async def converse(session):
@@ -252,8 +252,8 @@ class TestOpenAI:
                 messages = list(ASK)
                 for _ in range(3):
                     stream = await client.chat.completions.create(model="m", messages=messages, stream=True)
-                    said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-                    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "and now?"}]
+                    reply = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+                    messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "and now?"}]
 
         async def all_of_them():
             await asyncio.gather(*map(converse, sessions))
@@ -288,7 +288,7 @@ class TestLiteLLM:
         """`ask(session, **options)`: a completion."""
         return lambda session, **options: litellm.completion(**to_litellm(live, session, **options))
 
-    def test_plain_streamed_and_several(self, live, open_session, ask):
+    def test_plain_streamed_and_multiple_answers(self, live, open_session, ask):
         session = open_session()
         completion = ask(session)
         assert completion.choices[0].message.content == f"{session.name} 0"
@@ -316,15 +316,15 @@ class TestLiteLLM:
         (call,) = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
         assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": "the box"})
 
-    def test_several_at_once_without_blocking(self, live, litellm, open_session):
+    def test_concurrent_async_requests(self, live, litellm, open_session):
         sessions = [open_session(f"async{n}") for n in range(4)]
 
         async def converse(session):
             messages = list(ASK)
             for _ in range(2):
                 stream = await litellm.acompletion(**to_litellm(live, session, messages=messages, stream=True))
-                said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-                messages += [{"role": "assistant", "content": said}, *HELLO]
+                reply = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+                messages += [{"role": "assistant", "content": reply}, *HELLO]
 
         async def all_of_them():
             await asyncio.gather(*map(converse, sessions))
@@ -335,7 +335,7 @@ class TestLiteLLM:
             assert [turn.text for turn in turns] == [f"{session.name} 0", f"{session.name.partition(':')[0]} 1"]
             assert extends(turns)
 
-    def test_errors(self, live, litellm, open_session, ask, asked):
+    def test_errors_have_the_classes_of_litellm(self, live, litellm, open_session, ask, requested):
         session = open_session()
         with pytest.raises(litellm.AuthenticationError):
             ask(session, api_base=f"{live.gateway.url}/v1", api_key="wrong")
@@ -346,10 +346,10 @@ class TestLiteLLM:
         for _ in range(MOST_CALLS):
             ask(session)
         for messages, status in ((LARGE, 413), (ASK, 429)):
-            del asked[:]
+            del requested[:]
             with pytest.raises((openai.APIStatusError, litellm.APIError)) as caught:  # 1.110: 413
                 ask(session, messages=messages, max_retries=5)
-            assert (caught.value.status_code, len(asked)) == (status, 1)
+            assert (caught.value.status_code, len(requested)) == (status, 1)
 
 
 def in_langchain(live, session, **options):
@@ -365,7 +365,7 @@ class TestLangChain:
         """`model_of(session, **options)`: its chat model."""
         return lambda session, **options: in_langchain(live, session, **options)
 
-    def test_a_conversation_and_a_stream(self, live, open_session, model_of):
+    def test_conversations_and_streams(self, live, open_session, model_of):
         from langchain_core.messages import HumanMessage, SystemMessage
 
         session = open_session()
@@ -378,7 +378,7 @@ class TestLangChain:
         assert streamed == "plain 1"
         assert extends(live.turns(session))
 
-    def test_tools_both_ways(self, live, open_session, model_of):
+    def test_tool_calls_and_results(self, live, open_session, model_of):
         from langchain_core.messages import HumanMessage, ToolMessage
 
         session = open_session("tools")
@@ -389,7 +389,7 @@ class TestLangChain:
         assert model.invoke([HumanMessage("how many?"), first, result]).content == "tools 1"
         assert extends(live.turns(session))
 
-    def test_streamed_tools_without_blocking(self, live, open_session, model_of):
+    def test_async_streamed_tools(self, live, open_session, model_of):
         session = open_session("tools")
 
         async def ask():
@@ -403,7 +403,7 @@ class TestLangChain:
         assert second.content == "tools 1"
         assert extends(live.turns(session))
 
-    def test_stop_logprobs_n_and_errors(self, live, open_session, model_of, asked):
+    def test_stop_logprobs_n_and_errors(self, live, open_session, model_of, requested):
         from langchain_core.messages import HumanMessage
 
         session = open_session("stops")
@@ -416,14 +416,14 @@ class TestLangChain:
         for _ in range(MOST_CALLS - 2):
             model_of(session).invoke("how many?")
         for messages, status in ((LARGE, 413), (ASK, 429)):
-            del asked[:]
+            del requested[:]
             with pytest.raises(openai.APIStatusError) as caught:
                 model_of(session, max_retries=5).invoke(messages)
-            assert (caught.value.status_code, len(asked)) == (status, 1)
+            assert (caught.value.status_code, len(requested)) == (status, 1)
 
 
-class TestPatience:
-    """Whoever waits no longer takes the call back: it is no turn, and the next one is the first."""
+class TestTimeouts:
+    """A client that times out discards its call: it becomes no turn, and the next call is the first."""
 
     @pytest.fixture
     def held(self, tiny_codec):
@@ -449,7 +449,7 @@ class TestPatience:
 
         return {"openai": by_openai, "litellm": by_litellm, "langchain": by_langchain}[request.param]
 
-    def test_a_time_limit(self, held, ask):
+    def test_a_client_timeout_discards_the_call(self, held, ask):
         session = held.open("slow")
         with pytest.raises(openai.APITimeoutError):
             ask(session, httpx.Timeout(SECONDS, read=1))

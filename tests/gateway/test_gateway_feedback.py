@@ -48,7 +48,7 @@ def rewarded(live, session):
         ("trajectory_id", "status", "rewards"),
     ],
 )
-def test_completed_and_paid_in_any_spelling(live, session, by_url, name, status, rewards):
+def test_reports_are_accepted_in_any_spelling(live, session, by_url, name, status, rewards):
     live.chat(session)
     about = {"JobArn": "arn:aws:sagemaker:us-west-2:1:job/x", name: session.name}
     assert report(live, session, "/complete-rollout", {**about, status: "ready"}, by_url) == (
@@ -59,7 +59,7 @@ def test_completed_and_paid_in_any_spelling(live, session, by_url, name, status,
     assert rewarded(live, session) == [0.75]
 
 
-def test_one_value_pays_the_trajectory_and_several_its_turns(live, session):
+def test_one_reward_is_for_the_trajectory_and_several_for_its_turns(live, session):
     for _ in range(3):
         live.chat(session)
     for sent, paid in (([1], [0, 0, 1]), (0.5, [0, 0, 0.5]), ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3]), ([2.0], [0, 0, 2])):
@@ -67,7 +67,7 @@ def test_one_value_pays_the_trajectory_and_several_its_turns(live, session):
         assert rewarded(live, session) == paid
 
 
-def test_as_many_values_as_turns(live, session):
+def test_the_number_of_rewards_must_match_the_turns(live, session):
     for _ in range(3):
         live.chat(session)
     status, body = report(live, session, "/update-reward", {"Rewards": [1, 2]})
@@ -80,7 +80,7 @@ def test_as_many_values_as_turns(live, session):
     [None, [], "1", ["1"], [None], True, [True], {}, [[1]], 10**400, [1, math.inf], [math.nan]],
     ids=repr,
 )
-def test_what_is_no_reward(live, session, rewards):
+def test_invalid_rewards_are_refused(live, session, rewards):
     live.chat(session)
     status, _ = report(live, session, "/update-reward", json.dumps({"Rewards": rewards}).encode())
     assert status == 400
@@ -88,20 +88,20 @@ def test_what_is_no_reward(live, session, rewards):
 
 
 @pytest.mark.parametrize("body", [{}, {"Status": None}, {"JobArn": "arn", "ClientToken": "once"}], ids=repr)
-def test_without_a_status_it_is_ready(live, session, body):
+def test_a_missing_status_means_ready(live, session, body):
     answer = report(live, session, "/complete-rollout", body)
     assert answer == (200, {"TrajectoryId": session.name, "Status": "ready"})
     assert (session.status, session.finished.is_set()) == ("ready", True)
 
 
 @pytest.mark.parametrize("status", ["", "done", 1, ["ready"], "readyy"])
-def test_what_is_no_status(live, session, status):
+def test_invalid_statuses_are_refused(live, session, status):
     assert report(live, session, "/complete-rollout", {"Status": status})[0] == 400
     assert not session.finished.is_set()
 
 
 @pytest.mark.parametrize("path", ["/update-reward", "/complete-rollout"])
-def test_reports_about_another_trajectory(live, session, path):
+def test_reports_about_another_trajectory_are_refused(live, session, path):
     body = {"Status": "ready", "Rewards": [1.0], "TrajectoryId": "step1/other/0"}
     status, answer = report(live, session, path, body)
     assert (status, answer["error"]["code"]) == (403, "trajectory_mismatch")
@@ -125,7 +125,7 @@ def test_a_trajectory_ends_once(live, session):
     assert "it broke" in session.error
 
 
-def test_late_reports_are_told_so_in_the_way_that_the_sdk_forgives(live, tiny_codec):
+def test_late_reports_get_a_status_that_the_sdk_ignores(live, tiny_codec):
     """It logs whatever holds "404" and goes on; anything else it raises."""
     session = live.open("late")
     live.chat(session)
@@ -138,7 +138,7 @@ def test_late_reports_are_told_so_in_the_way_that_the_sdk_forgives(live, tiny_co
     assert rewarded(live, session) == [0.0]
 
 
-def test_an_id_that_is_the_token_is_enough(live, session):
+def test_an_id_that_is_the_token_is_sufficient(live, session):
     """Agents that know the gateway's address alone, by RFT_RUNTIME_ENDPOINT."""
     live.chat(session)
     about = {"TrajectoryId": session.token}
@@ -147,7 +147,7 @@ def test_an_id_that_is_the_token_is_enough(live, session):
     assert (rewarded(live, session), session.status) == ([0.5], "failed")
 
 
-def test_what_is_read_before_it_is_known_whose_it_is_is_short(live, session, monkeypatch):
+def test_the_size_of_a_report_is_limited(live, session, monkeypatch):
     monkeypatch.setattr(app, "MAX_REPORT_BYTES", 1000)
     for token in (None, session.token):
         status, _, body = live.ask("POST", "/update-reward", {"Rewards": [1.0] * 1000}, token)
@@ -156,7 +156,7 @@ def test_what_is_read_before_it_is_known_whose_it_is_is_short(live, session, mon
 
 
 @pytest.mark.parametrize("name", [7, ["a"], {}, True, "\ud800"], ids=repr)
-def test_an_id_that_names_nothing(live, session, name):
+def test_an_unknown_id_is_refused(live, session, name):
     body = json.dumps({"TrajectoryId": name, "Rewards": [1.0]}).encode()
     assert live.ask("POST", "/update-reward", body, SIGNED)[0] == (401 if isinstance(name, str) else 400)
     assert live.ask("POST", "/update-reward", body, session.token)[0] == (403 if isinstance(name, str) else 400)
@@ -197,14 +197,14 @@ class TestTheRealSdk:
         return run
 
     @pytest.mark.parametrize("reward", [0.5, [0.5], 1])
-    def test_success(self, live, session, rft, reward):
+    def test_the_sdk_reports_a_success(self, live, session, rft, reward):
         handler = rft.sagemaker_rft_handler(self.agent(live, session, {"reward": reward}))
         handler(self.payload(live, session))
         assert session.finished.is_set()
         assert rewarded(live, session) == [reward[0] if isinstance(reward, list) else reward]
 
     @pytest.mark.parametrize("result", [RuntimeError("broke"), {"status": "error", "error": "broke"}])
-    def test_failure(self, live, session, rft, result):
+    def test_the_sdk_reports_a_failure(self, live, session, rft, result):
         handler = rft.sagemaker_rft_handler(self.agent(live, session, result))
         if isinstance(result, Exception):
             with pytest.raises(RuntimeError, match="broke"):
@@ -213,7 +213,7 @@ class TestTheRealSdk:
             handler(self.payload(live, session))
         assert (session.status, session.finished.is_set()) == ("failed", True)
 
-    def test_late(self, live, rft):
+    def test_the_sdk_tolerates_a_late_report(self, live, rft):
         session = live.open("late by the sdk")
         live.close(session)
         client = rft.RolloutFeedbackClient(self.payload(live, session)["metadata"])

@@ -1,4 +1,4 @@
-"""Clients that leave, stall, send garbage or use what is not theirs: nobody else notices."""
+"""Clients that disconnect, stall, send garbage or use foreign tokens do not affect others."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def live(tiny_codec):
 
 @pytest.fixture
 def bystander(live, request):
-    """A trajectory that must be as well off after the test as before it."""
+    """A trajectory that must still work after the test."""
     session = live.open(f"{request.node.name} bystander")
     assert live.chat(session)[0] == 200
     yield session
@@ -39,13 +39,13 @@ def bystander(live, request):
 
 @pytest.mark.usefixtures("bystander")
 class TestBodies:
-    def test_one_that_says_it_is_too_large_is_not_read(self, live, session):
+    def test_a_declared_oversize_body_is_not_read(self, live, session):
         head = f"POST /trajectories/{session.token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
         with live.connect() as connection:
             connection.sendall(f"{head}content-length: 99999999999999999999\r\n\r\n".encode())
             assert read_until(connection, b"request_too_large").startswith(b"HTTP/1.1 413")
 
-    def test_one_that_turns_out_to_be_too_large(self, live, session):
+    def test_an_oversize_body_is_refused(self, live, session):
         head = f"POST /trajectories/{session.token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
         chunk = b"10000\r\n" + b"[" * 0x10000 + b"\r\n"
         with live.connect() as connection:
@@ -54,8 +54,8 @@ class TestBodies:
             connection.sendall(2 * chunk + b"0\r\n\r\n" + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             assert read_until(connection, b"healthy").startswith(b"HTTP/1.1 200")
 
-    def test_one_without_an_end(self, live, session, monkeypatch):
-        monkeypatch.setattr(http_protocol, "SECONDS_TO_ASK", 0.2)
+    def test_an_unfinished_body_times_out(self, live, session, monkeypatch):
+        monkeypatch.setattr(http_protocol, "SECONDS_FOR_HEADERS", 0.2)
         head = f"POST /trajectories/{session.token}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
         chunk = b"10000\r\n" + b"[" * 0x10000 + b"\r\n"
         with live.connect() as connection, pytest.raises((ConnectionResetError, BrokenPipeError)):
@@ -63,27 +63,27 @@ class TestBodies:
             while True:
                 connection.sendall(chunk)
 
-    def test_one_of_a_stranger_is_not_even_read(self, live):
+    def test_the_body_of_an_unknown_client_is_not_read(self, live):
         with live.connect() as connection:
             connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999\r\n\r\n")
             assert b"HTTP/1.1 401" in connection.recv(65536)
 
-    def test_one_that_comes_too_slowly(self, live, session, monkeypatch):
+    def test_a_slow_body_times_out(self, live, session, monkeypatch):
         monkeypatch.setattr(exchange, "SECONDS_TO_SEND", 0.2)
         with live.connect() as connection:
             connection.sendall(request_bytes(session, BODY)[:-5])
             answer = received(connection)
         assert answer.startswith(b"HTTP/1.1 408")
 
-    def test_one_that_ends_in_the_middle(self, live, session):
+    def test_a_truncated_body_is_ignored(self, live, session):
         for end in (socket.SHUT_WR, socket.SHUT_RDWR):
             with live.connect() as connection:
                 connection.sendall(request_bytes(session, BODY)[:-5])
                 connection.shutdown(end)
         assert live.turns(session) == []
 
-    def test_headers_that_never_end(self, live, monkeypatch):
-        monkeypatch.setattr(http_protocol, "SECONDS_TO_ASK", 0.2)
+    def test_unfinished_headers_time_out(self, live, monkeypatch):
+        monkeypatch.setattr(http_protocol, "SECONDS_FOR_HEADERS", 0.2)
         for beginning in (b"", b"POST /v1/chat/compl", b"GET /health HTTP/1.1\r\nx: y\r\n"):
             with live.connect() as connection:
                 connection.sendall(beginning)
@@ -94,14 +94,14 @@ class TestBodies:
             connection.sendall(b"GET /health HTTP/1.1\r\n")
             assert ended(connection)
 
-    def test_headers_without_an_end(self, live):
+    def test_oversize_headers_are_refused(self, live):
         with live.connect() as connection:
             with suppress(ConnectionResetError, BrokenPipeError):  # it ends before it has read all
                 connection.sendall(b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 30_000)
             assert ended(connection)
 
     @pytest.mark.parametrize("route", ["/health", "/v1/models", "/nowhere"])
-    def test_garbage_behind_an_answer(self, live, caplog, route):
+    def test_garbage_after_an_answer_closes_the_connection(self, live, caplog, route):
         """Where a body is on its way that nobody reads."""
         with live.connect() as connection:
             connection.sendall(f"GET {route} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
@@ -110,7 +110,7 @@ class TestBodies:
             assert ended(connection)
         assert caplog.text == ""
 
-    def test_chunks_of_one_byte_are_read_a_few_at_a_time(self, live, session, monkeypatch):
+    def test_one_byte_chunks_do_not_block_other_clients(self, live, session, monkeypatch):
         """The parser takes long over each, and others wait for it meanwhile."""
         sizes, real = [], http_protocol.PatientProtocol.data_received
 
@@ -125,7 +125,7 @@ class TestBodies:
             connection.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n")
             assert read_until(connection, b"not JSON").startswith(b"HTTP/1.1 400")
         assert sum(sizes) > len(chunks)
-        assert max(sizes) <= http_protocol.READ_AT_ONCE
+        assert max(sizes) <= http_protocol.READ_BYTES
 
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -142,7 +142,7 @@ class TestBodies:
             max_leaves=12,
         )
     )
-    def test_json_that_is_no_request(self, live, session, body):
+    def test_invalid_requests_are_refused(self, live, session, body):
         path = f"/trajectories/{session.token}"
         for route in ("/v1/chat/completions", "/v1/completions", "/update-reward", "/complete-rollout"):
             status, _, answer = live.ask("POST", path + route, json.dumps(body).encode())
@@ -152,7 +152,7 @@ class TestBodies:
 
     @settings(max_examples=40, deadline=None)
     @given(data=st.binary(min_size=1, max_size=200))
-    def test_bytes_that_are_no_http(self, live, data):
+    def test_invalid_http_is_refused(self, live, data):
         with live.connect() as connection:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -167,7 +167,7 @@ def ended(connection):
 
 
 class TestTokens:
-    def test_no_trajectory_reads_pays_or_ends_another(self, live, session, bystander):
+    def test_a_token_gives_no_access_to_another_trajectory(self, live, session, bystander):
         path = f"/trajectories/{bystander.token}"
         for route, body in (
             ("/v1/chat/completions", BODY), ("/v1/completions", {"prompt": "x"}), ("/update-reward", {"Rewards": [9]}),
@@ -177,7 +177,7 @@ class TestTokens:
         assert live.ask("GET", f"{path}/v1/models", None, session.token)[0] == 403
         assert (len(live.turns(bystander)), bystander.rewards, bystander.status) == (1, None, None)
 
-    def test_a_token_of_a_trajectory_that_is_over_opens_none(self, live, session, bystander):
+    def test_the_token_of_a_finished_trajectory_is_refused(self, live, session, bystander):
         old = live.open("old")
         live.close(old)
         young = live.open("old")
@@ -186,7 +186,7 @@ class TestTokens:
         assert live.turns(young) == []
         live.close(young)
 
-    def test_nothing_that_is_answered_holds_a_token(self, live, session):
+    def test_no_answer_contains_a_token(self, live, session):
         found = [
             live.chat(session), live.chat(session, []), live.chat(session, n=999),
             live.ask("GET", "/v1/models", None, session.token),
@@ -197,8 +197,8 @@ class TestTokens:
         assert session.token not in json.dumps(found)
 
 
-class TestCompany:
-    def test_many_at_once_each_hear_their_own(self, tiny_codec):
+class TestConcurrentClients:
+    def test_concurrent_clients_get_their_own_answers(self, tiny_codec):
         """Shuffled, every third over a stream, beside connections that say nothing or no HTTP."""
         rng = random.Random(0)
 
@@ -207,9 +207,9 @@ class TestCompany:
             for turn in range(3):
                 messages.append({"role": "user", "content": f"{session.name} asks {turn}"})
                 await asyncio.sleep(rng.random() / 20)
-                said = await answer(live, session, {"messages": messages, "stream": rng.random() < 0.33})
-                assert said == f"{session.name} says {turn}"
-                messages.append({"role": "assistant", "content": said})
+                reply = await answer(live, session, {"messages": messages, "stream": rng.random() < 0.33})
+                assert reply == f"{session.name} says {turn}"
+                messages.append({"role": "assistant", "content": reply})
 
         async def disturb(live, number):
             _, writer = await asyncio.open_connection(*live.address)
@@ -231,7 +231,7 @@ class TestCompany:
                 heard = [message["content"] for turn in turns for message in turn.observation]
                 assert heard == [f"{session.name} asks {turn}" for turn in range(3)]
 
-    def test_those_who_leave_take_nobody_along(self, tiny_codec):
+    def test_disconnected_clients_do_not_affect_others(self, tiny_codec):
         engine = HeldEngine(lambda name, turn: f"{name} {turn}", tiny_codec.tokenizer)
         with Live(tiny_codec, engine=engine) as live, ThreadPoolExecutor(8) as pool:
             staying = [live.open(f"stays{n}") for n in range(8)]
@@ -242,7 +242,7 @@ class TestCompany:
                 connection = socket.create_connection(live.address, timeout=20)
                 connection.sendall(request_bytes(session, {**BODY, "stream": len(connections) % 2 == 0}))
                 connections.append(connection)
-            until(lambda: len(engine.asked) == 16)
+            until(lambda: len(engine.requested) == 16)
             for connection in connections:
                 connection.close()
             until(lambda: len(engine.aborted) == 8)
@@ -251,7 +251,7 @@ class TestCompany:
             assert sorted(engine.aborted) == sorted(session.name for session in leaving)
             assert [len(live.turns(session)) for session in (*staying, *leaving)] == [1] * 8 + [0] * 8
 
-    def test_one_that_never_reads_holds_up_nobody(self, tiny_codec, monkeypatch):
+    def test_a_client_that_never_reads_blocks_no_other(self, tiny_codec, monkeypatch):
         """A stream whose reader has gone to sleep; its trajectory can still be closed."""
         with Live(tiny_codec) as live:
             sleeper, bystander = live.open("sleeper"), live.open("bystander")
@@ -278,7 +278,7 @@ async def answer(live, session, body):
 
 
 def until(holds, seconds=20):
-    """Wait for what another thread does."""
+    """Wait until another thread has made the condition true."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end

@@ -52,12 +52,12 @@ def model(tiny_recipe, tiny_codec, rows):
     """It has seen enough to compute, to answer well and badly, and to say nonsense."""
     torch.set_num_threads(1)
     model = make_model(replace(tiny_recipe, init_std=0.05), tiny_codec.tokenizer, 0)
-    said = []
+    reply = []
     for row in rows:
         compute, answer = gold(row)
-        said.append([*row["prompt"], {"role": "assistant", "content": compute}])
-        said.append([*row["prompt"], {"role": "assistant", "content": answer}])
-    examples = [to_example(tiny_codec.renderer, messages) for messages in said]
+        reply.append([*row["prompt"], {"role": "assistant", "content": compute}])
+        reply.append([*row["prompt"], {"role": "assistant", "content": answer}])
+    examples = [to_example(tiny_codec.renderer, messages) for messages in reply]
     fine_tune(model, batches(examples, 8, random.Random(0)), 100, MixedOptimizer(model, None, 0.02), warmup=1)
     return model.eval()
 
@@ -66,14 +66,14 @@ class KeptEngine(LocalEngine):
     """Remembers what it was asked and what it answered, in the order in which it was asked."""
 
     async def generate(self, trajectory_id, prompt, sampling):
-        kept = vars(self).setdefault("kept", [])
-        kept.append([list(prompt), None])
-        asked = kept[-1]
-        asked[1] = await super().generate(trajectory_id, prompt, sampling)
-        return asked[1]
+        stored = vars(self).setdefault("kept", [])
+        stored.append([list(prompt), None])
+        requested = stored[-1]
+        requested[1] = await super().generate(trajectory_id, prompt, sampling)
+        return requested[1]
 
 
-def play(make_loop, model, codec, rows):
+def run_rows(make_loop, model, codec, rows):
     """The trajectories as the groups of their rows, and the engine."""
 
     async def whole():
@@ -81,14 +81,14 @@ def play(make_loop, model, codec, rows):
         sampling = SamplingParams(12, TEMPERATURE, stop_token_ids=codec.stop_token_ids)
         loop = make_loop(engine, codec)
         try:
-            played = await asyncio.gather(
+            finished = await asyncio.gather(
                 *(loop.run(row, row["id"], i, replace(sampling, seed=100 * i)) for i, row in enumerate(rows))
             )
         finally:
             await loop.close()
             await engine.close()
         found = dict.fromkeys(row["id"] for row in rows)
-        return [Group(i, {}, [t for t in played if t.group_id == i]) for i in found], engine
+        return [Group(i, {}, [t for t in finished if t.group_id == i]) for i in found], engine
 
     return asyncio.run(asyncio.wait_for(whole(), 60))
 
@@ -148,9 +148,9 @@ def update(model, samples, layout):
 
 
 @LAYOUTS
-def test_the_gradients_of_a_program_are_those_of_the_environment_to_the_bit(model, tiny_codec, rows, layout):
-    native, _ = play(natively, model, tiny_codec, rows)
-    ours, _ = play(by(solve), model, tiny_codec, rows)
+def test_gradients_of_a_program_equal_those_of_the_environment(model, tiny_codec, rows, layout):
+    native, _ = run_rows(natively, model, tiny_codec, rows)
+    ours, _ = run_rows(by(solve), model, tiny_codec, rows)
     turns = [turn for group in native for t in group.trajectories for turn in t.turns]
     assert all(t.error is None for group in [*native, *ours] for t in group.trajectories)
     assert {len(t.turns) for group in native for t in group.trajectories} > {1}, "some solve it, others do not"
@@ -167,26 +167,26 @@ def test_the_gradients_of_a_program_are_those_of_the_environment_to_the_bit(mode
 
 async def wander(row, client):
     """Retries, branches, hands an answer back stripped, sends a helper, asks side by side, and compacts."""
-    asked = list(row["prompt"])
+    requested = list(row["prompt"])
     more, other = {"role": "user", "content": "more"}, {"role": "user", "content": "other"}
-    first = await client.achat(asked)
-    await client.achat(asked)
-    second = await client.achat([*asked, {**first, "content": f" {first['content'].strip()}\n"}, more])
-    await client.achat([*asked, first, other])
+    first = await client.achat(requested)
+    await client.achat(requested)
+    second = await client.achat([*requested, {**first, "content": f" {first['content'].strip()}\n"}, more])
+    await client.achat([*requested, first, other])
     await client.achat([{"role": "user", "content": "help"}])
-    third = [*asked, first, more, second, more]
+    third = [*requested, first, more, second, more]
     await asyncio.gather(client.achat(third), client.achat(third))
-    await client.achat([{"role": "user", "content": "in short"}, *asked[-1:], more])
-    await client.achat([*asked, first, more, {"role": "assistant", "content": "never sampled"}, more])
+    await client.achat([{"role": "user", "content": "in short"}, *requested[-1:], more])
+    await client.achat([*requested, first, more, {"role": "assistant", "content": "never sampled"}, more])
     return 1.0
 
 
 @LAYOUTS
-def test_every_token_of_a_tree_of_calls_is_trained_once_behind_its_own_context(model, tiny_codec, rows, layout):
+def test_every_token_of_a_call_tree_is_trained_once_after_its_context(model, tiny_codec, rows, layout):
     model = copy.deepcopy(model).double()  # so that log-probs differ by nothing but what they stand behind
-    groups, engine = play(by(wander, calls=9), model, tiny_codec, rows[::4])
+    groups, engine = run_rows(by(wander, calls=9), model, tiny_codec, rows[::4])
     trajectories = [t for group in groups for t in group.trajectories]
-    assert [t.error for t in trajectories] == [None] * len(trajectories) and len(engine.kept) == 9 * len(trajectories)
+    assert [t.error for t in trajectories] == [None] * len(trajectories) and len(engine.stored) == 9 * len(trajectories)
     reasons = {turn.break_reason for t in trajectories for turn in t.turns}
     assert reasons == {None, "retry", "branch", "fresh", "edited"}
     assert all(t.turns[2].before(2) is not None for t in trajectories), "an answer that came back stripped"
@@ -198,21 +198,21 @@ def test_every_token_of_a_tree_of_calls_is_trained_once_behind_its_own_context(m
             ids, logprobs = sample.token_ids[: start + length], sample.logprobs[start : start + length]
             assert sample.loss_mask[start : start + length] == [True] * length
             trained.append((ids[:start], ids[start:], logprobs))
-    asked = [(prompt, said.token_ids, said.logprobs) for prompt, said in engine.kept]
-    assert sorted(trained) == sorted(asked) and sum(map(sum, (s.loss_mask for s in samples))) == sum(
-        len(said) for _, said, _ in asked
+    requested = [(prompt, reply.token_ids, reply.logprobs) for prompt, reply in engine.stored]
+    assert sorted(trained) == sorted(requested) and sum(map(sum, (s.loss_mask for s in samples))) == sum(
+        len(reply) for _, reply, _ in requested
     )
-    for prompt, said, logprobs in trained:
-        torch.testing.assert_close(alone(model, prompt, said), torch.tensor(logprobs), atol=1e-5, rtol=0)
+    for prompt, reply, logprobs in trained:
+        torch.testing.assert_close(alone(model, prompt, reply), torch.tensor(logprobs), atol=1e-5, rtol=0)
     report, dealt, grads = update(model, samples, layout)
-    assert report.trained_tokens == sum(len(said) for _, said, _ in asked)
+    assert report.trained_tokens == sum(len(reply) for _, reply, _ in requested)
     for batch, by_trainer in zip(dealt, report.first_logprobs, strict=True):
         torch.testing.assert_close(by_trainer.float(), batch.rollout_logprobs, atol=1e-5, rtol=0)
     assert any(g.abs().max() > 1e-3 for g in grads)
 
 
 @torch.no_grad()
-def alone(model, prompt, said):
+def alone(model, prompt, reply):
     """Log-probs of an answer behind its own context, and nothing else."""
-    logits = model(input_ids=torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
-    return (logits / TEMPERATURE).log_softmax(-1).gather(-1, torch.tensor(said)[:, None])[:, 0].float()
+    logits = model(input_ids=torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
+    return (logits / TEMPERATURE).log_softmax(-1).gather(-1, torch.tensor(reply)[:, None])[:, 0].float()

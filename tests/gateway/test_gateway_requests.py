@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.gateway.errors import RequestError
+from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import ChatRequest, CompletionRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -28,13 +28,13 @@ def refused(make, **body):
     return caught.value
 
 
-def test_nothing_but_messages():
+def test_a_request_with_only_messages():
     request = chat()
     assert request == ChatRequest(messages=HELLO, model="m")
     assert (request.n, request.max_tokens, request.stop, request.temperature) == (1, None, (), None)
 
 
-def test_all_that_is_heeded():
+def test_all_supported_fields():
     request = chat(
         n=2, max_tokens=5, stop="x", temperature=0, top_p=0.5, logprobs=True, stream=True, tools=[TOOL],
         stream_options={"include_usage": True}, tool_choice="auto",
@@ -44,20 +44,20 @@ def test_all_that_is_heeded():
     assert request.logprobs and request.stream and request.include_usage and request.tools == [TOOL]
 
 
-def test_the_newer_name_of_max_tokens_wins():
+def test_max_completion_tokens_overrides_max_tokens():
     assert chat(max_completion_tokens=7).max_tokens == chat(max_completion_tokens=7, max_tokens=3).max_tokens == 7
 
 
-def test_no_tools_where_none_may_be_called():
+def test_tool_choice_none_removes_the_tools():
     assert chat(tools=[TOOL], tool_choice="none").tools is None and chat(tools=[]).tools is None
 
 
-def test_harmless_fields_are_taken_and_unknown_ones_named():
+def test_harmless_fields_are_ignored_and_unknown_ones_recorded():
     request = chat(user="u", seed=1, parallel_tool_calls=True, metadata={}, store=False, top_k=4, wild=None)
     assert request.unknown == ("top_k", "wild")
 
 
-def test_null_is_nothing():
+def test_null_equals_a_missing_field():
     fields = ("n", "max_tokens", "stop", "temperature", "top_p", "logprobs", "stream", "stream_options", "tools")
     assert chat(**dict.fromkeys((*fields, "tool_choice", "response_format", "logit_bias"))) == chat()
 
@@ -74,7 +74,7 @@ def test_null_is_nothing():
         {"chat_template_kwargs": {"enable_thinking": False}}, {"guided_json": {}}, {"max_completion_tokens": 0},
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_refused_by_name(body):
+def test_unsupported_fields_are_refused_by_name(body):
     (name,) = body
     error = refused(chat, **body)
     assert error.param == name and name in error.message and len(error.message) < 200
@@ -102,16 +102,16 @@ def test_what_cannot_be_honoured_is_refused_by_name(body):
         ),
     ],
 )
-def test_a_bad_message_is_told_its_place(message, where):
+def test_the_error_names_the_invalid_message(message, where):
     assert refused(chat, messages=[message]).param == where
 
 
 @pytest.mark.parametrize("tool", [5, {}, {"type": "function"}, {"type": "function", "function": {"name": ""}}])
-def test_a_bad_tool_is_told_its_place(tool):
+def test_the_error_names_the_invalid_tool(tool):
     assert refused(chat, tools=[TOOL, tool]).param == "tools[1]"
 
 
-def test_messages_take_the_form_of_the_house():
+def test_messages_are_normalised():
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
     found = messages(
         {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "good"}]},
@@ -146,33 +146,33 @@ def test_messages_take_the_form_of_the_house():
         ("[1]", "[1]"),
     ],
 )
-def test_arguments_that_are_no_object_stay_text(given, taken):
+def test_arguments_without_an_object_stay_text(given, taken):
     (message,) = messages({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]})
     assert message["tool_calls"][0]["function"]["arguments"] == taken
 
 
-def test_halves_of_surrogates_become_question_marks():
+def test_unpaired_surrogates_become_question_marks():
     assert messages({"role": "user", "content": "a\ud800b"}) == [{"role": "user", "content": "a?b"}]
     assert chat(stop="\udfff").stop == ("?",)
 
 
 @pytest.mark.parametrize(("prompt", "taken"), [("x", "x"), ([1, 2], [1, 2]), (["x"], "x"), ([[3]], [3])])
-def test_prompts(prompt, taken):
+def test_valid_prompts(prompt, taken):
     assert CompletionRequest.from_json({"prompt": prompt}).prompt == taken
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], [""], [[]], ["a", "b"], [[1], [2]], [1, "a"], [-1], [True], {}, 5])
-def test_bad_prompts(prompt):
+def test_invalid_prompts_are_refused(prompt):
     assert refused(CompletionRequest.from_json, body={"prompt": prompt}).param == "prompt"
 
 
-@pytest.mark.parametrize(("logprobs", "asked"), [(None, False), (False, False), (0, True)])
-def test_logprobs_of_completions_are_a_number(logprobs, asked):
-    assert CompletionRequest.from_json({"prompt": "x", "logprobs": logprobs}).logprobs is asked
+@pytest.mark.parametrize(("logprobs", "requested"), [(None, False), (False, False), (0, True)])
+def test_logprobs_of_completions_are_a_number(logprobs, requested):
+    assert CompletionRequest.from_json({"prompt": "x", "logprobs": logprobs}).logprobs is requested
 
 
 @pytest.mark.parametrize("field", [{"logprobs": 2}, {"echo": True}, {"suffix": "x"}, {"best_of": 2}])
-def test_completions_refuse_too(field):
+def test_completions_refuse_unsupported_fields(field):
     assert refused(CompletionRequest.from_json, body={"prompt": "x", **field}).param == next(iter(field))
 
 
@@ -187,10 +187,16 @@ FIELDS = ["messages", "tools", "n", "stop", "logprobs", "stream_options", "model
 
 
 @given(st.one_of(anything, st.dictionaries(st.sampled_from(FIELDS), anything)), st.lists(anything, max_size=3))
-def test_whatever_is_sent_is_taken_or_refused(body, said):
+def test_any_body_is_accepted_or_refused(body, reply):
     """And what is taken can be written to any file."""
     for make, taken in ((ChatRequest, "messages"), (CompletionRequest, "prompt")):
-        for sent in (body, {"messages": [{"role": "assistant", "content": said, "tool_calls": said}], "prompt": said}):
+        for sent in (
+            body,
+            {
+                "messages": [{"role": "assistant", "content": reply, "tool_calls": reply}],
+                "prompt": reply,
+            },
+        ):
             try:
                 request = make.from_json(sent)
             except RequestError as error:
@@ -207,7 +213,7 @@ def test_a_body_nested_too_deep_is_refused():
     assert refused(chat, tools=[{**TOOL, "x": deep}]).param == "tools"
 
 
-def test_what_is_nested_deep_is_refused_while_it_can_be_copied_and_written():
+def test_accepted_bodies_can_be_copied_and_written():
     deep = {}
     for _ in range(200):
         deep = {"x": deep}

@@ -47,7 +47,7 @@ async def healthy(gateway):
 
 
 class TestLife:
-    def test_one_event_loop_after_the_other_at_one_address(self, make_gateway):
+    def test_the_address_stays_the_same_on_consecutive_event_loops(self, make_gateway):
         gateway, urls = make_gateway(), []
 
         async def use():
@@ -64,7 +64,7 @@ class TestLife:
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{urls[0]}/health", trust_env=False)
 
-    def test_it_starts_again_after_it_was_closed(self, make_gateway):
+    def test_a_closed_gateway_can_start_again(self, make_gateway):
         async def use():
             gateway = make_gateway()
             for _ in range(2):
@@ -74,7 +74,7 @@ class TestLife:
 
         asyncio.run(use())
 
-    def test_only_this_machine_reaches_it(self, make_gateway):
+    def test_the_gateway_listens_only_on_loopback(self, make_gateway):
         async def use():
             gateway = make_gateway()
             await gateway.start()
@@ -83,7 +83,7 @@ class TestLife:
 
         asyncio.run(use())
 
-    def test_signals_stay_whose_they_are(self, make_gateway):
+    def test_signal_handlers_are_unchanged(self, make_gateway):
         async def use():
             gateway = make_gateway()
             await gateway.start()
@@ -103,16 +103,16 @@ class TestLife:
         finally:
             signal.signal(signal.SIGTERM, old)
 
-    def test_an_address_that_is_taken(self, make_gateway):
+    def test_a_taken_address_is_reported(self, make_gateway):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            words = f"generator.agent.host=127.0.0.1 generator.agent.port={port} cannot be had"
+            words = f"generator.agent.host=127.0.0.1 generator.agent.port={port} is not available"
             with pytest.raises(UserError, match=words):
                 asyncio.run(make_gateway(port=port).start())
 
-    def test_closing_ends_what_is_sampled(self, tiny_codec):
+    def test_closing_aborts_running_calls(self, tiny_codec):
         engine = HeldEngine(lambda name, turn: "never", tiny_codec.tokenizer)
 
         async def use():
@@ -122,7 +122,7 @@ class TestLife:
             async with httpx.AsyncClient(trust_env=False) as client:
                 body = {"model": "m", "messages": HELLO}
                 asking = asyncio.create_task(client.post(f"{gateway.base_url(session)}/chat/completions", json=body))
-                while not engine.asked:
+                while not engine.requested:
                     await asyncio.sleep(0.01)
                 await gateway.close()
                 done, _ = await asyncio.wait({asking}, timeout=10)
@@ -133,7 +133,7 @@ class TestLife:
 
         asyncio.run(asyncio.wait_for(use(), 20))
 
-    def test_sessions_and_names(self, tiny_codec):
+    def test_open_sessions_need_different_names(self, tiny_codec):
         with Live(tiny_codec) as live:
             session = live.open("a")
             with pytest.raises(ValueError, match="open trajectory a"):
@@ -143,10 +143,10 @@ class TestLife:
             assert live.open("a").token != session.token
 
 
-class TestDesk:
+class TestSessionManager:
     @pytest.fixture
     def manager(self, tiny_codec, tmp_path, monkeypatch):
-        """A gateway with an admin, whose trajectories go to a file."""
+        """A gateway with an admin, whose trajectories are written to a file."""
         monkeypatch.setattr("mtrl.gateway.session_manager.SECONDS_FOR_REWARD", 0.3)
         live = Live(tiny_codec)
         sampling = SamplingParams(max_generate_length=100, stop_token_ids=tiny_codec.stop_token_ids)
@@ -163,22 +163,22 @@ class TestDesk:
         manager.live.run(asyncio.wait_for(all_written(manager), 20))
         return list(read_trajectories(manager.path))
 
-    def test_opened_asked_paid_completed_and_written(self, manager):
+    def test_a_complete_trajectory_is_written(self, manager):
         live = manager.live
-        status, _, told = live.ask("POST", "/trajectories", {"id": "mine"}, KEY)
-        assert (status, told["id"]) == (200, "mine")
-        client_path = told["base_url"].removeprefix(live.gateway.url)
+        status, _, message = live.ask("POST", "/trajectories", {"id": "mine"}, KEY)
+        assert (status, message["id"]) == (200, "mine")
+        client_path = message["base_url"].removeprefix(live.gateway.url)
         for _ in range(2):
             assert live.ask("POST", f"{client_path}/chat/completions", {"messages": HELLO})[0] == 200
         about = {"TrajectoryId": "mine"}
-        assert live.ask("POST", "/complete-rollout", {**about, "Status": "ready"}, told["token"])[0] == 200
-        assert live.ask("POST", "/update-reward", {**about, "Rewards": [0.5]}, told["token"])[0] == 200
+        assert live.ask("POST", "/complete-rollout", {**about, "Status": "ready"}, message["token"])[0] == 200
+        assert live.ask("POST", "/update-reward", {**about, "Rewards": [0.5]}, message["token"])[0] == 200
         (trajectory,) = self.finished(manager)
         assert (trajectory.task_id, trajectory.stop_reason) == ("mine", StopReason.DONE)
         assert trajectory.rewards == [0.0, 0.5]
         assert [turn.text for turn in trajectory.turns] == ["mine 0", "mine 1"]
 
-    def test_the_first_call_makes_what_the_admin_names(self, manager):
+    def test_the_first_call_of_the_admin_opens_the_trajectory(self, manager):
         live = manager.live
         ask = {"messages": HELLO}
         header = [("X-Mtrl-Trajectory-Id", "by header")]
@@ -192,7 +192,7 @@ class TestDesk:
         assert {t.stop_reason for t in found.values()} == {StopReason.ABORTED}
         assert not any(t.trainable for t in found.values())
 
-    def test_nothing_late_makes_another_of_the_same_name(self, manager):
+    def test_late_calls_open_no_second_trajectory(self, manager):
         """What comes after the end would be a trajectory of its own, with the rest of its calls."""
         live, naming = manager.live, [("X-Mtrl-Trajectory-Id", "mine")]
         assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 200
@@ -203,11 +203,14 @@ class TestDesk:
         assert live.ask("POST", "/update-reward", {"TrajectoryId": "mine", "Rewards": [1]}, KEY)[0] == 404
         assert live.ask("POST", "/complete-rollout", {"Status": "ready"}, KEY, naming)[0] == 404
         status, _, body = live.ask("POST", "/trajectories", {"id": "mine"}, KEY)
-        assert (status, body["error"]["message"]) == (409, "there is a trajectory mine already, or was; name another")
+        assert (status, body["error"]["message"]) == (
+            409,
+            "the id mine belongs to another trajectory; choose a new one",
+        )
         live.run(manager.close())
         assert [trajectory.reward for trajectory in read_trajectories(manager.path)] == [0.5]
 
-    def test_a_name_that_the_file_holds_is_used_after_a_restart_as_well(self, manager, tiny_codec):
+    def test_names_stay_used_after_a_restart(self, manager, tiny_codec):
         live, naming = manager.live, [("X-Mtrl-Trajectory-Id", "mine")]
         assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 200
         live.run(manager.close())
@@ -223,21 +226,21 @@ class TestDesk:
             later.run(again.close())
         assert names_in(manager.path) == {"mine"} and names_in(manager.path.parent / "none") == set()
 
-    def test_a_name_stays_used_when_its_token_is_forgotten(self, manager, monkeypatch):
+    def test_a_name_stays_used_after_its_token_is_dropped(self, manager, monkeypatch):
         monkeypatch.setattr("mtrl.gateway.auth.MAX_FINISHED", 1)
         for name in ("one", "two"):
             session = manager.gateway.open(name, manager.sampling)
             manager.gateway.close_session(session)
         assert manager.live.ask("POST", "/trajectories", {"id": "one"}, KEY)[0] == 409
 
-    def test_a_report_makes_no_trajectory(self, manager):
+    def test_a_report_opens_no_trajectory(self, manager):
         for route in ("/update-reward", "/complete-rollout"):
             body = {"TrajectoryId": "never seen", "Rewards": [1.0]}
             status, _, answer = manager.live.ask("POST", route, body, KEY)
             assert (status, answer["error"]["code"]) == (404, "trajectory_not_found")
         assert list(manager.gateway.registry) == []
 
-    def test_what_cannot_be_written_is_told_and_spoils_nothing(self, manager, monkeypatch):
+    def test_a_failed_write_is_reported_and_leaves_no_partial_line(self, manager, monkeypatch):
         """A disk that is full in the middle of a line."""
         live, real = manager.live, manager_module.write_jsonl
 
@@ -247,14 +250,14 @@ class TestDesk:
 
         for name in ("kept", "lost", "kept too"):
             monkeypatch.setattr(manager_module, "write_jsonl", write_half if name == "lost" else real)
-            told = live.ask("POST", "/trajectories", {"id": name}, KEY)[2]
-            assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, told["token"])[0] == 200
+            message = live.ask("POST", "/trajectories", {"id": name}, KEY)[2]
+            assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, message["token"])[0] == 200
             live.run(manager.close())
         assert [trajectory.task_id for trajectory in read_trajectories(manager.path)] == ["kept", "kept too"]
         assert (manager.written, manager.unwritten) == (2, 1)
-        assert f"lost: lost, for {manager.path} cannot be written (No space left on device)" in manager.noted
+        assert f"lost: lost, because {manager.path} cannot be written (No space left on device)" in manager.noted
 
-    def test_an_engine_that_is_lost_ends_it(self, manager, monkeypatch):
+    def test_a_lost_engine_ends_the_gateway(self, manager, monkeypatch):
         async def generate(*_):
             raise EngineLostError("the servers are gone")
 
@@ -264,7 +267,7 @@ class TestDesk:
         manager.live.run(asyncio.wait_for(manager.shutdown.wait(), 20))
         assert "servers are gone" in str(manager.failure)
 
-    def test_only_the_admin_opens(self, manager):
+    def test_only_the_admin_opens_trajectories(self, manager):
         live = manager.live
         session = live.ask("POST", "/trajectories", {}, KEY)[2]
         for token in (None, "wrong", session["token"]):
@@ -277,25 +280,25 @@ class TestDesk:
         assert live.ask("POST", "/trajectories", {"id": "x" * 201}, KEY)[0] == 400
         assert live.ask("POST", "/trajectories", [], KEY)[0] == 400
 
-    def test_one_that_takes_too_long(self, manager):
+    def test_a_trajectory_that_takes_too_long_is_written(self, manager):
         manager.seconds = 0.2
-        told = manager.live.ask("POST", "/trajectories", {"id": "slow"}, KEY)[2]
-        assert manager.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, told["token"])[0] == 200
+        message = manager.live.ask("POST", "/trajectories", {"id": "slow"}, KEY)[2]
+        assert manager.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, message["token"])[0] == 200
         (trajectory,) = self.finished(manager)
         assert trajectory.stop_reason == StopReason.TIMEOUT
 
-    def test_random_streams_are_those_of_the_names(self, manager):
+    def test_the_name_seeds_the_random_stream(self, manager):
         session = manager.live.call(manager.open, "x")
         assert session.sampling.seed == stream_seed(3, "x", 0)
 
 
 async def all_written(manager):
-    while manager._watchers:
+    while manager.open_names:
         await asyncio.sleep(0.01)
 
 
 class TestProgram:
-    def test_settings(self):
+    def test_settings_are_parsed(self):
         settings, overrides = Settings.of(["gateway.port=80", "seed=3", "+gateway.seconds=1.5", "gateway.model=x=y"])
         assert (settings.port, settings.seconds, settings.model, overrides) == (80, 1.5, "x=y", ["seed=3"])
 
@@ -310,13 +313,13 @@ class TestProgram:
             ("gateway.seconds=nan", "gateway.seconds=nan must be a number above 0"),
         ],
     )
-    def test_wrong_settings(self, word, sentence):
+    def test_invalid_settings_are_refused(self, word, sentence):
         with pytest.raises(UserError, match=sentence):
             Settings.of([word])
 
-    def test_others_need_a_key_that_was_chosen(self, monkeypatch):
+    def test_a_public_address_needs_a_chosen_key(self, monkeypatch):
         monkeypatch.delenv(KEY_VARIABLE, raising=False)
-        with pytest.raises(UserError, match=f"0.0.0.0 is open to others; set {KEY_VARIABLE}"):
+        with pytest.raises(UserError, match=f"0.0.0.0 can be reached from other machines; set {KEY_VARIABLE}"):
             admin_key("0.0.0.0")
         assert admin_key("127.0.0.1") != admin_key("127.0.0.1")
         for bad in ("short", "with spaces in between", "né" * 10):
@@ -326,7 +329,7 @@ class TestProgram:
         monkeypatch.setenv(KEY_VARIABLE, KEY)
         assert admin_key("0.0.0.0") == KEY
 
-    def test_where_trajectories_go(self, tmp_path):
+    def test_the_output_folder(self, tmp_path):
         out = make_output_folder(Settings(out=str(tmp_path / "a" / "b")))
         assert trajectory_file(out).is_file()
         assert list(find_runs(tmp_path)) == [Path(out)]
@@ -341,7 +344,7 @@ class TestProgram:
         return tmp_path / "model"
 
     @pytest.mark.slow
-    def test_the_whole_program(self, model, tmp_path):
+    def test_the_program_serves_until_ctrl_c(self, model, tmp_path):
         """A model folder behind the API until Ctrl-C, with two trajectories: one completed, one left behind."""
         out = RunDir(tmp_path / "out")
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", KEY_VARIABLE: KEY}
@@ -349,9 +352,9 @@ class TestProgram:
         command = [sys.executable, "-m", "mtrl.gateway", *words]
         with forked.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
             try:
-                said = process.stdout.readline()
-                url = said.partition(" is at ")[2].partition(",")[0]
-                assert f"the admin's key is that of {KEY_VARIABLE}" in said
+                message = process.stdout.readline()
+                url = message.partition(" is at ")[2].partition(",")[0]
+                assert f"the admin's key is that of {KEY_VARIABLE}" in message
                 with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client:
                     for name in ("done", "left"):
                         naming = {"X-Mtrl-Trajectory-Id": name}
@@ -364,7 +367,7 @@ class TestProgram:
                 process.send_signal(signal.SIGINT)
                 rest = process.stdout.read()
                 assert process.wait(30) == 0, rest
-                assert KEY not in said + rest
+                assert KEY not in message + rest
                 assert rest.endswith(
                     f"trajectories written: 2, to {trajectory_file(out)}; python -m mtrl.view {out} shows them\n"
                 )
@@ -383,29 +386,29 @@ class TestProgram:
     @pytest.mark.parametrize(
         ("word", "sentence"),
         [
-            ("gateway.model=m@http://127.0.0.1:1/v1", "gives no token ids"),
+            ("gateway.model=m@http://127.0.0.1:1/v1", "returns no token ids"),
             ("gateway.model=nowhere", "gateway.model=nowhere does not exist"),
             ("generator.local.deterministic=true", "wait for each other"),
-            ("gateway.host=0.0.0.0", "is open to others"),
+            ("gateway.host=0.0.0.0", "can be reached from other machines"),
             ("gateway.port=70000", "gateway.port=70000 does not exist"),
         ],
     )
-    def test_what_cannot_be_served(self, word, sentence, tmp_path, monkeypatch):
+    def test_unusable_models_are_refused(self, word, sentence, tmp_path, monkeypatch):
         monkeypatch.delenv(KEY_VARIABLE, raising=False)
         with pytest.raises(UserError, match=sentence):
             main([word, f"gateway.out={tmp_path / 'x'}"])
         assert not (tmp_path / "x").exists()
 
-    def test_a_port_that_is_taken_is_told_before_the_model_takes_its_minute(self, tmp_path, monkeypatch):
+    def test_a_taken_port_is_reported_before_the_model_loads(self, tmp_path, monkeypatch):
         monkeypatch.setattr("mtrl.gateway.__main__.load", None)
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            with pytest.raises(UserError, match=f"gateway.host=127.0.0.1 gateway.port={port} cannot be had"):
+            with pytest.raises(UserError, match=f"gateway.host=127.0.0.1 gateway.port={port} is not available"):
                 main([f"gateway.port={port}", f"gateway.out={tmp_path / 'x'}"])
 
-    def test_nothing_is_started_here(self, tmp_path, monkeypatch):
+    def test_the_gateway_starts_no_agent(self, tmp_path, monkeypatch):
         """An experiment of an agent is as good as any other, and its own service need not be there."""
         found = []
 

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
-from played_calls import USER, WatchedEngine, chat, run, says, session_of, text, trajectory_of, wire
+from session_helpers import USER, WatchedEngine, chat, replies, run, session_of, text, trajectory_of, wire
 
 from mtrl.engines.base import EngineLostError, SamplingParams
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
-from mtrl.gateway.errors import RequestError
+from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import ChatRequest
 from mtrl.gateway.session import Session, SessionLimits
 from mtrl.models.plain_tokenizer import PlainTokenizer, plain
@@ -25,19 +25,19 @@ from mtrl.types import FinishReason, StopReason, Trajectory
 MORE = {"role": "user", "content": "more"}
 
 
-async def refused(asked):
+async def refused(requested):
     with pytest.raises(RequestError) as caught:
-        await asked
+        await requested
     return caught.value
 
 
-def played(play, codec, answer=None, **limits):
+def run_session(scenario, codec, answer=None, **limits):
     """`play(session, engine)` to its end; the session and its engine."""
-    engine = WatchedEngine(answer or says(codec, "one", "two", "three"))
+    engine = WatchedEngine(answer or replies(codec, "one", "two", "three"))
 
     async def scene():
         session = session_of(engine, codec, **limits)
-        await play(session, engine)
+        await scenario(session, engine)
         return session
 
     return run(scene()), engine
@@ -46,45 +46,51 @@ def played(play, codec, answer=None, **limits):
 # -- sampling ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_run_decides_how_is_sampled(tiny_codec):
-    async def play(session, engine):
+def test_sampling_parameters_of_the_run_take_precedence(tiny_codec):
+    async def scenario(session, engine):
         await session.chat(chat(USER, temperature=0, top_p=1, max_tokens=7, stop=["X", "Y"], nonsense=1))
         await session.chat(chat(MORE, max_tokens=700))
 
-    session, engine = played(play, tiny_codec, temperature=1.0, seed=5, stop=("Y", "Z"))
+    session, engine = run_session(scenario, tiny_codec, temperature=1.0, seed=5, stop=("Y", "Z"))
     first, second = (sampling for _, _, sampling, _ in engine.seen.values())
     assert first == replace(session.sampling, seed=5, max_generate_length=7, stop=("Y", "Z", "X"))
     assert second == replace(session.sampling, seed=6, max_generate_length=50)
     assert session.metrics == {"gateway/overridden": 1, "gateway/unknown_fields": 1}
 
 
-def test_what_the_client_is_told_and_what_is_trained(tiny_codec):
-    async def play(session, engine):
+def test_the_client_gets_text_without_the_stop_string(tiny_codec):
+    async def scenario(session, engine):
         (call,) = await session.chat(chat(USER, stop=["apples"]))
         assert call.message["content"] == call.text == "how many " and call.finish_reason == "stop"
         await session.chat(chat(USER, wire(call), MORE))
 
-    session, _ = played(play, tiny_codec, says(tiny_codec, "how many apples"))
+    session, _ = run_session(scenario, tiny_codec, replies(tiny_codec, "how many apples"))
     first, second = session.turns()
     assert first.text == first.message["content"] == "how many apples" and second.break_reason is None
-    assert first.action_ids == says(tiny_codec, "how many apples")(0) and first.versions == [3] * len(first.action_ids)
+    assert first.action_ids == replies(tiny_codec, "how many apples")(0) and first.versions == [3] * len(
+        first.action_ids
+    )
 
 
-def test_finish_reasons(tiny_codec):
+def test_finish_reasons_are_reported(tiny_codec):
     called = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     tools = [{"type": "function", "function": {"name": "look"}}]
-    answers = [says(tiny_codec, called)(0), (tiny_codec.encode("cut"), FinishReason.LENGTH), says(tiny_codec, "")(0)]
+    answers = [
+        replies(tiny_codec, called)(0),
+        (tiny_codec.encode("cut"), FinishReason.LENGTH),
+        replies(tiny_codec, "")(0),
+    ]
 
-    async def play(session, engine):
+    async def scenario(session, engine):
         calls = [(await session.chat(chat(USER, tools=tools)))[0] for _ in answers]
         assert [call.finish_reason for call in calls] == ["tool_calls", "length", "stop"]
         assert calls[0].message["tool_calls"][0]["id"] == "call_0_0" and calls[0].message["content"] == ""
 
-    played(play, tiny_codec, lambda number: answers[number])
+    run_session(scenario, tiny_codec, lambda number: answers[number])
 
 
-def test_calls_wait_for_their_places(tiny_codec):
-    async def play(session, engine):
+def test_concurrent_calls_are_limited(tiny_codec):
+    async def scenario(session, engine):
         engine.gate.clear()
         task = asyncio.ensure_future(session.chat(chat(USER, n=5)))
         await asyncio.sleep(0.01)
@@ -92,12 +98,12 @@ def test_calls_wait_for_their_places(tiny_codec):
         engine.gate.set()
         assert [call.index for call in await task] == [0, 1, 2, 3, 4]
 
-    session, engine = played(play, tiny_codec, at_once=2)
+    session, engine = run_session(scenario, tiny_codec, at_once=2)
     assert len(session.turns()) == 5 and len(engine.open_ids) == 1
 
 
-def test_one_place_is_kept_between_calls_and_none_while_others_are_sampled(tiny_codec):
-    async def play(session, engine):
+def test_one_engine_trajectory_stays_open_between_calls(tiny_codec):
+    async def scenario(session, engine):
         assert engine.open_ids == ["g/0"]
         await session.chat(chat(USER))
         assert engine.open_ids == ["g/0"] and not engine.released
@@ -114,14 +120,14 @@ def test_one_place_is_kept_between_calls_and_none_while_others_are_sampled(tiny_
         session.close()
         assert engine.open_ids == []
 
-    played(play, tiny_codec)
+    run_session(scenario, tiny_codec)
 
 
 # -- limits and failures ----------------------------------------------------------------------------------------------
 
 
-def test_too_many_calls(tiny_codec):
-    async def play(session, engine):
+def test_the_call_limit_is_enforced(tiny_codec):
+    async def scenario(session, engine):
         await session.chat(chat(USER))
         error = await refused(session.chat(chat(USER, n=2)))
         assert (error.status, error.code) == (429, "max_calls") and session.stop_reason == StopReason.MAX_TURNS
@@ -129,22 +135,22 @@ def test_too_many_calls(tiny_codec):
         assert session.stop_reason is None, "it went on"
         assert (await refused(session.complete(text("x")))).code == "max_calls"
 
-    session, _ = played(play, tiny_codec, calls=2)
+    session, _ = run_session(scenario, tiny_codec, calls=2)
     assert session.stop_reason == StopReason.MAX_TURNS and len(session.turns()) == 2
 
 
 @pytest.mark.parametrize("characters", [300, 10_000_000])
-def test_a_context_without_room(tiny_codec, characters):
-    async def play(session, engine):
+def test_a_full_context_is_refused(tiny_codec, characters):
+    async def scenario(session, engine):
         long = {"role": "user", "content": "ab" * (characters // 2)}
-        for asked in (session.chat(chat(long)), session.complete(text(long["content"]))):
-            error = await refused(asked)
+        for requested in (session.chat(chat(long)), session.complete(text(long["content"]))):
+            error = await refused(requested)
             assert (error.status, error.code) == (400, "context_length_exceeded")
             assert "maximum context length is 100 tokens" in error.message
         assert session.stop_reason == StopReason.CONTEXT_LIMIT and engine.seen == {}
         await session.chat(chat(USER))
 
-    session, _ = played(play, tiny_codec, context=100)
+    session, _ = run_session(scenario, tiny_codec, context=100)
     assert session.stop_reason is None and len(session.turns()) == 1
 
 
@@ -153,7 +159,7 @@ SHORT = {"role": "user", "content": ""}
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "body",
     [
         chat(*[SHORT] * 101),
         chat(SHORT, {"role": "assistant", "content": "", "tool_calls": [DEEP]}),
@@ -165,20 +171,20 @@ SHORT = {"role": "user", "content": ""}
     ],
     ids=["messages", "arguments", "reasoning", "name", "tools", "ids", "text"],
 )
-def test_what_cannot_fit_is_refused_before_it_is_encoded(tiny_codec, monkeypatch, asked):
-    """Others would wait for that."""
+def test_oversize_requests_are_refused_before_encoding(tiny_codec, monkeypatch, body):
+    """Encoding a large request would delay the others."""
 
-    async def play(session, engine):
-        monkeypatch.setattr(session, "codec", None)
-        monkeypatch.setattr(session, "_call_tree", None)
-        error = await refused(session.chat(asked) if isinstance(asked, ChatRequest) else session.complete(asked))
+    async def scenario(session, engine):
+        for method in ("render", "extend", "encode"):
+            monkeypatch.setattr(Codec, method, lambda *_: pytest.fail("the request was encoded"))
+        error = await refused(session.chat(body) if isinstance(body, ChatRequest) else session.complete(body))
         assert error.code == "context_length_exceeded" and session.stop_reason == StopReason.CONTEXT_LIMIT
 
-    played(play, tiny_codec, context=100)
+    run_session(scenario, tiny_codec, context=100)
 
 
-def test_calls_beside_others_are_counted(tiny_codec):
-    async def play(session, engine):
+def test_concurrent_calls_are_counted(tiny_codec):
+    async def scenario(session, engine):
         await session.chat(chat(USER, n=3))
         engine.gate.clear()
         tasks = [asyncio.ensure_future(session.chat(chat(USER, n=n))) for n in (1, 2)]
@@ -187,108 +193,108 @@ def test_calls_beside_others_are_counted(tiny_codec):
         await asyncio.gather(*tasks)
         await session.chat(chat(USER))
 
-    session, _ = played(play, tiny_codec)
+    session, _ = run_session(scenario, tiny_codec)
     assert session.metrics["gateway/beside"] == 2, "the answers to one request have their order"
 
 
-def test_a_caller_that_leaves_takes_its_call_back(tiny_codec):
-    async def play(session, engine):
+def test_a_cancelled_call_is_discarded(tiny_codec):
+    async def scenario(session, engine):
         (first,) = await session.chat(chat(USER))
         engine.gate.clear()
-        gone = asyncio.ensure_future(session.chat(chat(USER, wire(first), MORE)))
+        cancelled = asyncio.ensure_future(session.chat(chat(USER, wire(first), MORE)))
         await asyncio.sleep(0.01)
         again = asyncio.ensure_future(
             session.chat(chat(USER, wire(first), MORE))
         )  # before the first is known to be gone
         await asyncio.sleep(0.01)
-        gone.cancel()
-        await asyncio.wait([gone])
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
         engine.gate.set()
         await again
 
-    session, engine = played(play, tiny_codec)
+    session, engine = run_session(scenario, tiny_codec)
     assert [turn.break_reason for turn in session.turns()] == [None, None]
     assert session.metrics["gateway/gone"] == 1 and engine.released == ["g/0"] and engine.open_ids == ["g/0#1"]
     assert sorted(engine.seen) == [0, 1, 2], "each call has a random stream of its own"
 
 
-def test_a_failed_answer_takes_the_others_of_its_request_along(tiny_codec):
-    async def play(session, engine):
+def test_a_failed_answer_fails_its_request(tiny_codec):
+    async def scenario(session, engine):
         error = await refused(session.chat(chat(USER, n=3)))
         assert error.status == 500 and isinstance(session.failure, RuntimeError) and not session.finished.is_set()
         assert len(engine.open_ids) < 2 and not engine.asking and session.turns() == []
         await session.chat(chat(USER))
 
-    ok = says(tiny_codec, "ok")
-    session, _ = played(play, tiny_codec, lambda number: RuntimeError("broken") if number == 1 else ok(number))
+    ok = replies(tiny_codec, "ok")
+    session, _ = run_session(scenario, tiny_codec, lambda number: RuntimeError("broken") if number == 1 else ok(number))
     assert [turn.break_reason for turn in session.turns()] == [None]
 
 
 def test_a_lost_engine_ends_the_session(tiny_codec):
-    async def play(session, engine):
+    async def scenario(session, engine):
         assert (await refused(session.chat(chat(USER)))).status == 503
         assert session.finished.is_set() and session.status is None
 
-    session, _ = played(play, tiny_codec, lambda _: EngineLostError("gone"))
+    session, _ = run_session(scenario, tiny_codec, lambda _: EngineLostError("gone"))
     assert isinstance(session.failure, EngineLostError)
 
 
-def test_an_aborted_turn_is_none(tiny_codec):
-    async def play(session, engine):
+def test_an_aborted_turn_is_discarded(tiny_codec):
+    async def scenario(session, engine):
         assert (await refused(session.chat(chat(USER)))).status == 503
 
-    session, _ = played(play, tiny_codec, lambda _: ([5], FinishReason.ABORT))
+    session, _ = run_session(scenario, tiny_codec, lambda _: ([5], FinishReason.ABORT))
     assert session.stop_reason == StopReason.ABORTED and session.turns() == []
 
 
-def test_what_no_message_can_be_made_of(tiny_codec, monkeypatch):
+def test_unparsable_tokens_fail_the_call(tiny_codec, monkeypatch):
     def parse(*_, **__):
         raise ValueError("no")
 
-    async def play(session, engine):
+    async def scenario(session, engine):
         with monkeypatch.context() as patch:
             patch.setattr(tiny_codec.renderer, "parse_response", parse)
             assert (await refused(session.chat(chat(USER)))).status == 500
 
-    session, _ = played(play, tiny_codec)
+    session, _ = run_session(scenario, tiny_codec)
     assert session.stop_reason == StopReason.PARSE_ERROR and session.turns() == []
 
 
-def test_messages_that_the_template_refuses(make_chatml_tokenizer):
+def test_messages_refused_by_the_template(make_chatml_tokenizer):
     template = (
         "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
     )
     tokenizer = make_chatml_tokenizer(template + "<|im_end|>x")
     codec = Codec(tokenizer, make_renderer(tokenizer, "default"))
 
-    async def play(session, engine):
+    async def scenario(session, engine):
         error = await refused(session.chat(chat({"role": "tool", "content": "x"})))
         assert error.status == 400 and error.param == "messages" and "no tools" in error.message
 
-    played(play, codec)
+    run_session(scenario, codec)
 
 
-def test_after_its_end_nothing_is_answered(tiny_codec):
-    async def play(session, engine):
+def test_a_closed_session_refuses_requests(tiny_codec):
+    async def scenario(session, engine):
         await session.chat(chat(USER))
         engine.gate.clear()
         late = asyncio.ensure_future(session.chat(chat(USER)))
         await asyncio.sleep(0.01)
         session.close()
         engine.gate.set()
-        for asked in (late, session.chat(chat(USER)), session.complete(text("x"))):
-            error = await refused(asked)
+        for requested in (late, session.chat(chat(USER)), session.complete(text("x"))):
+            error = await refused(requested)
             assert error.status == 410 and "not in valid status" in error.message
         with pytest.raises(RequestError):
             session.set_rewards(1.0)
 
-    session, engine = played(play, tiny_codec)
+    session, engine = run_session(scenario, tiny_codec)
     assert len(session.turns()) == 1 and engine.open_ids == [], "what it had is kept"
 
 
 @pytest.mark.parametrize("of_a_run", [False, True], ids=["Hugging Face's", "a run's"])
-def test_token_ids_beyond_the_vocabulary(tiny_codec, of_a_run):
-    async def play(session, engine):
+def test_token_ids_beyond_the_vocabulary_are_refused(tiny_codec, of_a_run):
+    async def scenario(session, engine):
         error = await refused(session.complete(text([5, 10**9])))
         assert (error.status, error.param) == (400, "prompt") and session.stop_reason is None
         (call,) = await session.complete(text([5, 7]))
@@ -296,14 +302,14 @@ def test_token_ids_beyond_the_vocabulary(tiny_codec, of_a_run):
 
     tokenizer = plain(tiny_codec.tokenizer) if of_a_run else tiny_codec.tokenizer
     assert isinstance(tokenizer, PlainTokenizer) is of_a_run
-    played(play, Codec(tokenizer, tiny_codec.renderer))
+    run_session(scenario, Codec(tokenizer, tiny_codec.renderer))
 
 
 # -- rewards and the end ----------------------------------------------------------------------------------------------
 
 
-def test_rewards(tiny_codec):
-    async def play(session, engine):
+def test_rewards_are_set(tiny_codec):
+    async def scenario(session, engine):
         session.set_rewards(7)
         assert session.turns() == [], "there is nothing to pay, and nothing to complain of"
         for _ in range(3):
@@ -320,36 +326,36 @@ def test_rewards(tiny_codec):
                 session.set_rewards(wrong)
             assert caught.value.status == 400 and session.rewards == [0.25]
 
-    played(play, tiny_codec)
+    run_session(scenario, tiny_codec)
 
 
-def test_the_first_end_counts(tiny_codec):
-    async def play(session, engine):
+def test_only_the_first_end_counts(tiny_codec):
+    async def scenario(session, engine):
         session.finish("failed", "why")
         session.finish("ready")
         assert (session.status, session.error) == ("failed", "why") and session.finished.is_set()
 
-    played(play, tiny_codec)
+    run_session(scenario, tiny_codec)
 
 
 # -- as the episode loop does -----------------------------------------------------------------------------------------
 
 
 class Echo(BaseEnvironment):
-    """Says what it heard."""
+    """An environment that echoes the response."""
 
     def step(self, response, ground_truth):
         return 0.5, f"heard {response.count('a')} and {len(response)}", False
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing: the environment has no resources."""
 
 
 TURNS = 3
 
 
 def natively(model, codec, rows, sampling):
-    async def play():
+    async def scenario():
         engine = LocalEngine(model, codec.tokenizer, 8, 200)
         limits = Limits(TURNS, 200, 20, 60, 0)
         pool = EnvironmentPool(4)
@@ -361,7 +367,7 @@ def natively(model, codec, rows, sampling):
             pool.close()
             await engine.close()
 
-    return run(play())
+    return run(scenario())
 
 
 def by_a_program(model, codec, rows, sampling):
@@ -369,13 +375,13 @@ def by_a_program(model, codec, rows, sampling):
         messages, environment = list(row["prompt"]), Echo(TURNS)
         for _ in range(TURNS):
             (call,) = await session.chat(chat(*messages))
-            heard = environment.step(call.text, None)[1]
-            messages += [wire(call), {"role": "user", "content": heard}]
+            received = environment.step(call.text, None)[1]
+            messages += [wire(call), {"role": "user", "content": received}]
         session.set_rewards([0.5] * TURNS)
         session.close()
         return session.turns()
 
-    async def play():
+    async def scenario():
         engine = LocalEngine(model, codec.tokenizer, 8, 200)
         limits = SessionLimits(TURNS, 8, 200)
         sessions = [
@@ -386,14 +392,14 @@ def by_a_program(model, codec, rows, sampling):
         finally:
             await engine.close()
 
-    return run(play())
+    return run(scenario())
 
 
-def test_a_program_plays_the_same_turns_as_the_episode_loop(tiny_model, tiny_codec):
+def test_a_program_gets_the_same_turns_as_the_episode_loop(tiny_model, tiny_codec):
     words = ("how many apples", "answer", "the question is how many pears there are", "stop")
     rows = [
-        {"id": str(i), "prompt": [{"role": "user", "content": said}], "ground_truth": {}}
-        for i, said in enumerate(words)
+        {"id": str(i), "prompt": [{"role": "user", "content": reply}], "ground_truth": {}}
+        for i, reply in enumerate(words)
     ]
     sampling = SamplingParams(max_generate_length=12, temperature=0.9, stop_token_ids=tiny_codec.stop_token_ids)
     native = natively(tiny_model, tiny_codec, rows, sampling)
@@ -413,24 +419,24 @@ def test_a_program_plays_the_same_turns_as_the_episode_loop(tiny_model, tiny_cod
 def test_a_program_has_the_contexts_of_a_conversation(chatml_tokenizer, name):
     codec = Codec(chatml_tokenizer, make_renderer(chatml_tokenizer, name))
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-    said = [
+    reply = [
         '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>',
         '<tool_call>\n{"name": "look", "argum\n</tool_call> what',
         "done",
     ]
-    heard = [{"role": "tool", "tool_call_id": "call_0_0", "content": "46"}, {"role": "user", "content": "no"}]
-    engine = WatchedEngine(says(codec, *said))
+    received = [{"role": "tool", "tool_call_id": "call_0_0", "content": "46"}, {"role": "user", "content": "no"}]
+    engine = WatchedEngine(replies(codec, *reply))
 
-    async def play():
+    async def scenario():
         session, messages = session_of(engine, codec), [USER]
-        for observation in [*heard, None]:
+        for observation in [*received, None]:
             (call,) = await session.chat(chat(*messages, tools=tools))
             messages += [wire(call), observation]
         return session.turns()
 
-    turns = run(play())
+    turns = run(scenario())
     conversation = Conversation(codec, [USER], tools)
-    for (_, prompt, _, generation), observation in zip(engine.seen.values(), [*heard, None], strict=True):
+    for (_, prompt, _, generation), observation in zip(engine.seen.values(), [*received, None], strict=True):
         assert prompt == conversation.prompt
         conversation.add_action(generation)
         if observation:

@@ -302,7 +302,7 @@ def test_the_budget_is_for_all_requests(server, settings):
     assert len(server.seen) == 3
     for _ in range(2):
         with pytest.raises(
-            UserError, match="reward.components.judge.budget=3 does not do for another request, after .*3 requests"
+            UserError, match="reward.components.judge.budget=3 is too small for another request, after .*3 requests"
         ):
             ask(settings, say("3"), say("4"))
     assert len(server.seen) == 3

@@ -84,7 +84,7 @@ def test_a_budget_in_usd_counts_the_spending_of_earlier_processes(server, settin
             except BudgetSpentError as error:
                 message = str(error)
                 break
-    assert "reward.components.judge.budget.usd=0.01 does not do for another request, after" in message
+    assert "reward.components.judge.budget.usd=0.01 is too small for another request, after" in message
     account = json.loads((tmp_path / "judge.json").read_text())["spent"]["m"]
     assert account["requests"] == len(server.requests) >= 2
     assert 0.005 < len(server.requests) * COST <= 0.01
@@ -100,7 +100,7 @@ def test_judges_share_a_budget_only_under_one_name(settings, tmp_path):
     with record_spending(tmp_path):
         ask(settings, "a", "b")
         ask(style, "a")
-        with pytest.raises(UserError, match="reward.components.style.budget.requests=1 does not do"):
+        with pytest.raises(UserError, match="reward.components.style.budget.requests=1 is too small"):
             ask(style, "b")
         assert {name: metrics["requests"] for name, metrics in judge_spending().items()} == {"judge": 2, "style": 1}
         ask({**settings, "rubric": "Another, with the same budget."}, "a")
@@ -117,7 +117,7 @@ def test_judges_share_a_budget_only_under_one_name(settings, tmp_path):
         ({"api_key_env": "NO_SUCH_KEY"}, "api_key_env=NO_SUCH_KEY: the environment variable is not set"),
         ({"budget": {"usd": 5}, "price": None}, "judge.budget.usd=5 needs reward.components.judge.price.input"),
         ({"budget": {"dollars": 5}}, "judge.budget={'dollars': 5} is not understood; it takes usd, requests, tokens"),
-        ({"budget": {"tokens": 5}, "options": {}}, "judge.budget.tokens cannot be kept to.*judge.options.max_compl"),
+        ({"budget": {"tokens": 5}, "options": {}}, "judge.budget.tokens cannot be enforced.*judge.options.max_compl"),
         ({"budget": 0}, "judge.budget=0 must be more than 0"),
         ({"price": {"input": 1}}, "judge.price.output is not given"),
         ({"price": {"input": "1", "output": 1}}, "judge.price.input=1 must be USD per million tokens"),
@@ -173,7 +173,7 @@ def test_a_run_is_saved_when_the_budget_is_spent_and_can_be_resumed(server, sett
         cfg.reward.components = {"environment": 1.0, "judge": component}
         return train(cfg)
 
-    with pytest.raises(BudgetSpentError, match="reward.components.judge.budget.requests=5 does not do"):
+    with pytest.raises(BudgetSpentError, match="reward.components.judge.budget.requests=5 is too small"):
         go(5)
     assert len(server.requests) == 5 and Checkpoints(run.checkpoints).latest() is not None
     with pytest.raises(BudgetSpentError):

@@ -28,7 +28,7 @@ def generation():
 
 
 @pytest.fixture(scope="session")
-def play():
+def sample_turns():
     """Plays many trajectories of a `LocalEngine` at once and returns `{index: [Generation of each turn]}`.
 
     `prompts[i]` begins trajectory i; after each turn some fixed ids are its observation. `pause(i, turn)` seconds pass
@@ -65,10 +65,10 @@ def play():
 def contexts():
     """`contexts(prompts, played)`: `(context before the turn, Generation)` of every turn, as `play` made them."""
 
-    def unroll(prompts, played):
+    def unroll(prompts, sampled):
         for i, prompt in enumerate(prompts):
             context = list(prompt)
-            for turn, generation in enumerate(played[i]):
+            for turn, generation in enumerate(sampled[i]):
                 yield context, generation
                 context = context + generation.token_ids + [5 + turn, 6 + i % 7]
 
@@ -76,18 +76,18 @@ def contexts():
 
 
 class Counting(BaseEnvironment):
-    """What the environments of these tests share: every one made is remembered, with how often it was closed."""
+    """Base of the environments in these tests: it records every instance and how often each was closed."""
 
     made: ClassVar[list] = []
 
     def __init__(self, max_turns=5, **config):
         super().__init__(max_turns)
         self.closed = 0
-        self.heard = []
+        self.received = []
         Counting.made.append(self)
 
     def step(self, response, ground_truth):
-        self.heard.append(response)
+        self.received.append(response)
         return 0.5, f"heard {response}", False
 
     def close(self):
@@ -139,10 +139,10 @@ def row():
 
 
 @pytest.fixture
-def play_episode(sampling, row):
+def run_episode(sampling, row):
     """`play_episode(loop)`: the trajectory of one episode."""
 
-    def play_episode(loop, row=row, sampling=sampling):
+    def run_episode(loop, row=row, sampling=sampling):
         return asyncio.run(asyncio.wait_for(loop.run(row, "g", 0, sampling), 60))
 
-    return play_episode
+    return run_episode

@@ -98,7 +98,7 @@ def test_a_cut_turn_gets_its_closing_token_as_context(codec, ids, generation):
     ]
 
 
-def test_nothing_to_hear_leaves_a_generation_prompt(template_codec, ids, generation):
+def test_an_empty_observation_adds_a_generation_prompt(template_codec, ids, generation):
     conversation = Conversation(template_codec, QUESTION)
     conversation.add_action(generation(ids("R1<|im_end|>")))
     conversation.add_observation([])
@@ -136,13 +136,13 @@ def test_thinking_stays_in_the_context(codec, ids, generation):
 def test_a_tool_call_is_parsed(chatml_tokenizer, ids, generation):
     codec = Codec(chatml_tokenizer, make_renderer(chatml_tokenizer, "qwen3"))
     conversation = Conversation(codec, QUESTION)
-    said = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call><|im_end|>'
-    turn = conversation.add_action(generation(ids(said)))
+    reply = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call><|im_end|>'
+    turn = conversation.add_action(generation(ids(reply)))
     (call,) = turn.message["tool_calls"]
     assert call["function"] == {"name": "look", "arguments": {"at": "x"}}
     conversation.add_observation([{"role": "tool", "content": "46"}])
-    heard = chatml_tokenizer.decode(conversation.prompt_ids[len(turn.observation_ids) + len(turn.action_ids) :])
-    assert heard == "\n<|im_start|>user\n<tool_response>\n46\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    received = chatml_tokenizer.decode(conversation.prompt_ids[len(turn.observation_ids) + len(turn.action_ids) :])
+    assert received == "\n<|im_start|>user\n<tool_response>\n46\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 
 sampled_turns = st.lists(
@@ -157,21 +157,21 @@ sampled_turns = st.lists(
 
 
 @given(sampled_turns, st.sampled_from([Conversation, SingleMessageConversation]))
-def test_what_turns_hold_is_the_next_prompt(template_codec, turns, layout_class):
+def test_turns_concatenate_to_the_next_prompt(template_codec, turns, layout_class):
     """Whatever ids were sampled: what the turns hold, in order, is exactly what the engine sees next."""
     conversation = layout_class(template_codec, QUESTION)
     end = template_codec.tokenizer.eos_token_id
-    for action, ending, heard in turns:
+    for action, ending, received in turns:
         ids = [*action, end] if ending == "stop" else action
         reason = FinishReason.LENGTH if ending == "length" else FinishReason.STOP
         conversation.add_action(Generation(ids, [0.0] * len(ids), reason, [(0, len(ids))]))
-        conversation.add_observation([{"role": "user", "content": heard}])
+        conversation.add_observation([{"role": "user", "content": received}])
         held = [i for turn in conversation.turns for i in turn.observation_ids + turn.action_ids]
         assert conversation.prompt_ids[: len(held)] == held
         new = conversation.prompt_ids[len(held) :]
         assert not new or conversation.turns[-1].break_reason is None
         if layout_class is SingleMessageConversation:
-            assert new == template_codec.tokenizer.encode(heard, add_special_tokens=False)
+            assert new == template_codec.tokenizer.encode(received, add_special_tokens=False)
         assert all(len(t.action_ids) == len(t.action_logprobs) == len(t.versions) for t in conversation.turns)
     assert len(samples(conversation)) == 1
 
@@ -196,7 +196,7 @@ def test_single_message_layout(codec, ids, generation):
     assert first.version_spans == [(0, len(ids("R1")))] and first.metrics == {"dropped_stop_tokens": 1.0}
 
 
-def test_no_end_is_invented(codec, ids, generation):
+def test_no_end_token_is_added(codec, ids, generation):
     conversation = SingleMessageConversation(codec, QUESTION)
     conversation.add_action(generation(ids("R1"), cut=True))
     conversation.add_observation(HEARD)
@@ -206,7 +206,7 @@ def test_no_end_is_invented(codec, ids, generation):
     assert conversation.turns[0].metrics == {}
 
 
-def test_a_turn_of_nothing_but_its_end_leaves_nothing(codec, ids, generation):
+def test_a_turn_of_only_the_end_token_becomes_empty(codec, ids, generation):
     conversation = SingleMessageConversation(codec, QUESTION)
     turn = conversation.add_action(generation(ids("<|im_end|>")))
     conversation.add_observation(HEARD)

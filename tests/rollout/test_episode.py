@@ -1,4 +1,4 @@
-"""One episode: how it ends, what it keeps, and that its environment is always closed."""
+"""One episode: its end, its record, and that its environment is always closed."""
 
 import asyncio
 import threading
@@ -34,32 +34,32 @@ def closed(counting):
 # -- how it ends ------------------------------------------------------------------------------------------------------
 
 
-def test_max_turns(make_loop, play_episode, counting):
-    trajectory = play_episode(make_loop(counting))
+def test_max_turns_ends_the_episode(make_loop, run_episode, counting):
+    trajectory = run_episode(make_loop(counting))
     assert trajectory.stop_reason == StopReason.MAX_TURNS
-    assert [t.text for t in trajectory.turns] == counting.made[0].heard == ["a", "b", "c"]
+    assert [t.text for t in trajectory.turns] == counting.made[0].received == ["a", "b", "c"]
     assert trajectory.rewards == [0.5] * 3 and closed(counting) == [1]
     assert trajectory.error is None and trajectory.trainable and trajectory.metrics == {"attempts": 1}
 
 
-def test_done(make_loop, play_episode, stepping, counting):
+def test_done_ends_the_episode(make_loop, run_episode, stepping, counting):
     environment = stepping(lambda self, response, truth: (1.0, None, response == "b"))
-    trajectory = play_episode(make_loop(environment))
+    trajectory = run_episode(make_loop(environment))
     assert trajectory.stop_reason == StopReason.DONE and [t.text for t in trajectory.turns] == ["a", "b"]
     assert closed(counting) == [1]
 
 
-def test_an_environment_whose_turns_ran_out(make_loop, play_episode, stepping):
+def test_a_truncating_environment_is_not_done(make_loop, run_episode, stepping):
     """Its own limit is lower than the run's, so it ends the episode, but the task is not done."""
     loop = make_loop(stepping(lambda *_: StepResult(0.0, done=True, truncated=True)))
-    trajectory = play_episode(loop)
+    trajectory = run_episode(loop)
     assert trajectory.stop_reason == StopReason.MAX_TURNS and len(trajectory.turns) == 1
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_the_last_observation_is_kept_and_not_tokenised(make_loop, play_episode, stepping, tiny_tokenizer, done):
+def test_the_last_observation_is_stored_and_not_tokenised(make_loop, run_episode, stepping, tiny_tokenizer, done):
     environment = stepping(lambda self, response, truth: (0.0, f"to {response}", done and response == "c"))
-    trajectory = play_episode(make_loop(environment))
+    trajectory = run_episode(make_loop(environment))
     assert trajectory.final_observation == [{"role": "user", "content": "to c"}]
     ids = [i for turn in trajectory.turns for i in turn.observation_ids + turn.action_ids]
     expected = "<|user|>Q<|end|><|assistant|>a<|end|><|user|>to a<|end|><|assistant|>b<|end|><|user|>to b<|end|>"
@@ -67,8 +67,8 @@ def test_the_last_observation_is_kept_and_not_tokenised(make_loop, play_episode,
     assert trajectory.messages[-1] == {"role": "user", "content": "to c"}
 
 
-def test_a_lost_engine_ends_more_than_the_episode(make_loop, play_episode, counting, tiny_tokenizer):
-    """No other attempt could go on, and no other episode; what the environment holds is given back."""
+def test_a_lost_engine_is_raised(make_loop, run_episode, counting, tiny_tokenizer):
+    """No other attempt or episode can run; the environment is closed."""
 
     class Lost(ScriptedEngine):
         released = ()
@@ -81,25 +81,25 @@ def test_a_lost_engine_ends_more_than_the_episode(make_loop, play_episode, count
 
     engine = Lost(("a",), tiny_tokenizer)
     with pytest.raises(EngineLostError, match="the servers are gone"):
-        play_episode(make_loop(counting, engine=engine, retries=3))
+        run_episode(make_loop(counting, engine=engine, retries=3))
     assert closed(counting) == [1] and len(engine.released) == 1
 
 
 @pytest.mark.parametrize(("length", "reason"), [(1, StopReason.TURN_TOKEN_LIMIT), (9, StopReason.MAX_TURNS)])
-def test_a_cut_last_turn(make_loop, play_episode, counting, sampling, length, reason):
-    trajectory = play_episode(make_loop(counting), sampling=replace(sampling, max_generate_length=length))
+def test_the_stop_reason_of_a_truncated_last_turn(make_loop, run_episode, counting, sampling, length, reason):
+    trajectory = run_episode(make_loop(counting), sampling=replace(sampling, max_generate_length=length))
     assert trajectory.stop_reason == reason and len(trajectory.turns) == 3
 
 
-def test_a_cut_turn_that_is_done_is_done(make_loop, play_episode, stepping, sampling):
+def test_a_truncated_turn_may_be_done(make_loop, run_episode, stepping, sampling):
     loop = make_loop(stepping(lambda *_: (1.0, None, True)))
-    trajectory = play_episode(loop, sampling=replace(sampling, max_generate_length=1))
+    trajectory = run_episode(loop, sampling=replace(sampling, max_generate_length=1))
     assert trajectory.stop_reason == StopReason.DONE
 
 
-def test_context_limit(make_loop, play_episode, stepping):
+def test_the_context_limit_ends_the_episode(make_loop, run_episode, stepping):
     environment = stepping(lambda self, response, truth: (0.25, "1234567890" * 3, False))
-    trajectory = play_episode(make_loop(environment, max_context_length=60, max_turns=9))
+    trajectory = run_episode(make_loop(environment, max_context_length=60, max_turns=9))
     assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and trajectory.trainable
     assert len(trajectory.turns) == 2 and trajectory.reward == 0.5
 
@@ -112,10 +112,10 @@ def test_context_limit(make_loop, play_episode, stepping):
         ({"max_turns": 3}, True, 1, [0.25]),  # the environment has ended it
     ],
 )
-def test_what_a_limit_cuts_settles_its_last_turn(make_loop, play_episode, stepping, limits, done, turns, rewards):
+def test_truncation_rewards_the_last_turn(make_loop, run_episode, stepping, limits, done, turns, rewards):
     environment = stepping(lambda *_: StepResult(0.25, "1234567890" * 3, done, components={"search": 0.25}))
     environment.truncate = lambda self, ground_truth: {"settlement": -0.25, "search": 0.125}
-    trajectory = play_episode(make_loop(environment, **limits))
+    trajectory = run_episode(make_loop(environment, **limits))
     assert len(trajectory.turns) == turns and trajectory.rewards == rewards
     if not done:
         assert trajectory.turns[-1].components == {"search": 0.375, "settlement": -0.25}
@@ -128,37 +128,37 @@ def test_what_a_limit_cuts_settles_its_last_turn(make_loop, play_episode, steppi
         ({"a": float("nan")}, "Env.truncate returned the component 'a' = nan; it must be a finite number"),
     ],
 )
-def test_a_settlement_that_is_none_fails_the_episode(make_loop, play_episode, stepping, payments, sentence):
+def test_an_invalid_truncation_reward_fails_the_episode(make_loop, run_episode, stepping, payments, sentence):
     environment = stepping(lambda *_: (0.25, "x", False))
     environment.truncate = lambda self, ground_truth: payments
-    trajectory = play_episode(make_loop(environment))
+    trajectory = run_episode(make_loop(environment))
     assert trajectory.stop_reason == StopReason.ENV_ERROR and sentence in trajectory.error.splitlines()[0]
 
 
-def test_a_prompt_that_does_not_fit(make_loop, play_episode, stepping, counting):
+def test_a_prompt_that_does_not_fit_fails_the_episode(make_loop, run_episode, stepping, counting):
     """Here `reset` made it too long, so no check of the rows could know."""
     opening = [{"role": "user", "content": "1" * 300}]
-    trajectory = play_episode(make_loop(stepping(reset=lambda self, row: opening)))
+    trajectory = run_episode(make_loop(stepping(reset=lambda self, row: opening)))
     assert trajectory.stop_reason == StopReason.ENV_ERROR and trajectory.turns == [] and not trajectory.trainable
     first_line = trajectory.error.splitlines()[0]
     assert "has 303 tokens but generator.max_context_length is 200; raise it or leave the row out" in first_line
     assert closed(counting) == [1]
 
 
-def test_an_engine_that_closes_aborts_the_episode(make_loop, play_episode, counting, tiny_model, sampling, row):
+def test_an_engine_that_closes_aborts_the_episode(make_loop, run_episode, counting, tiny_model, sampling, row):
     from mtrl.engines.local.engine import LocalEngine
 
     engine = LocalEngine(tiny_model, None, max_context_length=200)
     loop = make_loop(counting, engine=engine)
 
     async def go():
-        playing = asyncio.ensure_future(
+        running = asyncio.ensure_future(
             loop.run(row, "g", 0, replace(sampling, max_generate_length=150, stop_token_ids=()))
         )
         while engine.stats.prompt_tokens == 0:
             await asyncio.sleep(0.001)
         await engine.close()
-        return await playing
+        return await running
 
     trajectory = asyncio.run(asyncio.wait_for(go(), 30))
     assert trajectory.stop_reason == StopReason.ABORTED and not trajectory.trainable and closed(counting) == [1]
@@ -167,14 +167,14 @@ def test_an_engine_that_closes_aborts_the_episode(make_loop, play_episode, count
 # -- what the environment may do --------------------------------------------------------------------------------------
 
 
-def test_reset_may_replace_the_prompt(make_loop, play_episode, stepping, row):
+def test_reset_may_replace_the_prompt(make_loop, run_episode, stepping, row):
     opening = [{"role": "system", "content": "S"}, {"role": "user", "content": "other"}]
-    trajectory = play_episode(make_loop(stepping(reset=lambda self, row: opening)))
+    trajectory = run_episode(make_loop(stepping(reset=lambda self, row: opening)))
     assert trajectory.turns[0].observation == opening
-    assert play_episode(make_loop(stepping())).turns[0].observation == row["prompt"]
+    assert run_episode(make_loop(stepping())).turns[0].observation == row["prompt"]
 
 
-def test_everything_may_be_async(make_loop, play_episode, stepping, counting):
+def test_everything_may_be_async(make_loop, run_episode, stepping, counting):
     async def reset(self, row):
         await asyncio.sleep(0)
 
@@ -185,59 +185,59 @@ def test_everything_may_be_async(make_loop, play_episode, stepping, counting):
     async def close(self):
         self.closed += 1
 
-    trajectory = play_episode(make_loop(stepping(step, reset=reset, close=close)))
+    trajectory = run_episode(make_loop(stepping(step, reset=reset, close=close)))
     assert trajectory.stop_reason == StopReason.DONE and trajectory.rewards == [1.0, 1.0]
     assert trajectory.turns[0].components == {"part": 1.0} and trajectory.turns[0].metrics == {"seen": 2.0}
     assert closed(counting) == [1]
 
 
-def test_messages_and_tool_results(make_loop, play_episode, stepping, tiny_tokenizer):
-    said = {
+def test_messages_and_tool_results(make_loop, run_episode, stepping, tiny_tokenizer):
+    reply = {
         "a": {"role": "tool", "content": "46"},
         "b": [{"role": "tool", "content": "1"}, {"role": "user", "content": "2"}],
     }
-    trajectory = play_episode(
-        make_loop(stepping(lambda self, response, truth: (0, said.get(response), response == "c")))
+    trajectory = run_episode(
+        make_loop(stepping(lambda self, response, truth: (0, reply.get(response), response == "c")))
     )
-    heard = [tiny_tokenizer.decode(t.observation_ids) for t in trajectory.turns[1:]]
-    assert heard == ["<|tool|>46<|end|><|assistant|>", "<|tool|>1<|end|><|user|>2<|end|><|assistant|>"]
+    received = [tiny_tokenizer.decode(t.observation_ids) for t in trajectory.turns[1:]]
+    assert received == ["<|tool|>46<|end|><|assistant|>", "<|tool|>1<|end|><|user|>2<|end|><|assistant|>"]
 
 
-def test_nothing_to_say(make_loop, play_episode, stepping):
-    trajectory = play_episode(make_loop(stepping(lambda *_: (0.0, None, False))))
+def test_an_empty_observation_is_allowed(make_loop, run_episode, stepping):
+    trajectory = run_episode(make_loop(stepping(lambda *_: (0.0, None, False))))
     assert trajectory.stop_reason == StopReason.MAX_TURNS and trajectory.turns[1].observation == []
 
 
-def test_an_environment_cannot_change_its_row_for_others(make_loop, play_episode, stepping, row):
+def test_changes_to_a_row_do_not_reach_other_episodes(make_loop, run_episode, stepping, row):
     def reset(self, row):
         row["prompt"][0]["content"] += "!"
         row["ground_truth"]["answer"] = "changed"
         return row["prompt"]
 
     loop = make_loop(stepping(reset=reset))
-    first, second = play_episode(loop), play_episode(loop)
+    first, second = run_episode(loop), run_episode(loop)
     assert first.turns[0].observation == second.turns[0].observation == [{"role": "user", "content": "Q!"}]
     assert row["ground_truth"] == {"answer": "x"}
 
 
-def test_an_environment_cannot_change_what_it_said(make_loop, play_episode, stepping):
+def test_changes_to_sent_messages_have_no_effect(make_loop, run_episode, stepping):
     def step(self, response, truth):
-        self.said = getattr(self, "said", {"role": "user", "content": ""})
-        self.said["content"] += response
-        return 0.0, self.said, False
+        self.reply = getattr(self, "reply", {"role": "user", "content": ""})
+        self.reply["content"] += response
+        return 0.0, self.reply, False
 
-    trajectory = play_episode(make_loop(stepping(step)))
+    trajectory = run_episode(make_loop(stepping(step)))
     assert [t.observation[0]["content"] for t in trajectory.turns] == ["Q", "a", "ab"]
 
 
-def test_the_other_layout(make_loop, play_episode, counting, tiny_tokenizer):
-    trajectory = play_episode(make_loop(counting, layout=SingleMessageConversation))
+def test_the_single_message_layout(make_loop, run_episode, counting, tiny_tokenizer):
+    trajectory = run_episode(make_loop(counting, layout=SingleMessageConversation))
     ids = [i for turn in trajectory.turns for i in turn.observation_ids + turn.action_ids]
     assert tiny_tokenizer.decode(ids) == "<|user|>Q<|end|><|assistant|>aheard abheard bc<|end|>"
 
 
-def test_every_turn_and_every_attempt_samples_from_a_stream_of_its_own(make_loop, play_episode, stepping, tiny_model):
-    """In the single-message layout nothing to hear brings the same context back: the same draw would come for ever."""
+def test_every_turn_and_attempt_has_its_own_random_stream(make_loop, run_episode, stepping, tiny_model):
+    """In the single-message layout an empty observation repeats the context; one stream would repeat its tokens."""
     seeds = []
 
     class Engine:
@@ -254,7 +254,7 @@ def test_every_turn_and_every_attempt_samples_from_a_stream_of_its_own(make_loop
         return 0.0, None, False
 
     loop = make_loop(stepping(step), layout=SingleMessageConversation, engine=Engine(), retries=1, max_turns=4)
-    assert play_episode(loop).stop_reason == StopReason.MAX_TURNS
+    assert run_episode(loop).stop_reason == StopReason.MAX_TURNS
     assert len(seeds) == len(set(seeds)) == 7
 
 
@@ -266,62 +266,62 @@ def fail(*_, **__):
 
 
 @pytest.mark.parametrize("where", ["step", "reset", "close"])
-def test_an_error_is_retried_in_fresh_environments_and_then_kept(make_loop, play_episode, stepping, counting, where):
+def test_errors_are_retried_in_fresh_environments_and_then_stored(make_loop, run_episode, stepping, counting, where):
     def close(self):
         self.closed += 1
         fail()
 
     environment = stepping(**{where: close if where == "close" else fail})
-    trajectory = play_episode(make_loop(environment, retries=2))
+    trajectory = run_episode(make_loop(environment, retries=2))
     assert trajectory.stop_reason == StopReason.ENV_ERROR and not trajectory.trainable
     assert trajectory.metrics["attempts"] == 3 and closed(counting) == [1, 1, 1]
     assert trajectory.error.splitlines()[0] == "ValueError: the well is dry"
     assert "Traceback" in trajectory.error and "in fail" in trajectory.error
 
 
-def test_an_environment_that_cannot_be_made(make_loop, play_episode, stepping, counting):
-    trajectory = play_episode(make_loop(fail, retries=1))
+def test_an_environment_that_cannot_be_created_fails_the_episode(make_loop, run_episode, stepping, counting):
+    trajectory = run_episode(make_loop(fail, retries=1))
     assert trajectory.stop_reason == StopReason.ENV_ERROR and trajectory.metrics["attempts"] == 2
 
 
-def test_a_retry_may_succeed_and_starts_from_the_beginning(make_loop, play_episode, stepping, counting):
+def test_a_retry_starts_from_the_beginning(make_loop, run_episode, stepping, counting):
     def step(self, response, truth):
         if len(counting.made) == 1 and response == "b":
             fail()
         return 1.0, "more", False
 
-    trajectory = play_episode(make_loop(stepping(step), retries=1))
+    trajectory = run_episode(make_loop(stepping(step), retries=1))
     assert trajectory.stop_reason == StopReason.MAX_TURNS and trajectory.error is None and trajectory.trainable
     assert [t.text for t in trajectory.turns] == ["a", "b", "c"] and trajectory.metrics["attempts"] == 2
     assert closed(counting) == [1, 1]
 
 
-def test_attempts_that_were_retried_are_in_the_log(make_loop, play_episode, stepping, counting, caplog):
+def test_retried_attempts_are_logged(make_loop, run_episode, stepping, counting, caplog):
     caplog.set_level("INFO", "mtrl")
     environment = stepping(lambda self, *_: fail() if len(counting.made) == 1 else (1.0, None, True))
-    play_episode(make_loop(environment, retries=1))
+    run_episode(make_loop(environment, retries=1))
     assert "episode g/0, attempt 1 failed: ValueError: the well is dry" in caplog.text and "in fail" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_a_call_that_hangs(make_loop, play_episode, stepping, counting, where):
+def test_a_hanging_call_times_out(make_loop, run_episode, stepping, counting, where):
     free = threading.Event()
     environment = stepping(**{where: lambda *_: free.wait()})
-    trajectory = play_episode(make_loop(environment, step_timeout=0.05, retries=1))
+    trajectory = run_episode(make_loop(environment, step_timeout=0.05, retries=1))
     free.set()
     assert trajectory.stop_reason == StopReason.TIMEOUT and not trajectory.trainable
     assert "took longer than environment.step_timeout=0.05 s" in trajectory.error.splitlines()[0]
     assert trajectory.metrics["attempts"] == 2 and closed(counting) == [1, 1]
 
 
-def test_a_making_that_hangs_is_closed_when_it_is_done(make_loop, play_episode, counting):
+def test_an_environment_created_too_late_is_closed(make_loop, run_episode, counting):
     free = threading.Event()
 
     def make():
         free.wait()
         return counting()
 
-    trajectory = play_episode(make_loop(make, step_timeout=0.05))
+    trajectory = run_episode(make_loop(make, step_timeout=0.05))
     assert trajectory.stop_reason == StopReason.TIMEOUT and counting.made == []
     free.set()
     deadline = time.monotonic() + 10
@@ -330,53 +330,53 @@ def test_a_making_that_hangs_is_closed_when_it_is_done(make_loop, play_episode, 
     assert closed(counting) == [1]
 
 
-def test_an_episode_that_takes_too_long(make_loop, play_episode, stepping, counting):
+def test_the_episode_timeout(make_loop, run_episode, stepping, counting):
     free = threading.Event()
     loop = make_loop(stepping(lambda *_: free.wait()), step_timeout=30, episode_timeout=0.05)
-    trajectory = play_episode(loop)
+    trajectory = run_episode(loop)
     free.set()
     assert trajectory.stop_reason == StopReason.TIMEOUT and closed(counting) == [1]
     assert trajectory.error.splitlines()[0].endswith("the episode took longer than environment.episode_timeout=0.05 s")
     assert [t.text for t in trajectory.turns] == ["a"], "what was played is kept, to look at"
 
 
-def test_hung_episodes_do_not_use_the_threads_up(make_loop, play_episode, stepping):
+def test_hanging_episodes_do_not_exhaust_the_threads(make_loop, run_episode, stepping):
     """Four threads, eight episodes that hang past their own limit, and then one that does not."""
     free = threading.Event()
     hangs = [True]
     environment = stepping(lambda *_: free.wait() if hangs else (1.0, None, True))
     loop = make_loop(environment, step_timeout=30, episode_timeout=0.03)
     for _ in range(8):
-        assert play_episode(loop).stop_reason == StopReason.TIMEOUT
+        assert run_episode(loop).stop_reason == StopReason.TIMEOUT
     hangs.clear()
-    assert play_episode(loop).stop_reason == StopReason.DONE
+    assert run_episode(loop).stop_reason == StopReason.DONE
     free.set()
 
 
-def test_an_environments_own_timeout_is_its_error(make_loop, play_episode, stepping):
+def test_a_timeout_error_of_an_environment_is_an_error(make_loop, run_episode, stepping):
     def step(self, response, truth):
         raise TimeoutError("the database did not answer")
 
-    trajectory = play_episode(make_loop(stepping(step)))
+    trajectory = run_episode(make_loop(stepping(step)))
     assert trajectory.stop_reason == StopReason.ENV_ERROR
     assert trajectory.error.splitlines()[0] == "TimeoutError: the database did not answer"
 
 
-def test_a_response_that_cannot_be_parsed(make_loop, play_episode, counting, tiny_codec, monkeypatch):
+def test_an_unparsable_response_is_a_parse_error(make_loop, run_episode, counting, tiny_codec, monkeypatch):
     monkeypatch.setattr(tiny_codec.renderer, "parse_response", fail)
-    trajectory = play_episode(make_loop(counting))
+    trajectory = run_episode(make_loop(counting))
     assert trajectory.stop_reason == StopReason.PARSE_ERROR and not trajectory.trainable
     assert "ResponseParseError: the renderer could not parse" in trajectory.error.splitlines()[0]
     assert "the well is dry" in trajectory.error and closed(counting) == [1]
 
 
-def test_an_error_with_half_characters_can_be_written(make_loop, play_episode, stepping, tmp_path):
+def test_an_error_with_unpaired_surrogates_can_be_written(make_loop, run_episode, stepping, tmp_path):
     from mtrl.types import write_jsonl
 
     def step(self, response, truth):
         raise ValueError("bad \ud800 text")
 
-    trajectory = play_episode(make_loop(stepping(step)))
+    trajectory = run_episode(make_loop(stepping(step)))
     write_jsonl(tmp_path / "t.jsonl", [trajectory])
     assert "bad ? text" in trajectory.error
 
@@ -416,15 +416,17 @@ def test_an_error_with_half_characters_can_be_written(make_loop, play_episode, s
         ((1.0, {"role": "user", "content": {1, 2}}, False), "set is not JSON serializable"),
     ],
 )
-def test_nonsense_is_said_and_fails_the_episode(make_loop, play_episode, stepping, counting, value, sentence):
-    trajectory = play_episode(make_loop(stepping(lambda *_: value)))
+def test_invalid_step_results_are_reported_and_fail_the_episode(
+    make_loop, run_episode, stepping, counting, value, sentence
+):
+    trajectory = run_episode(make_loop(stepping(lambda *_: value)))
     assert trajectory.stop_reason == StopReason.ENV_ERROR and closed(counting) == [1]
     with pytest.raises(TypeError, match=sentence) as caught:
         as_messages(as_step_result(value, stepping()()).observation)
     assert trajectory.error.splitlines()[0] == f"TypeError: {caught.value}"
 
 
-def test_numbers_of_numpy_become_plain(make_loop, stepping):
+def test_numpy_numbers_become_floats(make_loop, stepping):
     value = (np.float32(0.5), None, np.bool_(True))
     result = as_step_result(value, stepping()())
     assert (type(result.reward), type(result.done)) == (float, bool) and result.reward == 0.5

@@ -1,10 +1,10 @@
-"""For how long anybody was inside."""
+"""The time in which at least one activity is in progress."""
 
-from mtrl.rollout.occupancy import Occupancy
+from mtrl.rollout.episode import Occupancy
 
 
-def test_seconds_in_which_anybody_was_inside():
-    """Two that overlap count once, whoever is still inside counts, and what was taken is not taken again."""
+def test_overlapping_activities_count_once():
+    """Overlapping intervals count once, an open interval counts, and `take` returns every second once."""
     now = 0.0
     occupancy = Occupancy(lambda: now)
     assert occupancy.seconds == 0

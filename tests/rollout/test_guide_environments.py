@@ -1,4 +1,4 @@
-"""Environments written as the Multi-Turn Training Guide writes them, played by the episode loop."""
+"""Environments written as the Multi-Turn Training Guide writes them, run by the episode loop."""
 
 from functools import partial
 
@@ -78,7 +78,7 @@ class Progress(MyMultiTurnEnv):
 
 
 @pytest.mark.parametrize(
-    ("environment", "said", "paid"),
+    ("environment", "text", "rewards"),
     [
         (MyMultiTurnEnv, "ax", [0.0, 1.0]),
         (MyMultiTurnEnv, "abc", [0.0, 0.0, 0.0]),
@@ -90,11 +90,11 @@ class Progress(MyMultiTurnEnv):
         (Progress, "wvw", [0.1 * 25 / 26, 0.1 * 24 / 26, 25 / 26]),
     ],
 )
-def test_the_guides_patterns(make_loop, play_episode, environment, said, paid):
-    trajectory = play_episode(make_loop(partial(environment, max_turns=3), list(said)))
+def test_the_patterns_of_the_guide(make_loop, run_episode, environment, text, rewards):
+    trajectory = run_episode(make_loop(partial(environment, max_turns=3), list(text)))
     assert trajectory.error is None, trajectory.error
-    assert [turn.reward for turn in trajectory.turns] == pytest.approx(paid)
-    ended = environment is not TurnLevel or paid[-1] == 1.0  # which goes on for ever, so that the loop ends it
+    assert [turn.reward for turn in trajectory.turns] == pytest.approx(rewards)
+    ended = environment is not TurnLevel or rewards[-1] == 1.0  # which goes on for ever, so that the loop ends it
     assert trajectory.stop_reason == (StopReason.DONE if ended else StopReason.MAX_TURNS)
-    heard = [message["content"] for message in trajectory.messages if message["role"] == "user"][1:]
-    assert heard == [f"{word} is wrong" for word in said][: len(paid) - ended]
+    received = [message["content"] for message in trajectory.messages if message["role"] == "user"][1:]
+    assert received == [f"{word} is wrong" for word in text][: len(rewards) - ended]

@@ -29,7 +29,7 @@ def collect(make_loop, counting, sampling):
     return collect
 
 
-def well(environment, name):
+def healthy(environment, name):
     return 1.0, None, True
 
 
@@ -53,7 +53,7 @@ def second_is_dry():
 
 def test_one_group_per_row_in_order(collect):
     seen = []
-    report = collect(well, ["x", "y", "z"], size=4, seen=seen)
+    report = collect(healthy, ["x", "y", "z"], size=4, seen=seen)
     assert [group.row["id"] for group in report.groups] == ["x", "y", "z"]
     assert [[t.index for t in group.trajectories] for group in report.groups] == [[0, 1, 2, 3]] * 3
     assert {t.group_id for group in report.groups for t in group.trajectories} == {"s/0", "s/1", "s/2"}
@@ -69,7 +69,7 @@ def test_a_group_with_a_failure_is_replaced_as_a_whole(collect, counting):
     assert all(environment.closed == 1 for environment in counting.made)
 
 
-def test_replacements_may_fail_too(collect):
+def test_failed_replacements_are_replaced(collect):
     report = collect(dry, ["bad", "x"], replacements=["bad2", "bad3", "good"])
     assert [group.row["id"] for group in report.groups] == ["x", "good"]
     assert len(report.failures) == 6 and report.episodes == 10
@@ -84,7 +84,7 @@ def test_evaluation_keeps_its_failures(collect):
     assert not any(t.trainable for t in report.groups[0].trajectories) and len(report.failures) == 2
 
 
-def test_too_many_failures_end_with_a_sentence(collect):
+def test_too_many_failures_end_the_run(collect):
     with pytest.raises(UserError) as caught:
         collect(dry, ["bad", "x", "y"], replacements=["z"], max_failed_share=0.3)
     assert str(caught.value) == (
@@ -93,12 +93,12 @@ def test_too_many_failures_end_with_a_sentence(collect):
     )
 
 
-def test_as_many_failures_as_are_allowed_do_not(collect):
+def test_the_allowed_share_of_failures_does_not_end_the_run(collect):
     report = collect(dry, ["bad", "x", "y"], replacements=["z"], max_failed_share=2 / 6)
     assert len(report.groups) == 3
 
 
-def test_a_hanging_environment_is_the_named_cause(make_loop, counting, sampling):
+def test_the_error_names_a_hanging_environment(make_loop, counting, sampling):
     import threading
 
     free = threading.Event()
@@ -109,7 +109,7 @@ def test_a_hanging_environment_is_the_named_cause(make_loop, counting, sampling)
     free.set()
 
 
-def test_replacing_does_not_go_on_for_ever(collect):
+def test_replacement_rounds_are_limited(collect):
     """Whatever share is allowed: if nothing but failures comes, it ends."""
     supply = (f"bad{i}" for i in range(10_000))
     with pytest.raises(UserError, match=f"none of the last {MAX_FAILED_ROUNDS} rounds .* ValueError: bad.* is dry"):
@@ -128,11 +128,11 @@ def test_streams_differ_by_seed_group_and_index():
     assert stream_seed(0, "step1/0", 0) == 3894677479460149027, "or resumed runs sample something else"
 
 
-def test_a_policy_plays_many_groups_the_same_way_twice(make_loop, counting, sampling, tiny_model, tiny_tokenizer):
+def test_groups_are_reproducible_with_a_model(make_loop, counting, sampling, tiny_model, tiny_tokenizer):
     """With a model, fewer slots than episodes, and threads that finish in any order."""
     from mtrl.engines.local.engine import LocalEngine
 
-    def play():
+    def sample_turns():
         engine = LocalEngine(tiny_model, tiny_tokenizer, 3, 200)
         report = asyncio.run(
             Rollouts(make_loop(counting, engine=engine), 0, 0.0).collect("s", rows("x", "y"), 4, sampling)
@@ -140,7 +140,7 @@ def test_a_policy_plays_many_groups_the_same_way_twice(make_loop, counting, samp
         turns = [turn for group in report.groups for t in group.trajectories for turn in t.turns]
         return [(turn.observation_ids, turn.action_ids, turn.action_logprobs) for turn in turns]
 
-    assert play() == play()
+    assert sample_turns() == sample_turns()
 
 
 def test_an_error_leaves_no_episode_running(make_loop, counting, sampling):
@@ -155,7 +155,7 @@ def test_an_error_leaves_no_episode_running(make_loop, counting, sampling):
     def refuse(trajectory):
         raise ZeroDivisionError
 
-    async def play():
+    async def sample_turns():
         loop = make_loop(Endless, step_timeout=1000, episode_timeout=1000)
         async with asyncio.timeout(20):
             with pytest.raises(ZeroDivisionError):
@@ -166,5 +166,5 @@ def test_an_error_leaves_no_episode_running(make_loop, counting, sampling):
             while asyncio.all_tasks() != {asyncio.current_task()}:
                 await asyncio.sleep(0.01)
 
-    asyncio.run(play())
+    asyncio.run(sample_turns())
     assert counting.made and all(environment.closed == 1 for environment in counting.made)

@@ -1,4 +1,4 @@
-"""Episodes with tools: what reaches the environment, what the model sees, and that every sampled id is kept."""
+"""Episodes with tools: inputs of the environment and the model, and that every sampled id is trained."""
 
 import asyncio
 import json
@@ -51,16 +51,16 @@ def codec(request, chatml_tokenizer, make_chatml_tokenizer, tiny_codec):
 
 
 @pytest.fixture
-def play_tools(make_loop, codec, play_episode, sampling, row):
+def run_tools(make_loop, codec, run_episode, sampling, row):
     """`play_tools(responses, environment)`: the trajectory of one episode."""
 
-    def play(responses, environment=Doubling, layout=Conversation, **limits):
+    def sample_turns(responses, environment=Doubling, layout=Conversation, **limits):
         loop = make_loop(environment, engine=_engine(codec, responses), **{"max_context_length": 9000, **limits})
         loop.make_conversation = lambda messages, tools=None: layout(codec, messages, tools)
         sampled = type(sampling)(max_generate_length=400, stop_token_ids=codec.stop_token_ids)
-        return play_episode(loop, sampling=sampled)
+        return run_episode(loop, sampling=sampled)
 
-    return play
+    return sample_turns
 
 
 def _engine(codec, responses):
@@ -72,8 +72,8 @@ def context(codec, trajectory):
     return codec.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def test_a_call_its_result_and_the_answer(play_tools, codec):
-    trajectory = play_tools([CALL, "it is 42"])
+def test_a_call_its_result_and_the_answer(run_tools, codec):
+    trajectory = run_tools([CALL, "it is 42"])
     assert trajectory.error is None and trajectory.stop_reason == StopReason.DONE and trajectory.reward == 1.0
     first, second = trajectory.turns
     (call,) = first.message["tool_calls"]
@@ -85,15 +85,15 @@ def test_a_call_its_result_and_the_answer(play_tools, codec):
     json.loads(to_json(trajectory).encode())
 
 
-def test_the_model_sees_the_tools(play_tools, codec):
+def test_the_model_sees_the_tools(run_tools, codec):
     """Only the tiny policy does not: its family writes its prompts."""
-    text = context(codec, play_tools([CALL, "it is 42"]))
+    text = context(codec, run_tools([CALL, "it is 42"]))
     assert ("Twice the number." in text) == (codec.tokenizer.chat_template != TINY_TEMPLATE)
     assert text.count("42") >= 2
 
 
 @pytest.mark.parametrize(
-    ("said", "heard"),
+    ("reply", "received"),
     [
         (BROKEN, "Error: the tool call is not valid JSON"),
         ('<tool_call>\n{"name": "double", "arguments": {"n": 21}}', "Error: the tool call is not closed"),
@@ -106,14 +106,14 @@ def test_the_model_sees_the_tools(play_tools, codec):
         (CALL.replace("21", '"\\ud800"'), "Error: wrong arguments for double: n: "),
     ],
 )
-def test_no_mistake_is_dropped_or_ends_the_episode(make_loop, codec, row, said, heard):
-    loop = make_loop(Doubling, engine=_engine(codec, [said, "it is 42"]), max_context_length=20000)
+def test_malformed_calls_are_reported_to_the_model(make_loop, codec, row, reply, received):
+    loop = make_loop(Doubling, engine=_engine(codec, [reply, "it is 42"]), max_context_length=20000)
     loop.make_conversation = lambda messages, tools=None: Conversation(codec, messages, tools)
     sampled = _sampling(codec, 12000)
     trajectory = asyncio.run(asyncio.wait_for(loop.run(row, "g", 0, sampled), 60))
     assert trajectory.error is None and trajectory.stop_reason == StopReason.DONE and len(trajectory.turns) == 2
-    (told,) = trajectory.turns[1].observation
-    assert told["content"].startswith(heard) and told["role"] == "tool" and len(told["content"]) < 320
+    (report,) = trajectory.turns[1].observation
+    assert report["content"].startswith(received) and report["role"] == "tool" and len(report["content"]) < 320
     assert trajectory.turns[0].metrics["tool_errors"] == 1.0 == trajectory.turns[0].metrics["tool_calls"]
     to_json(trajectory).encode()
 
@@ -124,7 +124,7 @@ def _sampling(codec, length):
     return SamplingParams(max_generate_length=length, stop_token_ids=codec.stop_token_ids)
 
 
-def test_a_cut_call_is_told(make_loop, codec, row):
+def test_a_truncated_call_is_reported(make_loop, codec, row):
     loop = make_loop(Doubling, engine=_engine(codec, [CALL, CALL, CALL]), max_context_length=9000)
     loop.make_conversation = lambda messages, tools=None: Conversation(codec, messages, tools)
     whole = len(codec.tokenizer.encode(CALL, add_special_tokens=False))
@@ -133,43 +133,43 @@ def test_a_cut_call_is_told(make_loop, codec, row):
     assert trajectory.turns[1].observation[0]["content"] == "Error: the tool call is not closed"
 
 
-def test_an_environment_cannot_change_what_was_said(play_tools):
+def test_an_environment_cannot_change_the_message(run_tools):
     class Meddling(Doubling):
         async def respond(self, message, response, ground_truth):
             result = await super().respond(message, response, ground_truth)
             message.clear()
             return result
 
-    assert play_tools([CALL, "42"], Meddling).turns[0].message["tool_calls"]
+    assert run_tools([CALL, "42"], Meddling).turns[0].message["tool_calls"]
 
 
-def test_tools_may_depend_on_the_row(play_tools, codec):
+def test_tools_may_depend_on_the_row(run_tools, codec):
     class PerRow(Doubling):
         def reset(self, row=None):
             super().reset(row)
             del self.toolbox["double"]
 
-    trajectory = play_tools([CALL, "42"], PerRow)
+    trajectory = run_tools([CALL, "42"], PerRow)
     assert trajectory.error is None and "Twice" not in context(codec, trajectory)
 
 
 # -- whoever does not care notices nothing ----------------------------------------------------------------------------
 
 
-def test_text_environments_are_given_text(play_tools):
-    heard = []
+def test_text_environments_receive_text(run_tools):
+    received = []
 
     class Plain(BaseEnvironment):
         def step(self, response, ground_truth):
-            heard.append(response)
-            return StepResult(0.5, "more", len(heard) == 2)
+            received.append(response)
+            return StepResult(0.5, "more", len(received) == 2)
 
-    trajectory = play_tools([CALL, "42"], Plain)
-    assert trajectory.error is None and heard == [CALL, "42"] and trajectory.rewards == [0.5, 0.5]
+    trajectory = run_tools([CALL, "42"], Plain)
+    assert trajectory.error is None and received == [CALL, "42"] and trajectory.rewards == [0.5, 0.5]
     assert trajectory.turns[1].observation == [{"role": "user", "content": "more"}]
 
 
-def test_objects_that_inherit_nothing(play_tools):
+def test_environments_need_no_base_class(run_tools):
     class Duck:
         def reset(self, row):
             return None
@@ -180,7 +180,7 @@ def test_objects_that_inherit_nothing(play_tools):
         def close(self):
             pass
 
-    assert play_tools(["x"], Duck).reward == 1.0
+    assert run_tools(["x"], Duck).reward == 1.0
 
 
 # -- token truth ------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_every_sampled_id_is_trained_once(codec, turns, layout):
 
 
 @given(st.lists(piece, max_size=5))
-def test_the_tiny_policys_calls_are_rendered_as_they_were_said(tiny_codec, pieces):
+def test_calls_of_the_tiny_policy_render_as_sampled(tiny_codec, pieces):
     text = "".join(pieces)
     ids = tiny_codec.tokenizer.encode(text, add_special_tokens=False)
     conversation = Conversation(tiny_codec, QUESTION, Doubling().tools)

@@ -227,9 +227,12 @@ def test_sigterm_answers_what_is_under_way_and_ends_well(corpus):
 
 WRONG = {
     "no corpus file": (["--corpus", "none.jsonl"], "none.jsonl cannot be read"),
-    "open to others": (["--host", "0.0.0.0"], "--host 0.0.0.0 is open to others and there is no token"),
-    "all of IPv6": (["--host", "::"], "--host :: is open to others"),
-    "no such host": (["--host", "127.0.0.1.5", "--token", "a"], "cannot be had"),
+    "open to others": (
+        ["--host", "0.0.0.0"],
+        "--host 0.0.0.0 can be reached from other machines and there is no token",
+    ),
+    "all of IPv6": (["--host", "::"], "--host :: can be reached from other machines"),
+    "no such host": (["--host", "127.0.0.1.5", "--token", "a"], "is not available"),
     "no such port": (["--port", "70000"], "--port 70000 does not exist"),
     "topk": (["--topk", "0"], "--topk 0 must be from 1 to 100"),
     "encoder of bm25": (["--encoder", "hashing"], "--encoder has no effect with --retriever bm25"),
@@ -250,7 +253,7 @@ def test_a_port_that_is_taken_is_told(corpus, server):
     port = str(urlsplit(server).port)
     command = [*COMMAND, "--corpus", str(corpus), "--port", port]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and f"--port {port} cannot be had" in done.stderr
+    assert done.returncode == 2 and f"--port {port} is not available" in done.stderr
 
 
 def test_a_missing_package_names_the_extra(corpus):

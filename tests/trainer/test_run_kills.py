@@ -46,7 +46,7 @@ def test_a_killed_run_continues(name, tmp_path):
     assert not story.faults, (tmp_path / "run.log").read_text()
     assert len(story.kills) == 1 and story.kills[0].step < 7 and story.kills[0].audit.checkpoints
     started = (tmp_path / "run.log").read_text()
-    assert ("it is started again" in started) == (name == "engine")
+    assert ("it is restarted" in started) == (name == "engine")
     assert ("has started this run again" in started) == (name == "rank")
     assert ("resumed from" in started) == (name != "engine")
 

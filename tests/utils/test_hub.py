@@ -1,4 +1,4 @@
-"""A Hub that does not answer is asked once, whatever is looked for there."""
+"""A Hub that does not answer gets one request per process."""
 
 import socket
 import subprocess
@@ -27,7 +27,7 @@ COMMANDS = {
 
 @pytest.fixture
 def silent_hub():
-    """The address of a Hub that reads requests and says nothing, and the list of their first lines."""
+    """The address of a Hub that reads requests and does not answer, and the list of their first lines."""
     requests = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -46,7 +46,7 @@ def silent_hub():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_hub_that_does_not_answer_is_asked_once(silent_hub, tmp_path, command):
+def test_an_unreachable_hub_gets_one_request(silent_hub, tmp_path, command):
     address, requests = silent_hub
     (tmp_path / "chat.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}\n'
@@ -63,6 +63,6 @@ def test_a_hub_that_does_not_answer_is_asked_once(silent_hub, tmp_path, command)
     assert not [request for request in requests if "owner" in request]
 
 
-def test_a_folder_is_never_looked_for_elsewhere(monkeypatch, tmp_path):
-    monkeypatch.setattr(hub, "_answers", lambda: pytest.fail("the Hub was asked"))
+def test_a_local_folder_sends_no_request(monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "hub_answers", lambda: pytest.fail("the Hub was asked"))
     assert not hub.is_out_of_reach(str(tmp_path))

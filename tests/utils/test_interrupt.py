@@ -17,7 +17,7 @@ def alone(monkeypatch):
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_the_first_signal_asks_and_the_second_stops(number):
+def test_the_first_signal_requests_a_stop_and_the_second_ends(number):
     before = [signal.getsignal(number) for number in SIGNALS]
     with Interrupt() as interrupt:
         assert interrupt.requested is None
@@ -29,30 +29,30 @@ def test_the_first_signal_asks_and_the_second_stops(number):
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_the_first_signal_is_told(monkeypatch):
+def test_the_first_signal_is_reported(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    told = []
-    with Interrupt(lambda: told.append(interrupt.requested)) as interrupt:
+    message = []
+    with Interrupt(lambda: message.append(interrupt.requested)) as interrupt:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
-    assert told == ["SIGUSR1"]
+    assert message == ["SIGUSR1"]
 
 
-def test_a_second_signal_in_the_middle_of_a_line_waits_for_its_end():
+def test_a_second_signal_waits_for_the_report():
     lines = []
 
-    def tell():
+    def report():
         lines.append("asked to")
         signal.raise_signal(signal.SIGTERM)
         lines[-1] += " stop"
 
-    with Interrupt(tell), pytest.raises(EndedAtOnce) as ended:
+    with Interrupt(report), pytest.raises(EndedAtOnce) as ended:
         signal.raise_signal(signal.SIGINT)
     assert lines == ["asked to stop"] and ended.value.number == signal.SIGTERM
 
 
-def test_under_torchrun_only_the_first_counts(monkeypatch):
+def test_under_torchrun_only_the_first_signal_counts(monkeypatch):
     """It and the scheduler both send them, and a second one must not cost the checkpoint."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -62,35 +62,35 @@ def test_under_torchrun_only_the_first_counts(monkeypatch):
     assert interrupt.requested == "SIGUSR1"
 
 
-def test_a_follower_passes_the_first_on_and_does_nothing_else():
-    told, handlers = Queue(), [signal.getsignal(number) for number in SIGNALS]
-    with Relay(told.put):
+def test_a_follower_forwards_only_the_first_signal():
+    message, handlers = Queue(), [signal.getsignal(number) for number in SIGNALS]
+    with Relay(message.put):
         signal.raise_signal(signal.SIGTERM)
         for number in SIGNALS:
             signal.raise_signal(number)
-        assert told.get(timeout=10) == "SIGTERM"
-    assert told.empty()
-    with Relay(told.put):
+        assert message.get(timeout=10) == "SIGTERM"
+    assert message.empty()
+    with Relay(message.put):
         pass  # nothing came, and nothing is waited for
     assert [signal.getsignal(number) for number in SIGNALS] == handlers and signal.set_wakeup_fd(-1) == -1
 
 
-def test_a_follower_passes_signals_on_while_its_main_thread_is_stuck():
+def test_a_follower_forwards_signals_while_its_main_thread_is_busy():
     """Inside of one long step of Python, as a collective is."""
     lock, when = threading.Lock(), []
     lock.acquire()
 
-    def tell(name):
+    def report(name):
         when.append(name)
         lock.release()
 
-    with Relay(tell):
+    with Relay(report):
         threading.Timer(0.1, signal.raise_signal, [signal.SIGUSR1]).start()  # lands in another thread
         assert lock.acquire(timeout=10) and when == ["SIGUSR1"]
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
-def test_the_exit_status_says_whether_to_run_again(name, status):
+def test_the_exit_status_tells_schedulers_whether_to_restart(name, status):
     with pytest.raises(SystemExit) as caught:
         raise Interrupted(name)
     assert (caught.value.code, caught.value.signal) == (status, name)

@@ -20,17 +20,17 @@ from mtrl.utils.text import clean, cut, duration, one_line, short, signed
         ("é 漢字 🙂 – ok", "é 漢字 🙂 – ok"),
     ],
 )
-def test_clean(hostile, shown):
+def test_unsafe_characters_are_replaced(hostile, shown):
     assert clean(hostile) == shown
 
 
-def test_cut_leaves_out_the_middle():
+def test_cut_removes_the_middle():
     assert cut("short", 10, 3) == "short"
     assert cut("a" * 50 + "b" * 50, 10, 3) == "aaaaa … 90 characters … bbbbb"
     assert cut("\n".join("123456"), 99, 4) == "1\n2\n… 2 lines …\n5\n6"
 
 
-def test_one_line():
+def test_one_line_has_no_line_breaks():
     assert one_line("a\nb\x1b") == "a b\\x1b"
 
 
@@ -38,10 +38,10 @@ def test_one_line():
     ("seconds", "shown"),
     [(0.04, "0.0s"), (1.84, "1.8s"), (9.96, "10s"), (59.7, "1m00s"), (192.3, "3m12s"), (3900, "1h05m")],
 )  # fmt: skip
-def test_duration(seconds, shown):
+def test_durations_are_formatted(seconds, shown):
     assert duration(seconds) == shown
 
 
-def test_numbers():
+def test_numbers_are_formatted():
     assert [short(3), short(2.714), short(0.5625), short(12345.6)] == ["3", "2.71", "0.562", "12,346"]
     assert [signed(-0.001), signed(1), signed(-0.1)] == ["+0.00", "+1.00", "-0.10"]

@@ -333,7 +333,7 @@ def test_a_port_that_is_taken_is_one_sentence(made_run):
         process = start(made_run, "--no-browser", "--port", taken.getsockname()[1])
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
-    assert "cannot be had" in err
+    assert "is not available" in err
 
 
 @pytest.mark.slow

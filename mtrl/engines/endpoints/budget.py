@@ -168,6 +168,11 @@ class Budget:
         self.spending.update(_read(self.path))
 
     @property
+    def in_flight(self) -> tuple[Reservation, ...]:
+        """Reservations of the requests in flight."""
+        return tuple(self._reservations)
+
+    @property
     def total(self) -> Spending:
         """Spending of all accounts, without requests in flight."""
         return sum(self.spending.values(), Spending())
@@ -247,7 +252,7 @@ class Budget:
         maximum = getattr(self.limits, limit)
         total = format_spending(self.total.metrics(self.price))
         return BudgetSpentError(
-            f"{key}={maximum:.12g} does not do for another request, after {total}; raise it to go on"
+            f"{key}={maximum:.12g} is too small for another request, after {total}; raise it to continue"
         )
 
     def _write(self) -> None:
@@ -263,8 +268,8 @@ class Budget:
         except OSError as error:
             log.warning("%s cannot be written: %s", self.path, error)
             self.closed = UserError(
-                f"{self.path}, which keeps what {self.key} has spent, cannot be written ({error.strerror}); free some "
-                "space, or name another folder"
+                f"{self.path}, which stores the spending of {self.key}, cannot be written ({error.strerror}); free "
+                "some space, or name another folder"
             )
 
 
@@ -346,8 +351,8 @@ def _read(path: Path | None) -> dict[str, Spending]:
         return {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path}, which keeps what was spent, cannot be read ({type(error).__name__}); mend it, or remove it to "
-            "count from nothing"
+            f"{path}, which stores the spending, cannot be read ({type(error).__name__}); repair it, or remove it to "
+            "count from zero"
         ) from error
 
 

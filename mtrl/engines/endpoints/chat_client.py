@@ -9,13 +9,9 @@ import asyncio
 import functools
 import json
 import logging
-import math
 import os
-import random
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
 
 import httpx
@@ -23,21 +19,26 @@ import httpx
 from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.engines.endpoints.budget import Budget, Reservation, Usage, maximum_usage
 from mtrl.errors import UserError
-from mtrl.utils.text import one_line
+from mtrl.utils.http_client import (
+    ResponseTooLargeError,
+    error_message,
+    exception_message,
+    exponential_pause,
+    is_temporary,
+    printable,
+    read_body,
+    retry_after,
+)
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RETRIED = frozenset({408, 409, 425, 429})
-"""HTTP statuses below 500 that ask the client to try again."""
-EXHAUSTED = ("insufficient_quota", "billing")
-"""Words in the body of a 429 that a retry cannot change."""
-FULL = ("context_length_exceeded", "maximum context length", "context length", "context window")
+TOO_LONG = ("context_length_exceeded", "maximum context length", "context length", "context window")
 """Words in the body of a 400, 413 or 422 about a conversation that is too long."""
-SUSPECT = 3
+MAX_REFUSED = 3
 """Number of refused conversations, before the first usable answer, from which on the settings count as the cause."""
-UNSURE = frozenset({408, 504, 524})
+MAYBE_CHARGED = frozenset({408, 504, 524})
 """HTTP statuses of a proxy that timed out: the model may have answered nevertheless, and the provider may charge for
 the answer."""
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
@@ -48,9 +49,7 @@ multiplies every pause."""
 LONGEST_PAUSE = 60.0
 """Maximum pause before a retry, in seconds, where the server names none."""
 LONGEST_WAIT = 300.0
-"""Maximum pause that a server can ask for, in seconds."""
-SHOWN = 300
-"""Maximum number of characters of the server's own words in an error."""
+"""Maximum pause that a server can request, in seconds."""
 LARGEST = 2**24
 """Maximum size of an answer, in bytes; ordinary answers are far smaller."""
 MOST_TOKENS = 2**40
@@ -74,14 +73,14 @@ class StatusError(RuntimeError):
     """An answer with an error status for which a retry is useless."""
 
     def __init__(self, status: int, text: str, problem: str, attempts: int):
-        """`text`: the whole answer; `problem`: one printable line with the status and the server's own words."""
+        """`text`: the whole answer; `problem`: one printable line with the status and the server's message."""
         super().__init__(problem)
         self.status, self.text, self.problem, self.attempts = status, text, problem, attempts
 
     @property
     def is_full(self) -> bool:
         """Whether the conversation is too long for the model."""
-        return self.status in (400, 413, 422) and any(word in self.text.casefold() for word in FULL)
+        return self.status in (400, 413, 422) and any(word in self.text.casefold() for word in TOO_LONG)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Answer(Generic[T]):
 
 
 @dataclass
-class _Link:
+class _Connections:
     """The connections of one event loop."""
 
     http: httpx.AsyncClient
@@ -122,7 +121,7 @@ class ChatClient:
     """Sends requests to one endpoint, at most `max_concurrent` at once per event loop.
 
     A failed request is retried up to `retries` times. The pause before a retry doubles each time, and is at least the
-    one that the server asks for.
+    one that the server requests.
     """
 
     address: Address
@@ -138,9 +137,9 @@ class ChatClient:
     """Number of attempts that were sent."""
     retries: int = 0
     """Number of attempts beyond the first of their request."""
-    _links: dict[asyncio.AbstractEventLoop, _Link] = field(default_factory=dict)
+    _connections: dict[asyncio.AbstractEventLoop, _Connections] = field(default_factory=dict)
 
-    async def ask(self, body: Mapping[str, Any], read: Callable[[bytes], T]) -> Answer[T]:
+    async def request(self, body: Mapping[str, Any], read: Callable[[bytes], T]) -> Answer[T]:
         """Send a request and return the value that `read` makes of the answer.
 
         Args:
@@ -154,27 +153,28 @@ class ChatClient:
             BudgetSpentError: the rest of the budget is too small for another attempt.
             UserError: the client is `closed`.
         """
-        link = self._link()
+        connections = self._own_connections()
         problem, is_garbled = "", False
-        async with link.slots:
+        async with connections.slots:
             for attempt in range(self.config.retries + 1):
                 if self.closed is not None:
                     raise self.closed
                 if attempt:
                     self.retries += 1
-                pause = min(self._first_pause * 2**attempt * random.uniform(0.5, 1.5), LONGEST_PAUSE)
+                pause = exponential_pause(attempt, self._first_pause, LONGEST_PAUSE)
                 is_garbled = False
                 try:
-                    response = await self._send(link, body, attempt > 0)
+                    response = await self._send(connections, body, attempt > 0)
                     if response.status_code == 200:
                         return Answer(read(response.content), attempt + 1)
-                    problem = self._error_line(response)
-                    if not _passes(response):
+                    problem = self._status_line(response)
+                    if not is_temporary(response.status_code, response.text):
                         raise StatusError(response.status_code, response.text, problem, attempt + 1)
-                    pause = max(pause, min(retry_after(response), LONGEST_WAIT))
+                    wait = retry_after(response.headers.get("retry-after", ""))
+                    pause = max(pause, min(wait, LONGEST_WAIT))
                 except (httpx.HTTPError, TimeoutError, httpx.InvalidURL, GarbledAnswerError) as error:
                     is_garbled = isinstance(error, GarbledAnswerError)
-                    problem = self.printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+                    problem = self.printable(exception_message(error))
                 log.info("%s: attempt %d failed: %s", self.address.url, attempt + 1, problem)
                 if attempt < self.config.retries:
                     await asyncio.sleep(pause)
@@ -182,31 +182,29 @@ class ChatClient:
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        link = self._links.pop(asyncio.get_running_loop(), None)
-        if link is not None:
-            await link.http.aclose()
+        connections = self._connections.pop(asyncio.get_running_loop(), None)
+        if connections is not None:
+            await connections.http.aclose()
 
     def printable(self, text: str) -> str:
         """Return text from the server as one printable line, in which stars replace our API key."""
-        if key := api_key(self.config):
-            text = text.replace(key, "***")
-        return one_line(" ".join(text.split()), SHOWN)
+        return printable(text, api_key(self.config))
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    async def _send(self, link: _Link, body: Mapping[str, Any], is_retry: bool) -> httpx.Response:
+    async def _send(self, connections: _Connections, body: Mapping[str, Any], is_retry: bool) -> httpx.Response:
         """Send a request and return its answer; the budget reserves the maximum cost and records the actual one."""
         async with self.budget.reserve(self.account, maximum_usage(body) or Usage(), is_retry) as reservation:
             self.requests += 1
             try:
-                response = await self._post(link, body)
+                response = await self._post(connections, body)
             except UNSENT:
                 reservation.settle(Usage())
                 raise
             _settle(reservation, response)
             return response
 
-    async def _post(self, link: _Link, body: Mapping[str, Any]) -> httpx.Response:
+    async def _post(self, connections: _Connections, body: Mapping[str, Any]) -> httpx.Response:
         """Send a request and read its whole answer, with limits of time and size.
 
         The timeout covers the whole answer, since a server may send it one byte at a time.
@@ -215,38 +213,30 @@ class ChatClient:
             GarbledAnswerError: the answer is larger than `LARGEST`.
         """
         async with asyncio.timeout(self.config.timeout):
-            stream = link.http.stream("POST", self.address.completions, json=body, headers=self._headers())
+            stream = connections.http.stream("POST", self.address.completions, json=body, headers=self._headers())
             async with stream as response:
-                content = bytearray()
-                async for part in response.aiter_bytes():
-                    content += part
-                    if len(content) > LARGEST:
-                        raise GarbledAnswerError(f"the answer is larger than {LARGEST:,} bytes")
+                try:
+                    content = await read_body(response.aiter_bytes(), LARGEST)
+                except ResponseTooLargeError as error:
+                    raise GarbledAnswerError(str(error)) from None
         headers = {key: response.headers[key] for key in ("content-type", "retry-after") if key in response.headers}
-        return httpx.Response(response.status_code, headers=headers, content=bytes(content))
+        return httpx.Response(response.status_code, headers=headers, content=content)
 
-    def _link(self) -> _Link:
+    def _own_connections(self) -> _Connections:
         """Return the connections of the running event loop.
 
         Connections and semaphores belong to an event loop, and a client may outlive it.
         """
         loop = asyncio.get_running_loop()
-        if loop not in self._links:
+        if loop not in self._connections:
             limits = httpx.Limits(max_connections=self.config.max_concurrent)
             http = httpx.AsyncClient(verify=_ssl_context(), timeout=self.config.timeout, limits=limits)
-            self._links[loop] = _Link(http, asyncio.Semaphore(self.config.max_concurrent))
-        return self._links[loop]
+            self._connections[loop] = _Connections(http, asyncio.Semaphore(self.config.max_concurrent))
+        return self._connections[loop]
 
-    def _error_line(self, response: httpx.Response) -> str:
-        """Return one line with the status and the server's own words."""
-        try:
-            body = response.json()
-            error = body.get("error", body)
-            message = error.get("message", error) if isinstance(error, dict) else error
-            message = message if isinstance(message, str) else json.dumps(message)
-        except (ValueError, AttributeError, RecursionError):
-            message = response.text
-        return self.printable(f"HTTP {response.status_code} {message}".strip())
+    def _status_line(self, response: httpx.Response) -> str:
+        """Return one line with the status and the server's message."""
+        return self.printable(f"HTTP {response.status_code} {error_message(response.content)}".strip())
 
     def _headers(self) -> dict[str, str]:
         key = api_key(self.config)
@@ -273,7 +263,7 @@ def check_key(config: EndpointConfig, setting: str) -> None:
     """
     key = api_key(config)
     if not (key.isascii() and key.isprintable()):
-        raise UserError(f"{setting}={config.api_key_env}: this variable holds no API key")
+        raise UserError(f"{setting}={config.api_key_env}: the value of this variable cannot be an API key")
 
 
 def check_bounds(body: Mapping[str, Any], budget: Budget, setting: str) -> None:
@@ -289,7 +279,7 @@ def check_bounds(body: Mapping[str, Any], budget: Budget, setting: str) -> None:
     limit = next((name for name in ("usd", "tokens") if getattr(budget.limits, name) is not None), None)
     if limit is not None and maximum_usage(body) is None:
         raise UserError(
-            f"{budget.key}.budget.{limit} cannot be kept to, because requests do not limit the tokens of an answer; "
+            f"{budget.key}.budget.{limit} cannot be enforced, because requests do not limit the tokens of an answer; "
             f"write {setting}.max_completion_tokens (or max_tokens)"
         )
 
@@ -304,38 +294,11 @@ def usage_of(answer: Any) -> dict[str, float]:
     return {name: _count(count) for name, count in counts.items()}
 
 
-def retry_after(response: httpx.Response) -> float:
-    """Return the seconds that the server asks the client to wait; 0 where it does not.
-
-    The header holds a number of seconds or a date.
-    """
-    header = response.headers.get("retry-after", "")
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(header).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-
-
-def is_exhausted(text: str) -> bool:
-    """Whether the body of a 429 says that the account has no credit left."""
-    return any(word in text.casefold() for word in EXHAUSTED)
-
-
-def _passes(response: httpx.Response) -> bool:
-    """Whether the error may pass, so that a retry can succeed."""
-    status = response.status_code
-    return status >= 500 or (status in RETRIED and not is_exhausted(response.text))
-
-
 def _settle(reservation: Reservation, response: httpx.Response) -> None:
     """Settle a reservation by the token count in the answer, even if the answer is unusable otherwise.
 
-    An error status without a count costs nothing, unless it is in `UNSURE`. Every other answer without a count leaves
-    the reservation at its upper bound.
+    An error status without a count costs nothing, unless it is in `MAYBE_CHARGED`. Every other answer without a count
+    leaves the reservation at its upper bound.
     """
     try:
         counts = usage_of(json.loads(response.content))
@@ -343,7 +306,7 @@ def _settle(reservation: Reservation, response: httpx.Response) -> None:
         counts = {}
     if any(counts.values()):
         reservation.settle(Usage(**{name: int(count) for name, count in counts.items()}))
-    elif response.status_code != 200 and response.status_code not in UNSURE:
+    elif response.status_code != 200 and response.status_code not in MAYBE_CHARGED:
         reservation.settle(Usage())
 
 

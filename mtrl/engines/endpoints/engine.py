@@ -13,8 +13,7 @@ from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.endpoints.budget import Budget, BudgetSpentError
 from mtrl.engines.endpoints.chat_client import (
-    SHOWN,
-    SUSPECT,
+    MAX_REFUSED,
     Address,
     ChatClient,
     GarbledAnswerError,
@@ -28,6 +27,7 @@ from mtrl.engines.endpoints.chat_client import (
 from mtrl.engines.endpoints.wire import ChatGeneration, ChatPrompt, calls_from_wire, closed
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
+from mtrl.utils.http_client import MAX_MESSAGE_CHARACTERS
 
 KEY = "evaluation.endpoint"
 """Section of the configuration for requests to endpoints."""
@@ -41,7 +41,7 @@ SEEDS = 2**31
 
 
 class EndpointError(RuntimeError):
-    """The endpoint gave no usable answer. The message contains the server's own words."""
+    """The endpoint gave no usable answer. The message contains that of the server."""
 
 
 class EndpointRefusedError(UserError):
@@ -71,10 +71,10 @@ class EndpointEngine:
         """Whether the endpoint has given a usable answer so far."""
         self._refused_ids: set[str] = set()
         """Ids of trajectories with a conversation that the endpoint refused."""
-        budget = budget or Budget(KEY, config.price, config.budget)
-        self._client = ChatClient(address, config, budget, account or address.model)
+        self.budget = budget or Budget(KEY, config.price, config.budget)
+        self._client = ChatClient(address, config, self.budget, account or address.model)
         check_key(config, f"{KEY}.api_key_env")
-        check_bounds(self.request(ChatPrompt([]), SamplingParams()), budget, f"{KEY}.extra_body")
+        check_bounds(self.request(ChatPrompt([]), SamplingParams()), self.budget, f"{KEY}.extra_body")
 
     @property
     def refused(self) -> UserError | None:
@@ -93,7 +93,7 @@ class EndpointEngine:
             BudgetSpentError: the rest of the budget is too small for another request.
         """
         try:
-            generation = await self._ask(trajectory_id, prompt, sampling)
+            generation = await self._request(trajectory_id, prompt, sampling)
         finally:
             self.stats.extra = {"requests": float(self._client.requests), "retries": float(self._client.retries)}
         self.stats.prompt_tokens += int(generation.usage.get("prompt_tokens", 0))
@@ -132,9 +132,9 @@ class EndpointEngine:
         body |= {str(key): value for key, value in self.config.extra_body.items()}
         return {key: value for key, value in body.items() if value is not None}
 
-    async def _ask(self, trajectory_id: str, prompt: ChatPrompt, sampling: SamplingParams) -> ChatGeneration:
+    async def _request(self, trajectory_id: str, prompt: ChatPrompt, sampling: SamplingParams) -> ChatGeneration:
         try:
-            answer = await self._client.ask(self.request(prompt, sampling), as_completion)
+            answer = await self._client.request(self.request(prompt, sampling), as_completion)
         except NoAnswerError as error:
             raise EndpointError(
                 f"{self.address} gave no answer in {error.attempts} attempts, the last time: {error.problem}"
@@ -160,7 +160,7 @@ class EndpointEngine:
         if error.is_full:
             return
         self._refused_ids.add(trajectory_id)
-        is_ours = not self._answered and len(self._refused_ids) >= SUSPECT
+        is_ours = not self._answered and len(self._refused_ids) >= MAX_REFUSED
         if error.status in HOPELESS or is_ours:
             refusal = f"{self.address} refused: {error.problem}; {self._advice(error.status)}"
             self._client.closed = EndpointRefusedError(refusal)
@@ -176,7 +176,7 @@ class EndpointEngine:
         if status in MOVED:
             return "check the name of the model and the address, which ends with /v1: MODEL@http://HOST:PORT/v1"
         if status in (402, 429):
-            return "the account of the key is used up"
+            return "the account of the key has no credit left"
         return f"change what is sent by {KEY}.extra_body, where null leaves a key out"
 
 
@@ -193,8 +193,8 @@ def as_completion(content: bytes) -> dict[str, Any]:
             raise TypeError
         return json.loads(json.dumps(answer, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, LookupError, TypeError, RecursionError):
-        text = content[:SHOWN].decode(errors="replace")
-        raise GarbledAnswerError(f"the answer is no chat completion: {text}") from None
+        text = content[:MAX_MESSAGE_CHARACTERS].decode(errors="replace")
+        raise GarbledAnswerError(f"the answer is not a chat completion: {text}") from None
 
 
 def read_answer(answer: dict[str, Any], stop: tuple[str, ...]) -> ChatGeneration:

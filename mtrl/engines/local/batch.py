@@ -1,6 +1,9 @@
-"""The rows that decode together, one token at a time. Their state is in arrays, rebuilt whenever the rows change."""
+"""The rows that decode together, one token at a time, and the detection of their stop strings."""
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,12 +11,14 @@ from torch import Tensor
 
 from mtrl.engines.local.sampling import SamplingRows, Uniforms, sample
 from mtrl.engines.local.session import Session
-from mtrl.engines.local.stops import StopStrings, span
 from mtrl.types import FinishReason
 
 
 class DecodeBatch:
-    """Row i is `sessions[i]` in slot i (or, before its first token, in the slots being prefilled)."""
+    """Row i is `sessions[i]` in slot i (or, before its first token, in the slots being prefilled).
+
+    The state of the rows is in arrays, which are built again whenever the rows change.
+    """
 
     def __init__(self, sessions: list[Session], stops: StopStrings, device: torch.device, max_context_length: int):
         params = [s.request.sampling for s in sessions]
@@ -50,7 +55,7 @@ class DecodeBatch:
         for row in np.flatnonzero(stopped | (self._room <= 0)):
             self.ended[int(row)] = FinishReason.STOP if stopped[row] else FinishReason.LENGTH
         for row, texts in self._stop_texts.items():
-            if self._says(row, texts):
+            if self._completes_stop(row, texts):
                 self.ended[row] = FinishReason.STOP
 
     def advance(self) -> None:
@@ -73,7 +78,7 @@ class DecodeBatch:
             request.add_span(version, len(row_ids))
             session.ids = request.prompt_ids + request.token_ids[:-1]
 
-    def _says(self, row: int, texts: tuple[str, ...]) -> bool:
+    def _completes_stop(self, row: int, texts: tuple[str, ...]) -> bool:
         """Whether the newest tokens of a row complete one of the stop strings."""
         request = self.sessions[row].request
         if request is None or not self.stops.may_complete(int(self._ids[-1][row]), texts):
@@ -88,3 +93,34 @@ def _padded(lists: list[tuple[int, ...]]) -> np.ndarray:
     for row, values in zip(out, lists, strict=True):
         row[: len(values)] = values
     return out
+
+
+class StopStrings:
+    """Detects stop strings. The test runs after every token of every row; the text of the newest token alone mostly
+    decides it, and that result is cached."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self.may_complete = lru_cache(maxsize=None)(self._may_complete)
+
+    def _may_complete(self, token_id: int, texts: tuple[str, ...]) -> bool:
+        """Whether a token can be the last token of one of `texts`: its text contains the last character of the stop
+        string, or cannot be determined from the token alone."""
+        word = self._decode([token_id])
+        # A part of a character decodes to U+FFFD, and some tokenizers drop spaces at the ends of a text.
+        return "\ufffd" in word or any(text[-1:] in word or text[-1:].isspace() for text in texts)
+
+    def complete(self, token_ids: list[int], texts: tuple[str, ...]) -> bool:
+        """Whether the text of the newest tokens contains one of `texts`. `token_ids` are the last `span(texts)` tokens,
+        or all tokens if there are fewer."""
+        text = self._decode(token_ids)
+        return any(stop in text for stop in texts)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def span(texts: tuple[str, ...]) -> int:
+    """Return the number of newest tokens that can contain a stop string of `texts`: a string of n characters lies
+    within n tokens plus the bytes of a split character before them."""
+    return max(map(len, texts)) + 4

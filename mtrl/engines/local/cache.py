@@ -39,7 +39,7 @@ class SlotCache:
         return size
 
     def _resize(self, slots: int, capacity: int) -> None:
-        old_slots, kept = self.slots, min(capacity, self.capacity)
+        old_slots, copied = self.slots, min(capacity, self.capacity)
         self.slots, self.capacity = slots, capacity
         heads, dim = self.shape
         for store in (self.keys, self.values):
@@ -47,7 +47,7 @@ class SlotCache:
                 # Zeros, not empty: uninitialized memory may be NaN, and a masked weight of 0 times NaN is NaN.
                 store[layer] = torch.zeros(slots, heads, capacity, dim, dtype=self.dtype, device=self.device)
                 if old_slots:
-                    store[layer][:old_slots, :, :kept] = old[:, :, :kept]
+                    store[layer][:old_slots, :, :copied] = old[:, :, :copied]
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
         """Copy the first `length` tokens of each row `sources[i]` to row `targets[i]`, as they were before the call."""

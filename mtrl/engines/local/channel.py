@@ -38,7 +38,7 @@ class Channel:
         self.closed = False
 
     def send(self, message: Any) -> None:
-        """Send a message. If the other side is gone, do nothing: the reader of the channel notices it."""
+        """Send a message. If the other side has ended, do nothing: the reader of the channel notices it."""
         if self.closed:
             return
         pickled = pickle.dumps(message, protocol=5)
@@ -47,23 +47,23 @@ class Channel:
 
     def send_file(self, file: int) -> None:
         """Send the descriptor of an open file to the other side."""
-        with suppress(OSError):  # the other side is gone, which the reader of the channel notices
+        with suppress(OSError):  # the other side has ended, which the reader of the channel notices
             socket.send_fds(self._files, [b"f"], [file])
 
     def receive_file(self) -> int:
         """Return the next file descriptor that the other side sent; the caller owns it.
 
         Raises:
-            ChannelClosedError: no descriptor came.
+            ChannelClosedError: no descriptor arrived.
         """
         _, files, _, _ = socket.recv_fds(self._files, 1, 1)
         if not files:
-            raise ChannelClosedError("no file came")
+            raise ChannelClosedError("no file arrived")
         return files[0]
 
     def attach(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         """Let the running event loop read. It calls `on_message` for each message, and `on_end` once, when the other
-        side is gone."""
+        side has ended."""
         self.detach()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._messages, self._read, on_message, on_end)
@@ -79,8 +79,8 @@ class Channel:
         """Wait for the next message without an event loop, and write buffered data meanwhile.
 
         Raises:
-            ChannelClosedError: the other side is gone.
-            TimeoutError: no message came within `seconds`.
+            ChannelClosedError: the other side has ended.
+            TimeoutError: no message arrived within `seconds`.
         """
         deadline = time.monotonic() + seconds
         while (message := self._next()) is None:
@@ -90,7 +90,7 @@ class Channel:
                 raise TimeoutError(f"no answer within {seconds:g} s")
             self._write()
             if not self._fill():
-                raise ChannelClosedError("the other side is gone")
+                raise ChannelClosedError("the other side has ended")
         return message[0]
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Channel:
             on_end()
 
     def _fill(self) -> bool:
-        """Read the data that has arrived; return False if the other side is gone."""
+        """Read the data that has arrived; return False if the other side has ended."""
         try:
             while data := self._messages.recv(CHUNK):
                 self._inward += data

@@ -51,7 +51,7 @@ class Child:
             self._process.kill()
 
     def end(self) -> str:
-        """Make sure that the process has ended, and return a phrase that says how it ended."""
+        """Make sure that the process has ended, and return a phrase about how it ended."""
         self.channel.close()
         try:
             code = self._process.wait(1)  # the process ends by itself when the channel is closed

@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.engines.local import fused
-from mtrl.engines.local.batch import DecodeBatch
+from mtrl.engines.local.batch import DecodeBatch, StopStrings
 from mtrl.engines.local.half import HalfRunner
 from mtrl.engines.local.prefill import PASS, PREFILL_TOKENS, PrefillPlan, SharedPrefix, passes, plan_prefill
 from mtrl.engines.local.runner import HfRunner, Runner
 from mtrl.engines.local.session import Request, Session
-from mtrl.engines.local.stops import StopStrings
-from mtrl.engines.local.weights import copy_weights
 from mtrl.types import FinishReason
+
+
+@torch.no_grad()
+def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy `weights` into the module's parameters and buffers in place, converting device and dtype. Views of the
+    parameters, as in the fused decode step, stay valid.
+
+    Either every parameter is written or none is: an engine with some old weights would sample from a policy that is not
+    the trained one, without any error.
+
+    Args:
+        weights: tensors by the names of `module.state_dict()`; for tied parameters one name is enough.
+
+    Raises:
+        ValueError: a parameter has no weights, a name does not exist in the module, or a shape differs.
+    """
+    own = module.state_dict(keep_vars=True)
+    written = {id(own[name]) for name in weights if name in own}
+    missing = [name for name, value in module.named_parameters() if id(value) not in written]
+    unknown = [name for name in weights if name not in own]
+    wrong = [name for name in weights if name in own and weights[name].shape != own[name].shape]
+    problems = [
+        *([f"no weights for {_some(missing)}"] if missing else []),
+        *([f"no parameter has the name {_some(unknown)}"] if unknown else []),
+        *([f"another shape for {_some(wrong)}"] if wrong else []),
+    ]
+    if problems:
+        raise ValueError(f"the weights do not fit {type(module).__name__}: {'; '.join(problems)}")
+    for name, value in weights.items():
+        own[name].copy_(value)
 
 
 class LocalEngine:
     """See `mtrl.engines.base.Engine`. The engine uses the model's own weights: training changes them in
-    place, and `load_weights` tells the engine that they have changed. A replica, which is not trained, receives its
+    place, and `load_weights` notifies the engine that they have changed. A replica, which is not trained, receives its
     weights through `load_weights`.
 
     Scheduling. The decoding rows are the first slots of the cache. When the turn of a trajectory ends, its environment
@@ -79,7 +107,7 @@ class LocalEngine:
         """Trajectories that hold a slot, in the order of the slots; the decoding ones come first."""
         self._batch: DecodeBatch | None = None
         self._shrink = False
-        """Whether a decoding trajectory was released, so that its row decodes in vain."""
+        """Whether a decoding trajectory was released, so that its row is decoded without a use."""
         self._gathered = 0
         """Number of decoding rows after the last gather."""
         self._draining = 0
@@ -97,7 +125,7 @@ class LocalEngine:
         if trajectory_id not in self._sessions:
             self.open(trajectory_id)
         session = self._sessions[trajectory_id]
-        assert session.request is None, f"{trajectory_id} asks for a turn before its last one ended"
+        assert session.request is None, f"{trajectory_id} requests a turn before its last one ended"
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         session.request = Request(prompt, sampling, future)
         self._ensure_running()
@@ -149,7 +177,7 @@ class LocalEngine:
             self._task = None
         for trajectory_id in list(self._sessions):
             self.release(trajectory_id)
-        self._forget()
+        self._discard_rows()
 
     def _ensure_running(self) -> None:
         if self._task is None or self._task.done():
@@ -168,7 +196,7 @@ class LocalEngine:
                     await self._wake.wait()
                 await asyncio.sleep(0)
         except Exception as error:  # every waiting caller must get the error, or it would wait forever
-            self._forget()
+            self._discard_rows()
             for session in self._sessions.values():
                 request, session.request = session.request, None
                 if request and not request.future.done():
@@ -186,7 +214,7 @@ class LocalEngine:
             return False
         return True
 
-    def _forget(self) -> None:
+    def _discard_rows(self) -> None:
         """Discard the cache and the decoding rows."""
         for session in self._rows:
             session.slot, session.ids = None, []
@@ -198,7 +226,7 @@ class LocalEngine:
         self._decoding()
         self._batch, self._shrink = None, False
         for session in self._rows:
-            session.forget()
+            session.discard_cache()
         self._wake.set()
 
     def _due(self) -> bool:
@@ -240,7 +268,7 @@ class LocalEngine:
         for session in admitted:
             request = session.request
             session.ids = session.ids[: session.common_prefix(request.context)]
-            request.note_cached(len(session.ids))
+            request.record_cached(len(session.ids))
             self.stats.prompt_tokens += len(request.context)
         plan = plan_prefill(admitted, self._pass_cost)
         decoding = self._arrange(decoding, plan.sessions)
@@ -287,7 +315,7 @@ class LocalEngine:
 
     def _count_cached(self, session: Session, tokens: int) -> None:
         """Record that the first `tokens` tokens of the context were copied instead of computed."""
-        session.request.note_cached(tokens)
+        session.request.record_cached(tokens)
         self.stats.cached_tokens += tokens
 
     def _feed(self, sessions: list[Session]) -> Tensor:
@@ -386,3 +414,9 @@ def _seated(sessions: list[Session], first: int) -> list[Session]:
     sitting = {s.slot: s for s in sessions if s.slot in slots}
     others = (s for s in sessions if s.slot not in slots)
     return [sitting.get(slot) or next(others) for slot in slots]
+
+
+def _some(names: Iterable[str]) -> str:
+    """Format the first four names and the number of the others."""
+    names = list(names)
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -61,7 +61,7 @@ class FusedRunner:
         self.layers = [Layer(layer) for layer in model.model.layers]
         self.dtype = model.dtype
         """Dtype of activations."""
-        self._packed: dict[Tensor, Tensor] = {}
+        self.packed: dict[Tensor, Tensor] = {}
         """Matrices in the layout of oneDNN, by their weight. They are packed once per version of the weights, because
         oneDNN would otherwise convert the layout for every product."""
         self.cache = self.Cache(config.num_hidden_layers, self.kv_heads, self.dim, model.dtype, model.device)
@@ -83,7 +83,7 @@ class FusedRunner:
         return self._linear(self._norm(last, self.model.model.norm.weight), self.model.lm_head.weight)
 
     def refresh(self) -> None:
-        self._packed = {}
+        self.packed = {}
 
     def _attention(
         self,
@@ -129,9 +129,9 @@ class FusedRunner:
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not self._packs(weight):
             return F.linear(x, weight, bias)
-        if weight not in self._packed:
-            self._packed[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed[weight], bias, "none", [], "")
+        if weight not in self.packed:
+            self.packed[weight] = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed[weight], bias, "none", [], "")
 
     def _packs(self, weight: Tensor) -> bool:
         """Whether oneDNN with a packed matrix is faster than MKL, which PyTorch uses for float32 on a CPU."""

@@ -33,7 +33,7 @@ class EngineProcessError(RuntimeError):
 
 
 @dataclass
-class _Asked:
+class _PendingTurn:
     """A turn that has no answer yet."""
 
     request: Generate
@@ -72,19 +72,21 @@ class ProcessEngine:
             UserError: the model cannot be sent to a process, or the engine cannot run it.
         """
         inspect.signature(LocalEngine).bind(model, tokenizer, *settings, **more)
-        self._threads, self._timeout = threads, timeout
+        self._threads = threads
+        self.timeout = timeout
+        """Seconds without an answer after which the process counts as hung; a change applies from the next check on."""
         try:
             pickled, self._model = pack((model, tokenizer, settings, more))
         except Exception as error:
-            raise _cannot_start(f"{type(model).__name__} cannot be given to it: {error}") from error
+            raise _cannot_start(f"{type(model).__name__} cannot be sent to it: {error}") from error
         self._start = Start(pickled, self._model.layout)
         self._version = 0
         self.stats = EngineStats()
-        self._earlier = self.stats
+        self._earlier_stats = self.stats
         """Statistics of all earlier children."""
         self._open: dict[str, None] = {}
         """Ids of open trajectories, in the order of `open`."""
-        self._turns: dict[int, _Asked] = {}
+        self._turns: dict[int, _PendingTurn] = {}
         self._weights: Block | None = None
         self._newest: Load | None = None
         """Message that makes a new child load the newest weights."""
@@ -97,10 +99,10 @@ class ProcessEngine:
         self._error: Exception | None = None
         """Error that every further request raises; None while the engine works."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._revival: asyncio.Task[None] | None = None
-        self._watch: asyncio.TimerHandle | None = None
-        self._heard = True
-        """Whether a message came from the child since the last check."""
+        self._restarting: asyncio.Task[None] | None = None
+        self._health_check: asyncio.TimerHandle | None = None
+        self._has_answered = True
+        """Whether the child sent a message since the last check."""
         self._child = self._new_child()
         self._wait_for_start()
 
@@ -114,12 +116,17 @@ class ProcessEngine:
         """Change the version number of the weights in use; not allowed while weights are being loaded."""
         assert not self._loading, "weights are being loaded"
         self._version = version
-        self._announce(version)
+        self._send_load(version)
 
     @property
     def pid(self) -> int:
         """Process id of the child."""
         return self._child.pid
+
+    @property
+    def requested_version(self) -> int:
+        """Policy version of the newest weights that the process was sent; it may still be loading them."""
+        return self._newest.version if self._newest else self._version
 
     def open(self, trajectory_id: str) -> None:
         self._open.pop(trajectory_id, None)
@@ -136,20 +143,20 @@ class ProcessEngine:
         loop = self._attach()
         if trajectory_id not in self._open:
             self.open(trajectory_id)
-        asked = _Asked(Generate(next(self._numbers), trajectory_id, prompt, sampling), loop.create_future())
-        self._turns[asked.request.number] = asked
-        self._child.channel.send(asked.request)
+        pending = _PendingTurn(Generate(next(self._numbers), trajectory_id, prompt, sampling), loop.create_future())
+        self._turns[pending.request.number] = pending
+        self._child.channel.send(pending.request)
         try:
-            return await asked.future
+            return await pending.future
         finally:
-            self._turns.pop(asked.request.number, None)
+            self._turns.pop(pending.request.number, None)
 
     def release(self, trajectory_id: str) -> None:
         if trajectory_id not in self._open:
             return
         del self._open[trajectory_id]
-        for asked in self._turns.values():
-            asked.released |= asked.request.trajectory_id == trajectory_id
+        for pending in self._turns.values():
+            pending.released |= pending.request.trajectory_id == trajectory_id
         self._child.channel.send(Release(trajectory_id))
 
     async def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
@@ -165,8 +172,8 @@ class ProcessEngine:
 
     async def close(self) -> None:
         """End the process, even in the middle of its work, and abort unanswered turns."""
-        for asked in self._turns.values():
-            asked.abort()
+        for pending in self._turns.values():
+            pending.abort()
         self._give_up(EngineProcessError("the engine is closed"))
         for block in (self._model, self._weights):
             if block is not None:
@@ -182,7 +189,7 @@ class ProcessEngine:
 
     def _wait_for_start(self) -> None:
         try:
-            answer = self._child.channel.wait(self._timeout)
+            answer = self._child.channel.wait(self.timeout)
         except ChannelClosedError:
             raise _cannot_start(f"it {self._child.end()}") from None
         except TimeoutError as error:
@@ -208,35 +215,35 @@ class ProcessEngine:
             self._loop = loop
             self._loads, self._writing = asyncio.Lock(), asyncio.Lock()
             if self._child.channel.closed:  # the last loop ended before it could start a new child
-                self._revival = loop.create_task(self._revive())
+                self._restarting = loop.create_task(self._restart())
             else:
                 self._listen()
         return loop
 
     def _listen(self) -> None:
-        self._child.channel.attach(self._hear, self._lost)
-        self._heard = True
-        self._look()
+        self._child.channel.attach(self._on_message, self._on_exit)
+        self._has_answered = True
+        self._check_alive()
 
-    def _look(self) -> None:
+    def _check_alive(self) -> None:
         """Kill a child that sent no message since the last check; schedule the next check after `timeout` seconds."""
-        if self._watch is not None:
-            self._watch.cancel()
-        if not self._heard:
-            log.warning("the engine's process gave no sign of life for %g s", self._timeout)
+        if self._health_check is not None:
+            self._health_check.cancel()
+        if not self._has_answered:
+            log.warning("the engine's process sent no message for %g s", self.timeout)
             self._child.kill()
-        self._heard = False
+        self._has_answered = False
         self._child.channel.send(Ping())
-        self._watch = asyncio.get_running_loop().call_later(self._timeout, self._look)
+        self._health_check = asyncio.get_running_loop().call_later(self.timeout, self._check_alive)
 
-    def _hear(self, message: Any) -> None:
-        self._heard = True
+    def _on_message(self, message: Any) -> None:
+        self._has_answered = True
         match message:
             case Turn(number, generation, stats):
                 self._deaths = 0
-                self.stats = _sum(self._earlier, stats)
-                if (asked := self._turns.get(number)) and not asked.future.done():
-                    asked.future.set_result(generation)
+                self.stats = _sum(self._earlier_stats, stats)
+                if (pending := self._turns.get(number)) and not pending.future.done():
+                    pending.future.set_result(generation)
             case Loaded(number):
                 self._deaths = 0
                 if self._newest and self._newest.number == number and self._loaded and not self._loaded.done():
@@ -249,30 +256,30 @@ class ProcessEngine:
                 self._fail(number, UserError(text) if for_user else EngineProcessError(text))
 
     def _fail(self, number: int, error: Exception) -> None:
-        if (asked := self._turns.get(number)) and not asked.future.done():
-            asked.future.set_exception(error)
+        if (pending := self._turns.get(number)) and not pending.future.done():
+            pending.future.set_exception(error)
         elif self._newest and self._newest.number == number:
             # The block holds weights that are not in use, so a new child could not get those of the old one.
             self._give_up(error)
 
-    def _lost(self) -> None:
+    def _on_exit(self) -> None:
         """Handle the death of the child: start a new one, or give up after `MAX_DEATHS` deaths."""
         how = self._child.end()
-        self._earlier = _sum(self.stats, EngineStats(extra={"restarts": 1}))
+        self._earlier_stats = _sum(self.stats, EngineStats(extra={"restarts": 1}))
         self._deaths += 1
         if self._deaths >= MAX_DEATHS:
             self._give_up(
                 UserError(
-                    f"the engine's process died {MAX_DEATHS} times without an answer in between (at last it {how}); "
-                    "generator.local.process=false runs the engine in the trainer's process, and a lower "
-                    "generator.max_num_seqs takes less memory"
+                    f"the engine's process died {MAX_DEATHS} times without an answer in between (the last time, it "
+                    f"{how}); generator.local.process=false runs the engine in the trainer's process, and a lower "
+                    "generator.max_num_seqs needs less memory"
                 )
             )
             return
-        log.warning("the engine's process %s; it is started again", how)
-        self._revival = asyncio.get_running_loop().create_task(self._revive())
+        log.warning("the engine's process %s; it is restarted", how)
+        self._restarting = asyncio.get_running_loop().create_task(self._restart())
 
-    async def _revive(self) -> None:
+    async def _restart(self) -> None:
         """Start a new child in the state of the old one: weights, open trajectories and unanswered requests."""
         async with self._writing:  # half-written weights must not be loaded
             try:
@@ -284,11 +291,11 @@ class ProcessEngine:
                 self._send_block(self._weights)
             for message in (*([self._newest] if self._newest else []), *map(Open, self._open)):
                 self._child.channel.send(message)
-            for asked in self._turns.values():
-                if asked.released:
-                    asked.abort()
+            for pending in self._turns.values():
+                if pending.released:
+                    pending.abort()
                 else:
-                    self._child.channel.send(asked.request)
+                    self._child.channel.send(pending.request)
             self._listen()
 
     async def _load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
@@ -298,7 +305,7 @@ class ProcessEngine:
             self._loaded, self._loading = asyncio.get_running_loop().create_future(), True
             if weights is not None:
                 await self._write(weights)
-            self._announce(version)
+            self._send_load(version)
             await self._loaded
             self._version = version
 
@@ -315,7 +322,7 @@ class ProcessEngine:
                 if new:
                     self._send_block(self._weights)
 
-    def _announce(self, version: int) -> None:
+    def _send_load(self, version: int) -> None:
         self._newest = Load(next(self._numbers), version, self._weights is not None)
         self._child.channel.send(self._newest)
 
@@ -326,12 +333,12 @@ class ProcessEngine:
     def _give_up(self, error: Exception) -> None:
         """End the child; all waiting and further requests raise `error`."""
         self._error = error
-        if self._watch is not None:
-            self._watch.cancel()
-        if self._revival is not None:
-            self._revival.cancel()
+        if self._health_check is not None:
+            self._health_check.cancel()
+        if self._restarting is not None:
+            self._restarting.cancel()
         self._child.end()
-        futures = [asked.future for asked in self._turns.values()] + ([self._loaded] if self._loaded else [])
+        futures = [pending.future for pending in self._turns.values()] + ([self._loaded] if self._loaded else [])
         for future in futures:
             if not future.done():
                 future.set_exception(error)

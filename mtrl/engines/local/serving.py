@@ -41,16 +41,16 @@ class _Server:
 
     async def run(self) -> None:
         ended = asyncio.Event()
-        self._channel.attach(self._hear, ended.set)
+        self._channel.attach(self._on_message, ended.set)
         await ended.wait()
 
-    def _hear(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         try:
-            self._heed(message)
+            self._handle(message)
         except Exception as error:  # the engine cannot serve without its model or its block
             self._channel.send(_failed(None, error))
 
-    def _heed(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         match message:
             case Ping():
                 self._channel.send(Pong())

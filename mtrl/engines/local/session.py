@@ -32,7 +32,7 @@ class Request:
         """Note that no token of this turn is cached any more. The sampled tokens become part of the context."""
         self.context = self.prompt_ids + self.token_ids
 
-    def note_cached(self, tokens: int) -> None:
+    def record_cached(self, tokens: int) -> None:
         if not self.token_ids:
             self.cached_tokens = tokens
 
@@ -64,7 +64,7 @@ class Session:
             return limit
         return next(i for i in range(limit) if self.ids[i] != context[i])
 
-    def forget(self) -> None:
+    def discard_cache(self) -> None:
         """Discard the cached tokens, because their keys and values are of older weights."""
         self.ids = []
         if self.request is not None:

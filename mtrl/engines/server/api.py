@@ -11,10 +11,10 @@ from mtrl.engines.base import Generation, SamplingParams
 
 
 class ServerError(RuntimeError):
-    """A request to a server failed. The message contains the server's own words. A retry may succeed."""
+    """A request to a server failed. The message contains that of the server. A retry may succeed."""
 
 
-class ServerGoneError(ServerError):
+class ServerUnreachableError(ServerError):
     """The server gave no answer: no process listens, the connection broke, or the request timed out."""
 
 
@@ -138,7 +138,7 @@ class ServerApi(Protocol):
     async def end_update(self, version: int) -> None:
         """End an update: the weights are complete, and are policy `version` from now on."""
 
-    async def forget(self) -> None:
+    async def drop_cache(self) -> None:
         """Drop every cached key and value, so that no token attends to those of older weights.
 
         Raises:

@@ -12,8 +12,8 @@ from torch import Tensor
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.checksum import checksum
+from mtrl.engines.server.export import WeightExport
 from mtrl.engines.server.model_folder import copy_settings
-from mtrl.engines.server.outgoing import Outgoing
 from mtrl.engines.server.sync import ServerGroup, engine_key
 from mtrl.engines.server.sync_folder import SyncFolder
 
@@ -28,17 +28,17 @@ class DiskSync:
     The newest folder stays until the next one is written, because engines remember the path of their weights.
     """
 
-    def __init__(self, settings: ServerConfig, model: str, outgoing: Outgoing):
-        self._seconds, self._model, self._outgoing = settings.sync_timeout, model, outgoing
+    def __init__(self, settings: ServerConfig, model: str, export: WeightExport):
+        self._seconds, self._model, self._export = settings.sync_timeout, model, export
         self._folder = SyncFolder(settings.sync_folder, f"{engine_key(settings)}.sync_folder")
         self._uses: dict[str, int] = {}
         """Number of calls of `send` that use a folder, by its name."""
         self._newest = ""
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
-        whole = await asyncio.to_thread(self._outgoing, weights)
-        word = await asyncio.to_thread(checksum, whole)
-        name = f"version-{version}-{word[:12]}"
+        whole = await asyncio.to_thread(self._export, weights)
+        digest = await asyncio.to_thread(checksum, whole)
+        name = f"version-{version}-{digest[:12]}"
         self._uses[name] = self._uses.get(name, 0) + 1
         try:
             write = partial(write_model, self._model, whole)
@@ -47,7 +47,7 @@ class DiskSync:
             self._newest = name
             server_group = ServerGroup(servers)
             await server_group.each(lambda server: server.begin_update(), self._seconds)
-            await server_group.each(lambda server: server.receive_folder(str(folder), version, word), self._seconds)
+            await server_group.each(lambda server: server.receive_folder(str(folder), version, digest), self._seconds)
             await server_group.each(lambda server: server.end_update(version), self._seconds)
         finally:
             self._uses[name] -= 1

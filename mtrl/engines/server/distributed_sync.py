@@ -19,17 +19,17 @@ from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed import broadcast
 from mtrl.engines.server.api import Rendezvous, ServerApi, TensorLayout
 from mtrl.engines.server.checksum import checksum
-from mtrl.engines.server.outgoing import Outgoing
+from mtrl.engines.server.export import WeightExport
 from mtrl.engines.server.sync import GRACE, ServerGroup, engine_key, limited
 from mtrl.errors import UserError
-from mtrl.utils.hosts import is_loopback
+from mtrl.utils.serving import is_loopback
 from mtrl.utils.text import one_line
 
 BUCKET = 2**29
 """Maximum size of one broadcast, in bytes, unless a single tensor is larger."""
-PARTING = 10.0
+LEAVE_TIMEOUT = 10.0
 """Timeout of leaving a group, in seconds; a server that does not leave in time is ignored."""
-ARRIVAL = 2.0
+CONNECT_SECONDS = 2.0
 """Seconds for which the store of a failed group stays open, so that all servers can connect. A server that finds it
 closed would retry until its own timeout, which is half an hour in SGLang."""
 LOOPBACK = "127.0.0.1"
@@ -38,8 +38,8 @@ Part = list[tuple[str, Tensor]]
 
 
 @dataclass
-class Meeting:
-    """A process group of the trainer and some servers."""
+class SyncGroup:
+    """A process group of the trainer and some servers, in which weights are broadcast."""
 
     name: str
     servers: list[ServerApi]
@@ -49,14 +49,14 @@ class Meeting:
 
 
 class DistributedSync:
-    """See `WeightSync`. All servers are in one group, which is formed again when the servers change.
+    """See `WeightSync`. All servers are in one group. A new group is formed when the servers change.
 
     A member that dies or hangs during a broadcast ends the broadcast for all members, after the timeout at the latest.
     Each failed server that still answers then receives the weights in a group of its own, so that only the faulty
     servers fail.
     """
 
-    def __init__(self, settings: ServerConfig, outgoing: Outgoing, bucket: int = BUCKET):
+    def __init__(self, settings: ServerConfig, export: WeightExport, bucket: int = BUCKET):
         """
         Raises:
             UserError: trainer and servers share GPUs, which NCCL does not support.
@@ -65,150 +65,152 @@ class DistributedSync:
         if settings.colocate and self._backend == "nccl":
             raise UserError(
                 f"{engine_key(settings)}.weight_sync=distributed cannot reach servers on the trainer's own GPUs, which "
-                f"NCCL refuses; with {engine_key(settings)}.colocate take weight_sync=tensor or disk"
+                f"NCCL refuses; with {engine_key(settings)}.colocate use weight_sync=tensor or disk"
             )
         self._seconds, self._workers = settings.sync_timeout, settings.tensor_parallel_size
-        self._outgoing, self._bucket = outgoing, bucket
-        self._kept: Meeting | None = None
+        self._export, self._bucket = export, bucket
+        self._group: SyncGroup | None = None
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
-        whole = await asyncio.to_thread(self._outgoing, weights)
+        whole = await asyncio.to_thread(self._export, weights)
         parts = list(broadcast.buckets(list(whole.items()), self._bucket))
-        failed = await self._together(list(servers), parts, version)
+        failed = await self._update_together(list(servers), parts, version)
         if failed:
-            await self._part()
-            ill = [server for server in servers if server.url in failed]
-            await asyncio.gather(*(self._alone(server, parts, version, failed) for server in ill))
+            await self._leave_current()
+            retried = [server for server in servers if server.url in failed]
+            await asyncio.gather(*(self._update_alone(server, parts, version, failed) for server in retried))
         final = ServerGroup(servers)
         final.drop(failed)
         final.check()
 
     async def close(self) -> None:
-        await self._part()
+        await self._leave_current()
 
     # -- an update ---------------------------------------------------------------------------------------------------
 
-    async def _together(self, servers: list[ServerApi], parts: list[Part], version: int) -> dict[str, str]:
+    async def _update_together(self, servers: list[ServerApi], parts: list[Part], version: int) -> dict[str, str]:
         """Update all servers in one group; return the reasons of failures by URL."""
-        if self._kept is None or self._kept.servers != servers:
-            await self._part()
-            self._kept, failed = await self._meet(servers)
-            if self._kept is None:
+        if self._group is None or self._group.servers != servers:
+            await self._leave_current()
+            self._group, failed = await self._form_group(servers)
+            if self._group is None:
                 return failed
         try:
-            return await self._update(self._kept, parts, version)
+            return await self._update(self._group, parts, version)
         except BaseException:
-            await self._part()
+            await self._leave_current()
             raise
 
-    async def _alone(self, server: ServerApi, parts: list[Part], version: int, failed: dict[str, str]) -> None:
+    async def _update_alone(self, server: ServerApi, parts: list[Part], version: int, failed: dict[str, str]) -> None:
         """Update one server in a group of its own; remove its entry from `failed`, or replace it by the new reason."""
         if not await server.is_alive():
             return
-        meeting, words = await self._meet([server])
+        sync_group, problems = await self._form_group([server])
         try:
-            if meeting is not None:
-                words = await self._update(meeting, parts, version)
+            if sync_group is not None:
+                problems = await self._update(sync_group, parts, version)
         finally:
-            if meeting is not None:
-                await self._leave(meeting)
+            if sync_group is not None:
+                await self._leave(sync_group)
         del failed[server.url]
-        failed |= words
+        failed |= problems
 
-    async def _update(self, meeting: Meeting, parts: list[Part], version: int) -> dict[str, str]:
-        server_group = ServerGroup(meeting.servers)
+    async def _update(self, sync_group: SyncGroup, parts: list[Part], version: int) -> dict[str, str]:
+        server_group = ServerGroup(sync_group.servers)
         await server_group.each(lambda server: server.begin_update(), self._seconds)
         for part in parts:
             if server_group.failed:  # a broadcast needs all members
-                return {server.url: "another server failed" for server in meeting.servers} | server_group.failed
-            await self._send_part(meeting, part, version, server_group)
+                return {server.url: "another server failed" for server in sync_group.servers} | server_group.failed
+            await self._send_part(sync_group, part, version, server_group)
         await server_group.each(lambda server: server.end_update(version), self._seconds)
         return server_group.failed
 
-    async def _send_part(self, meeting: Meeting, part: Part, version: int, server_group: ServerGroup) -> None:
+    async def _send_part(self, sync_group: SyncGroup, part: Part, version: int, server_group: ServerGroup) -> None:
         """Send one broadcast; `server_group` drops the servers that did not receive it."""
         layouts = [TensorLayout(name, str(value.dtype)[len("torch.") :], tuple(value.shape)) for name, value in part]
-        word = await asyncio.to_thread(checksum, dict(part))
-        group = meeting.group
+        digest = await asyncio.to_thread(checksum, dict(part))
+        group = sync_group.group
         assert group is not None
         ours = _in_thread(lambda: broadcast.broadcast(group, [value for _, value in part], self._seconds))
         theirs = [
             asyncio.ensure_future(
-                limited(server.receive_broadcast(layouts, meeting.name, version, word), self._seconds + GRACE)
+                limited(server.receive_broadcast(layouts, sync_group.name, version, digest), self._seconds + GRACE)
             )
-            for server in meeting.servers
+            for server in sync_group.servers
         ]
-        server_group.drop(await _ends(ours, theirs, meeting))
+        server_group.drop(await _wait_for_members(ours, theirs, sync_group))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
-    async def _meet(self, servers: list[ServerApi]) -> tuple[Meeting | None, dict[str, str]]:
+    async def _form_group(self, servers: list[ServerApi]) -> tuple[SyncGroup | None, dict[str, str]]:
         """Form a new group of the trainer and these servers; return the group, or the reasons of failures by URL."""
         host = own_address([server.url for server in servers])
-        meeting = Meeting(f"mtrl-{secrets.token_hex(8)}", servers, broadcast.open_store(host, self._seconds))
-        port, size = meeting.store.port, 1 + self._workers * len(servers)
+        sync_group = SyncGroup(f"mtrl-{secrets.token_hex(8)}", servers, broadcast.open_store(host, self._seconds))
+        port, size = sync_group.store.port, 1 + self._workers * len(servers)
         own = await asyncio.to_thread(broadcast.connect, host, port, self._seconds)  # now: the store may close early
-        arguments = (self._backend, host, port, size, 0, meeting.name, self._seconds, own)
+        arguments = (self._backend, host, port, size, 0, sync_group.name, self._seconds, own)
         ours = _in_thread(lambda: broadcast.join_group(*arguments), undo=broadcast.leave)
         theirs = [
             asyncio.ensure_future(
                 limited(
-                    server.join(Rendezvous(host, port, size, 1 + self._workers * i, self._backend, meeting.name)),
+                    server.join(Rendezvous(host, port, size, 1 + self._workers * i, self._backend, sync_group.name)),
                     self._seconds + GRACE,
                 )
             )
             for i, server in enumerate(servers)
         ]
         try:
-            failed = await _ends(ours, theirs, meeting)
+            failed = await _wait_for_members(ours, theirs, sync_group)
         except BaseException:
-            meeting.store = None
+            sync_group.store = None
             raise
         if failed:
-            await self._leave(meeting)
+            await self._leave(sync_group)
             return None, failed
-        meeting.group = ours.result()
-        return meeting, {}
+        sync_group.group = ours.result()
+        return sync_group, {}
 
-    async def _part(self) -> None:
-        meeting, self._kept = self._kept, None
-        if meeting is not None:
-            await self._leave(meeting)
+    async def _leave_current(self) -> None:
+        sync_group, self._group = self._group, None
+        if sync_group is not None:
+            await self._leave(sync_group)
 
-    async def _leave(self, meeting: Meeting) -> None:
+    async def _leave(self, sync_group: SyncGroup) -> None:
         """Leave the group on the trainer's side first, so that no server waits for the trainer any more."""
-        group, meeting.group, meeting.store = meeting.group, None, None
+        group, sync_group.group, sync_group.store = sync_group.group, None, None
         if group is not None:
             await asyncio.to_thread(broadcast.leave, group)
-        server_group = ServerGroup(meeting.servers)
-        await server_group.each(lambda server: server.leave(meeting.name), min(self._seconds, PARTING))
+        server_group = ServerGroup(sync_group.servers)
+        await server_group.each(lambda server: server.leave(sync_group.name), min(self._seconds, LEAVE_TIMEOUT))
 
 
-async def _ends(ours: asyncio.Future[Any], theirs: Sequence[asyncio.Future[None]], meeting: Meeting) -> dict[str, str]:
+async def _wait_for_members(
+    ours: asyncio.Future[Any], theirs: Sequence[asyncio.Future[None]], sync_group: SyncGroup
+) -> dict[str, str]:
     """Wait until the trainer's part and the servers' parts of a collective operation are done, or one of them has
     failed, which ends the operation for all members. Return the reasons by URL; empty on success."""
     try:
         await asyncio.wait([ours, *theirs], return_when=asyncio.FIRST_EXCEPTION)
         if all(future.done() and not future.exception() for future in [ours, *theirs]):
             return {}
-        if meeting.group is None:
-            await asyncio.wait([ours, *theirs], timeout=ARRIVAL)
-            meeting.store = None  # servers that wait there for other members get an error
+        if sync_group.group is None:
+            await asyncio.wait([ours, *theirs], timeout=CONNECT_SECONDS)
+            sync_group.store = None  # servers that wait there for other members get an error
         await asyncio.wait([ours])  # gloo cannot be cancelled, but has a timeout
-        group, meeting.group = meeting.group, None
+        group, sync_group.group = sync_group.group, None
         if group is not None:
             await asyncio.to_thread(broadcast.leave, group)  # this ends the operation on the servers as well
-        await asyncio.wait(theirs, timeout=PARTING)
+        await asyncio.wait(theirs, timeout=LEAVE_TIMEOUT)
     finally:
         for future in theirs:
             future.cancel()
     first = ours.exception()
-    common = "another server failed" if first is None else one_line(f"the trainer could not go on: {first}", 300)
-    return {server.url: _words(end) or common for server, end in zip(meeting.servers, theirs, strict=True)}
+    common = "another server failed" if first is None else one_line(f"the trainer could not continue: {first}", 300)
+    return {server.url: _failure(end) or common for server, end in zip(sync_group.servers, theirs, strict=True)}
 
 
-def _words(end: asyncio.Future[None]) -> str | None:
-    """Return why a server's part failed, in the server's own words; None if it succeeded."""
+def _failure(end: asyncio.Future[None]) -> str | None:
+    """Return why a server's part failed, in the server's message; None if it succeeded."""
     if not end.done() or end.cancelled():
         return "no answer"
     return None if (error := end.exception()) is None else one_line(error, 500)
@@ -223,7 +225,7 @@ def _in_thread(call: Callable[[], Any], undo: Callable[[Any], None] | None = Non
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
-    def tell(value: Any, error: BaseException | None) -> None:
+    def deliver(value: Any, error: BaseException | None) -> None:
         if future.done():
             if error is None and undo is not None:
                 undo(value)
@@ -239,7 +241,7 @@ def _in_thread(call: Callable[[], Any], undo: Callable[[Any], None] | None = Non
         except BaseException as error:
             problem = error.with_traceback(None)  # the frames of a traceback would keep the group alive
         with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(tell, value, problem)
+            loop.call_soon_threadsafe(deliver, value, problem)
 
     threading.Thread(target=run, name="broadcast", daemon=True).start()
     return future
@@ -248,10 +250,10 @@ def _in_thread(call: Callable[[], Any], undo: Callable[[Any], None] | None = Non
 def own_address(urls: Sequence[str]) -> str:
     """Return the address of this machine that the servers at these URLs can reach."""
     hosts = [urlsplit(url).hostname or "" for url in urls]
-    far = [host for host in hosts if not is_loopback(host)]
-    if not far:
+    remote = [host for host in hosts if not is_loopback(host)]
+    if not remote:
         return LOOPBACK
-    family = socket.getaddrinfo(far[0], 9)[0][0]
+    family = socket.getaddrinfo(remote[0], 9)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((far[0], 9))  # connecting a UDP socket sends nothing
+        probe.connect((remote[0], 9))  # connecting a UDP socket sends nothing
         return probe.getsockname()[0]

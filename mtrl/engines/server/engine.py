@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
-from mtrl.engines.server.api import ServerBusyError, ServerError, ServerGoneError, ServerRefusedError
+from mtrl.engines.server.api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.backend import Backend
 from mtrl.engines.server.fleet import Fleet, make_replicas, pause_mode
 from mtrl.engines.server.replica import Replica
@@ -27,12 +26,14 @@ from mtrl.engines.server.turn import PartialTurn, check_answer
 from mtrl.engines.server.update import Weights
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
+from mtrl.utils.http_client import exponential_pause
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.5
 """Pause before the first retry of a turn, in seconds; each further pause is twice as long."""
 LONGEST_PAUSE = 30.0
+"""Maximum pause before a retry of a turn, in seconds."""
 CLOSING = 30.0
 """Timeout for each part of the shutdown after the servers have ended, in seconds."""
 
@@ -45,22 +46,22 @@ class TurnLostError(ServerError):
     """No server sampled this turn, after all retries."""
 
 
-class _Asked:
+class _PendingTurn:
     """A turn that a caller waits for."""
 
     def __init__(self, trajectory_id: str, loop: asyncio.AbstractEventLoop):
         self.trajectory_id = trajectory_id
-        self.given_up: asyncio.Future[Generation] = loop.create_future()
-        """Future that is done when the caller need not wait for a server any more."""
+        self.ended: asyncio.Future[Generation] = loop.create_future()
+        """Future that is done when the turn was aborted or has failed; its caller then need not wait for a server."""
 
     def abort(self) -> None:
-        if not self.given_up.done():
-            self.given_up.set_result(Generation([], [], FinishReason.ABORT, []))
+        if not self.ended.done():
+            self.ended.set_result(Generation([], [], FinishReason.ABORT, []))
 
     def fail(self, error: Exception) -> None:
-        if not self.given_up.done():
-            self.given_up.set_exception(error)
-            self.given_up.exception()  # marks it as retrieved: asyncio would warn where no caller waits any more
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # marks it as retrieved: asyncio would warn where no caller waits any more
 
 
 class ServerEngine:
@@ -94,27 +95,28 @@ class ServerEngine:
             devices: indices of the GPUs of all servers, in order; None: there are no GPUs, or every server uses all.
 
         Raises:
-            UserError: a server does not start; the message contains its last words.
+            UserError: a server does not start; the message contains the error of its log.
         """
         self.backend, self.sync = backend, sync
         self.vocabulary, self.context = vocabulary, context
         replicas = make_replicas(backend, log_folder, devices)
         limit = max_num_seqs + max(1, max_num_seqs // 4)
-        self._fleet = Fleet(backend, sync, replicas, pause_mode(backend, in_flight), limit, self._give_up)
+        self.fleet = Fleet(backend, sync, replicas, pause_mode(backend, in_flight), limit, self._give_up)
         self._name = uuid.uuid4().hex[:12]
         """Random id of this engine in the names of its requests, so that they differ from those of other trainers."""
         self._numbers = itertools.count()
         self._counts: Counter[str] = Counter()
-        self._asked: set[_Asked] = set()
+        self._pending: set[_PendingTurn] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         """Tasks that may outlive their caller."""
         self._renamed: dict[int, int] = {}
+        """Policy version by the version number of the servers, where they differ (`version.setter`)."""
         self._error: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
-            asyncio.run(self._fleet.start())
+            asyncio.run(self.fleet.start())
         except BaseException:  # such as Ctrl-C, or the end of another rank
-            self._fleet.kill()
+            self.fleet.kill()
             raise
 
     # -- the engine's protocol ---------------------------------------------------------------------------------------
@@ -122,12 +124,12 @@ class ServerEngine:
     @property
     def version(self) -> int:
         """Policy version of the weights in use."""
-        return self._version_of(self._fleet.version)
+        return self._version_of(self.fleet.version)
 
     @version.setter
     def version(self, version: int) -> None:
         """Change the version number of the weights in use."""
-        self._renamed[self._fleet.version] = version
+        self._renamed[self.fleet.version] = version
 
     @property
     def stats(self) -> EngineStats:
@@ -135,7 +137,7 @@ class ServerEngine:
         least one retry), `restarts` (of servers), `sync_seconds` (of all changes of weights), `waiting` (turns in the
         queue) and `replicas` (servers that accept turns).
         """
-        counts, fleet = self._counts, self._fleet
+        counts, fleet = self._counts, self.fleet
         extra = {
             "retries": counts["retries"],
             "resent": counts["resent"],
@@ -163,22 +165,22 @@ class ServerEngine:
             return Generation([], [], FinishReason.LENGTH, [])
         check_ids(trajectory_id, prompt, self.vocabulary)
         room = min(sampling.max_generate_length, self.context - len(prompt))
-        asked = _Asked(trajectory_id, loop)
-        self._asked.add(asked)
+        pending = _PendingTurn(trajectory_id, loop)
+        self._pending.add(pending)
         sampled = loop.create_task(self._sample(trajectory_id, PartialTurn(prompt, sampling, room)))
         try:
-            # A server that hangs must not block the caller of a turn that was given up.
-            await asyncio.wait((sampled, asked.given_up), return_when=asyncio.FIRST_COMPLETED)
-            return asked.given_up.result() if asked.given_up.done() else self._counted(prompt, sampled.result())
+            # A server that hangs must not block the caller of an aborted turn.
+            await asyncio.wait((sampled, pending.ended), return_when=asyncio.FIRST_COMPLETED)
+            return pending.ended.result() if pending.ended.done() else self._counted(prompt, sampled.result())
         finally:
-            self._asked.discard(asked)
+            self._pending.discard(pending)
             self._end(sampled)
 
     def release(self, trajectory_id: str) -> None:
-        for asked in self._asked:
-            if asked.trajectory_id == trajectory_id:
-                asked.abort()
-        self._fleet.router.release(trajectory_id)
+        for pending in self._pending:
+            if pending.trajectory_id == trajectory_id:
+                pending.abort()
+        self.fleet.router.release(trajectory_id)
 
     async def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See `Engine`; returns when at least one server samples under these weights, and none under others.
@@ -189,7 +191,7 @@ class ServerEngine:
         loop = self._attach()
         task = loop.create_task(self._load(weights, version))
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._discard_task)
         await asyncio.shield(task)  # a cancelled caller must not leave servers paused
 
     async def sleep(self) -> None:
@@ -200,7 +202,7 @@ class ServerEngine:
             UserError: servers are lost and cannot be restarted.
         """
         self._attach()
-        await self._fleet.sleep()
+        await self.fleet.sleep()
 
     async def wake(self) -> None:
         """Make the servers allocate their GPUs' memory again; `load_weights` must follow.
@@ -209,7 +211,7 @@ class ServerEngine:
             UserError: servers are lost and cannot be restarted.
         """
         self._attach()
-        await self._fleet.wake()
+        await self.fleet.wake()
 
     async def probe(self, prompt: list[int], sampling: SamplingParams) -> list[Generation]:
         """Return the same short turn, sampled by every server that accepts turns.
@@ -219,29 +221,32 @@ class ServerEngine:
         """
         self._attach()
         check_ids("the canary", prompt, self.vocabulary)
-        patience = Patience(self.backend.settings)
+        retries = RetryPolicy(self.backend.settings)
         while True:
-            await self._fleet.until_serving()
-            replicas = self._fleet.serving
+            await self.fleet.until_serving()
+            replicas = self.fleet.serving
             turns = [PartialTurn(prompt, sampling, sampling.max_generate_length) for _ in replicas]
             answers = await asyncio.gather(*map(self._ask, replicas, turns), return_exceptions=True)
             found = [answer for answer in answers if isinstance(answer, Generation)]
             if len(found) == len(replicas):  # the next try leaves out servers that were lost meanwhile
                 return found
-            error = next((answer for answer in answers if isinstance(answer, BaseException)), ServerError("ended it"))
+            error = next(
+                (answer for answer in answers if isinstance(answer, BaseException)),
+                ServerError("the request was ended early"),
+            )
             if not isinstance(error, ServerError):
                 raise error
-            if (pause := patience.after(error)) is None:
-                raise EngineLostError(f"after new weights {patience.story(self.backend.name)}: {error}")
+            if (pause := retries.pause_after(error)) is None:
+                raise EngineLostError(f"after new weights {retries.description(self.backend.name)}: {error}")
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
         """End the servers, even in the middle of their work, and abort turns in flight. Servers at given URLs keep
         running."""
-        for asked in self._asked:
-            asked.abort()
+        for pending in self._pending:
+            pending.abort()
         self._give_up(EngineClosedError("the engine is closed"))
-        await self._fleet.close()
+        await self.fleet.close()
         loop = asyncio.get_running_loop()
         if running := [task for task in self._tasks if task.get_loop() is loop]:
             for task in running:
@@ -255,22 +260,24 @@ class ServerEngine:
 
     async def _sample(self, trajectory_id: str, turn: PartialTurn) -> Generation:
         """Sample the turn, with as many requests as it takes."""
-        number, patience, avoid = next(self._numbers), Patience(self.backend.settings), None
+        number, retries, avoid = next(self._numbers), RetryPolicy(self.backend.settings), None
         while True:
             try:
-                async with self._fleet.router.place(trajectory_id, number, avoid) as place:
-                    avoid = place
-                    if (whole := await self._ask(self._fleet.replicas[place], turn)) is not None:
+                async with self.fleet.router.slot(trajectory_id, number, avoid) as index:
+                    avoid = index
+                    if (whole := await self._ask(self.fleet.replicas[index], turn)) is not None:
                         return whole
                 avoid = None  # the turn was only interrupted, and its conversation is cached on this server
             except ServerError as error:
                 if isinstance(error, ServerRefusedError):
                     raise
-                if (pause := patience.after(error)) is None:
-                    raise TurnLostError(f"{trajectory_id}: {patience.story(self.backend.name)}: {error}") from error
-                log.info("%s is asked for again: %s", trajectory_id, error)
+                if (pause := retries.pause_after(error)) is None:
+                    raise TurnLostError(
+                        f"{trajectory_id}: {retries.description(self.backend.name)}: {error}"
+                    ) from error
+                log.info("%s is requested again: %s", trajectory_id, error)
                 self._counts["retries"] += 1
-                self._counts["resent"] += patience.repeats == 1
+                self._counts["resent"] += retries.repeats == 1
                 await asyncio.sleep(pause)
 
     async def _ask(self, replica: Replica, turn: PartialTurn) -> Generation | None:
@@ -279,9 +286,9 @@ class ServerEngine:
         Raises:
             ServerError: the server gives no answer, or an unusable one.
         """
-        fleet, seconds = self._fleet, self.backend.settings.request_timeout
-        loads, versions, mark = fleet.loads, replica.versions, len(replica.versions) - 1
-        name, salt = f"{self._name}-{next(self._numbers)}", f"{self._name}-{loads}"
+        fleet, seconds = self.fleet, self.backend.settings.request_timeout
+        updates, versions, mark = fleet.updates, replica.versions, len(replica.versions) - 1
+        name, salt = f"{self._name}-{next(self._numbers)}", f"{self._name}-{updates}"
         try:
             async with asyncio.timeout(seconds):
                 with replica.adapters.sampling(replica.api) as adapter:
@@ -291,21 +298,21 @@ class ServerEngine:
             raise
         except (ServerError, TimeoutError) as error:
             if replica.versions is versions:  # otherwise the server was restarted meanwhile
-                replica.doubt()
+                replica.suspect()
             if isinstance(error, ServerError):
                 raise
-            raise ServerGoneError(f"{replica.name}: no answer within {seconds:g} s") from None
+            raise ServerUnreachableError(f"{replica.name}: no answer within {seconds:g} s") from None
         check_answer(answer, request, self.vocabulary)
         if adapter is not None:  # the server reports the version of the base model
             answer = replace(answer, version_spans=[(adapter.version, len(answer.token_ids))])
-        if strange := {version for version, _ in answer.version_spans}.difference(versions[mark:]):
-            problem = f"sampled by weights of version {strange.pop()}, and was given {versions[-1]}"
+        if unexpected := {version for version, _ in answer.version_spans}.difference(versions[mark:]):
+            problem = f"sampled with weights of version {unexpected.pop()} instead of {versions[-1]}"
             if replica.versions is versions:
                 replica.give_up(problem)
             raise ServerError(f"{replica.name} {problem}")
-        if answer.finish == FinishReason.ABORT and loads == fleet.loads and not turn.keeps(answer):
-            raise ServerError(f"{replica.name} ended a request before its time, and nobody had asked for that")
-        replica.note_turn()
+        if answer.finish == FinishReason.ABORT and updates == fleet.updates and not turn.can_continue(answer):
+            raise ServerError(f"{replica.name} ended a request early, which was not aborted")
+        replica.record_turn()
         return turn.add(answer)
 
     def _counted(self, prompt: list[int], turn: Generation) -> Generation:
@@ -327,37 +334,39 @@ class ServerEngine:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
-            self._asked.clear()
+            self._pending.clear()
             self._tasks.clear()
-            self._fleet.attach()
+            self.fleet.attach()
         return loop
 
     async def _load(self, weights: Mapping[str, Tensor], version: int) -> None:
         copied = await asyncio.to_thread(Weights.copy, weights, version)
-        await self._fleet.load(copied)
+        await self.fleet.load(copied)
         self._renamed.pop(version, None)
 
     def _give_up(self, error: Exception) -> None:
         """End the use of the engine: all waiting and further requests raise the first such error."""
         self._error = self._error or error
-        for asked in self._asked:
-            asked.fail(self._error)
-        self._fleet.fail(self._error)
+        for pending in self._pending:
+            pending.fail(self._error)
+        self.fleet.fail(self._error)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         """Cancel a task without waiting for its end."""
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._discard_task)
         task.cancel()
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _discard_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved; its caller has got it already
+            task.exception()  # marks it as retrieved; its caller has received it already
 
 
-class Patience:
-    """The retries of one turn and the pauses between them. Answers of overloaded servers are retried without counting
+class RetryPolicy:
+    """The retries of one turn and the pauses between them.
+
+    Answers of overloaded servers are retried without counting
     against `retries`, until the pauses reach `request_timeout`; all other errors count."""
 
     def __init__(self, settings: ServerConfig):
@@ -365,11 +374,11 @@ class Patience:
         self.repeats = 0
         self._failures, self._busy, self._waited = 0, 0, 0.0
 
-    def after(self, error: ServerError) -> float | None:
+    def pause_after(self, error: ServerError) -> float | None:
         """Return the pause before the next retry, in seconds; None if no retry is left."""
         self.repeats += 1
         if isinstance(error, ServerBusyError) and self._waited < self.settings.request_timeout:
-            pause = _longer(self._busy)
+            pause = exponential_pause(self._busy, FIRST_PAUSE, LONGEST_PAUSE)
             self._busy += 1
             self._waited += pause
             return pause
@@ -377,17 +386,15 @@ class Patience:
         if self._failures > self.settings.retries:
             return None
         # After no answer the router makes the turn wait for a server that answers, so no pause is needed.
-        return 0.0 if isinstance(error, ServerGoneError) else _longer(self._failures - 1)
+        if isinstance(error, ServerUnreachableError):
+            return 0.0
+        return exponential_pause(self._failures - 1, FIRST_PAUSE, LONGEST_PAUSE)
 
-    def story(self, name: str) -> str:
+    def description(self, name: str) -> str:
         return (
             f"no server sampled this turn in {self.repeats} attempts (generator.{name}.retries="
-            f"{self.settings.retries}), and the last time"
+            f"{self.settings.retries}); the last error"
         )
-
-
-def _longer(repeats: int) -> float:
-    return min(FIRST_PAUSE * 2**repeats, LONGEST_PAUSE) * random.uniform(0.5, 1.5)
 
 
 def check_ids(trajectory_id: str, prompt: Sequence[int], vocabulary: int) -> None:
@@ -397,10 +404,10 @@ def check_ids(trajectory_id: str, prompt: Sequence[int], vocabulary: int) -> Non
         UserError: a token id is outside the model's vocabulary.
     """
     wrong = ((i, token) for i, token in enumerate(prompt) if not 0 <= token < vocabulary)
-    place, token = next(wrong, (0, None))
+    position, token = next(wrong, (0, None))
     if token is None:
         return
     raise UserError(
-        f"the prompt of {trajectory_id} has the token id {token} at place {place}, and the model's end at "
-        f"{vocabulary - 1}; its tokenizer is another model's, or has tokens that the model was not resized for"
+        f"the prompt of {trajectory_id} has the token id {token} at position {position}, and the model's largest id is "
+        f"{vocabulary - 1}; use the model's own tokenizer, or resize the model for the added tokens"
     )

@@ -22,7 +22,7 @@ DROPPED = re.compile(
     r"|AWS_.*|AZURE_.*|GOOGLE_APPLICATION_CREDENTIALS|SSH_AUTH_SOCK"
 )
 """Names of variables that a server does not inherit, as a pattern."""
-PASSED_ON = re.compile(
+AGENT_VARIABLES = re.compile(
     # user, host, terminal, locale, and folders of users and of temporary files
     r"HOME|USER|LOGNAME|SHELL|HOSTNAME|TERM|COLORTERM|NO_COLOR|TZ|LANG|LANGUAGE|LC_[A-Z]+|TMPDIR|TEMP|TMP"
     r"|XDG_(CACHE|CONFIG|DATA|STATE)_HOME"
@@ -33,7 +33,7 @@ PASSED_ON = re.compile(
 )
 """Names of variables that a program of an agent inherits, as a pattern. The program is not trusted, and a pattern of
 forbidden names would never be complete."""
-KEPT = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+SERVER_SECRETS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 """Names of secrets that a server needs: the Hub may require a token for the model."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 LOOPBACK = "127.0.0.1,localhost,::1"
@@ -46,10 +46,10 @@ def server_environment(command: Command) -> dict[str, str]:
     The folder of the interpreter comes first in PATH, because engines run ninja and other programs of their own
     environment.
     """
-    kept = scrubbed(KEPT)
+    variables = scrubbed(SERVER_SECRETS)
     folder = str(Path(command.argv[0]).parent) if os.sep in command.argv[0] else ""
-    kept["PATH"] = os.pathsep.join(filter(None, (folder, kept.get("PATH", os.defpath))))
-    return kept | {"PYTHONUNBUFFERED": "1"} | dict(command.env)
+    variables["PATH"] = os.pathsep.join(filter(None, (folder, variables.get("PATH", os.defpath))))
+    return variables | {"PYTHONUNBUFFERED": "1"} | dict(command.env)
 
 
 def scrubbed(secrets: Collection[str]) -> dict[str, str]:
@@ -59,29 +59,35 @@ def scrubbed(secrets: Collection[str]) -> dict[str, str]:
     Args:
         secrets: names of the secrets that the program needs.
     """
-    return _connected({name: value for name, value in os.environ.items() if name in secrets or not _is_dropped(name)})
+    return _with_network(
+        {name: value for name, value in os.environ.items() if name in secrets or not _is_dropped(name)}
+    )
 
 
-def agent_environment(straight: Collection[str]) -> dict[str, str]:
-    """Return the environment of a program of an agent: the variables of `PASSED_ON`, without those whose values are
-    secret, such as URLs with passwords.
+def agent_environment(no_proxy_hosts: Collection[str]) -> dict[str, str]:
+    """Return the environment of a program of an agent: the variables of `AGENT_VARIABLES`, without those whose values
+    are secret, such as URLs with passwords.
 
     Args:
-        straight: hosts that the program reaches without a proxy, besides this machine.
+        no_proxy_hosts: hosts that the program reaches without a proxy, besides this machine.
     """
-    kept = {k: value for k, value in os.environ.items() if PASSED_ON.fullmatch(k) and not is_secret(k, value)}
-    return _connected(kept, straight)
+    variables = {
+        k: value for k, value in os.environ.items() if AGENT_VARIABLES.fullmatch(k) and not is_secret(k, value)
+    }
+    return _with_network(variables, no_proxy_hosts)
 
 
-def _connected(kept: dict[str, str], straight: Collection[str] = ()) -> dict[str, str]:
-    """Add the library path that this process was started with, and exempt this machine and `straight` from proxies."""
-    if library_path := _first_environment().get("LD_LIBRARY_PATH"):
-        kept["LD_LIBRARY_PATH"] = library_path
-    if any(kept.get(name) or kept.get(name.upper()) for name in PROXIES):
+def _with_network(variables: dict[str, str], no_proxy_hosts: Collection[str] = ()) -> dict[str, str]:
+    """Add the library path of this process's start, and exempt this machine and `no_proxy_hosts` from proxies."""
+    if library_path := _initial_environment().get("LD_LIBRARY_PATH"):
+        variables["LD_LIBRARY_PATH"] = library_path
+    if any(variables.get(name) or variables.get(name.upper()) for name in PROXIES):
         # An engine sends HTTP requests to itself when it starts.
-        exempt = ",".join(filter(None, (kept.get("no_proxy") or kept.get("NO_PROXY"), LOOPBACK, *straight)))
-        kept |= {"no_proxy": exempt, "NO_PROXY": exempt}
-    return kept
+        exempt = ",".join(
+            filter(None, (variables.get("no_proxy") or variables.get("NO_PROXY"), LOOPBACK, *no_proxy_hosts))
+        )
+        variables |= {"no_proxy": exempt, "NO_PROXY": exempt}
+    return variables
 
 
 def secrets_of(environment: Mapping[str, str]) -> list[str]:
@@ -93,7 +99,7 @@ def _is_dropped(name: str) -> bool:
     return bool(DROPPED.fullmatch(name)) or is_secret(name) or name == "LD_LIBRARY_PATH"
 
 
-def _first_environment() -> dict[str, str]:
+def _initial_environment() -> dict[str, str]:
     """Return the environment that this process was started with. Libraries (OpenCV, vLLM) add their own folders to
     LD_LIBRARY_PATH later."""
     with suppress(OSError):

@@ -11,10 +11,10 @@ from mtrl.engines.base import EngineLostError
 from mtrl.engines.server.api import ServerApi, ServerError
 from mtrl.engines.server.backend import Backend
 from mtrl.engines.server.lora_sync import AdapterSync
-from mtrl.engines.server.replica import GivenReplica, OwnReplica, Replica
+from mtrl.engines.server.replica import ExternalReplica, ManagedReplica, Replica
 from mtrl.engines.server.router import Router
 from mtrl.engines.server.sync import WeightSync
-from mtrl.engines.server.update import WAITING, AdapterUpdate, Update, Weights, failures
+from mtrl.engines.server.update import DRAINING, AdapterUpdate, Update, Weights, failures
 from mtrl.errors import UserError
 from mtrl.utils.text import duration
 
@@ -47,11 +47,11 @@ class Fleet:
         self.backend, self.sync, self.replicas = backend, sync, replicas
         has_adapters = isinstance(sync, AdapterSync)
         self._update = AdapterUpdate if has_adapters else Update
-        self._mode, self._waits = mode, mode in WAITING and not has_adapters
-        self.router = Router([replica.lane for replica in replicas], limit)
+        self._mode, self._waits = mode, mode in DRAINING and not has_adapters
+        self.router = Router([replica.load for replica in replicas], limit)
         self.version = 0
         """Policy version of the newest weights."""
-        self.loads = 0
+        self.updates = 0
         """Number of changes of weights so far. No turn is sent during a change."""
         self.restarts, self.sync_seconds = 0, 0.0
         self._on_failure = on_failure
@@ -91,13 +91,13 @@ class Fleet:
             raise errors.exceptions[0] from None
         versions = {replica.name: replica.versions[-1] for replica in self.replicas}
         if len(set(versions.values())) > 1:
-            said = ", ".join(f"{name} has {version}" for name, version in versions.items())
+            listed = ", ".join(f"{name} has {version}" for name, version in versions.items())
             raise UserError(
-                f"generator.{self.backend.name}.urls names servers with weights of different versions ({said}); start "
-                "them anew"
+                f"generator.{self.backend.name}.urls names servers with weights of different versions ({listed}); "
+                "restart them"
             )
         for replica in self.replicas:
-            replica.lane.serving, self.version = True, replica.versions[-1]
+            replica.load.serving, self.version = True, replica.versions[-1]
             await replica.api.close()  # its connections belong to this event loop
 
     def kill(self) -> None:
@@ -110,12 +110,12 @@ class Fleet:
         self.router.restart()
         self._updating, self._awake, self._changed = asyncio.Lock(), asyncio.Event(), asyncio.Event()
         if self._empty:
-            self.router.hold()
+            self.router.pause()
         if not self._asleep:
             self._awake.set()
         for replica in self.replicas:
             replica.attach()
-        self._watchers = [asyncio.get_running_loop().create_task(self._keep(replica)) for replica in self.replicas]
+        self._watchers = [asyncio.get_running_loop().create_task(self._supervise(replica)) for replica in self.replicas]
 
     def fail(self, error: Exception) -> None:
         """Stop the router and the supervision: waiting and further turns raise `error`."""
@@ -146,20 +146,20 @@ class Fleet:
             assert not self._asleep, "the servers sleep; wake them first"
             begun = _now()
             self._newest = weights
-            self.router.hold()
+            self.router.pause()
             try:
-                await asyncio.sleep(0)  # turns that have a place already send their requests with the older salt
-                self.loads += 1
+                await asyncio.sleep(0)  # turns that have a slot already send their requests with the older salt
+                self.updates += 1
                 if self._waits:
                     await self._drain()
-                await self._spread([replica for replica in self.replicas if replica.is_up])
+                await self._send_weights([replica for replica in self.replicas if replica.is_up])
                 self.version = weights.version
                 if self._empty:
                     self._empty = False
-                    self.router.go_on()
+                    self.router.resume()
             finally:
                 self.sync_seconds += _now() - begun
-                self.router.go_on()
+                self.router.resume()
         await self.until_serving()
 
     async def until_serving(self) -> None:
@@ -174,7 +174,7 @@ class Fleet:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _spread(self, replicas: list[Replica]) -> None:
+    async def _send_weights(self, replicas: list[Replica]) -> None:
         """Send the newest weights to these replicas, and give up those that do not load them."""
         assert self._newest is not None
         update = self._update(self.backend, self.sync, self._mode, replicas, self._newest)
@@ -182,15 +182,15 @@ class Fleet:
             await update.run()
         except asyncio.CancelledError:  # the event loop ends, and it is unknown which weights the replicas have
             for replica in replicas:
-                replica.give_up("was cut off while it loaded weights")
+                replica.give_up("was interrupted while it loaded weights")
             raise
         except Exception as error:
             if not isinstance(error, UserError):
                 log.exception("weights cannot be sent")
-            told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            ended = EngineLostError(f"weights cannot be sent: {told}")
-            self._on_failure(ended)
-            raise ended from error
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            lost = EngineLostError(f"weights cannot be sent: {reason}")
+            self._on_failure(lost)
+            raise lost from error
         self._give_up(update.failed)
         for replica in replicas:
             self._admit(replica)
@@ -201,13 +201,13 @@ class Fleet:
         Raises:
             EngineLostError: one of them cannot be restarted.
         """
-        for replica, why in failed.items():
-            log.warning("%s %s", replica.name, why)
-            replica.give_up(why)
-        for replica, why in failed.items():
-            if not replica.comes_back:
+        for replica, reason in failed.items():
+            log.warning("%s %s", replica.name, reason)
+            replica.give_up(reason)
+        for replica, reason in failed.items():
+            if not replica.is_restartable:
                 error = EngineLostError(
-                    f"{replica.name} {why}; start all of generator.{self.backend.name}.urls anew, then go on with "
+                    f"{replica.name} {reason}; restart all of generator.{self.backend.name}.urls, then continue with "
                     "resume=latest"
                 )
                 self._on_failure(error)
@@ -216,7 +216,7 @@ class Fleet:
     def _admit(self, replica: Replica) -> None:
         """Let a replica accept turns, if it is up and has the newest weights."""
         if replica.is_up and replica.weights is self._newest:
-            replica.lane.serving = True
+            replica.load.serving = True
             self._changed.set()
             self.router.dispatch()
 
@@ -227,7 +227,7 @@ class Fleet:
             async with asyncio.timeout(seconds):
                 await self.router.idle()
         except TimeoutError:
-            log.warning("turns are not over after %g s; it goes on without waiting for them", seconds)
+            log.warning("turns have not ended after %g s; the update continues without waiting for them", seconds)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Fleet:
         async with self._updating:
             assert not self._asleep, "the servers sleep already"
             if not self._empty:
-                self.router.hold()
+                self.router.pause()
             self._asleep = self._empty = True
             self._awake.clear()
             await self._end_starting()
@@ -249,7 +249,7 @@ class Fleet:
         starting = [replica for replica in self.replicas if not replica.is_up]
         for replica in starting:
             replica.failures -= 1
-            replica.give_up("was starting when the trainer took its memory")
+            replica.give_up("was starting when the trainer needed its memory")
         await asyncio.gather(*(replica.end() for replica in starting))
 
     async def wake(self) -> None:
@@ -265,13 +265,13 @@ class Fleet:
 
     # -- supervision -------------------------------------------------------------------------------------------------
 
-    async def _keep(self, replica: Replica) -> None:
+    async def _supervise(self, replica: Replica) -> None:
         """Supervise a replica: restart it whenever it is lost."""
         try:
             while True:
                 if not replica.is_up:
-                    await self._revive(replica)
-                replica.give_up(await replica.until_lost(lambda answered: self._heard(replica, answered)))
+                    await self._restart(replica)
+                replica.give_up(await replica.until_lost(lambda answered: self._on_health_check(replica, answered)))
                 self._changed.set()
         except UserError as error:
             self._on_failure(error if isinstance(error, EngineLostError) else EngineLostError(str(error)))
@@ -279,52 +279,52 @@ class Fleet:
             log.exception("%s is not supervised any more", replica.name)
             self._on_failure(EngineLostError(f"{replica.name} is lost: {type(error).__name__}: {error}"))
 
-    def _heard(self, replica: Replica, answered: bool) -> None:
+    def _on_health_check(self, replica: Replica, answered: bool) -> None:
         if not answered:
-            replica.lane.serving = False
-        elif not replica.lane.serving:
+            replica.load.serving = False
+        elif not replica.load.serving:
             self._admit(replica)
 
-    async def _revive(self, replica: Replica) -> None:
+    async def _restart(self, replica: Replica) -> None:
         """Restart a replica until it has the newest weights.
 
         Raises:
             EngineLostError: the replica was lost too often.
         """
         while not replica.is_up:
-            why, restarts = replica.why or "is gone", self.backend.settings.restarts
+            reason, restarts = replica.failure or "has ended", self.backend.settings.restarts
             replica.failures += 1
             if replica.failures > restarts:
                 raise EngineLostError(
-                    f"{replica.name} {why}; it was started again generator.{self.backend.name}.restarts={restarts} "
+                    f"{replica.name} {reason}; it was restarted generator.{self.backend.name}.restarts={restarts} "
                     f"times without a turn in between; {replica.advice}"
                 )
-            log.warning("%s %s; it is started again", replica.name, why)
+            log.warning("%s %s; it is restarted", replica.name, reason)
             self.restarts += 1
             await replica.end()
-            await self._awake.wait()  # while the servers sleep, it would take the trainer's memory
+            await self._awake.wait()  # while the servers sleep, a restart would use the trainer's memory
             async with self._updating:
                 pass  # no restart during an update; later updates leave out servers that still start
-            await self._come_back(replica)
+            await self._start_again(replica)
 
-    async def _come_back(self, replica: Replica) -> None:
+    async def _start_again(self, replica: Replica) -> None:
         try:
             await replica.start()
         except (ServerError, OSError) as error:
-            if not replica.comes_back:
+            if not replica.is_restartable:
                 raise EngineLostError(f"{replica.name} was lost, and it {error}; {replica.advice}") from error
             replica.give_up(str(error))
             return
         async with self._updating:
             if self._asleep:
                 replica.failures -= 1
-                replica.give_up("came back while the trainer had its memory")
+                replica.give_up("restarted while the trainer used its memory")
             elif self._newest is not None and replica.weights is not self._newest:
-                await self._spread([replica])
+                await self._send_weights([replica])
             elif replica.versions[-1] != self.version:
                 raise EngineLostError(
-                    f"{replica.name} came back with weights of version {replica.versions[-1]}, not {self.version}; "
-                    "start it with those"
+                    f"{replica.name} restarted with weights of version {replica.versions[-1]} instead of "
+                    f"{self.version}; start it with the weights of that version"
                 )
             self._admit(replica)
 
@@ -337,13 +337,15 @@ def make_replicas(backend: Backend, log_folder: Path, devices: Sequence[int] | N
     """
     settings = backend.settings
     if settings.urls:
-        return [GivenReplica(backend, url) for url in settings.urls]
+        return [ExternalReplica(backend, url) for url in settings.urls]
     each = settings.tensor_parallel_size
 
     def place(i: int) -> Sequence[int] | None:
         return None if devices is None else list(devices[i * each : (i + 1) * each])
 
-    return [OwnReplica(backend, i, log_folder / f"{backend.name}_{i}.log", place(i)) for i in range(settings.replicas)]
+    return [
+        ManagedReplica(backend, i, log_folder / f"{backend.name}_{i}.log", place(i)) for i in range(settings.replicas)
+    ]
 
 
 def pause_mode(backend: Backend, in_flight: str) -> str:
@@ -355,7 +357,9 @@ def pause_mode(backend: Backend, in_flight: str) -> str:
     modes = backend.make_api("http://127.0.0.1", None).pause_modes
     mode = backend.settings.pause_mode or in_flight
     if mode not in modes:
-        raise UserError(f"generator.{backend.name}.pause_mode={mode} is none; it is one of {', '.join(sorted(modes))}")
+        raise UserError(
+            f"generator.{backend.name}.pause_mode={mode} does not exist; choose one of {', '.join(sorted(modes))}"
+        )
     return mode
 
 

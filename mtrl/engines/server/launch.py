@@ -42,7 +42,7 @@ class Launch:
 
         Args:
             refused: names of arguments that the user may not set, and the reason.
-            joint: character between the words of a name, in the result and in `own` and `refused`.
+            joint: character between the options of a name, in the result and in `own` and `refused`.
 
         Raises:
             UserError: `args` has a refused argument.
@@ -51,7 +51,7 @@ class Launch:
         for name in chosen:
             if name in refused:
                 raise UserError(
-                    f"{engine_key(self.settings)}.args has {name}, which is not to be set: {refused[name]}; take it out"
+                    f"{engine_key(self.settings)}.args has {name}, which cannot be set: {refused[name]}; remove it"
                 )
         return {**own, **chosen}
 
@@ -62,11 +62,11 @@ class Launch:
 
         Args:
             arguments: values by name. True becomes a bare flag; None and False are left out; a list becomes several
-                words, a mapping becomes JSON.
+                options, a mapping becomes JSON.
             env: environment variables that the engine needs; `settings.env` overrides them.
             token: name of the environment variable for the server's token.
         """
-        words = [word for name, value in arguments.items() for word in _words(name.replace("_", "-"), value)]
+        options = [option for name, value in arguments.items() for option in _option(name.replace("_", "-"), value)]
         ours = {
             "TOKENIZERS_PARALLELISM": "false",
             # gloo listens by default at the address of the host name, and it needs no password.
@@ -76,10 +76,10 @@ class Launch:
             ours |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         elif place.devices is not None:
             ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
-        return Command([self.python, "-m", module, *words], {**ours, **env, **self.settings.env, token: place.token})
+        return Command([self.python, "-m", module, *options], {**ours, **env, **self.settings.env, token: place.token})
 
 
-def _words(name: str, value: Any) -> list[str]:
+def _option(name: str, value: Any) -> list[str]:
     if value is None or value is False:
         return []
     if value is True:

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.server.api import ServerApi
+from mtrl.engines.server.export import in_precision
 from mtrl.engines.server.model_folder import HEAD, is_tied, model_folder
-from mtrl.engines.server.outgoing import in_precision
 from mtrl.engines.server.sync import ServerGroup, engine_key
 from mtrl.engines.server.sync_folder import SyncFolder
 from mtrl.errors import UserError
 from mtrl.models.lora import merged_state_of, save_adapter_files
 
 
-class Merged:
-    """An `Outgoing` that merges adapters into whole weights.
+class MergedWeights:
+    """A `WeightExport` that merges adapters into full weights.
 
     The initial weights W0 stay in their files (memory-mapped, so that the system can evict unused pages). They are
-    merged anew for each version: W0 in the servers' precision plus the product of the adapters in float32, rounded
+    merged again for each version: W0 in the servers' precision plus the product of the adapters in float32, rounded
     once, as in the trainer's own engine (`LoraWeights`).
     """
 
@@ -38,9 +38,7 @@ class Merged:
                 start, {name: value.detach().cpu() for name, value in trained.items()}, self._scaling
             )
         except ValueError as error:
-            raise UserError(
-                f"model.path={self._model}: {error}; take generator.backend=local for this model"
-            ) from error
+            raise UserError(f"model.path={self._model}: {error}; use generator.backend=local for this model") from error
 
 
 def start_weights(model: str) -> Iterator[tuple[str, Tensor]]:

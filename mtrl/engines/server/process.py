@@ -9,15 +9,16 @@ from typing import BinaryIO
 
 from mtrl.engines.server.backend import Command
 from mtrl.engines.server.environment import secrets_of, server_environment
+from mtrl.engines.server.log_errors import error_line, is_port_taken
 from mtrl.engines.server.supervised_process import SupervisedProcess
-from mtrl.engines.server.words import is_port_taken, last_words
+from mtrl.utils.text import redacted
 
 TAIL = 2**18
 """Maximum number of bytes that are read from the end of a log."""
 
 
 class ServerProcess(SupervisedProcess):
-    """A server process under a supervisor and in a scrubbed environment; the constructor starts it."""
+    """A server process under a supervisor and in an environment without secrets; the constructor starts it."""
 
     def __init__(self, command: Command, log: Path, name: str):
         """
@@ -35,20 +36,17 @@ class ServerProcess(SupervisedProcess):
             self._start = output.tell()
             super().__init__(command.argv, environment, output, name)
 
-    def last_words(self) -> str:
+    def error_line(self) -> str:
         """Return one line of the log that best explains why the server died; empty where the log is empty."""
-        text = self._said()
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return last_words(text)
+        return error_line(redacted(self._output(), self._secrets))
 
     @property
     def lost_port(self) -> bool:
         """Whether the log says that another process has the server's port, so that a restart with another port may
         succeed."""
-        return is_port_taken(self._said())
+        return is_port_taken(self._output())
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         with self.log.open("rb") as file:
             file.seek(max(self._start, file.seek(0, os.SEEK_END) - TAIL))
             return file.read().decode("utf-8", "replace")

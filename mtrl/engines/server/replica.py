@@ -15,24 +15,24 @@ from mtrl.engines.server.adapters import Adapters
 from mtrl.engines.server.api import ServerApi, ServerError, ServerRefusedError
 from mtrl.engines.server.backend import Backend, Place
 from mtrl.engines.server.process import ServerProcess, free_port
-from mtrl.engines.server.router import Lane
+from mtrl.engines.server.router import ReplicaLoad
 from mtrl.utils.text import one_line
 
 if TYPE_CHECKING:
     from mtrl.engines.server.update import Weights
 
-PORTS = 5
+MAX_PORTS = 5
 """Maximum number of ports that are tried if other processes keep taking them."""
-LOOK = 10.0
+HEALTH_CHECK_SECONDS = 10.0
 """Seconds between two health checks, and the timeout of one."""
-MISSES = 3
+MAX_MISSES = 3
 """Number of failed health checks in a row after which a server is lost."""
 FIRST_PAUSE = 0.1
 """First pause between two readiness checks, in seconds; later ones are longer."""
 LONGEST_PAUSE = 2.0
 """Maximum pause between two readiness checks, in seconds."""
-WORDS = 400
-"""Maximum number of characters of a server's own words in an error."""
+MAX_ERROR_CHARACTERS = 400
+"""Maximum number of characters of a server's log in an error."""
 
 
 class Replica(ABC):
@@ -40,12 +40,12 @@ class Replica(ABC):
     to."""
 
     api: ServerApi
-    comes_back = True
+    is_restartable = True
     """Whether the server can be restarted."""
 
     def __init__(self, backend: Backend, name: str):
         self.backend, self.name = backend, name
-        self.lane = Lane()
+        self.load = ReplicaLoad()
         self.weights: Weights | None = None
         """Weights that were sent last; None: the server has those that it was started with."""
         self.versions: list[int] = []
@@ -55,20 +55,20 @@ class Replica(ABC):
         """Number of times that the server was lost in a row, without a turn sampled in between."""
         self._sampled = False
         """Whether the server has sampled a turn since the last health check."""
-        self.why: str | None = None
-        """Why the server was given up; None while it is in use."""
+        self.failure: str | None = None
+        """Reason why the server was given up; None while it is in use."""
         self.attach()
 
     def attach(self) -> None:
         """Use the replica on the running event loop from now on."""
-        self._doubted, self._given_up = asyncio.Event(), asyncio.Event()
-        if self.why is not None:
+        self._suspected, self._given_up = asyncio.Event(), asyncio.Event()
+        if self.failure is not None:
             self._given_up.set()
 
     @property
     def is_up(self) -> bool:
         """Whether the server has started and has not been given up since."""
-        return bool(self.versions) and self.why is None
+        return bool(self.versions) and self.failure is None
 
     @property
     @abstractmethod
@@ -79,9 +79,9 @@ class Replica(ABC):
         """Start the server, and return when it can sample.
 
         Raises:
-            ServerError: the server cannot sample within `start_timeout`; the message contains its own words.
+            ServerError: the server cannot sample within `start_timeout`; the message contains the error of its log.
         """
-        self.why, self.weights, self.versions, self.adapters = None, None, [], Adapters()
+        self.failure, self.weights, self.versions, self.adapters = None, None, [], Adapters()
         self.attach()
         seconds = self.backend.settings.start_timeout
         try:
@@ -90,7 +90,7 @@ class Replica(ABC):
                 self.versions = [await self.api.version()]
         except TimeoutError:
             key = f"generator.{self.backend.name}.start_timeout"
-            raise ServerError(f"was not ready within {key}={seconds:g} s{self._said()}") from None
+            raise ServerError(f"was not ready within {key}={seconds:g} s{self._last_error()}") from None
 
     async def until_lost(self, on_answer: Callable[[bool], None]) -> str:
         """Run health checks until the server has ended, hangs or was given up, and return the reason.
@@ -99,36 +99,36 @@ class Replica(ABC):
             on_answer: function that receives whether the server passed a check.
         """
         misses = 0
-        while not await self._ended(LOOK / 2 if misses else LOOK):
-            self._doubted.clear()
+        while not await self._ended(HEALTH_CHECK_SECONDS / 2 if misses else HEALTH_CHECK_SECONDS):
+            self._suspected.clear()
             misses = 0 if await self._answers() or self._sampled else misses + 1
             self._sampled = False
-            if misses == MISSES:
-                return f"did not answer {MISSES} times in a row"
-            if self.why is None:
+            if misses == MAX_MISSES:
+                return f"failed {MAX_MISSES} health checks in a row"
+            if self.failure is None:
                 on_answer(misses == 0)
-        return self.why or self._how_it_ended()
+        return self.failure or self._exit_description()
 
-    def note_turn(self) -> None:
+    def record_turn(self) -> None:
         """Note that the server has sampled a turn."""
         self.failures, self._sampled = 0, True
 
-    def doubt(self) -> None:
+    def suspect(self) -> None:
         """Note that a turn had no answer: the server gets no more turns before it passes a health check."""
-        self.lane.serving = False
-        self._doubted.set()
+        self.load.serving = False
+        self._suspected.set()
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Give the server up: it gets no more turns before a restart."""
-        self.lane.serving = False
-        self.why = self.why or one_line(why, 2 * WORDS)
+        self.load.serving = False
+        self.failure = self.failure or one_line(reason, 2 * MAX_ERROR_CHARACTERS)
         self._given_up.set()
 
     async def end(self) -> None:
         """End the server, or at least close the connections to it."""
         if hasattr(self, "api"):
             with suppress(Exception):
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(HEALTH_CHECK_SECONDS):
                     await self.api.close()
 
     @abstractmethod
@@ -140,14 +140,14 @@ class Replica(ABC):
         """Start the server, and return when it can sample."""
 
     async def _ended(self, seconds: float) -> bool:
-        """Wait for `seconds`, or until the server has ended or is given up or doubted. Return whether it has ended or
+        """Wait for `seconds`, or until the server has ended or is given up or suspected. Return whether it has ended or
         is given up."""
-        await _first(seconds, self._given_up.wait(), self._doubted.wait())
-        return self.why is not None
+        await _wait_for_first(seconds, self._given_up.wait(), self._suspected.wait())
+        return self.failure is not None
 
     async def _answers(self) -> bool:
         try:
-            async with asyncio.timeout(LOOK):
+            async with asyncio.timeout(HEALTH_CHECK_SECONDS):
                 return await self.api.is_alive()
         except (ServerError, TimeoutError):
             return False
@@ -156,7 +156,7 @@ class Replica(ABC):
         pause = FIRST_PAUSE
         while not await self._is_ready():
             if await self._ended(pause):
-                raise ServerError(self.why or self._how_it_ended())
+                raise ServerError(self.failure or self._exit_description())
             pause = min(1.5 * pause, LONGEST_PAUSE)
 
     async def _is_ready(self) -> bool:
@@ -166,18 +166,18 @@ class Replica(ABC):
             return False
 
     @abstractmethod
-    def _how_it_ended(self) -> str:
-        """Return a phrase that says how the server ended."""
+    def _exit_description(self) -> str:
+        """Return a phrase about how the server ended."""
 
     @abstractmethod
-    def _said(self) -> str:
-        """Return the server's own words, as the end of a sentence."""
+    def _last_error(self) -> str:
+        """Return the error in the server's log, as the end of a sentence; empty where there is no log."""
 
 
-class GivenReplica(Replica):
+class ExternalReplica(Replica):
     """A server at a given URL, which mtrl has not started and does not end."""
 
-    comes_back = False
+    is_restartable = False
 
     def __init__(self, backend: Backend, url: str):
         super().__init__(backend, f"the server {url}")
@@ -187,8 +187,8 @@ class GivenReplica(Replica):
     def advice(self) -> str:
         name, key = self.backend.name, self.backend.settings.api_key_env
         return (
-            f"see that it runs at this address of generator.{name}.urls, and that the environment variable "
-            f"generator.{name}.api_key_env={key} holds its token; without urls servers are started here"
+            f"check that it runs at this address of generator.{name}.urls, and that the environment variable "
+            f"generator.{name}.api_key_env={key} holds its token; without urls mtrl starts servers itself"
         )
 
     def kill(self) -> None:
@@ -207,14 +207,14 @@ class GivenReplica(Replica):
         except ServerError:
             return False
 
-    def _how_it_ended(self) -> str:
-        return "is gone"
+    def _exit_description(self) -> str:
+        return "has ended"
 
-    def _said(self) -> str:
+    def _last_error(self) -> str:
         return ""
 
 
-class OwnReplica(Replica):
+class ManagedReplica(Replica):
     """A server that this process starts on this machine."""
 
     def __init__(self, backend: Backend, index: int, log: Path, devices: Sequence[int] | None):
@@ -226,8 +226,8 @@ class OwnReplica(Replica):
     def advice(self) -> str:
         name, settings = self.backend.name, self.backend.settings
         return (
-            f"generator.{name}.args={dict(settings.args)} changes what it is started with, and "
-            f"generator.{name}.python={settings.python} by which interpreter"
+            f"check its arguments, generator.{name}.args={dict(settings.args)}, and its interpreter, "
+            f"generator.{name}.python={settings.python}"
         )
 
     async def end(self) -> None:
@@ -240,7 +240,7 @@ class OwnReplica(Replica):
             self.process.end(0)
 
     async def _start(self) -> None:
-        for attempt in range(PORTS):
+        for attempt in range(MAX_PORTS):
             place = Place(free_port(), secrets.token_urlsafe(24), self.devices)
             self.process = ServerProcess(self.backend.make_command(place), self.log, self.name)
             self.api = self.backend.make_api(f"http://127.0.0.1:{place.port}", place.token)
@@ -248,31 +248,31 @@ class OwnReplica(Replica):
                 await self._until_ready()
                 return
             except ServerError:
-                if not self.process.lost_port or attempt == PORTS - 1:
+                if not self.process.lost_port or attempt == MAX_PORTS - 1:
                     raise
 
     async def _is_ready(self) -> bool:
         assert self.process is not None
         if self.process.lost_port:  # SGLang does not end when its port is taken
-            raise ServerError(self._how_it_ended())
+            raise ServerError(self._exit_description())
         return await super()._is_ready()
 
     async def _ended(self, seconds: float) -> bool:
         assert self.process is not None
-        await _first(seconds, self._given_up.wait(), self._doubted.wait(), self.process.wait())
-        return self.why is not None or not self.process.running
+        await _wait_for_first(seconds, self._given_up.wait(), self._suspected.wait(), self.process.wait())
+        return self.failure is not None or not self.process.running
 
-    def _how_it_ended(self) -> str:
+    def _exit_description(self) -> str:
         assert self.process is not None
-        return f"{self.process.end()}{self._said()}"
+        return f"{self.process.end()}{self._last_error()}"
 
-    def _said(self) -> str:
+    def _last_error(self) -> str:
         assert self.process is not None
-        words = one_line(self.process.last_words(), WORDS)
-        return f' and said: "{words}" (all of it is in {self.log})' if words else f" (its log is {self.log})"
+        line = one_line(self.process.error_line(), MAX_ERROR_CHARACTERS)
+        return f' with the error "{line}" (its log is {self.log})' if line else f" (its log is {self.log})"
 
 
-async def _first(seconds: float, *events: Awaitable[object]) -> None:
+async def _wait_for_first(seconds: float, *events: Awaitable[object]) -> None:
     """Wait for the first of these events, for at most `seconds`."""
     tasks = [asyncio.ensure_future(event) for event in events]
     try:

@@ -33,13 +33,13 @@ def start_manager() -> None:
         [PROGRAM], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdout is not None
-    with process.stdout as said:
-        is_there, _, _ = select.select([said], [], [], STARTING)
-        address = said.readline().strip() if is_there else b""
+    with process.stdout as output:
+        is_there, _, _ = select.select([output], [], [], STARTING)
+        address = output.readline().strip() if is_there else b""
     if not address.startswith(b"/"):
         process.kill()
         process.wait()
-        raise RuntimeError(f"{PROGRAM} did not start: {address.decode(errors='replace') or 'it said nothing'}")
+        raise RuntimeError(f"{PROGRAM} did not start: {address.decode(errors='replace') or 'it printed nothing'}")
     _processes.append(process)
     _register(address)
 

@@ -17,9 +17,9 @@ from typing import IO
 
 from mtrl.engines.server import supervisor
 
-KILLING = 10.0
+KILL_TIMEOUT = 10.0
 """Maximum time, in seconds, that a killed process tree takes to end."""
-ANSWERING = 30.0
+START_TIMEOUT = 30.0
 """Timeout, in seconds, for the supervisor's message that the process has started."""
 
 
@@ -78,7 +78,7 @@ class SupervisedProcess:
             ProcessLookupError: the process could not be started.
         """
         try:
-            return self._pid.result(ANSWERING)
+            return self._pid.result(START_TIMEOUT)
         except TimeoutError:
             raise ProcessLookupError(f"{self.name} is not started") from None
 
@@ -100,7 +100,7 @@ class SupervisedProcess:
                 self._outer.pid,
             ):  # a supervisor that does not react is killed, and the other supervisor ends the rest
                 with suppress(TimeoutError):
-                    self._ended.result(grace + KILLING)
+                    self._ended.result(grace + KILL_TIMEOUT)
                     break
                 if guardian:  # 0: the supervisor has not sent its process id
                     supervisor.send(guardian, signal.SIGKILL)

@@ -30,11 +30,11 @@ from pathlib import Path
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-ORPHANED = 2.0
+ORPHAN_GRACE = 2.0
 """Seconds that a server has to end by itself after the trainer has ended."""
 CANNOT_START = 127
 """Exit status of shells for a command that cannot be run."""
-ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that make the supervisor end the server."""
 
 
@@ -82,7 +82,7 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 class Supervisor:
-    """Starts the server, and waits for the first of: the server's end, an order to end it, or the trainer's end."""
+    """Starts the server, and waits until the server or the trainer ends, or a message or signal requests the end."""
 
     def __init__(self, channel: socket.socket, parent: int):
         self.channel = channel
@@ -95,7 +95,7 @@ class Supervisor:
         self._watch(parent)
         self._signals = self._catch_signals()
 
-    def keep(self, command: list[str]) -> int:
+    def run(self, command: list[str]) -> int:
         """Run the server from start to end, and return its exit code."""
         try:
             self._process = start(command, signal.SIGKILL)
@@ -103,13 +103,13 @@ class Supervisor:
             print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
             return CANNOT_START
         self.server = self._process.pid
-        self.tell(f"started {self.server}")
+        self.report(f"started {self.server}")
         self._wait()
         self.code = kill_all_below(self.server, self.code)
         assert self.code is not None
         return self.code
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         with suppress(OSError):  # the trainer has ended
             self.channel.sendall(f"{line}\n".encode())
 
@@ -119,22 +119,22 @@ class Supervisor:
         while self.code is None and (left := deadline - time.monotonic()) > 0:
             # One millisecond is added, because a rounded-down timeout would poll without waiting at the end.
             for number, _ in self._poll.poll(None if math.isinf(left) else int(left * 1000) + 1):
-                if (grace := self._hear(number)) is not None:
+                if (grace := self._requested_grace(number)) is not None:
                     if math.isinf(deadline):
                         send(self.server, signal.SIGTERM)
                         send(self.server, signal.SIGCONT)
                     deadline = min(deadline, time.monotonic() + grace)
             self._reap()
 
-    def _hear(self, number: int) -> float | None:
-        """Return the seconds that the server has to end if this file descriptor orders its end, else None."""
+    def _requested_grace(self, number: int) -> float | None:
+        """Return the seconds that the server has to end itself if this file descriptor requests its end, else None."""
         if number == self._signals:
-            return ORPHANED if set(os.read(number, 4096)) & set(ORDERS) else None
+            return ORPHAN_GRACE if set(os.read(number, 4096)) & set(STOP_SIGNALS) else None
         if number == self.channel.fileno():
             with suppress(OSError, ValueError, IndexError):
                 return max(0.0, float(self.channel.recv(4096).split()[1]))  # end SECONDS
         self._poll.unregister(number)  # the channel's end of file, or the trainer has ended
-        return ORPHANED
+        return ORPHAN_GRACE
 
     def _reap(self) -> None:
         """Reap processes that have ended, and record the exit code of the server."""
@@ -154,15 +154,15 @@ class Supervisor:
         os.set_blocking(into, False)
         os.set_blocking(out, False)
         signal.set_wakeup_fd(into, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *ORDERS):
+        for number in (signal.SIGCHLD, *STOP_SIGNALS):
             signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._poll.register(out, select.POLLIN)
         return out
 
 
-def start(command: list[str], at_my_end: signal.Signals, *inherited: int) -> subprocess.Popen[bytes]:
-    """Start a command in its own session. It receives the signal `at_my_end` if this process dies.
+def start(command: list[str], death_signal: signal.Signals, *inherited: int) -> subprocess.Popen[bytes]:
+    """Start a command in its own session. It receives the signal `death_signal` if this process dies.
 
     Raises:
         OSError: the command cannot be started.
@@ -170,7 +170,7 @@ def start(command: list[str], at_my_end: signal.Signals, *inherited: int) -> sub
     supervisor = os.getpid()
 
     def die_with_supervisor() -> None:
-        prctl(PR_SET_PDEATHSIG, at_my_end)
+        prctl(PR_SET_PDEATHSIG, death_signal)
         if os.getppid() != supervisor:
             os._exit(CANNOT_START)
 
@@ -201,19 +201,19 @@ def prctl(option: int, value: int) -> None:
     LIBC.prctl(option, ctypes.c_ulong(value))
 
 
-def keep(channel: int, parent: int, command: list[str]) -> None:
+def run_inner(channel: int, parent: int, command: list[str]) -> None:
     """Run this process as the supervisor."""
     supervisor = Supervisor(socket.socket(fileno=channel), parent)
-    supervisor.tell(f"supervisor {os.getpid()}")
-    supervisor.tell(f"ended {supervisor.keep(command)}")
+    supervisor.report(f"supervisor {os.getpid()}")
+    supervisor.report(f"ended {supervisor.run(command)}")
 
 
-def keep_supervisor(channel: int, parent: int, command: list[str]) -> None:
+def run_outer(channel: int, parent: int, command: list[str]) -> None:
     """Run this process as the second supervisor, which starts the first."""
-    words = [sys.executable, "-I", "-S", __file__, "--keep", str(channel), str(parent), *command]
+    words = [sys.executable, "-I", "-S", __file__, "--inner", str(channel), str(parent), *command]
     supervisor = start(words, signal.SIGTERM, channel)
     os.close(channel)  # so that the trainer reads the end of file when the supervisor has ended
-    for number in ORDERS:
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda number, _: send(supervisor.pid, signal.Signals(number)))
     while os.waitpid(-1, 0)[0] != supervisor.pid:
         pass
@@ -222,10 +222,10 @@ def keep_supervisor(channel: int, parent: int, command: list[str]) -> None:
 
 def main(*words: str) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    if words[0] == "--keep":
-        keep(int(words[1]), int(words[2]), list(words[3:]))
+    if words[0] == "--inner":
+        run_inner(int(words[1]), int(words[2]), list(words[3:]))
     else:
-        keep_supervisor(int(words[0]), int(words[1]), list(words[2:]))
+        run_outer(int(words[0]), int(words[1]), list(words[2:]))
 
 
 if __name__ == "__main__":

@@ -9,23 +9,23 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.server.api import ServerApi, ServerError, ServerGoneError
+from mtrl.engines.server.api import ServerApi, ServerError, ServerUnreachableError
 from mtrl.utils.text import one_line
 
 T = TypeVar("T")
 
 GRACE = 2.0
-"""Seconds added to a client timeout, so that the server's own timeout, whose error says more, comes first."""
+"""Seconds added to a client timeout, so that the server's own timeout, whose error has more details, expires first."""
 
 
 class SyncError(ServerError):
     """Some servers did not receive the weights; all other servers did."""
 
     def __init__(self, failed: Mapping[str, str]):
-        """`failed`: the reason, in the server's own words, by the URL of the server."""
+        """`failed`: the reason, in the server's message, by the URL of the server."""
         self.failed = dict(failed)
-        told = "; ".join(f"{url}: {words}" for url, words in self.failed.items())
-        super().__init__(f"new weights did not reach {len(self.failed)} servers ({told})")
+        reasons = "; ".join(f"{url}: {reason}" for url, reason in self.failed.items())
+        super().__init__(f"new weights did not reach {len(self.failed)} servers ({reasons})")
 
 
 class WeightSync(Protocol):
@@ -51,28 +51,28 @@ def make_sync(settings: ServerConfig, *, model: str, dtype: str, lora_scaling: f
         model: folder or Hub name of the model that the servers start with.
         dtype: torch's name of the dtype of the servers' weights; the weights are sent in it.
         lora_scaling: factor of the product of the adapters if adapters are trained; `send` then receives adapters, by
-            the names of `adapter_state`. None: whole weights are trained.
+            the names of `adapter_state`. None: full weights are trained.
 
     Raises:
         UserError: the selected sync cannot reach these servers.
     """
     from mtrl.engines.server.disk_sync import DiskSync
     from mtrl.engines.server.distributed_sync import DistributedSync
-    from mtrl.engines.server.lora_sync import AdapterSync, Merged
-    from mtrl.engines.server.outgoing import Whole
+    from mtrl.engines.server.export import FullWeights
+    from mtrl.engines.server.lora_sync import AdapterSync, MergedWeights
     from mtrl.engines.server.tensor_sync import TensorSync
 
     if lora_scaling is not None and settings.lora == "adapter":
         return AdapterSync(settings, model, lora_scaling)
-    outgoing = Whole(model, dtype) if lora_scaling is None else Merged(model, dtype, lora_scaling)
+    export = FullWeights(model, dtype) if lora_scaling is None else MergedWeights(model, dtype, lora_scaling)
     match settings.weight_sync:
         case "disk":
-            return DiskSync(settings, model, outgoing)
+            return DiskSync(settings, model, export)
         case "distributed":
-            return DistributedSync(settings, outgoing)
+            return DistributedSync(settings, export)
         case "tensor":
-            return TensorSync(settings, outgoing)
-    raise ValueError(f"weight_sync={settings.weight_sync} is none of disk, distributed and tensor")
+            return TensorSync(settings, export)
+    raise ValueError(f"weight_sync={settings.weight_sync} is not disk, distributed or tensor")
 
 
 def engine_key(settings: ServerConfig) -> str:
@@ -90,8 +90,8 @@ class ServerGroup:
     async def each(self, step: Callable[[ServerApi], Awaitable[object]], seconds: float) -> None:
         """Take a step on all remaining servers in parallel, with a timeout of `seconds`."""
         ends = await asyncio.gather(*(_end_of(step(server), seconds) for server in self.remaining))
-        words = {server.url: said for server, said in zip(self.remaining, ends, strict=True) if said is not None}
-        self.drop(words)
+        results = zip(self.remaining, ends, strict=True)
+        self.drop({server.url: problem for server, problem in results if problem is not None})
 
     def drop(self, failed: Mapping[str, str]) -> None:
         """Leave these servers out of later steps; `failed` has the reasons by URL."""
@@ -112,13 +112,13 @@ async def limited(call: Awaitable[T], seconds: float) -> T:
     """Await a call with a timeout of `seconds + GRACE`.
 
     Raises:
-        ServerGoneError: the call timed out.
+        ServerUnreachableError: the call timed out.
     """
     try:
         async with asyncio.timeout(seconds + GRACE):
             return await call
     except TimeoutError:
-        raise ServerGoneError(f"no answer within {seconds:g} s") from None
+        raise ServerUnreachableError(f"no answer within {seconds:g} s") from None
 
 
 async def _end_of(step: Awaitable[object], seconds: float) -> str | None:

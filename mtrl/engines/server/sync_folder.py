@@ -23,8 +23,9 @@ SHARED_MEMORY = Path("/dev/shm")
 ROOM = 3
 """Number of versions that shared memory must have room for to be used, such as the newest one and one that is being
 written."""
-YOUNG = 3600.0
-"""Maximum age, in seconds, of a folder without a lock file that may still be under creation."""
+MIN_AGE = 3600.0
+"""Minimum age, in seconds, at which a folder without a lock file counts as abandoned; a younger one may still be under
+creation."""
 
 
 class SyncFolder:
@@ -61,23 +62,23 @@ class SyncFolder:
             with self._writing:
                 root = self._own_root(size)
                 if not (root / name).exists():
-                    _fill_beside(root / name, fill)
+                    _fill_atomically(root / name, fill)
                 return root / name
         except Exception as error:
-            if (said := _of_storage(error)) is None:
+            if (problem := _storage_error(error)) is None:
                 raise
             raise UserError(
                 f"{self._key}={self._parent or 'null'}: {size / 1e9:.3g} GB for the servers could not be written to "
-                f"{self._root or self._parent} ({said}); name a folder with room for {ROOM} times as much"
+                f"{self._root or self._parent} ({problem}); name a folder with room for {ROOM} times as much"
             ) from error
 
     def remove(self, name: str) -> None:
         """Remove the folder `name` if it exists. Processes that have a file of it open can still read the file."""
         if self._root is not None and (self._root / name).exists():
-            gone = self._root / f".{name}-gone"
+            removed = self._root / f".{name}-removed"
             with suppress(OSError):
-                (self._root / name).rename(gone)  # no process sees an incomplete folder
-                shutil.rmtree(gone, ignore_errors=True)
+                (self._root / name).rename(removed)  # no process sees an incomplete folder
+                shutil.rmtree(removed, ignore_errors=True)
 
     def close(self) -> None:
         """Remove everything."""
@@ -90,9 +91,9 @@ class SyncFolder:
 
     def _own_root(self, size: int) -> Path:
         if self._root is None:
-            parent = self._parent or _place(size)
+            parent = self._parent or _default_parent(size)
             parent.mkdir(parents=True, exist_ok=True)
-            remove_left(parent)
+            remove_abandoned(parent)
             root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))  # only this user can enter it
             new = root / f".{LOCK}"  # gets its final name once it is locked, else others would remove the folder
             self._lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -103,28 +104,28 @@ class SyncFolder:
         return self._root
 
 
-def _fill_beside(folder: Path, fill: Callable[[Path], None]) -> None:
-    beside = folder.with_name(f".{folder.name}")
-    beside.mkdir(mode=0o700)
+def _fill_atomically(folder: Path, fill: Callable[[Path], None]) -> None:
+    temporary = folder.with_name(f".{folder.name}")
+    temporary.mkdir(mode=0o700)
     try:
-        fill(beside)
-        beside.rename(folder)
+        fill(temporary)
+        temporary.rename(folder)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def remove_left(parent: Path) -> None:
+def remove_abandoned(parent: Path) -> None:
     """Remove the sync folders of this user whose process has ended."""
     for root in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if root.is_symlink() or not root.is_dir() or root.stat().st_uid != os.getuid():
                 continue
-            if _is_left(root):
+            if _is_abandoned(root):
                 shutil.rmtree(root, ignore_errors=True)
 
 
-def _is_left(root: Path) -> bool:
+def _is_abandoned(root: Path) -> bool:
     """Whether the process of a sync folder has ended.
 
     Raises:
@@ -133,7 +134,7 @@ def _is_left(root: Path) -> bool:
     try:
         lock = os.open(root / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return time.time() - root.stat().st_mtime > YOUNG
+        return time.time() - root.stat().st_mtime > MIN_AGE
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -143,14 +144,14 @@ def _is_left(root: Path) -> bool:
     return True
 
 
-def _place(size: int) -> Path:
+def _default_parent(size: int) -> Path:
     with suppress(OSError):
         if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > ROOM * size:
             return SHARED_MEMORY
     return Path(tempfile.gettempdir())
 
 
-def _of_storage(error: Exception) -> str | None:
+def _storage_error(error: Exception) -> str | None:
     """Return the file system's error text, or None if the error has another cause. safetensors wraps such errors in its
     own error class."""
     if isinstance(error, OSError):

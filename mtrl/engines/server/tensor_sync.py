@@ -24,11 +24,11 @@ from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed.broadcast import buckets, flatten
 from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.checksum import checksum
-from mtrl.engines.server.outgoing import Outgoing
+from mtrl.engines.server.export import WeightExport
 from mtrl.engines.server.shm_manager import SHARED_MEMORY, start_manager
 from mtrl.engines.server.sync import ServerGroup, engine_key
 from mtrl.errors import UserError
-from mtrl.utils.hosts import is_loopback
+from mtrl.utils.serving import is_loopback
 
 BUCKET = 2**29
 """Maximum size of the shared memory in use, in bytes, unless a single tensor is larger."""
@@ -41,32 +41,32 @@ class TensorSync:
     """See `WeightSync`. Servers receive only the names and memory locations of the tensors, and copy the tensors from
     the trainer's memory."""
 
-    def __init__(self, settings: ServerConfig, outgoing: Outgoing, bucket: int = BUCKET):
+    def __init__(self, settings: ServerConfig, export: WeightExport, bucket: int = BUCKET):
         """
         Raises:
             UserError: a server may be on another machine.
         """
         self._key = f"{engine_key(settings)}.weight_sync=tensor"
         self._seconds, self._workers = settings.sync_timeout, settings.tensor_parallel_size
-        self._outgoing, self._bucket = outgoing, bucket
+        self._export, self._bucket = export, bucket
         self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-        self._check_near(settings.urls)
+        self._check_local(settings.urls)
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
-        self._check_near([server.url for server in servers])
-        whole = await asyncio.to_thread(self._outgoing, weights)
+        self._check_local([server.url for server in servers])
+        whole = await asyncio.to_thread(self._export, weights)
         server_group = ServerGroup(servers)
         await server_group.each(lambda server: server.begin_update(), self._seconds)
         for part in buckets(list(whole.items()), self._bucket):
             shared = await asyncio.to_thread(self._share, dict(part))
             was_read = False
             try:
-                word = await asyncio.to_thread(checksum, shared.tensors)
+                digest = await asyncio.to_thread(checksum, shared.tensors)
                 # Each server needs its own payload, since every reader of a payload releases a reference.
                 payloads = {server.url: shared.payload(self._workers) for server in server_group.remaining}
                 await server_group.each(
-                    lambda server, payloads=payloads, word=word: server.receive_tensors(  # type: ignore[misc]
-                        payloads[server.url], version, word
+                    lambda server, payloads=payloads, digest=digest: server.receive_tensors(  # type: ignore[misc]
+                        payloads[server.url], version, digest
                     ),
                     self._seconds,
                 )
@@ -84,16 +84,17 @@ class TensorSync:
         if self._device is None and (free := shutil.disk_usage(SHARED_MEMORY).free) < size:
             raise UserError(
                 f"{self._key} needs {size / 1e6:.0f} MB of shared memory, and {SHARED_MEMORY} has {free / 1e6:.0f} MB "
-                "free; give it more (docker run --shm-size), or take weight_sync=disk"
+                "free; enlarge it (docker run --shm-size), or use weight_sync=disk"
             )
         return SharedTensors(tensors, self._device)
 
-    def _check_near(self, urls: Sequence[str]) -> None:
+    def _check_local(self, urls: Sequence[str]) -> None:
         for url in urls:
             if not is_loopback(urlsplit(url).hostname or ""):
                 raise UserError(
-                    f"{self._key} reaches servers of this machine only, and {url} may be on another; name it by "
-                    "127.0.0.1 if it is not, or take weight_sync=distributed, or disk with a sync_folder that both see"
+                    f"{self._key} reaches only servers on this machine, and {url} may be on another one; write "
+                    "127.0.0.1 if it is not, or use weight_sync=distributed, or disk with a sync_folder that both can "
+                    "read"
                 )
 
 

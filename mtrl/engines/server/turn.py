@@ -15,14 +15,14 @@ class PartialTurn:
     """A turn with the tokens that were sampled so far.
 
     A server may end a request before its turn has ended (some pauses do). The next request then continues after the
-    prompt and the sampled tokens, so that every token keeps the log-prob and the version that it was sampled with. With
-    stop strings, the turn starts again instead: a server searches only its own tokens for stop strings, and would miss
-    one that spans two requests.
+    prompt and the sampled tokens, so that every token keeps the log-prob and the version that it was sampled with.
+    With stop strings, the turn starts again instead: a server searches only its own tokens for stop strings, and
+    would miss one that spans two requests.
     """
 
     prompt: list[int]
     sampling: SamplingParams
-    room: int
+    max_tokens: int
     """Maximum number of tokens of the whole turn."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -31,10 +31,10 @@ class PartialTurn:
 
     def request(self, request_id: str, cache_salt: str | None, adapter: str | None) -> TurnRequest:
         """Return the request for the tokens that are missing."""
-        context, left = [*self.prompt, *self.token_ids], self.room - len(self.token_ids)
+        context, left = [*self.prompt, *self.token_ids], self.max_tokens - len(self.token_ids)
         return TurnRequest(request_id, context, self.sampling, left, cache_salt, adapter)
 
-    def keeps(self, interrupted: Generation) -> bool:
+    def can_continue(self, interrupted: Generation) -> bool:
         """Whether the turn can continue after the tokens of an interrupted answer."""
         return bool(interrupted.token_ids) and not self.sampling.stop
 
@@ -42,7 +42,7 @@ class PartialTurn:
         """Add an answer to `request`; return the whole turn if it has ended, else None."""
         if not self.token_ids:
             self.cached_tokens = min(max(0, answer.cached_tokens), len(self.prompt))
-        if answer.finish == FinishReason.ABORT and not self.keeps(answer):
+        if answer.finish == FinishReason.ABORT and not self.can_continue(answer):
             return None
         self.token_ids += answer.token_ids
         self.logprobs += answer.logprobs
@@ -50,7 +50,7 @@ class PartialTurn:
             self._add_span(version, count)
         if answer.finish != FinishReason.ABORT:
             return self._whole(answer.finish)
-        return self._whole(FinishReason.LENGTH) if len(self.token_ids) >= self.room else None
+        return self._whole(FinishReason.LENGTH) if len(self.token_ids) >= self.max_tokens else None
 
     def _add_span(self, version: int, count: int) -> None:
         if self.version_spans and self.version_spans[-1][0] == version:
@@ -70,17 +70,17 @@ def check_answer(answer: Generation, request: TurnRequest, vocabulary: int) -> N
     """
     tokens, spans = len(answer.token_ids), sum(count for _, count in answer.version_spans)
     if tokens > request.max_tokens:
-        problem = f"{tokens} tokens where at most {request.max_tokens} were asked for"
+        problem = f"{tokens} tokens where at most {request.max_tokens} were requested"
     elif not answer.token_ids and answer.finish != FinishReason.ABORT:
         problem = "no token"
     elif any(count < 0 for _, count in answer.version_spans):
-        problem = "versions of less than no tokens"
+        problem = "versions with a negative number of tokens"
     elif wrong := [token for token in answer.token_ids if type(token) is not int or not 0 <= token < vocabulary]:
-        problem = f"the token id {wrong[0]!r:.40}, and the model's end at {vocabulary - 1}"
+        problem = f"the token id {wrong[0]!r:.40}, and the model's largest id is {vocabulary - 1}"
     elif not tokens == len(answer.logprobs) == spans:
         problem = f"{tokens} tokens with {len(answer.logprobs)} log-probs and versions of {spans}"
     elif not all(math.isfinite(logprob) for logprob in answer.logprobs):
-        problem = "log-probs that are no numbers"
+        problem = "log-probs that are not finite"
     else:
         return
     raise ServerError(f"the server answered {problem}")

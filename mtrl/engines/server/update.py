@@ -15,9 +15,9 @@ from mtrl.engines.server.lora_sync import adapter_name
 from mtrl.engines.server.replica import Replica
 from mtrl.engines.server.sync import SyncError, WeightSync
 
-STEPS = 10
+SEND_TIMEOUT_FACTOR = 10
 """Timeout for sending weights, as a multiple of `sync_timeout`."""
-WAITING = ("drain", "wait")
+DRAINING = ("drain", "wait")
 """Pause modes that wait until all running turns have ended."""
 STALE = ("in_place",)
 """Pause modes in which running turns keep their old keys and values, so that the cache cannot be dropped."""
@@ -46,7 +46,7 @@ class Update:
     replicas: list[Replica]
     weights: Weights
     failed: dict[Replica, str] = field(default_factory=dict)
-    """Replicas that did not load the weights, with the reason in the server's own words; they may still be paused."""
+    """Replicas that did not load the weights, with the reason in the server's message; they may still be paused."""
 
     async def run(self) -> None:
         """Run the update.
@@ -55,20 +55,20 @@ class Update:
             UserError: the weights cannot be sent to any server, for example because the disk is full.
         """
         settings = self.backend.settings
-        pausing = settings.sync_timeout + (settings.request_timeout if self.mode in WAITING else 0)
+        pausing = settings.sync_timeout + (settings.request_timeout if self.mode in DRAINING else 0)
         try:
             await self._each("a pause", lambda server: server.pause(self.mode), self.replicas, pausing)
-            await self._send(self._good())
-            if wrong := await self._wrong():
+            await self._send(self._remaining())
+            if wrong := await self._wrong_versions():
                 await self._send(list(wrong))
-                for replica, version in (await self._wrong()).items():
-                    self.failed[replica] = f"says that its weights are of version {version}, not {self.weights.version}"
-            for replica in self._good():
-                self._note(replica)
+                for replica, version in (await self._wrong_versions()).items():
+                    self.failed[replica] = f"reports weights of version {version} instead of {self.weights.version}"
+            for replica in self._remaining():
+                self._record(replica)
         finally:
-            await self._each("going on after a pause", lambda server: server.resume(), self._good())
+            await self._each("resuming after a pause", lambda server: server.resume(), self._remaining())
 
-    def _good(self) -> list[Replica]:
+    def _remaining(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica not in self.failed]
 
     async def _send(self, replicas: Sequence[Replica]) -> None:
@@ -76,13 +76,13 @@ class Update:
         await self._load(replicas)
         if self.mode not in STALE:
             sent = [replica for replica in replicas if replica not in self.failed]
-            await self._each("dropping its cache", lambda server: server.forget(), sent)
+            await self._each("dropping its cache", lambda server: server.drop_cache(), sent)
 
     async def _load(self, replicas: Sequence[Replica]) -> None:
         by_url = {replica.api.url: replica for replica in replicas}
         if not by_url:
             return
-        seconds = STEPS * self.backend.settings.sync_timeout
+        seconds = SEND_TIMEOUT_FACTOR * self.backend.settings.sync_timeout
         failed: Mapping[str, str] = {}
         try:
             async with asyncio.timeout(seconds):
@@ -91,22 +91,22 @@ class Update:
         except SyncError as error:
             failed = error.failed
         except TimeoutError:
-            failed = dict.fromkeys(by_url, f"it took more than {seconds:g} s")
-        self.failed |= {by_url[url]: f"failed in loading weights: {words}" for url, words in failed.items()}
+            failed = dict.fromkeys(by_url, f"the update took more than {seconds:g} s")
+        self.failed |= {by_url[url]: f"failed in loading weights: {reason}" for url, reason in failed.items()}
 
-    def _note(self, replica: Replica) -> None:
+    def _record(self, replica: Replica) -> None:
         replica.weights = self.weights
         replica.versions.append(self.weights.version)
 
-    async def _wrong(self) -> dict[Replica, int]:
+    async def _wrong_versions(self) -> dict[Replica, int]:
         """Return the replicas that report another version than that of the update, with that version."""
         found: dict[str, int] = {}
 
         async def look(server: ServerApi) -> None:
             found[server.url] = await server.version()
 
-        await self._each("telling its version", look, self._good())
-        versions = {replica: found[replica.api.url] for replica in self._good()}
+        await self._each("reporting its version", look, self._remaining())
+        versions = {replica: found[replica.api.url] for replica in self._remaining()}
         return {replica: version for replica, version in versions.items() if version != self.weights.version}
 
     async def _each(
@@ -129,10 +129,10 @@ class AdapterUpdate(Update):
         old = [replica for replica in self.replicas if replica.adapters.newest == adapter]
         # Servers refuse an adapter under the name of one that is loaded.
         await self._each("dropping an adapter", lambda server: server.drop_adapter(adapter.name), old)
-        await self._load(self._good())
-        for replica in self._good():
+        await self._load(self._remaining())
+        for replica in self._remaining():
             replica.adapters.add(adapter, replica.api)
-            self._note(replica)
+            self._record(replica)
 
 
 async def failures(

@@ -6,22 +6,22 @@ from typing import Any
 
 from mtrl.engines.server.backend import Command, Place
 from mtrl.engines.server.launch import Launch
-from mtrl.engines.sglang.secret import TOKEN
+from mtrl.engines.sglang.access import TOKEN
 
 MODULE = "mtrl.engines.sglang.serve"
 HOST = "127.0.0.1"
 OURS = {
     "host": "servers listen on this machine only",
-    "port": "a free port is taken",
+    "port": "mtrl chooses a free port",
     "api-key": "every server gets a new token, which no command line shows",
     "admin-api-key": "every server gets a new token, which no command line shows",
     "model-path": "model.path names the model",
     "model": "model.path names the model",
-    "config": "give its arguments one by one",
-    "weight-version": "policy versions are the trainer's",
-    "tensor-parallel-size": "generator.sglang.tensor_parallel_size=N is the key",
-    "tp-size": "generator.sglang.tensor_parallel_size=N is the key",
-    "tp": "generator.sglang.tensor_parallel_size=N is the key",
+    "config": "write its arguments one by one",
+    "weight-version": "the trainer sets the policy version",
+    "tensor-parallel-size": "generator.sglang.tensor_parallel_size=N sets it",
+    "tp-size": "generator.sglang.tensor_parallel_size=N sets it",
+    "tp": "generator.sglang.tensor_parallel_size=N sets it",
     "data-parallel-size": "generator.sglang.replicas=N starts N servers, whose weights can be synced",
     "dp-size": "generator.sglang.replicas=N starts N servers, whose weights can be synced",
     "dp": "generator.sglang.replicas=N starts N servers, whose weights can be synced",

@@ -1,4 +1,4 @@
-"""A gate that holds turns back on the trainer's side while a server is paused, and counts the turns inside."""
+"""A gate that delays turns on the trainer's side while a server is paused, and counts the turns inside."""
 
 from __future__ import annotations
 

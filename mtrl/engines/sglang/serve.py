@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import sys
 
-from mtrl.engines.sglang.loopback import meet_on_loopback
-from mtrl.engines.sglang.operators import declare
-from mtrl.engines.sglang.secret import TOKEN, Secret
+from mtrl.engines.sglang.access import TOKEN, Secret, meet_on_loopback
+from mtrl.engines.sglang.platform import declare_operators
 
 # The call is at module level, because SGLang's spawned processes import this module again.
-declare()
+declare_operators()
 meet_on_loopback()
 
 
 def main(arguments: list[str]) -> None:
     """Run the server until it ends."""
     if not os.environ.get(TOKEN):
-        raise SystemExit(f"{TOKEN} is not set; it holds the token that every request has to show")
+        raise SystemExit(f"{TOKEN} is not set; it holds the token that every request must carry")
     token = Secret(os.environ.pop(TOKEN))
 
     from sglang.launch_server import run_server

@@ -8,7 +8,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from mtrl.engines.sglang.pinning import ignore_pinning
+from mtrl.engines.sglang.platform import ignore_pinning
 
 
 class TorchCpuPlatform(CpuDeviceMixin, SRTPlatform):

@@ -18,11 +18,11 @@ from mtrl.engines.server.api import Json, Rendezvous, ServerError, ServerRefused
 from mtrl.engines.server.http import Http
 from mtrl.types import FinishReason
 
-UNTOUCHED = "default"
+INITIAL_VERSION = "default"
 """vLLM's weight version of the weights that it was started with."""
 NO_NUMBER = -9999.0
 """Value that vLLM returns in place of a log-prob that is NaN or minus infinity."""
-LOOK = 5.0
+SHORT_TIMEOUT = 5.0
 """Timeout of a health check, in seconds."""
 FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 SEEDS = 2**63
@@ -39,9 +39,10 @@ class VllmApi:
         "abort": "abort",
     }
 
-    def __init__(self, url: str, token: str | None, settings: ServerConfig):
+    def __init__(self, url: str, token: str | None, settings: ServerConfig, http: Http | None = None):
+        """`http`: client for the requests; None: a new one for `url` and `token`."""
         self.url = url
-        self._http = Http(url, token)
+        self._http = http or Http(url, token)
         self._settings = settings
 
     # -- turns -------------------------------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ class VllmApi:
             ServerRefusedError: the server rejects the token.
         """
         try:
-            await self._http.ask("GET", "/health", seconds=LOOK)
+            await self._http.request("GET", "/health", seconds=SHORT_TIMEOUT)
         except ServerRefusedError:
             raise
         except ServerError:
@@ -67,22 +68,22 @@ class VllmApi:
         return True
 
     async def generate(self, request: TurnRequest) -> Generation:
-        answer = await self._http.ask(
+        answer = await self._http.request(
             "POST", "/inference/v1/generate", turn_body(request), seconds=self._settings.request_timeout
         )
         try:
             return read_turn(answer)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ServerError(f"{self.url} answered no turn ({type(error).__name__}: {error})") from None
+            raise ServerError(f"{self.url}: the answer is not a turn ({type(error).__name__}: {error})") from None
 
     async def abort(self, request_id: str) -> None:
         await self._post("/abort_requests", abort_body(request_id))
 
     async def pause(self, mode: str) -> None:
-        told = self.pause_modes[mode]
+        vllm_mode = self.pause_modes[mode]
         # `wait` returns only when all running turns have ended.
-        seconds = self._settings.request_timeout if told == "wait" else self._settings.sync_timeout
-        await self._http.ask("POST", "/pause", params={"mode": told, "clear_cache": "false"}, seconds=seconds)
+        seconds = self._settings.request_timeout if vllm_mode == "wait" else self._settings.sync_timeout
+        await self._http.request("POST", "/pause", params={"mode": vllm_mode, "clear_cache": "false"}, seconds=seconds)
 
     async def resume(self) -> None:
         await self._post("/resume")
@@ -102,7 +103,7 @@ class VllmApi:
         await self._update("folder", folder, checksum)
 
     async def join(self, rendezvous: Rendezvous) -> None:
-        await self._post("/init_weight_transfer_engine", meeting_body(rendezvous, self._settings.sync_timeout))
+        await self._post("/init_weight_transfer_engine", group_body(rendezvous, self._settings.sync_timeout))
 
     async def receive_broadcast(
         self, layouts: Sequence[TensorLayout], group: str, version: int, checksum: str | None = None
@@ -125,12 +126,12 @@ class VllmApi:
         await self._update("check", None)  # a separate step: after a failed finish, no update could begin again
         await self._post("/finish_weight_update", {"weight_version": str(version)})
 
-    async def forget(self) -> None:
+    async def drop_cache(self) -> None:
         """Drop the cache. The keys and values of paused turns are dropped as well and computed again, because vLLM
         drops nothing while turns hold some."""
         answer = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
         if not isinstance(answer, dict) or answer.get("success") is not True:
-            raise ServerError(f"{self.url} did not drop its cached keys and values, and does not say why")
+            raise ServerError(f"{self.url} did not drop its cached keys and values, and reports no reason")
 
     async def load_adapter(self, name: str, folder: str) -> None:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
@@ -139,11 +140,11 @@ class VllmApi:
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def version(self) -> int:
-        answer = await self._http.ask("GET", "/weight_info", seconds=self._settings.sync_timeout)
+        answer = await self._http.request("GET", "/weight_info", seconds=self._settings.sync_timeout)
         try:
             return read_version(answer["weight_version"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ServerError(f"{self.url} tells no policy version ({error})") from None
+            raise ServerError(f"{self.url} reports no policy version ({error})") from None
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class VllmApi:
         await self._http.close()
 
     async def _post(self, path: str, body: Json | None = None, params: dict[str, str] | None = None) -> Any:
-        return await self._http.ask("POST", path, body, params=params, seconds=self._settings.sync_timeout)
+        return await self._http.request("POST", path, body, params=params, seconds=self._settings.sync_timeout)
 
     async def _update(self, kind: str, value: Any, checksum: str | None = None) -> None:
         await self._post("/update_weights", update_body(kind, value, checksum))
@@ -214,8 +215,8 @@ def abort_body(request_id: str) -> Json:
     return {"request_ids": [f"generate-tokens-{request_id}"]}
 
 
-def meeting_body(rendezvous: Rendezvous, seconds: float) -> Json:
-    """Return the body for `/init_weight_transfer_engine`; see `receiver.Meeting`."""
+def group_body(rendezvous: Rendezvous, seconds: float) -> Json:
+    """Return the body for `/init_weight_transfer_engine`; see `receiver.GroupInfo`."""
     place = {
         "backend": rendezvous.backend,
         "host": rendezvous.host,
@@ -251,7 +252,7 @@ def read_turn(answer: Any) -> Generation:
     choice = answer["choices"][0]
     logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"] or {}).get("content") or ()]
     if not all(math.isfinite(logprob) and logprob > NO_NUMBER for logprob in logprobs):
-        raise ValueError("a log-prob is no number: the weights may hold NaN or infinity")
+        raise ValueError("a log-prob is not a finite number: the weights may hold NaN or infinity")
     details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
     return Generation(
         token_ids=[int(token) for token in choice["token_ids"] or ()],
@@ -265,10 +266,10 @@ def read_turn(answer: Any) -> Generation:
     )
 
 
-def read_version(said: Any) -> int:
+def read_version(version: Any) -> int:
     """Return the policy version for vLLM's name of its weights.
 
     Raises:
         TypeError, ValueError: the name is not a policy version.
     """
-    return 0 if said == UNTOUCHED else int(said)
+    return 0 if version == INITIAL_VERSION else int(version)

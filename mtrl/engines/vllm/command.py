@@ -14,20 +14,20 @@ HOST = "127.0.0.1"
 OURS = {
     "model": "model.path names the model",
     "host": "servers listen on this machine only",
-    "port": "a free port is taken",
-    "uds": "a free port is taken",
+    "port": "mtrl chooses a free port",
+    "uds": "mtrl chooses a free port",
     "api_key": "every server gets a new token, which no command line shows",
-    "middleware": "it checks the token",
-    "config": "give its arguments one by one",
-    "weight_transfer_config": "generator.vllm.weight_sync says how weights come",
-    "enable_scale_out": "turns are asked for there",
-    "enable_prompt_tokens_details": "cached tokens are counted",
-    "logprobs_mode": "log-probs are those of the policy that sampled",
+    "middleware": "mtrl's middleware checks the token",
+    "config": "write its arguments one by one",
+    "weight_transfer_config": "generator.vllm.weight_sync selects how weights are sent",
+    "enable_scale_out": "mtrl requests turns through it",
+    "enable_prompt_tokens_details": "mtrl counts cached tokens by it",
+    "logprobs_mode": "log-probs must be those of the sampling distribution",
     "data_parallel_size": "generator.vllm.replicas=N starts N servers",
     "api_server_count": "generator.vllm.replicas=N starts N servers",
-    "tensor_parallel_size": "generator.vllm.tensor_parallel_size=N is the key",
-    "headless": "a server has to answer",
-    "grpc": "servers are asked over HTTP",
+    "tensor_parallel_size": "generator.vllm.tensor_parallel_size=N sets it",
+    "headless": "the server must answer requests",
+    "grpc": "mtrl uses HTTP",
 }
 """Arguments that `generator.vllm.args` may not have, and the reason."""
 CPU_CACHE = 256 * 2**20
@@ -69,8 +69,8 @@ def vllm_command(launch: Launch, place: Place) -> Command:
         # Two adapters at once: the newest, and the previous one of turns in flight.
         arguments |= {"enable_lora": True, "max_lora_rank": _rank(rank), "max_loras": 2, "max_cpu_loras": 4}
     arguments = launch.arguments(arguments, OURS, "_")
-    said = {f"no_{name}" if value is False else name: value is False or value for name, value in arguments.items()}
-    return launch.command(SERVE, said, _environment(launch), TOKEN, place)
+    flags = {f"no_{name}" if value is False else name: value is False or value for name, value in arguments.items()}
+    return launch.command(SERVE, flags, _environment(launch), TOKEN, place)
 
 
 def _rank(rank: int) -> int:

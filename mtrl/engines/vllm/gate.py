@@ -23,7 +23,8 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_token: bytes | None = None
+expected_token: bytes | None = None
+"""Token that `take_token` has read; None before."""
 
 
 def take_token() -> None:
@@ -32,11 +33,11 @@ def take_token() -> None:
     Raises:
         SystemExit: no token is set; a server without a token would obey every user of this machine.
     """
-    global _token
+    global expected_token
     token = os.environ.pop(TOKEN, "")
     if not token:
         raise SystemExit(f"error: the environment variable {TOKEN} has no token for this server")
-    _token = token.encode()
+    expected_token = token.encode()
 
 
 class Gate:
@@ -48,30 +49,30 @@ class Gate:
     """
 
     def __init__(self, app: App):
-        if _token is None:
+        if expected_token is None:
             raise RuntimeError("no token was taken: start the server by mtrl.engines.vllm.serve")
-        self._app, self._expected = app, b"Bearer " + _token
+        self._app, self._expected = app, b"Bearer " + expected_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._is_known(scope):
-            await self._told(scope, receive, send)
+            await self._answer_errors(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             await answer(send, 401, {"error": "the token is missing or wrong"})
 
-    async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+    async def _answer_errors(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
 
-        async def note(message: MutableMapping[str, Any]) -> None:
-            nonlocal has_begun
-            has_begun = True
+        async def tracked_send(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, note)
+            await self._app(scope, receive, tracked_send)
         except Exception as error:
-            if has_begun or scope["type"] != "http":
+            if started or scope["type"] != "http":
                 raise
             log.exception("%s %s failed", scope["method"], scope["path"])
             await answer(send, 500, {"error": str(error) or type(error).__name__})

@@ -43,9 +43,9 @@ def unpack(payload: str) -> dict[str, Tensor]:
         pairs = Unpickler(io.BytesIO(base64.b64decode(payload, validate=True))).load()
         weights = {str(name): tensor for name, tensor in pairs}
     except (pickle.UnpicklingError, EOFError, TypeError, ValueError) as error:
-        raise ValueError(f"no payload of shared tensors: {error}") from error
+        raise ValueError(f"not a payload of shared tensors: {error}") from error
     if not all(isinstance(tensor, Tensor) for tensor in weights.values()) or len(weights) != len(pairs):
-        raise ValueError("no payload of shared tensors: it has something else, or a name twice")
+        raise ValueError("not a payload of shared tensors: a value is not a tensor, or a name occurs twice")
     return weights
 
 
@@ -58,7 +58,7 @@ class Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         if (module, name) not in REBUILD:
-            raise pickle.UnpicklingError(f"{module}.{name} is nothing that rebuilds a tensor")
+            raise pickle.UnpicklingError(f"{module}.{name} does not rebuild a tensor")
         return REBUILD[module, name]
 
 

@@ -24,7 +24,7 @@ from mtrl.engines.vllm.reload import Reload
 
 
 @dataclass
-class Meeting(WeightTransferInitInfo):
+class GroupInfo(WeightTransferInitInfo):
     """The order to join or leave a group."""
 
     join: dict[str, Any] | None = None
@@ -47,10 +47,10 @@ class Step(WeightTransferUpdateInfo):
     """The trainer's checksum of the tensors of this step; None: it is not compared."""
 
 
-class Receiver(WeightTransferEngine[Meeting, Step]):
+class Receiver(WeightTransferEngine[GroupInfo, Step]):
     """The weight receiver of one worker. A failed step ends its update; another update can begin afterwards."""
 
-    init_info_cls = Meeting
+    init_info_cls = GroupInfo
     update_info_cls = Step
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -61,7 +61,7 @@ class Receiver(WeightTransferEngine[Meeting, Step]):
         if self.vllm_config.lora_config is not None and self.device.type == "cpu":
             spare_plain_turns()
 
-    def init_transfer_engine(self, init_info: Meeting) -> None:
+    def init_transfer_engine(self, init_info: GroupInfo) -> None:
         if init_info.leave is not None:
             self._leave(init_info.leave)
         if (join := init_info.join) is not None:
@@ -111,7 +111,7 @@ class Receiver(WeightTransferEngine[Meeting, Step]):
                 raise RuntimeError(f"the update was given up: {step.value}")
         if step.checksum is not None and (ours := checksum(weights)) != step.checksum:
             raise ValueError(
-                f"the {len(weights)} tensors that came have the checksum {ours}, the trainer's is {step.checksum}"
+                f"the {len(weights)} tensors that arrived have the checksum {ours}, the trainer's is {step.checksum}"
             )
         reload.take(weights)
 
@@ -149,6 +149,6 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no mapping
                 if name in weights:
-                    raise ValueError(f"{file} has {name} once more")
+                    raise ValueError(f"{file} has a second tensor {name}")
                 weights[name] = tensors.get_tensor(name)
     return weights

@@ -16,7 +16,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 log = logging.getLogger(__name__)
 
-SHOWN = 8
+MAX_NAMES = 8
 """Maximum number of names in an error."""
 
 
@@ -55,8 +55,8 @@ class Reload:
         pieces = getattr(self._model, "packed_modules_mapping", {})
         missing = sorted({*(self._parameters - self._loaded), *absent_pieces(self._received, pieces)})
         if missing:
-            more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-            raise ValueError(f"{len(missing)} weights did not come: {', '.join(missing[:SHOWN])}{more}")
+            more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
+            raise ValueError(f"{len(missing)} weights did not arrive: {', '.join(missing[:MAX_NAMES])}{more}")
 
     def finish(self) -> None:
         """Pack the layers again, so that the model uses the new weights."""
@@ -75,7 +75,7 @@ class Reload:
                     info.load_numel, info.loaded_weights = 0, []
             self.finish()
         except Exception:  # only logged: the caller raises the error that made it abandon the update
-            log.exception("a model could not be put together after an update that failed")
+            log.exception("a model could not be restored after an update that failed")
 
 
 def absent_pieces(received: Collection[str], pieces: Mapping[str, Iterable[str]]) -> Iterator[str]:

@@ -39,8 +39,8 @@ from mtrl.environments.adapters.base import (
 )
 from mtrl.environments.base import StepResult
 from mtrl.types import Message, Row
-from mtrl.utils.functions import load_function
 from mtrl.utils.strict_json import strict_loads
+from mtrl.utils.user_code import load_function
 
 ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 

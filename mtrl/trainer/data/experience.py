@@ -17,7 +17,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.environments.family import Family
 from mtrl.errors import RunEndedError
 from mtrl.rewards.compose import RewardComposer
-from mtrl.rollout.occupancy import Occupancy
+from mtrl.rollout.episode import Occupancy
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.scoring.measures import is_overlong

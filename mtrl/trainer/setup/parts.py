@@ -145,8 +145,7 @@ def agent_loop(
     Raises:
         UserError: the program does not exist.
     """
-    from mtrl.agents.loop import AgentLoop
-    from mtrl.agents.start import make_runner
+    from mtrl.agents.loop import AgentLoop, make_runner
     from mtrl.gateway.server import Gateway
     from mtrl.gateway.session import SessionLimits
 

@@ -106,7 +106,7 @@ async def _until_ready(server: Served) -> None:
         while not await api.is_ready():
             await asyncio.wait([ended], timeout=LOOK)
             if ended.done():
-                pytest.fail(f"{server.backend.name} ended with {ended.result()}: {server.process.last_words()}")
+                pytest.fail(f"{server.backend.name} ended with {ended.result()}: {server.process.error_line()}")
     ended.cancel()
 
 

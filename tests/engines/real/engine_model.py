@@ -1,4 +1,4 @@
-"""A tiny model that every engine loads, and what the trainer says of the tokens that one sampled."""
+"""A tiny model that every engine loads, and the trainer's log-probs of sampled tokens."""
 
 from __future__ import annotations
 

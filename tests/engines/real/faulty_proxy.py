@@ -1,4 +1,4 @@
-"""What may stand between a trainer and its servers: it answers in their place, or takes its time."""
+"""A proxy between trainer and servers that answers errors or delays answers."""
 
 import http.client
 import threading
@@ -33,7 +33,7 @@ class FaultyProxy(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request, client_address):
-        """Either side may be gone; that is what is tested."""
+        """Do nothing: either side may have disconnected, which the tests cause."""
 
 
 class _Handler(BaseHTTPRequestHandler):

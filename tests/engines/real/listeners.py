@@ -1,4 +1,4 @@
-"""Where the processes of a server can be reached."""
+"""The addresses at which the processes of a server listen."""
 
 import os
 from contextlib import suppress

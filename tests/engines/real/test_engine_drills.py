@@ -59,8 +59,8 @@ class Drill:
 
     @property
     def servers(self):
-        """Those that serve."""
-        return self.engine._fleet.serving
+        """The servers that accept turns."""
+        return self.engine.fleet.serving
 
     def note_processes(self):
         self.pids |= {server.process.pid for server in self.servers}
@@ -75,7 +75,7 @@ class Drill:
         return [(7 * i + 3 * k) % self.vocabulary for k in range(20)]
 
     def check(self, turn, prompt, sampling=LONG):
-        """Whole, and by the weights that it says."""
+        """Check that the turn is complete and was sampled by the weights of its versions."""
         assert (len(turn.token_ids), turn.finish) == (sampling.max_generate_length, FinishReason.LENGTH)
         begin = 0
         for version, count in turn.version_spans:
@@ -114,8 +114,8 @@ class Drill:
         turns = [self.ask(i) for i in range(TURNS)]
         await asyncio.sleep(0.3)
         await self.engine.load_weights(named_weights(self.models[1]), 1)
-        busiest = max(self.servers, key=lambda server: len(server.lane.busy))
-        assert busiest.lane.busy
+        busiest = max(self.servers, key=lambda server: len(server.load.busy))
+        assert busiest.load.busy
         os.kill(busiest.process.pid, signal.SIGKILL)
         answers = await asyncio.gather(*turns)
         for i, answer in enumerate(answers):
@@ -182,19 +182,19 @@ class Drill:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         self.patch.setattr(disk_sync, "write_model", half)
-        for asked in (self.engine.load_weights(named_weights(self.models[1]), 3), self.ask(0)):
+        for requested in (self.engine.load_weights(named_weights(self.models[1]), 3), self.ask(0)):
             with pytest.raises(EngineLostError, match=r"no space left.*sync_folder|sync_folder.*no space left"):
-                await asked
+                await requested
 
     async def one_hangs(self):
         turns = [self.ask(i) for i in range(20, 36)]
         await asyncio.sleep(0.3)
         hanging = self.servers[1]
         process = hanging.process
-        assert len(hanging.lane.busy) > 1
+        assert len(hanging.load.busy) > 1
         os.kill(process.pid, signal.SIGSTOP)
         begun = time.monotonic()
-        released = next(ticket.trajectory_id for ticket in hanging.lane.busy)
+        released = next(ticket.trajectory_id for ticket in hanging.load.busy)
         self.engine.release(released)
         aborted = int(released.split("/")[0]) * 4 + int(released.split("/")[1]) - 20
         assert (await turns[aborted]).finish == FinishReason.ABORT and time.monotonic() - begun < 1
@@ -206,7 +206,7 @@ class Drill:
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
-def test_two_servers_through_what_can_happen(name, tied_model, tmp_path, monkeypatch):
+def test_two_servers_survive_all_drills(name, tied_model, tmp_path, monkeypatch):
     monkeypatch.setattr(replica, "LOOK", 3.0)
     drill = Drill(name, tied_model, tmp_path, monkeypatch)
     asyncio.run(drill.story())

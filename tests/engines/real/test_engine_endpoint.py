@@ -63,7 +63,7 @@ def ask(server, policy):
     return once
 
 
-def test_a_baseline_says_what_the_same_weights_say_here(server, policy, tmp_path, capsys):
+def test_a_baseline_answers_like_the_same_weights_in_process(server, policy, tmp_path, capsys):
     from mtrl.evaluation.command import main
 
     out = tmp_path / "out"
@@ -73,18 +73,18 @@ def test_a_baseline_says_what_the_same_weights_say_here(server, policy, tmp_path
         "evaluation.endpoint.price.input=1", "evaluation.endpoint.price.output=2",
     ]  # fmt: skip
     assert main([*words, "evaluation.endpoint.budget.requests=5"]) == 1
-    assert "evaluation.endpoint.budget.requests=5 does not do for another request" in capsys.readouterr().out
+    assert "evaluation.endpoint.budget.requests=5 is too small for another request" in capsys.readouterr().out
     assert main([*words, "evaluation.endpoint.budget.usd=1"]) == 0
     report = json.loads((out / "report.json").read_text())
     there, here = (model["label"] for model in report["models"])
-    played = [list(read_trajectories(out / "trajectories" / f"{label}_greedy.jsonl")) for label in (there, here)]
-    assert len(played[0]) == 8
-    for one, other in zip(*played, strict=True):
+    sampled_turns = [list(read_trajectories(out / "trajectories" / f"{label}_greedy.jsonl")) for label in (there, here)]
+    assert len(sampled_turns[0]) == 8
+    for one, other in zip(*sampled_turns, strict=True):
         assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]
         assert (one.score, one.rewards, one.stop_reason) == (other.score, other.rewards, other.stop_reason)
     usage = report["models"][0]["usage"]
     sampled = list(read_trajectories(out / "trajectories" / f"{there}_sampled.jsonl"))
-    turns = [turn for trajectory in [*played[0], *sampled] for turn in trajectory.turns]
+    turns = [turn for trajectory in [*sampled_turns[0], *sampled] for turn in trajectory.turns]
     assert usage["requests"] >= len(turns) and usage["unconfirmed_requests"] == 0
     assert usage["prompt_tokens"] >= sum(turn.metrics["prompt_tokens"] for turn in turns) > 0
     assert usage["cached_tokens"] > 0, "later turns find the conversation there"
@@ -92,26 +92,26 @@ def test_a_baseline_says_what_the_same_weights_say_here(server, policy, tmp_path
     assert server.place.token not in capsys.readouterr().out
 
 
-def test_a_stop_string_is_kept(ask):
+def test_the_stop_string_stays_in_the_text(ask):
     answer, _ = ask(stop=("#",))
     assert answer.content.endswith("#") and answer.content.count("#") == 1
     assert answer.finish == FinishReason.STOP
 
 
-def test_a_cut_turn_a_full_context_and_what_they_cost(ask):
+def test_truncated_turns_and_full_contexts_are_charged(ask):
     answer, engine = ask(max_generate_length=2)
     assert answer.finish == FinishReason.LENGTH and answer.usage["completion_tokens"] == 2
     answer, engine = ask([{"role": "user", "content": "x " * 3000}])
     assert answer.is_full and engine.refused is None
 
 
-def test_tools_are_understood(ask):
+def test_tool_calls_are_parsed(ask):
     tool = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
     answer, _ = ask(tools=[{"type": "function", "function": tool}])
     assert answer.usage["completion_tokens"] > 0
 
 
-def test_what_is_wrong_is_told(ask, monkeypatch):
+def test_errors_are_reported(ask, monkeypatch):
     with pytest.raises(EndpointRefusedError, match="nope.* does not exist.*check the name of the model"):
         ask(model="nope")
     monkeypatch.setenv(KEY, "another")
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_told(ask, monkeypatch):
         ask()
 
 
-def test_a_judge(server, policy, tmp_path):
+def test_a_judge_charges_every_attempt(server, policy, tmp_path):
     """The tiny policy cannot judge: it never repeats the nonce, so the score is 0, and every attempt is charged."""
     given = {
         "url": f"{server.url}/v1", "model": str(policy), "rubric": "Be kind.", "api_key_env": KEY, "attempts": 2,

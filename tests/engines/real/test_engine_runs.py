@@ -55,7 +55,7 @@ def wait_for_step(run_dir, process, step):
     raise AssertionError(f"step {step} did not come: {process.poll()}")
 
 
-def test_a_run_overlaps_loses_a_server_and_trains_every_step(engine, tmp_path):
+def test_an_overlapping_run_survives_the_loss_of_a_server(engine, tmp_path):
     """Two servers and one step off policy; one server is killed while both sample."""
     run_dir = tmp_path / "run"
     words = [f"generator={engine}", f"generator.{engine}.replicas=2", "async_config.max_steps_off_policy=1"]
@@ -74,9 +74,9 @@ def test_a_run_overlaps_loses_a_server_and_trains_every_step(engine, tmp_path):
     checked = [row["engine/canary/max"] for row in rows if "engine/canary/max" in row]
     assert len(checked) == STEPS and max(checked) < 1e-4
     assert rows[-1]["engine/restarts"] >= 1
-    assert "it is started again" in output
-    kept = [json.loads(line) for path in (run_dir / "trajectories").glob("train_*.jsonl") for line in path.open()]
-    names = [(t["group_id"], t["index"]) for t in kept]
+    assert "it is restarted" in output
+    stored = [json.loads(line) for path in (run_dir / "trajectories").glob("train_*.jsonl") for line in path.open()]
+    names = [(t["group_id"], t["index"]) for t in stored]
     assert len(names) == len(set(names)) == STEPS * 4 * 4
 
 
@@ -101,7 +101,7 @@ def adapted(engine, serving, tmp_path_factory):
     return run_dir, output
 
 
-def test_adapters_and_one_message_and_resume_at_servers_that_run(adapted):
+def test_external_servers_train_adapters_with_resume(adapted):
     run_dir, output = adapted
     assert "resumed from" in output
     rows = [row for row in rows_of(run_dir) if "train/loss" in row]
@@ -109,15 +109,15 @@ def test_adapters_and_one_message_and_resume_at_servers_that_run(adapted):
     assert all(row["engine/canary/max"] < 1e-4 and row["analysis/logprob_drift/max"] < 1e-3 for row in rows)
 
 
-def test_a_checkpoint_is_evaluated_by_servers(engine, adapted, tmp_path, capsys):
+def test_servers_evaluate_a_checkpoint(engine, adapted, tmp_path, capsys):
     """Its adapters are merged for them; greedily they say what the embedded engine says."""
     from mtrl.evaluation.command import main
 
-    (run_dir, _), said = adapted, {}
+    (run_dir, _), message = adapted, {}
     for backend in (engine, "local"):
         out = tmp_path / backend
         words = [f"generator.backend={backend}", f"generator.{engine}.urls=[]", f"evaluation.output={out}"]
         assert main([f"{run_dir}/checkpoints/latest", *words]) == 0, capsys.readouterr()
         (file,) = (out / "trajectories").glob("*_greedy.jsonl")
-        said[backend] = [[turn.text for turn in trajectory.turns] for trajectory in read_trajectories(file)]
-    assert len(said[engine]) == 4 and said[engine] == said["local"]
+        message[backend] = [[turn.text for turn in trajectory.turns] for trajectory in read_trajectories(file)]
+    assert len(message[engine]) == 4 and message[engine] == message["local"]

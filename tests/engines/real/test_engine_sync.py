@@ -12,7 +12,7 @@ from mtrl.config.model_schema import ModelConfig
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.api import TurnRequest
 from mtrl.engines.server.distributed_sync import DistributedSync
-from mtrl.engines.server.outgoing import Whole
+from mtrl.engines.server.export import FullWeights
 from mtrl.engines.server.sync import SyncError, make_sync
 from mtrl.engines.server.tensor_sync import TensorSync
 from mtrl.models.lora import LoraWeights, adapter_state, add_adapters, scaling_of
@@ -58,13 +58,13 @@ async def send(api, sync, weights, version):
     await api.pause("drain")
     try:
         await sync.send([api], weights, version)
-        await api.forget()
+        await api.drop_cache()
     finally:
         await api.resume()
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_arrive_whole(server, make, tied_model, way):
+def test_weights_arrive_completely(server, make, tied_model, way):
     async def scenario(api):
         sync, model = make(way), load_model(tied_model)
         for _ in range(2):
@@ -77,9 +77,9 @@ def test_weights_arrive_whole(server, make, tied_model, way):
 
 
 @pytest.mark.parametrize("sync_class", [DistributedSync, TensorSync])
-def test_many_small_parts_are_one_update(engine, server, tied_model, sync_class):
+def test_an_update_may_have_many_small_parts(engine, server, tied_model, sync_class):
     async def scenario(api):
-        sync = sync_class(CONFIGS[engine](sync_timeout=60.0), Whole(str(tied_model), "float32"), bucket=50_000)
+        sync = sync_class(CONFIGS[engine](sync_timeout=60.0), FullWeights(str(tied_model), "float32"), bucket=50_000)
         model, version = changed(load_model(tied_model), seed=77), next(versions)
         await send(api, sync, named_weights(model), version)
         await check(api, model, version)
@@ -106,7 +106,7 @@ def test_adapters_arrive_merged(server, make, tied_model, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_after_an_update_that_broke_off_the_next_one_arrives(server, make, tied_model, way):
+def test_an_update_works_after_an_interrupted_one(server, make, tied_model, way):
     """The trainer may have been cut off between any two steps."""
 
     async def scenario(api):
@@ -120,7 +120,7 @@ def test_after_an_update_that_broke_off_the_next_one_arrives(server, make, tied_
     server.ask(scenario)
 
 
-def test_weights_that_changed_on_the_way_are_refused(engine, server, make, tied_model, monkeypatch):
+def test_corrupted_weights_are_refused(engine, server, make, tied_model, monkeypatch):
     if engine == "sglang":
         pytest.skip("SGLang has no checksum of what it receives; the canary tells")
 

@@ -1,4 +1,4 @@
-"""Time that passes at once."""
+"""Fixtures with virtual time."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Programs that stand in for servers with many processes, and who of them is left."""
+"""Programs that stand in for servers with many processes, and which of the processes still run."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ time.sleep(600)
 
 
 def tree(folder: Path, then: str = STAY) -> Command:
-    """A server that starts nine other processes, each of a kind that is easily forgotten, and then does `then`."""
+    """A server that starts nine other processes, each of a kind that is easily missed, and then runs `then`."""
     return Command([sys.executable, "-S", "-c", SPREAD + then, str(folder / "pids")])
 
 

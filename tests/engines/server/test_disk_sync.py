@@ -1,4 +1,4 @@
-"""Weights by files: whole folders or none, and none that is left behind."""
+"""Weight sync by files: complete folders only, and no folder remains."""
 
 import asyncio
 import errno
@@ -19,7 +19,7 @@ from mtrl.engines.server import disk_sync
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.disk_sync import DiskSync
 from mtrl.engines.server.sync import SyncError, make_sync
-from mtrl.engines.server.sync_folder import LOCK, PREFIX, SyncFolder, remove_left
+from mtrl.engines.server.sync_folder import LOCK, PREFIX, SyncFolder, remove_abandoned
 from mtrl.errors import UserError
 
 
@@ -68,13 +68,16 @@ def test_every_server_loads_a_whole_model_folder(tmp_path, model, make_tiny_mode
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda state: state.pop("model.norm.weight"), "model.norm.weight is in them alone"),
-        (lambda state: state.update(extra=torch.ones(3)), "extra is not in them"),
-        (lambda state: state.update({"model.norm.weight": torch.ones(3)}), r"model.norm.weight is \(3,\), there"),
+        (lambda state: state.pop("model.norm.weight"), "model.norm.weight is only in the files"),
+        (lambda state: state.update(extra=torch.ones(3)), "extra is missing in the files"),
+        (
+            lambda state: state.update({"model.norm.weight": torch.ones(3)}),
+            r"model.norm.weight is \(3,\), in the files",
+        ),
     ],
 )
 @pytest.mark.parametrize("way", ["disk", "distributed", "tensor"])
-def test_weights_that_are_not_the_models_reach_no_server(tmp_path, model, make_tiny_model, way, change, words):
+def test_weights_of_another_model_are_not_sent(tmp_path, model, make_tiny_model, way, change, words):
     state = {name: value for name, value in make_tiny_model().state_dict().items() if name != "lm_head.weight"}
     change(state)
     settings = SglangConfig(weight_sync=way, sync_folder=str(tmp_path))
@@ -83,7 +86,7 @@ def test_weights_that_are_not_the_models_reach_no_server(tmp_path, model, make_t
         asyncio.run(sync.send([], state, 1))
 
 
-def test_large_models_are_written_in_pieces(tmp_path, model, monkeypatch):
+def test_large_models_are_split_into_several_files(tmp_path, model, monkeypatch):
     monkeypatch.setattr(disk_sync, "SHARD", 5000)
 
     async def scenario():
@@ -100,28 +103,28 @@ def test_large_models_are_written_in_pieces(tmp_path, model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ill", "at"), [("kill", "receive_folder"), ("stop", "begin_update"), ("refuse", "end_update")]
+    ("fault", "at"), [("kill", "receive_folder"), ("stop", "begin_update"), ("refuse", "end_update")]
 )
-def test_only_who_is_ill_fails(tmp_path, model, ill, at):
+def test_only_the_faulty_server_fails(tmp_path, model, fault, at):
     async def scenario():
         async with (
-            WeightServer("127.0.0.1:1", seconds=3.0) as well,
-            WeightServer("127.0.0.1:2", ill, at, seconds=3.0) as sick,
+            WeightServer("127.0.0.1:1", seconds=3.0) as healthy,
+            WeightServer("127.0.0.1:2", fault, at, seconds=3.0) as sick,
         ):
             sync = DiskSync(VllmConfig(sync_folder=str(tmp_path), sync_timeout=3.0), str(model), Cast("bfloat16"))
             with pytest.raises(SyncError) as caught:
-                await sync.send([sick, well], weights(), 3)
+                await sync.send([sick, healthy], weights(), 3)
             assert list(caught.value.failed) == [sick.url]
-            assert await well.state() == (3, checksum(Cast("bfloat16")(weights())))
+            assert await healthy.state() == (3, checksum(Cast("bfloat16")(weights())))
             async with WeightServer("127.0.0.1:3") as fresh:  # a replica that was started again
                 await sync.send([fresh], weights(), 3)
-                assert await fresh.state() == await well.state()
+                assert await fresh.state() == await healthy.state()
             await sync.close()
 
     asyncio.run(scenario())
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, model, monkeypatch):
+def test_a_full_disk_is_reported_and_no_file_remains(tmp_path, model, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -143,7 +146,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, model, monkeypatch):
     asyncio.run(scenario())
 
 
-def test_safetensors_own_words_for_a_full_disk_are_known(tmp_path):
+def test_the_full_disk_error_of_safetensors_is_recognised(tmp_path):
     from safetensors import SafetensorError
 
     def full(_):
@@ -157,14 +160,14 @@ def test_safetensors_own_words_for_a_full_disk_are_known(tmp_path):
     folder.close()
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_an_unwritable_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     folder = SyncFolder(str(tmp_path / "file" / "below"), "generator.vllm.sync_folder")
     with pytest.raises(UserError, match=r"generator\.vllm\.sync_folder=.*file/below"):
         folder.write("version-1", 10, lambda path: None)
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_and_what_others_use_is_not(tmp_path):
+def test_only_folders_of_ended_processes_are_removed(tmp_path):
     code = (
         "import sys, time; from mtrl.engines.server.sync_folder import SyncFolder\n"
         "SyncFolder(sys.argv[1], 'key').write('version-1', 1, lambda path: (path / 'x').write_text('x'))\n"
@@ -193,7 +196,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_others_use_i
             child.communicate()
 
 
-def test_shared_memory_is_the_default_where_there_is_room(monkeypatch, tmp_path):
+def test_shared_memory_is_the_default_if_it_has_room(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for size, parent in ((1, Path("/dev/shm")), (10**18, tmp_path)):
         folder = SyncFolder(None, "key")
@@ -201,13 +204,13 @@ def test_shared_memory_is_the_default_where_there_is_room(monkeypatch, tmp_path)
         folder.close()
 
 
-def test_a_folder_that_is_just_being_made_is_not_taken_for_left(tmp_path, monkeypatch):
+def test_a_folder_under_creation_is_not_removed(tmp_path, monkeypatch):
     lock = fcntl.flock
 
     def other_trainer_starts(descriptor, operation):
         with monkeypatch.context() as patch:
             patch.setattr(fcntl, "flock", lock)
-            remove_left(tmp_path)
+            remove_abandoned(tmp_path)
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", other_trainer_starts)
@@ -215,6 +218,6 @@ def test_a_folder_that_is_just_being_made_is_not_taken_for_left(tmp_path, monkey
     written = folder.write("version-1", 10, lambda path: (path / "file").write_text("all"))
     assert (written / "file").read_text() == "all"
     monkeypatch.setattr(fcntl, "flock", lock)
-    remove_left(tmp_path)
+    remove_abandoned(tmp_path)
     assert written.exists()
     folder.close()

@@ -1,4 +1,4 @@
-"""Weights by broadcast, to servers that are processes: all get them, and only who is ill fails."""
+"""Weight sync by broadcast to server processes: only a faulty server fails."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ def run(scenario):
     asyncio.run(limited())
 
 
-def test_servers_that_come_and_go_get_every_version():
+def test_every_version_reaches_a_changing_set_of_servers():
     async def scenario():
         async with WeightServer("127.0.0.1:1") as a, WeightServer("127.0.0.1:2") as b, WeightServer("[::1]:3") as c:
             sync = make_sync(30.0)
@@ -51,7 +51,7 @@ def test_servers_that_come_and_go_get_every_version():
 
 
 @pytest.mark.parametrize(
-    ("ill", "at", "words"),
+    ("fault", "at", "words"),
     [
         ("kill", "receive_broadcast", "gone"),
         ("stop", "receive_broadcast", "no answer"),
@@ -61,24 +61,24 @@ def test_servers_that_come_and_go_get_every_version():
         ("refuse", "end_update", "I refuse"),
     ],
 )
-def test_one_that_fails_takes_nobody_with_it(ill, at, words):
+def test_a_failed_server_does_not_fail_the_others(fault, at, words):
     async def scenario():
-        async with WeightServer("127.0.0.1:1", seconds=LIMIT + 1) as well:
-            async with WeightServer("127.0.0.1:2", ill, at, seconds=LIMIT + 1) as sick:
+        async with WeightServer("127.0.0.1:1", seconds=LIMIT + 1) as healthy:
+            async with WeightServer("127.0.0.1:2", fault, at, seconds=LIMIT + 1) as sick:
                 sync = make_sync()
                 with pytest.raises(SyncError, match=words) as caught:
-                    await sync.send([sick, well], WEIGHTS, 7)
+                    await sync.send([sick, healthy], WEIGHTS, 7)
                 assert list(caught.value.failed) == [sick.url]
-                assert await well.state() == (7, checksum(SENT))
+                assert await healthy.state() == (7, checksum(SENT))
             async with WeightServer("127.0.0.1:2", seconds=LIMIT + 1) as fresh:
-                await sync.send([fresh, well], WEIGHTS, 8)
-                assert await fresh.state() == await well.state() == (8, checksum(SENT))
+                await sync.send([fresh, healthy], WEIGHTS, 8)
+                assert await fresh.state() == await healthy.state() == (8, checksum(SENT))
                 await sync.close()
 
     run(scenario)
 
 
-def test_a_server_that_was_started_again_is_met_again():
+def test_a_restarted_server_joins_a_new_group():
     async def scenario():
         sync, server = make_sync(), WeightServer("127.0.0.1:1", seconds=LIMIT + 1)
         for version in (1, 2):  # the same name for another process
@@ -90,7 +90,7 @@ def test_a_server_that_was_started_again_is_met_again():
     run(scenario)
 
 
-def test_a_send_that_is_cancelled_leaves_nothing_waiting():
+def test_a_cancelled_send_leaves_no_waiting_server():
     async def scenario():
         async with WeightServer("127.0.0.1:1", "stop", "receive_broadcast", seconds=60.0) as server:
             sync = make_sync(2.0)
@@ -99,13 +99,13 @@ def test_a_send_that_is_cancelled_leaves_nothing_waiting():
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            server.ill = ""
+            server.fault = ""
             await sync.close()
 
     run(scenario)
 
 
-def test_the_trainer_is_met_where_servers_reach_it():
+def test_own_address_is_reachable_by_the_servers():
     assert own_address(["http://127.0.0.1:1", "http://localhost:2", "http://[::1]:3"]) == "127.0.0.1"
     with pytest.raises(OSError):
         own_address(["http://no-such-host.invalid:1"])

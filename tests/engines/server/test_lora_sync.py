@@ -1,4 +1,4 @@
-"""Adapters to servers: merged as the trainer's own engine merges them, or as peft's folder."""
+"""Sync of adapters to servers: merged into the weights, or as a folder of peft."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from weight_server import WeightServer
 from mtrl.config.engine_schema import SglangConfig
 from mtrl.config.model_schema import ModelConfig
 from mtrl.engines.server.checksum import checksum
-from mtrl.engines.server.lora_sync import Merged, adapter_name
+from mtrl.engines.server.lora_sync import MergedWeights, adapter_name
 from mtrl.engines.server.sync import make_sync
 from mtrl.errors import UserError
 from mtrl.models.lora import LoraWeights, adapter_state, add_adapters, save_adapter_files, scaling_of
@@ -36,28 +36,28 @@ def adapted(make_tiny_model):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_merged_weights_are_those_of_the_local_engine_bit_by_bit(start, adapted, make_tiny_model, dtype):
+def test_merged_weights_equal_those_of_the_local_engine_bit_for_bit(start, adapted, make_tiny_model, dtype):
     plain = make_tiny_model().to(getattr(torch, dtype))
     LoraWeights(scaling_of(adapted), LoraWeights.of(adapted).matrices)(plain, adapter_state(adapted))
     expected = {name: value for name, value in plain.state_dict().items() if name != "lm_head.weight"}
-    merged = Merged(str(start), dtype, scaling_of(adapted))
+    merged = MergedWeights(str(start), dtype, scaling_of(adapted))
     for _ in range(2):  # from the start every time
         assert checksum(merged(adapter_state(adapted))) == checksum(expected)
 
 
-def test_an_adapter_without_a_matrix_in_the_files_is_told(start, adapted):
+def test_an_adapter_without_a_base_matrix_is_reported(start, adapted):
     odd = {name.replace("layers.0", "layers.9"): value for name, value in adapter_state(adapted).items()}
     with pytest.raises(UserError, match="layers.9.*no matrix"):
-        Merged(str(start), "float32", 1.0)(odd)
+        MergedWeights(str(start), "float32", 1.0)(odd)
 
 
-def test_a_model_without_safetensors_is_told(tmp_path, adapted):
+def test_a_model_without_safetensors_is_reported(tmp_path, adapted):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="no safetensors files"):
-        Merged(str(tmp_path), "float32", 1.0)(adapter_state(adapted))
+        MergedWeights(str(tmp_path), "float32", 1.0)(adapter_state(adapted))
 
 
-def test_the_adapters_folder_is_peft_s(tmp_path, start, adapted, make_tiny_model):
+def test_the_adapter_folder_has_the_format_of_peft(tmp_path, start, adapted, make_tiny_model):
     save_adapter_files(adapter_state(adapted), scaling_of(adapted), str(start), tmp_path)
     again = PeftModel.from_pretrained(make_tiny_model(), tmp_path)
     ids = torch.arange(20)[None]
@@ -65,7 +65,7 @@ def test_the_adapters_folder_is_peft_s(tmp_path, start, adapted, make_tiny_model
         assert torch.equal(again.eval()(ids).logits, adapted.eval()(ids).logits)
 
 
-def test_every_version_is_an_adapter_of_its_own(tmp_path, start, adapted):
+def test_every_version_is_a_separate_adapter(tmp_path, start, adapted):
     async def scenario():
         async with WeightServer("127.0.0.1:1") as a, WeightServer("127.0.0.1:2") as b:
             settings = SglangConfig(lora="adapter", sync_folder=str(tmp_path))

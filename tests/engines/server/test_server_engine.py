@@ -1,4 +1,4 @@
-"""An engine of servers: no turn is lost, none is counted twice, and servers come back."""
+"""An engine of servers: no turn is lost or counted twice, and lost servers are restarted."""
 
 import asyncio
 from dataclasses import replace
@@ -15,11 +15,11 @@ from toy_servers import (
     ask,
     check_turn,
     make_engine,
-    play,
+    run_engine,
     weights_of,
 )
 
-from mtrl.engines.server.api import ServerBusyError, ServerError, ServerGoneError, ServerRefusedError
+from mtrl.engines.server.api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.engine import EngineClosedError, TurnLostError
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
@@ -27,7 +27,7 @@ from mtrl.types import FinishReason
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_is_sampled_where_it_is_cached(make, cluster):
+def test_a_conversation_stays_on_the_server_that_cached_it(make, cluster):
     engine = make(replicas=2)
 
     async def go():
@@ -47,7 +47,7 @@ def test_a_conversation_is_sampled_where_it_is_cached(make, cluster):
             "retries": 0, "resent": 0, "restarts": 0, "sync_seconds": 0, "waiting": 0, "replicas": 2,
         }  # fmt: skip
 
-    play(engine, go())
+    run_engine(engine, go())
     assert not cluster.up
 
 
@@ -62,12 +62,12 @@ def test_limits_of_a_turn(make):
         stops = replace(LONG, stop_token_ids=(STOP, 13, 21, 42))
         check_turn(await engine.generate("g/0", PROMPT, stops), PROMPT, stops)
         for prompt in ([1, VOCABULARY], [1, -1]):
-            with pytest.raises(UserError, match="the prompt of g/0 has the token id .* at place 1, .* end at 49"):
+            with pytest.raises(UserError, match="the prompt of g/0 has the token id .* at position 1, .* id is 49"):
                 await engine.generate("g/0", prompt, LONG)
             with pytest.raises(UserError, match="the prompt of the canary has the token id"):
                 await engine.probe(prompt, SHORT)
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
 def test_backpressure_keeps_the_order(make, cluster):
@@ -86,10 +86,10 @@ def test_backpressure_keeps_the_order(make, cluster):
         assert [sorted(ended[i : i + 5]) for i in (0, 5, 10)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
         assert cluster.up[0].most == 5
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_release_ends_a_turn_of_a_server_that_hangs(make, cluster):
+def test_release_ends_the_turn_of_a_hanging_server(make, cluster):
     engine = make()
 
     async def go():
@@ -106,10 +106,10 @@ def test_release_ends_a_turn_of_a_server_that_hangs(make, cluster):
             check_turn(await waiting[i], PROMPT, LONG, [0])
         assert len(cluster.processes) == 1
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_turn_that_is_cancelled_gives_its_place_to_another(make, cluster):
+def test_a_cancelled_turn_frees_its_slot(make, cluster):
     engine = make(max_num_seqs=1)
 
     async def go():
@@ -120,7 +120,7 @@ def test_a_turn_that_is_cancelled_gives_its_place_to_another(make, cluster):
         check_turn(await turns[1], PROMPT, LONG)
         assert not cluster.up[0].running and turns[0].cancelled() and turns[2].cancelled()
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -142,11 +142,11 @@ def test_a_server_that_dies_loses_no_turn(make, cluster, caplog):
         assert engine.stats.extra["restarts"] == 1 and engine.stats.extra["replicas"] == 2
         assert [server.version for server in cluster.up] == [1, 1]
 
-    play(engine, go())
-    assert "toy server 0 was killed by SIGKILL" in caplog.text and "started again" in caplog.text
+    run_engine(engine, go())
+    assert "toy server 0 was killed by SIGKILL" in caplog.text and "restarted" in caplog.text
 
 
-def test_a_server_that_hangs_is_found_and_a_slow_one_is_left(make, cluster):
+def test_a_hanging_server_is_restarted_and_a_slow_one_is_not(make, cluster):
     engine = make(replicas=2)
 
     async def go():
@@ -163,10 +163,10 @@ def test_a_server_that_hangs_is_found_and_a_slow_one_is_left(make, cluster):
         assert asyncio.get_running_loop().time() - begun < 600
         assert engine.stats.extra["restarts"] == 1
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_server_that_samples_is_alive_whatever_it_says(make, cluster):
+def test_a_sampling_server_is_alive_even_if_health_checks_fail(make, cluster):
     engine = make()
 
     async def go():
@@ -178,11 +178,11 @@ def test_a_server_that_samples_is_alive_whatever_it_says(make, cluster):
         await asyncio.sleep(60)
         assert len(cluster.processes) > 1
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-@pytest.mark.parametrize("fault", [ServerGoneError("connection reset"), ServerError("HTTP 500 oops")])
-def test_a_turn_is_sent_again_and_counted_once(make, cluster, fault):
+@pytest.mark.parametrize("fault", [ServerUnreachableError("connection reset"), ServerError("HTTP 500 oops")])
+def test_a_retried_turn_is_counted_once(make, cluster, fault):
     engine = make(retries=3)
 
     async def go():
@@ -196,11 +196,11 @@ def test_a_turn_is_sent_again_and_counted_once(make, cluster, fault):
         check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT)
         assert len(cluster.processes) == 1
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_server_whose_front_outlives_its_worker_is_started_again(make, cluster):
-    """It says 500 to every turn, and is not alive by its own word: no turn is lost to it."""
+def test_a_server_with_a_dead_worker_is_restarted(make, cluster):
+    """The server answers every turn with 500 and fails its health checks; no turn is lost."""
     engine = make()
 
     async def go():
@@ -208,7 +208,7 @@ def test_a_server_whose_front_outlives_its_worker_is_started_again(make, cluster
         check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT)
         assert engine.stats.extra["restarts"] == 1
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
 def test_every_server_is_probed(make, cluster):
@@ -220,10 +220,10 @@ def test_every_server_is_probed(make, cluster):
         cluster.up[0].dead.set()
         assert len(await engine.probe(PROMPT, SHORT)) in (1, 2), "one that is lost serves no more"
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_server_with_too_much_to_do_is_asked_for_as_long_as_a_turn_may_take(make, cluster):
+def test_an_overloaded_server_is_retried_until_the_request_timeout(make, cluster):
     engine = make(retries=0, request_timeout=600.0)
 
     async def go():
@@ -233,10 +233,10 @@ def test_a_server_with_too_much_to_do_is_asked_for_as_long_as_a_turn_may_take(ma
         with pytest.raises(TurnLostError, match="HTTP 503 full"):
             await engine.generate("g/0", PROMPT, SHORT)
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_what_is_refused_is_not_sent_again(make, cluster):
+def test_a_refused_turn_is_not_retried(make, cluster):
     engine = make()
 
     async def go():
@@ -245,10 +245,10 @@ def test_what_is_refused_is_not_sent_again(make, cluster):
             await engine.generate("g/0", PROMPT, SHORT)
         assert engine.stats.extra["retries"] == 0
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_turn_without_an_answer_in_time(make, cluster):
+def test_a_turn_that_times_out_is_retried_and_then_fails(make, cluster):
     engine = make(request_timeout=3.0, retries=1)
 
     async def go():
@@ -257,10 +257,10 @@ def test_a_turn_without_an_answer_in_time(make, cluster):
         check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT)
         assert not cluster.up[0].running
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_server_that_dies_again_and_again_ends_the_run(make, cluster):
+def test_too_many_deaths_of_a_server_end_the_run(make, cluster):
     engine = make(replicas=2, restarts=2)
 
     async def go():
@@ -270,7 +270,7 @@ def test_a_server_that_dies_again_and_again_ends_the_run(make, cluster):
         cluster.stillborn = 100
         for server in cluster.up:
             server.dead.set()
-        message = "toy server . was .*generator.toy.restarts=2 times without a turn in between; generator.toy.args="
+        message = "toy server . was .*generator.toy.restarts=2 times without a turn in between; check its arg"
         for turn in turns:
             with pytest.raises(UserError, match=message):
                 await turn
@@ -282,10 +282,10 @@ def test_a_server_that_dies_again_and_again_ends_the_run(make, cluster):
             with pytest.raises(UserError, match=message):
                 await asking
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_turns_between_deaths_are_a_new_start(make, cluster):
+def test_a_turn_between_deaths_resets_their_count(make, cluster):
     engine = make(restarts=1)
 
     async def go():
@@ -294,10 +294,10 @@ def test_turns_between_deaths_are_a_new_start(make, cluster):
             check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT)
         assert engine.stats.extra["restarts"] == 4
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_server_that_does_not_start(monkeypatch, cluster, tmp_path):
+def test_a_server_that_does_not_start_is_reported(monkeypatch, cluster, tmp_path):
     cluster.stillborn = 1
     with pytest.raises(UserError, match=r"toy server 0 cannot be used: it was killed .*its log is .*toy_0.log"):
         make_engine(monkeypatch, cluster, log_folder=tmp_path, replicas=2, args={"a": 1})
@@ -311,7 +311,7 @@ def test_a_server_that_does_not_start(monkeypatch, cluster, tmp_path):
 # -- everything else --------------------------------------------------------------------------------------------------
 
 
-def test_one_event_loop_after_the_other(make, cluster):
+def test_the_engine_works_on_consecutive_event_loops(make, cluster):
     engine = make(replicas=2)
 
     async def go(version):
@@ -322,23 +322,23 @@ def test_one_event_loop_after_the_other(make, cluster):
         return left
 
     for version in range(1, 4):
-        play(engine, go(version), close=False)
+        run_engine(engine, go(version), close=False)
     assert len(cluster.processes) == 2
-    play(engine, go(4))
+    run_engine(engine, go(4))
 
 
-def test_a_server_that_died_between_two_event_loops(make, cluster):
+def test_a_server_that_died_between_event_loops_is_restarted(make, cluster):
     engine = make()
 
     async def go():
         check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT)
 
-    play(engine, go(), close=False)
+    run_engine(engine, go(), close=False)
     cluster.processes[0].server.dead.set()
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_close_ends_everything_at_once(make, cluster):
+def test_close_aborts_turns_and_ends_servers(make, cluster):
     engine = make(replicas=2)
 
     async def go():
@@ -354,7 +354,7 @@ def test_close_ends_everything_at_once(make, cluster):
         with pytest.raises(EngineClosedError):
             await engine.generate("g/0", PROMPT, SHORT)
 
-    play(engine, go())
+    run_engine(engine, go())
     assert not cluster.up
 
 
@@ -377,10 +377,10 @@ def test_sleep_and_wake(make, cluster):
         await asyncio.sleep(100)
         assert [server.version for server in cluster.up] == [1, 1]
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_server_that_was_starting_leaves_the_memory_to_the_trainer(make, cluster):
+def test_sleep_ends_a_server_that_is_starting(make, cluster):
     engine = make(replicas=2)
 
     async def go():
@@ -394,16 +394,18 @@ def test_a_server_that_was_starting_leaves_the_memory_to_the_trainer(make, clust
         await asyncio.sleep(200)
         assert [server.version for server in cluster.up] == [1, 1]
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_pause_mode_that_there_is_not(monkeypatch, cluster):
-    with pytest.raises(UserError, match="generator.toy.pause_mode=keep is none; it is one of abort, continue, drain"):
+def test_an_unknown_pause_mode_is_refused(monkeypatch, cluster):
+    with pytest.raises(
+        UserError, match="generator.toy.pause_mode=keep does not exist; choose one of abort, continue, drain"
+    ):
         make_engine(monkeypatch, cluster, pause_mode="keep")
     assert not cluster.processes
 
 
-def test_versions_by_another_number(make):
+def test_versions_can_be_renumbered(make):
     engine = make()
 
     async def go():
@@ -414,4 +416,4 @@ def test_versions_by_another_number(make):
         assert engine.version == 71
         check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT, [71])
 
-    play(engine, go())
+    run_engine(engine, go())

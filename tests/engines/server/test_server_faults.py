@@ -7,24 +7,34 @@ from collections import Counter
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from toy_servers import CONTEXT, LONG, STOP, Cluster, check_turn, make_engine, play, weights_of
+from toy_servers import CONTEXT, LONG, STOP, Cluster, check_turn, make_engine, run_engine, weights_of
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import ServerBusyError, ServerError, ServerGoneError
+from mtrl.engines.server.api import ServerBusyError, ServerError, ServerUnreachableError
 from mtrl.engines.server.engine import TurnLostError
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
 
-STEPS = ("pause", "begin_update", "receive_folder", "end_update", "forget", "version", "resume", "generate", "is_alive")
-ERRORS = (ServerGoneError("reset"), ServerError("HTTP 500"), ServerBusyError("HTTP 503"))
+STEPS = (
+    "pause",
+    "begin_update",
+    "receive_folder",
+    "end_update",
+    "drop_cache",
+    "version",
+    "resume",
+    "generate",
+    "is_alive",
+)
+ERRORS = (ServerUnreachableError("reset"), ServerError("HTTP 500"), ServerBusyError("HTTP 503"))
 
 
 class Story:
-    """What is asked of an engine, what becomes of it, and what it must come to."""
+    """Requests to an engine, their results, and the expected results."""
 
     def __init__(self, engine, cluster, replicas, seed):
         self.engine, self.cluster, self.replicas, self.random = engine, cluster, replicas, random.Random(seed)
-        self.loaded, self.asked = [0], 0
+        self.loaded, self.requested = [0], 0
         self.counts = Counter()
         self.errors = []
 
@@ -59,15 +69,15 @@ class Story:
             return context
         check_turn(answer, context, sampling)
         assert min(version for version, _ in answer.version_spans) >= known, "it was asked for after newer weights"
-        assert max(version for version, _ in answer.version_spans) <= self.asked
+        assert max(version for version, _ in answer.version_spans) <= self.requested
         self.counts.update(prompt=len(context), sampled=len(answer.token_ids))
         return [*context, *answer.token_ids, 11]
 
     async def updates(self, pauses):
         for pause in pauses:
             await asyncio.sleep(pause)
-            self.asked += 1
-            version = self.asked
+            self.requested += 1
+            version = self.requested
             try:
                 await self.engine.load_weights(weights_of(version), version)
             except UserError as error:
@@ -100,7 +110,7 @@ class Story:
                 await asyncio.sleep(15)
                 server.broken = set()
 
-    async def tell(self, faults, pauses):
+    async def report(self, faults, pauses):
         await asyncio.gather(
             *(self.trajectory(i) for i in range(16)), self.updates(pauses), *(self.fault(*fault) for fault in faults)
         )
@@ -143,5 +153,5 @@ def test_no_turn_is_lost_or_counted_twice(monkeypatch, virtual_time, faults, pau
     cluster = Cluster()
     limits = {"max_num_seqs": 3, "request_timeout": 120.0, "sync_timeout": 20.0}
     engine = make_engine(monkeypatch, cluster, replicas=replicas, pause_mode=mode, **limits)
-    play(engine, Story(engine, cluster, replicas, seed).tell(faults, pauses))
+    run_engine(engine, Story(engine, cluster, replicas, seed).report(faults, pauses))
     assert not cluster.up

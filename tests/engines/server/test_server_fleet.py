@@ -15,7 +15,7 @@ from toy_servers import CONTEXT, VOCABULARY, ToySync, check_turn, logprob_of, we
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import Generation, SamplingParams
 from mtrl.engines.server import replica
-from mtrl.engines.server.api import ServerError, ServerGoneError
+from mtrl.engines.server.api import ServerError, ServerUnreachableError
 from mtrl.engines.server.backend import Backend, Command
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.http import Http
@@ -29,37 +29,37 @@ TICK = 0.02
 
 
 class HttpApi:
-    """See `ServerApi`; of `toy_http_server.py`."""
+    """A `ServerApi` for `toy_http_server.py`."""
 
     pause_modes: ClassVar = {"continue": "continue", "drain": "drain"}
 
     def __init__(self, url, token):
-        self.url, self._http = url, Http(url, token)
+        self.url, self.token, self.http = url, token, Http(url, token)
 
-    async def tell(self, path, seconds=10.0, **body):
-        return await self._http.ask("POST", path, body, seconds=seconds)
+    async def post(self, path, seconds=10.0, **body):
+        return await self.http.request("POST", path, body, seconds=seconds)
 
     async def is_alive(self):
         try:
-            await self.tell("/version", 1.0)
-        except ServerGoneError:
+            await self.post("/version", 1.0)
+        except ServerUnreachableError:
             return False
         return True
 
     async def is_ready(self):
-        return await self.tell("/version", 1.0) == 0
+        return await self.post("/version", 1.0) == 0
 
     async def generate(self, request):
-        answer = await self.tell("/generate", 60, prompt=request.prompt, tokens=request.max_tokens, tick=TICK)
+        answer = await self.post("/generate", 60, prompt=request.prompt, tokens=request.max_tokens, tick=TICK)
         ids, spans = answer["token_ids"], [(version, count) for version, count in answer["spans"]]
         logprobs = [logprob_of(token, version) for token, (version, _) in zip(ids, spans, strict=True)]
         return Generation(ids, logprobs, FinishReason.LENGTH, spans)
 
     async def pause(self, mode):
-        await self.tell("/pause")
+        await self.post("/pause")
 
     async def resume(self):
-        await self.tell("/resume")
+        await self.post("/resume")
 
     async def begin_update(self):
         """Nothing to do."""
@@ -68,16 +68,16 @@ class HttpApi:
         """Nothing to do."""
 
     async def end_update(self, version):
-        await self.tell("/load", version=version)
+        await self.post("/load", version=version)
 
-    async def forget(self):
+    async def drop_cache(self):
         """Nothing is cached."""
 
     async def version(self):
-        return await self.tell("/version")
+        return await self.post("/version")
 
     async def close(self):
-        await self._http.close()
+        await self.http.close()
 
 
 def make(folder, argv=None, **settings):
@@ -98,7 +98,7 @@ def make(folder, argv=None, **settings):
     )
 
 
-def gone(pid):
+def has_ended(pid):
     return not Path(f"/proc/{pid}").exists()
 
 
@@ -108,10 +108,10 @@ async def until(condition):
             await asyncio.sleep(0.05)
 
 
-def test_one_is_killed_and_one_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(replica, "LOOK", 0.5)
+def test_killed_and_stopped_servers_are_restarted(tmp_path, monkeypatch):
+    monkeypatch.setattr(replica, "HEALTH_CHECK_SECONDS", 0.5)
     engine = make(tmp_path, replicas=2)
-    replicas, pids = engine._fleet.replicas, []
+    replicas, pids = engine.fleet.replicas, []
 
     async def go():
         for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -122,7 +122,7 @@ def test_one_is_killed_and_one_stopped(tmp_path, monkeypatch):
             os.kill(pids[-1], number)
             for i, turn in enumerate(turns):
                 check_turn(await turn, [i], TURN)
-            await until(lambda: len(engine._fleet.serving) == 2 and gone(pids[-1]))
+            await until(lambda: len(engine.fleet.serving) == 2 and has_ended(pids[-1]))
         assert engine.stats.extra["restarts"] == 2 and engine.stats.sampled_tokens == 2 * 16 * 20
         answers = await engine.probe([1], TURN)
         assert [answer.version_spans for answer in answers] == [[(signal.SIGSTOP, 20)]] * 2
@@ -130,25 +130,25 @@ def test_one_is_killed_and_one_stopped(tmp_path, monkeypatch):
         await engine.close()
 
     asyncio.run(asyncio.wait_for(go(), 120))
-    assert all(map(gone, pids))
+    assert all(map(has_ended, pids))
 
 
-def test_the_token_is_asked_for_and_on_no_command_line(tmp_path):
+def test_the_token_is_required_and_not_on_the_command_line(tmp_path):
     engine = make(tmp_path)
-    (server,) = engine._fleet.replicas
+    (server,) = engine.fleet.replicas
 
     async def go():
         command = Path(f"/proc/{server.process.pid}/cmdline").read_text()
-        token = server.api._http._token
+        token = server.api.token
         assert token and token not in command
         with pytest.raises(ServerError, match="401"):
-            await HttpApi(server.api.url, "other").tell("/version")
+            await HttpApi(server.api.url, "other").post("/version")
         await engine.close()
 
     asyncio.run(asyncio.wait_for(go(), 60))
 
 
-def test_last_words_of_a_server_that_cannot_start(tmp_path):
+def test_the_log_error_of_a_server_that_cannot_start_is_reported(tmp_path):
     words = "import sys; print('out of luck', file=sys.stderr); sys.exit('ValueError: no such model')"
     with pytest.raises(
         UserError, match='toy server . cannot be used: it ended .*"ValueError: no such model".*toy_..log'
@@ -156,8 +156,8 @@ def test_last_words_of_a_server_that_cannot_start(tmp_path):
         make(tmp_path, argv=[sys.executable, "-c", words], replicas=2)
 
 
-def test_a_port_that_somebody_else_has(tmp_path, monkeypatch):
-    """Another one is tried, whatever is answered at that one."""
+def test_a_port_of_another_process_is_replaced(tmp_path, monkeypatch):
+    """The server is started on another port, although the first one answers requests."""
     monkeypatch.setenv("TOY_TOKEN", "another")
     with toy_http_server.Server(("127.0.0.1", 0), toy_http_server.Handler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()

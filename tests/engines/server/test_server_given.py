@@ -1,4 +1,4 @@
-"""Servers that run already, at given URLs: used, watched and left."""
+"""External servers at given URLs: they are used and supervised, but never ended."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from toy_servers import (
     ask,
     check_turn,
     make_engine,
-    play,
+    run_engine,
     weights_of,
 )
 
@@ -34,7 +34,7 @@ def given(make, cluster):
     return given
 
 
-def test_given_servers_are_used_and_left(given, cluster):
+def test_external_servers_are_used_and_not_ended(given, cluster):
     engine = given()
 
     async def go():
@@ -43,11 +43,11 @@ def test_given_servers_are_used_and_left(given, cluster):
         for i in range(4):
             check_turn(await engine.generate(f"{i}/0", [i], SHORT), [i], SHORT, [1])
 
-    play(engine, go())
+    run_engine(engine, go())
     assert not cluster.processes and not any(server.dead.is_set() for server in cluster.servers.values())
 
 
-def test_a_given_server_that_comes_back_gets_the_weights_first(given, cluster):
+def test_a_restarted_external_server_gets_the_weights_before_turns(given, cluster):
     engine = given()
 
     async def go():
@@ -63,23 +63,25 @@ def test_a_given_server_that_comes_back_gets_the_weights_first(given, cluster):
         await asyncio.sleep(100)
         assert engine.stats.extra["replicas"] == 2 and cluster.servers[URLS[0]].version == 1
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_given_server_that_is_gone_for_good_ends_the_run(given, cluster):
+def test_a_lost_external_server_ends_the_run(given, cluster):
     engine = given()
 
     async def go():
         await engine.generate("g/0", PROMPT, SHORT)
         cluster.servers[URLS[0]].dead.set()
         await asyncio.sleep(700)
-        with pytest.raises(UserError, match=r"the server http://127.0.0.1:91 .*start_timeout=600 s; see that it runs"):
+        with pytest.raises(
+            UserError, match=r"the server http://127.0.0.1:91 .*start_timeout=600 s; check that it runs"
+        ):
             await engine.generate("g/0", PROMPT, SHORT)
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_given_server_that_fails_an_update_ends_the_run(given, cluster):
+def test_an_external_server_that_fails_an_update_ends_the_run(given, cluster):
     engine = given()
 
     async def go():
@@ -89,10 +91,10 @@ def test_a_given_server_that_fails_an_update_ends_the_run(given, cluster):
             with pytest.raises(UserError, match="the server http://127.0.0.1:92 .*HTTP 500 receive_folder is broken; "):
                 await asking
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_given_servers_of_different_weights(monkeypatch, cluster):
+def test_external_servers_with_different_weights_are_refused(monkeypatch, cluster):
     asyncio.run(start_given(cluster))
     cluster.servers[URLS[1]].version = 5
     with pytest.raises(UserError, match="different versions .*:91 has 0, .*:92 has 5"):

@@ -1,4 +1,4 @@
-"""A server as a process: its environment, its log, its end and what it says last."""
+"""A server as a process: its environment, its log, its end and its last error."""
 
 import asyncio
 import json
@@ -38,13 +38,13 @@ def ended(server):
     return asyncio.run(asyncio.wait_for(server.wait(), 30))
 
 
-def test_it_runs_until_it_ends(start):
+def test_a_process_runs_until_it_ends(start):
     server = start("import sys; sys.stdin.read(); sys.exit(4)")
     assert ended(server) == 4  # there is nothing to read
     assert not server.running and server.returncode == 4 and server.end() == "ended with status 4"
 
 
-def test_whoever_stops_waiting_leaves_the_others_waiting(start):
+def test_a_cancelled_wait_does_not_cancel_others(start):
     server = start("import time; time.sleep(600)")
 
     async def three():
@@ -58,7 +58,7 @@ def test_whoever_stops_waiting_leaves_the_others_waiting(start):
     assert asyncio.run(three()) == -signal.SIGKILL
 
 
-def test_a_loop_that_ends_while_it_waits_is_no_matter(start, caplog):
+def test_an_event_loop_may_end_during_a_wait(start, caplog):
     server = start("import time; time.sleep(600)")
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(server.wait(), 0.05))
@@ -66,27 +66,27 @@ def test_a_loop_that_ends_while_it_waits_is_no_matter(start, caplog):
     assert ended(server) < 0 and not caplog.records
 
 
-def test_many_threads_may_end_it(start):
+def test_several_threads_may_end_a_process(start):
     server = start("import time; time.sleep(600)")
     assert server.pid
-    told = []
-    threads = [threading.Thread(target=lambda: told.append(server.end(1))) for _ in range(8)]
+    message = []
+    threads = [threading.Thread(target=lambda: message.append(server.end(1))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert told == ["was killed by SIGTERM"] * 8
+    assert message == ["was killed by SIGTERM"] * 8
 
 
-def test_what_cannot_be_started(tmp_path):
+def test_a_command_that_cannot_start_is_reported(tmp_path):
     server = ServerProcess(Command([str(tmp_path / "no-python"), "-m", "x"]), tmp_path / "log", "toy")
     assert ended(server) == 127
-    assert server.last_words() == f"cannot start {tmp_path / 'no-python'}: No such file or directory"
+    assert server.error_line() == f"cannot start {tmp_path / 'no-python'}: No such file or directory"
     with pytest.raises(ProcessLookupError, match="toy"):
         _ = server.pid
 
 
-def test_the_log_is_appended_and_its_owners_alone(start, tmp_path):
+def test_the_log_is_appended_and_private(start, tmp_path):
     log = tmp_path / "logs" / "log"
     log.parent.mkdir()
     log.write_text("OutOfMemoryError: of the one before\n")
@@ -95,42 +95,42 @@ def test_the_log_is_appended_and_its_owners_alone(start, tmp_path):
     ended(server)
     assert log.read_text() == "OutOfMemoryError: of the one before\none\ntwo\n"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    assert server.last_words() == "two"
+    assert server.error_line() == "two"
 
 
-def test_last_words_come_from_the_end_of_a_long_log(start):
+def test_the_error_line_is_searched_at_the_end_of_a_long_log(start):
     server = start("print('y' * 10**6, flush=True); raise ValueError('the rope is too short')")
     ended(server)
-    assert server.last_words() == "ValueError: the rope is too short"
+    assert server.error_line() == "ValueError: the rope is too short"
 
 
-def test_silence_has_no_last_words(start):
+def test_an_empty_log_has_no_error_line(start):
     server = start("")
     ended(server)
-    assert server.last_words() == ""
+    assert server.error_line() == ""
 
 
-def test_secrets_are_not_told(start, monkeypatch):
+def test_secrets_are_redacted(start, monkeypatch):
     """Neither its own nor the one of the trainer's that it gets as well."""
     monkeypatch.setenv("HF_TOKEN", "hf_0815")
     for name in ("TOY_TOKEN", "HF_TOKEN"):
         server = start(f"import os; raise ValueError(os.environ['{name}'])", TOY_TOKEN="4711-0815")
         ended(server)
-        assert server.last_words() == "ValueError: ***"
+        assert server.error_line() == "ValueError: ***"
 
 
-def test_a_port_that_another_has_taken(start):
+def test_a_port_taken_by_another_process_is_recognised(start):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         server = start(f"import socket; socket.create_server(('127.0.0.1', {port}))")
         assert ended(server) == 1
-        assert server.lost_port and "Address already in use" in server.last_words()
+        assert server.lost_port and "Address already in use" in server.error_line()
     server = start(f"import socket; socket.create_server(('127.0.0.1', {free_port()}))")
     assert ended(server) == 0 and not server.lost_port
 
 
 def environment(server, log):
-    assert ended(server) == 0, server.last_words()
+    assert ended(server) == 0, server.error_line()
     return json.loads(log.read_text().splitlines()[-1])
 
 
@@ -142,20 +142,20 @@ def test_the_environment_is_scrubbed(start, tmp_path, monkeypatch):
         "OPENAI_API_KEY": "s", "WANDB_API_KEY": "s", "AWS_SECRET_ACCESS_KEY": "s", "AWS_PROFILE": "x", "GH_TOKEN": "s",
         "MLFLOW_TRACKING_PASSWORD": "s", "MTRL_ENGINE_KEY": "s", "VLLM_API_KEY": "s", "LD_LIBRARY_PATH": "by a library",
     }  # fmt: skip
-    kept = {"HF_TOKEN": "h", "HF_HOME": "x", "NCCL_DEBUG": "INFO", "VLLM_LOGGING_LEVEL": "x"}
+    stored = {"HF_TOKEN": "h", "HF_HOME": "x", "NCCL_DEBUG": "INFO", "VLLM_LOGGING_LEVEL": "x"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    for name, value in (dropped | kept).items():
+    for name, value in (dropped | stored).items():
         monkeypatch.setenv(name, value)
     found = environment(start(SHOW, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="0"), tmp_path / "logs" / "log")
     assert found["OMP_NUM_THREADS"] == "1" and found["CUDA_VISIBLE_DEVICES"] == "0"
     assert not set(found) & (set(dropped) - {"OMP_NUM_THREADS"})
-    assert kept.items() <= found.items()
+    assert stored.items() <= found.items()
     assert found["PATH"].split(":")[0] == os.path.dirname(sys.executable)
     assert found["HOME"] == os.environ["HOME"]
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(None, NO_PROXY), ("a.b", f"a.b,{NO_PROXY}")])
-def test_a_proxy_is_not_for_this_machine(start, tmp_path, monkeypatch, given, wanted):
+def test_this_machine_is_exempt_from_proxies(start, tmp_path, monkeypatch, given, wanted):
     monkeypatch.setenv("https_proxy", "http://proxy:1")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -165,7 +165,7 @@ def test_a_proxy_is_not_for_this_machine(start, tmp_path, monkeypatch, given, wa
     assert found["no_proxy"] == found["NO_PROXY"] == wanted
 
 
-def test_the_library_path_of_the_user_stays(tmp_path):
+def test_the_library_path_of_the_user_is_inherited(tmp_path):
     program = (
         "import os, sys; from pathlib import Path\n"
         "from mtrl.engines.server.environment import server_environment\n"
@@ -180,7 +180,7 @@ def test_the_library_path_of_the_user_stays(tmp_path):
         assert done.stdout.strip() == str(given)
 
 
-def test_no_other_file_of_the_trainer_is_inherited(start, tmp_path):
+def test_no_file_descriptor_of_the_trainer_is_inherited(start, tmp_path):
     with (tmp_path / "held").open("w") as held:
         os.set_inheritable(held.fileno(), True)
         held_by_it = "sorted(os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')[:-1])"

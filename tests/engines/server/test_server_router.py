@@ -1,4 +1,4 @@
-"""Which replica a turn goes to, whatever comes in whichever order."""
+"""The assignment of turns to replicas, for any order of events."""
 
 import asyncio
 from contextlib import suppress
@@ -7,26 +7,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.engines.server.router import SPREAD, Lane, Router
+from mtrl.engines.server.router import GROUP_SLACK, ReplicaLoad, Router
 
 
 def make(replicas=2, limit=4):
-    return Router([Lane(serving=True) for _ in range(replicas)], limit)
+    return Router([ReplicaLoad(serving=True) for _ in range(replicas)], limit)
 
 
 class Turns:
-    """Turns that ask a router for a place, and hold it until they are told to leave."""
+    """Turns that request a slot of a router, and hold it until `leave`."""
 
     def __init__(self, router):
-        self.router, self.tasks, self.placed, self._leave = router, {}, {}, {}
+        self.router, self.tasks, self.placed, self.avoided, self._leave = router, {}, {}, {}, {}
+
+    def any_waiting_avoids(self):
+        """Whether a waiting turn avoids a replica."""
+        return any(self.avoided[number] is not None for number in self.tasks if number not in self.placed)
 
     async def ask(self, number, trajectory_id, avoid=None):
         async def turn():
-            async with self.router.place(trajectory_id, number, avoid) as place:
-                self.placed[number] = place
+            async with self.router.slot(trajectory_id, number, avoid) as replica:
+                self.placed[number] = replica
                 await self._leave[number].wait()
 
-        self._leave[number] = asyncio.Event()
+        self.avoided[number], self._leave[number] = avoid, asyncio.Event()
         self.tasks[number] = asyncio.ensure_future(turn())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -46,7 +50,7 @@ class Turns:
         await asyncio.sleep(0)
 
 
-def test_a_group_begins_together_and_groups_apart():
+def test_groups_start_on_one_replica_each():
     async def go():
         turns = Turns(make(limit=100))
         for number in range(32):
@@ -62,12 +66,12 @@ def test_a_large_group_is_spread():
         turns = Turns(make(limit=100))
         for number in range(60):
             await turns.ask(number, f"group/{number}")
-        assert abs(len(turns.router.lanes[0].busy) - len(turns.router.lanes[1].busy)) <= SPREAD
+        assert abs(len(turns.router.loads[0].busy) - len(turns.router.loads[1].busy)) <= GROUP_SLACK
 
     asyncio.run(go())
 
 
-def test_a_trajectory_stays_and_moves_with_its_group_when_its_replica_is_gone():
+def test_trajectories_move_with_their_group_when_a_replica_is_lost():
     async def go():
         router = make(replicas=3, limit=100)
         turns = Turns(router)
@@ -79,7 +83,7 @@ def test_a_trajectory_stays_and_moves_with_its_group_when_its_replica_is_gone():
             await turns.ask(number, f"g/{number}")
             assert turns.placed[number] == home
             await turns.leave(number)
-        router.lanes[home].serving = False
+        router.loads[home].serving = False
         for number in range(4):
             await turns.ask(number, f"g/{number}")
         (moved,) = set(turns.placed.values())
@@ -87,12 +91,12 @@ def test_a_trajectory_stays_and_moves_with_its_group_when_its_replica_is_gone():
         for number in range(4):
             await turns.leave(number)
             router.release(f"g/{number}")
-        assert [lane.homed for lane in router.lanes] == [0, 0, 0]
+        assert [load.trajectories for load in router.loads] == [0, 0, 0]
 
     asyncio.run(go())
 
 
-def test_a_turn_leaves_a_full_replica_for_an_idle_one():
+def test_a_turn_moves_from_a_full_replica_to_an_idle_one():
     async def go():
         router = make(limit=20)
         turns = Turns(router)
@@ -106,12 +110,12 @@ def test_a_turn_leaves_a_full_replica_for_an_idle_one():
         first = busy[0]
         await turns.ask(100, f"{first // 4}/{first % 4}")
         assert turns.placed[100] == 1
-        assert [lane.homed for lane in router.lanes] == [19, 21], "and it stays there"
+        assert [load.trajectories for load in router.loads] == [19, 21], "and it stays there"
 
     asyncio.run(go())
 
 
-def test_a_replica_to_be_avoided_is_better_than_none():
+def test_an_avoided_replica_is_used_if_no_other_is_free():
     async def go():
         turns = Turns(make(limit=1))
         await turns.ask(0, "a/0", avoid=0)
@@ -124,7 +128,7 @@ def test_a_replica_to_be_avoided_is_better_than_none():
     asyncio.run(go())
 
 
-def test_whoever_waits_hears_of_an_error():
+def test_waiting_turns_raise_the_error():
     async def go():
         router = make(replicas=1, limit=1)
         turns = Turns(router)
@@ -134,20 +138,20 @@ def test_whoever_waits_hears_of_an_error():
         with pytest.raises(RuntimeError, match="over"):
             await turns.tasks[1]
         with pytest.raises(RuntimeError, match="over"):
-            async with router.place("c/0", 2):
+            async with router.slot("c/0", 2):
                 pass
 
     asyncio.run(go())
 
 
-def test_a_turn_of_a_replica_that_never_left_counts_until_it_does():
-    """`idle` waits for those that are on their way, not for those that wait."""
+def test_idle_waits_for_turns_in_flight_only():
+    """`idle` waits for turns in flight, not for turns in the queue."""
 
     async def go():
         router = make(replicas=1, limit=1)
         turns = Turns(router)
         await turns.ask(0, "a/0")
-        router.hold()
+        router.pause()
         await turns.ask(1, "b/0")
         idle = asyncio.ensure_future(router.idle())
         await asyncio.sleep(0)
@@ -155,7 +159,7 @@ def test_a_turn_of_a_replica_that_never_left_counts_until_it_does():
         await turns.leave(0)
         await idle
         assert not turns.placed
-        router.go_on()
+        router.resume()
         await asyncio.sleep(0)
         assert turns.placed == {1: 0}
 
@@ -177,57 +181,53 @@ events = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(events=events, limit=st.integers(1, 60))
-def test_bounds_hold_whatever_happens(events, limit):
-    """No replica gets too many turns or any while it is gone, none waits in vain, none overtakes another for the same
-    replicas, and none idles beside a long queue."""
+def test_limits_hold_for_any_order_of_events(events, limit):
+    """No replica gets more turns than the limit, or any while it is lost; no turn waits while a replica is free."""
 
     async def go():
         router = make(replicas=3, limit=limit)
-        turns, asked, held = Turns(router), 0, 0
+        turns, requested, held = Turns(router), 0, 0
         opened = set()
         for kind, n, avoid in events:
-            serving = [lane.serving for lane in router.lanes]
+            serving = [load.serving for load in router.loads]
             before = {number: place for number, place in turns.placed.items()}
             if kind == "ask":
                 for _ in range(7):
-                    opened.add(f"{n}/{asked}")
-                    await turns.ask(asked, f"{n}/{asked}", avoid)
-                    asked += 1
+                    opened.add(f"{n}/{requested}")
+                    await turns.ask(requested, f"{n}/{requested}", avoid)
+                    requested += 1
             elif kind in ("leave", "cancel"):
                 chosen = sorted(turns.placed if kind == "leave" else turns.tasks)
                 if chosen:
                     await getattr(turns, kind)(chosen[n % len(chosen)])
             elif kind == "hold":
                 if held:
-                    router.go_on()
+                    router.resume()
                 else:
-                    router.hold()
+                    router.pause()
                 held = not held
             else:
-                router.lanes[n].serving = kind == "find"
+                router.loads[n].serving = kind == "find"
                 router.dispatch()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            busy = [len(lane.busy) for lane in router.lanes]
+            busy = [len(load.busy) for load in router.loads]
             assert max(busy) <= limit and sum(busy) == len(turns.placed)
             for number, place in turns.placed.items():
                 if number not in before:
-                    assert router.lanes[place].serving or serving[place]
+                    assert router.loads[place].serving or serving[place]
             assert len(turns.tasks) == len(turns.placed) + router.waiting
-            options = [b for lane, b in zip(router.lanes, busy, strict=True) if lane.serving]
+            options = [b for load, b in zip(router.loads, busy, strict=True) if load.serving]
             if router.waiting and not held:
-                assert all(b >= limit - router.slack for b in options if len(options) > 1) or avoided(router)
+                assert all(b >= limit - router.slack for b in options if len(options) > 1) or turns.any_waiting_avoids()
                 assert not options or max(options) == limit
-        homed = sum(lane.homed for lane in router.lanes)
-        assert homed <= len(opened)
+        trajectories = sum(load.trajectories for load in router.loads)
+        assert trajectories <= len(opened)
         for name in opened:
             router.release(name)
-        assert [lane.homed for lane in router.lanes] == [0, 0, 0]
+        assert [load.trajectories for load in router.loads] == [0, 0, 0]
         for number in list(turns.tasks):
             await turns.cancel(number)
-        assert not any(lane.busy for lane in router.lanes) and not router.waiting
-
-    def avoided(router):
-        return any(ticket.avoid is not None for ticket in router._waiting)
+        assert not any(load.busy for load in router.loads) and not router.waiting
 
     asyncio.run(go())

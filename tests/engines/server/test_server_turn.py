@@ -1,4 +1,4 @@
-"""A turn over several requests, and answers that cannot be."""
+"""A turn over several requests, and invalid answers."""
 
 import math
 from dataclasses import replace
@@ -42,7 +42,7 @@ def test_parts_become_one_turn(parts, room):
 GOOD = Generation([1, 2], [-0.5, -1.0], FinishReason.STOP, [(0, 2)])
 
 
-def test_a_good_answer():
+def test_a_valid_answer_is_accepted():
     check_answer(GOOD, PartialTurn(PROMPT, SamplingParams(), 2).request("a", None, None), 3)
 
 
@@ -50,15 +50,15 @@ def test_a_good_answer():
     ("change", "words"),
     [
         ({"token_ids": [1, 2, 0]}, "3 tokens where at most 2"),
-        ({"token_ids": [1, 3]}, "token id 3, and the model's end at 2"),
+        ({"token_ids": [1, 3]}, "token id 3, and the model's largest id is 2"),
         ({"token_ids": [1, -1]}, "token id -1"),
         ({"token_ids": [1, "2"]}, "token id '2'"),
         ({"logprobs": [-0.5]}, "2 tokens with 1 log-probs and versions of 2"),
         ({"version_spans": [(0, 1)]}, "2 tokens with 2 log-probs and versions of 1"),
-        ({"logprobs": [-0.5, math.nan]}, "no numbers"),
+        ({"logprobs": [-0.5, math.nan]}, "not finite"),
     ],
 )
-def test_answers_that_cannot_be(change, words):
+def test_invalid_answers_are_refused(change, words):
     request = PartialTurn(PROMPT, SamplingParams(), 2).request("a", None, None)
     with pytest.raises(ServerError, match=words):
         check_answer(replace(GOOD, **change), request, 3)

@@ -1,4 +1,4 @@
-"""New weights for servers: every token says which weights sampled it, and nothing is left of older ones."""
+"""Weight updates of servers: every token has the version that sampled it, and no cache of older weights is used."""
 
 import asyncio
 from dataclasses import replace
@@ -13,7 +13,7 @@ from toy_servers import (
     ToySync,
     ask,
     check_turn,
-    play,
+    run_engine,
     weights_of,
 )
 
@@ -23,7 +23,7 @@ from mtrl.errors import UserError
 @pytest.mark.parametrize(
     ("mode", "seen"), [("continue", [0, 1]), ("in_place", [0, 1]), ("abort", [0, 1]), ("drain", [0])]
 )
-def test_new_weights_in_the_middle_of_turns(make, cluster, mode, seen):
+def test_weights_change_during_turns(make, cluster, mode, seen):
     engine = make(replicas=2, pause_mode=mode)
 
     async def go():
@@ -43,11 +43,11 @@ def test_new_weights_in_the_middle_of_turns(make, cluster, mode, seen):
         assert engine.stats.extra["retries"] == 0
         assert engine.stats.extra["sync_seconds"] >= 0.5
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_stop_strings_are_not_looked_for_across_two_requests(make):
-    """Such a turn begins anew, and is of one version."""
+def test_a_turn_with_stop_strings_restarts_after_a_pause(make):
+    """Such a turn starts again and has one version."""
     engine, stops = make(pause_mode="abort"), replace(LONG, stop=("</sql>",))
 
     async def go():
@@ -56,11 +56,11 @@ def test_stop_strings_are_not_looked_for_across_two_requests(make):
         await engine.load_weights(weights_of(1), 1)
         check_turn(await turn, PROMPT, LONG, [1])
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
 @pytest.mark.parametrize("mode", ["continue", "abort", "drain", "in_place"])
-def test_no_turn_begins_with_what_older_weights_cached(make, cluster, mode):
+def test_no_turn_uses_the_cache_of_older_weights(make, cluster, mode):
     engine = make(pause_mode=mode)
 
     async def go():
@@ -77,11 +77,11 @@ def test_no_turn_begins_with_what_older_weights_cached(make, cluster, mode):
         assert answer.cached_tokens
         assert cluster.up[0].stale == 0
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_server_that_fails_a_step_comes_back_with_the_newest_weights(make, cluster):
-    for step in ("pause", "begin_update", "receive_folder", "end_update", "forget", "version", "resume"):
+def test_a_server_that_fails_a_step_restarts_with_the_newest_weights(make, cluster):
+    for step in ("pause", "begin_update", "receive_folder", "end_update", "drop_cache", "version", "resume"):
         engine = make(replicas=2)
 
         async def go(engine=engine, step=step):
@@ -98,10 +98,10 @@ def test_a_server_that_fails_a_step_comes_back_with_the_newest_weights(make, clu
             assert engine.stats.extra["replicas"] == 2
             assert [p.version_spans for p in await engine.probe(PROMPT, SHORT)] == [[(1, 4)]] * 2
 
-        play(engine, go())
+        run_engine(engine, go())
 
 
-def test_weights_are_sent_once_more_where_the_version_is_wrong(make, cluster):
+def test_weights_are_sent_again_if_the_version_is_wrong(make, cluster):
     sync = ToySync()
     engine = make(replicas=2, sync=sync)
 
@@ -114,10 +114,10 @@ def test_weights_are_sent_once_more_where_the_version_is_wrong(make, cluster):
         await asyncio.sleep(60)
         assert engine.stats.extra["restarts"] == 1 and [server.version for server in cluster.up] == [2, 2]
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_the_only_server_comes_back_before_an_update_is_over(make, cluster):
+def test_an_update_waits_for_the_restart_of_the_only_server(make, cluster):
     engine = make()
 
     async def go():
@@ -126,11 +126,11 @@ def test_the_only_server_comes_back_before_an_update_is_over(make, cluster):
         assert len(cluster.processes) == 2
         check_turn(await engine.generate("g/0", PROMPT, SHORT), PROMPT, SHORT, [1])
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_a_server_that_dies_in_an_update_comes_back_after_it(make, cluster):
-    """However fast: the new one is not what the update has paused."""
+def test_a_server_that_dies_in_an_update_restarts_afterwards(make, cluster):
+    """The restarted server was not paused by the update."""
     engine = make(replicas=2)
     cluster.start_seconds = 0
 
@@ -143,10 +143,10 @@ def test_a_server_that_dies_in_an_update_comes_back_after_it(make, cluster):
         await asyncio.sleep(60)
         assert [server.version for server in cluster.up] == [1, 1] and len(cluster.processes) == 3
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_an_update_that_nobody_waits_for_goes_on(make, cluster):
+def test_an_update_continues_after_its_caller_is_cancelled(make, cluster):
     engine = make(replicas=2)
 
     async def go():
@@ -162,11 +162,11 @@ def test_an_update_that_nobody_waits_for_goes_on(make, cluster):
             check_turn(await turn, [i], LONG, [0, 1])
         assert engine.version == 1 and [server.version for server in cluster.up] == [1, 1]
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_an_update_that_its_event_loop_cuts_off(make, cluster):
-    """Nobody knows what the servers have then: they are started again."""
+def test_servers_restart_after_an_update_that_the_event_loop_interrupted(make, cluster):
+    """The weights of the servers are unknown afterwards, so the servers are restarted."""
     engine = make(replicas=2)
 
     left = []
@@ -181,12 +181,12 @@ def test_an_update_that_its_event_loop_cuts_off(make, cluster):
         assert [server.version for server in cluster.up] == [1, 1]
         assert all(server.unpaused.is_set() for server in cluster.up)
 
-    play(engine, begin(), close=False)
+    run_engine(engine, begin(), close=False)
     assert all(server.unpaused.is_set() for server in cluster.up)
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_weights_that_cannot_be_sent_end_every_turn(make, cluster):
+def test_unsendable_weights_end_every_turn(make, cluster):
     sync = ToySync()
     engine = make(sync=sync)
 
@@ -198,11 +198,11 @@ def test_weights_that_cannot_be_sent_end_every_turn(make, cluster):
             with pytest.raises(UserError, match="no space left"):
                 await asking
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
-def test_tokens_of_weights_that_were_never_sent(make, cluster):
-    """Somebody else has loaded them."""
+def test_tokens_of_unknown_weights_are_refused(make, cluster):
+    """Another program has loaded these weights."""
     engine = make(replicas=2)
 
     async def go():
@@ -213,11 +213,11 @@ def test_tokens_of_weights_that_were_never_sent(make, cluster):
         await asyncio.sleep(60)
         assert [server.version for server in cluster.up] == [1, 1] and engine.stats.extra["restarts"] == 1
 
-    play(engine, go())
+    run_engine(engine, go())
 
 
 @pytest.mark.parametrize("in_flight", ["continue", "drain"])
-def test_adapters_change_without_a_pause_and_each_turn_keeps_its_own(make, cluster, in_flight):
+def test_adapters_change_without_a_pause_during_turns(make, cluster, in_flight):
     engine = make(replicas=2, sync=ToyAdapterSync(), in_flight=in_flight)
 
     async def go():
@@ -229,8 +229,8 @@ def test_adapters_change_without_a_pause_and_each_turn_keeps_its_own(make, clust
             await asyncio.sleep(0.1)
         begun = asyncio.get_running_loop().time()
         assert engine.version == 3
-        for version, asked in turns.items():
-            for i, turn in enumerate(asked):
+        for version, requested in turns.items():
+            for i, turn in enumerate(requested):
                 check_turn(await turn, [i], LONG, [version])
         assert asyncio.get_running_loop().time() - begun < 45 * TICK
         cluster.up[0].dead.set()
@@ -239,4 +239,4 @@ def test_adapters_change_without_a_pause_and_each_turn_keeps_its_own(make, clust
         assert [server.adapters for server in cluster.up] == [{"policy-3": 3}] * 2
         assert [probe.version_spans for probe in await engine.probe(PROMPT, SHORT)] == [[(3, 4)]] * 2
 
-    play(engine, go())
+    run_engine(engine, go())

@@ -1,4 +1,4 @@
-"""Weights out of shared memory, to servers that are processes."""
+"""Weight sync by shared memory to server processes."""
 
 import asyncio
 import base64
@@ -31,7 +31,7 @@ def shared_files():
     return {path.name for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*")}
 
 
-def test_all_servers_read_the_same_memory_and_it_is_freed():
+def test_servers_share_one_memory_block_that_is_freed():
     async def scenario():
         before, strategy = shared_files(), torch.multiprocessing.get_sharing_strategy()
         async with WeightServer("127.0.0.1:1") as a, WeightServer("localhost:2") as b:
@@ -46,18 +46,18 @@ def test_all_servers_read_the_same_memory_and_it_is_freed():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("ill", "words"), [("kill", "gone"), ("stop", "no answer"), ("refuse", "I refuse")])
-def test_memory_is_freed_where_a_server_has_not_read_it(ill, words):
+@pytest.mark.parametrize(("fault", "words"), [("kill", "gone"), ("stop", "no answer"), ("refuse", "I refuse")])
+def test_memory_is_freed_if_a_server_did_not_read_it(fault, words):
     async def scenario():
         before = shared_files()
         async with (
-            WeightServer("127.0.0.1:1", seconds=3.0) as well,
-            WeightServer("127.0.0.1:2", ill, "receive_tensors", seconds=3.0) as sick,
+            WeightServer("127.0.0.1:1", seconds=3.0) as healthy,
+            WeightServer("127.0.0.1:2", fault, "receive_tensors", seconds=3.0) as sick,
         ):
             with pytest.raises(SyncError, match=words) as caught:
-                await make_sync(sync_timeout=3.0).send([sick, well], WEIGHTS, 3)
+                await make_sync(sync_timeout=3.0).send([sick, healthy], WEIGHTS, 3)
             assert list(caught.value.failed) == [sick.url]
-            assert await well.state() == (3, checksum(WEIGHTS))
+            assert await healthy.state() == (3, checksum(WEIGHTS))
             assert shared_files() == before
 
     asyncio.run(scenario())
@@ -72,8 +72,8 @@ sys.stdin.read()
 """
 
 
-def test_who_reads_the_output_of_a_trainer_does_not_wait_for_its_servers():
-    """torch_shm_manager outlives the trainer while a server has its memory mapped: here this process has."""
+def test_the_shared_memory_manager_does_not_hold_the_output_open():
+    """torch_shm_manager runs as long as a process maps its memory; here this process does."""
     with subprocess.Popen(
         [sys.executable, "-c", TRAINER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as trainer:
@@ -92,7 +92,7 @@ def test_servers_on_other_machines_are_refused():
         make_sync(urls=["http://127.0.0.1:8000", "http://10.0.0.7:8000"])
 
 
-def test_too_little_shared_memory_is_told(monkeypatch):
+def test_too_little_shared_memory_is_reported(monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100, 99, 1))
 

@@ -24,14 +24,14 @@ weights = st.dictionaries(st.text("abc.", min_size=1, max_size=4), tensors(), mi
 
 
 @given(weights)
-def test_neither_order_nor_layout_in_memory_matters(state):
+def test_the_checksum_ignores_order_and_memory_layout(state):
     backwards = {name: value.clone().t().contiguous().t() if value.ndim == 2 else value.clone()
                  for name, value in reversed(state.items())}  # fmt: skip
     assert checksum(state) == checksum(backwards)
 
 
 @given(weights, st.data())
-def test_every_byte_name_dtype_and_shape_matters(state, data):
+def test_the_checksum_covers_bytes_names_dtypes_and_shapes(state, data):
     word, name = checksum(state), data.draw(st.sampled_from(sorted(state)))
     value = state[name]
     others = [{**state, "new": value}, {other: v for other, v in state.items() if other != name} | {name + "x": value}]
@@ -46,7 +46,7 @@ def test_every_byte_name_dtype_and_shape_matters(state, data):
 
 
 @pytest.mark.parametrize("size", [4096 * 2 - 1, 4096 * 2, 4096 * 64 + 3])
-def test_large_tensors_are_covered_from_end_to_end(size):
+def test_the_checksum_covers_all_of_a_large_tensor(size):
     value = torch.randn(size)
     words = {checksum({"w": value})}
     for change in (lambda v: v.neg_(), lambda v: v.flip(0), lambda v: v.roll(1), lambda v: v.roll(4096)):
@@ -58,7 +58,7 @@ def test_large_tensors_are_covered_from_end_to_end(size):
     assert len(words) == 9
 
 
-def test_it_is_the_same_in_every_process():
+def test_the_checksum_is_the_same_in_every_process():
     code = (
         "import torch; from mtrl.engines.server.checksum import checksum;"
         "print(checksum({'w': torch.arange(9000.), 'v': torch.ones(3, dtype=torch.bfloat16)}))"

@@ -12,7 +12,7 @@ import torch
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import Generation, SamplingParams
 from mtrl.engines.server import replica
-from mtrl.engines.server.api import ServerError, ServerGoneError, ServerRefusedError
+from mtrl.engines.server.api import ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.backend import Backend, Command
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.lora_sync import AdapterSync, adapter_name
@@ -60,7 +60,7 @@ def check_turn(turn, prompt, sampling, versions=None):
         assert turn.finish == FinishReason.LENGTH and len(turn.token_ids) == room
 
 
-def play(engine, coroutine, close=True):
+def run_engine(engine, coroutine, close=True):
     """Run it, in at most an hour of virtual time."""
 
     async def whole():
@@ -128,7 +128,7 @@ class ToyServer:
         self.begun = None
 
     async def answer(self, name):
-        """Whether it can answer at all."""
+        """Check that the server can answer."""
         await self.alive(self.awake.wait())
         if name in self.broken:
             raise ServerError(f"HTTP 500 {name} is broken")
@@ -141,7 +141,7 @@ class ToyServer:
             if tasks[0].done():
                 tasks[0].result()
             if self.dead.is_set():
-                raise ServerGoneError("ConnectError: all connection attempts failed")
+                raise ServerUnreachableError("ConnectError: all connection attempts failed")
         finally:
             for task in tasks:
                 task.cancel()
@@ -202,7 +202,7 @@ class ToyApi:
     def server(self):
         server = self.cluster.servers.get(self.url)
         if server is None or server.dead.is_set() or server.begun is None:
-            raise ServerGoneError("ConnectError: all connection attempts failed")
+            raise ServerUnreachableError("ConnectError: all connection attempts failed")
         return server
 
     async def is_alive(self):
@@ -251,8 +251,8 @@ class ToyApi:
         else:
             self.server.version = version
 
-    async def forget(self):
-        await self.server.answer("forget")
+    async def drop_cache(self):
+        await self.server.answer("drop_cache")
         if self.server.mode == "in_place" and self.server.running:
             raise ServerError("HTTP 400 Flush cache failed.")
         self.server.cache.clear()
@@ -285,7 +285,7 @@ class ToyApi:
 
 
 class ToyProcess:
-    """Stands for `ServerProcess`."""
+    """Replaces `ServerProcess`."""
 
     lost_port = False
 
@@ -300,7 +300,7 @@ class ToyProcess:
     async def wait(self):
         await self.server.dead.wait()
 
-    def last_words(self):
+    def error_line(self):
         return self.words
 
     def end(self, grace=5.0):
@@ -407,7 +407,7 @@ def make_engine(monkeypatch, cluster, sync=None, in_flight="continue", max_num_s
 
 
 class Inline(Executor):
-    """Runs at once what would run in a thread."""
+    """An executor that runs calls immediately instead of in a thread."""
 
     def submit(self, function, /, *args, **kwargs):
         future = Future()
@@ -419,7 +419,7 @@ class Inline(Executor):
 
 
 class StuckError(AssertionError):
-    """Everybody waits for somebody else."""
+    """All tasks of an event loop wait for each other."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -27,13 +27,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mtrl.engines.server.api import Rendezvous, ServerGoneError, ServerRefusedError, TensorLayout
+from mtrl.engines.server.api import Rendezvous, ServerRefusedError, ServerUnreachableError, TensorLayout
 
 
 class WeightServer:
-    def __init__(self, name: str = "127.0.0.1:1", ill: str = "", at: str = "", seconds: float = 20.0):
+    def __init__(self, name: str = "127.0.0.1:1", fault: str = "", at: str = "", seconds: float = 20.0):
         self.url = f"http://{name}"
-        self.ill, self.at, self.seconds = ill, at, seconds
+        self.fault, self.at, self.seconds = fault, at, seconds
         self.calls: list[str] = []
         self._lock = asyncio.Lock()
 
@@ -49,24 +49,24 @@ class WeightServer:
 
     async def ask(self, step: str, **values: Any) -> Any:
         self.calls.append(step)
-        number, ill = len(self.calls), self.ill if step == self.at else ""
+        number, fault = len(self.calls), self.fault if step == self.at else ""
         async with self._lock:
             try:
-                asked = {"step": step, "ill": ill, "number": number, **values}
-                self._writer.write(json.dumps(asked).encode() + b"\n")
+                order = {"step": step, "ill": fault, "number": number, **values}
+                self._writer.write(json.dumps(order).encode() + b"\n")
                 async with asyncio.timeout(self.seconds):
-                    said: dict[str, Any] = {}
-                    while said.get("number") != number:  # answers that nobody waited for come before
+                    message: dict[str, Any] = {}
+                    while message.get("number") != number:  # answers that nobody waited for come before
                         if not (answer := await self._reader.readline()):
                             raise ConnectionError
-                        said = json.loads(answer)
+                        message = json.loads(answer)
             except TimeoutError:
-                raise ServerGoneError(f"{self.url}: no answer") from None
+                raise ServerUnreachableError(f"{self.url}: no answer") from None
             except ConnectionError:
-                raise ServerGoneError(f"{self.url}: it is gone") from None
-        if "error" in said:
-            raise ServerRefusedError(f"{self.url}: {said['error']}")
-        return said["value"]
+                raise ServerUnreachableError(f"{self.url}: it is gone") from None
+        if "error" in message:
+            raise ServerRefusedError(f"{self.url}: {message['error']}")
+        return message["value"]
 
     async def state(self) -> tuple[int, str]:
         """Version, and checksum of all weights."""
@@ -79,7 +79,7 @@ class WeightServer:
         try:
             async with asyncio.timeout(2):
                 await self.ask("ready")
-        except (ServerGoneError, TimeoutError):
+        except (ServerUnreachableError, TimeoutError):
             return False
         return True
 
@@ -112,7 +112,7 @@ class WeightServer:
 
 
 class Cast:
-    """An `Outgoing` that takes any weights."""
+    """A `WeightExport` that takes any weights."""
 
     def __init__(self, dtype: str):
         self.dtype = dtype
@@ -120,7 +120,7 @@ class Cast:
     def __call__(self, trained: Any) -> Any:
         import torch
 
-        from mtrl.engines.server.outgoing import in_precision
+        from mtrl.engines.server.export import in_precision
 
         return {name: in_precision(value, getattr(torch, self.dtype)) for name, value in trained.items()}
 
@@ -138,7 +138,7 @@ class Weights:
             raise ValueError("another checksum")
         self.tensors |= {name: value.clone() for name, value in tensors.items()}
 
-    def do(self, step: str, asked: dict[str, Any]) -> Any:
+    def do(self, step: str, order: dict[str, Any]) -> Any:
         from mtrl.distributed import broadcast
         from mtrl.engines.server.checksum import checksum
 
@@ -148,28 +148,28 @@ class Weights:
             case "receive_folder":
                 from safetensors.torch import load_file
 
-                files = sorted(Path(asked["folder"]).glob("*.safetensors"))
-                self.take({name: value for file in files for name, value in load_file(file).items()}, asked["checksum"])
+                files = sorted(Path(order["folder"]).glob("*.safetensors"))
+                self.take({name: value for file in files for name, value in load_file(file).items()}, order["checksum"])
             case "join":
                 place = [
-                    asked[key] for key in ("backend", "host", "port", "world_size", "rank_offset", "name", "seconds")
+                    order[key] for key in ("backend", "host", "port", "world_size", "rank_offset", "name", "seconds")
                 ]
-                self.groups[asked["name"]] = broadcast.join_group(*place)
+                self.groups[order["name"]] = broadcast.join_group(*place)
             case "receive_broadcast":
-                layouts = asked["tensors"]
-                group, names = self.groups[asked["group"]], [layout["name"] for layout in layouts]
+                layouts = order["tensors"]
+                group, names = self.groups[order["group"]], [layout["name"] for layout in layouts]
                 dtypes, shapes = [layout["dtype"] for layout in layouts], [layout["shape"] for layout in layouts]
-                came = broadcast.receive(group, dtypes, shapes, "cpu", asked["seconds"])
-                self.take(dict(zip(names, came, strict=True)), asked["checksum"])
+                came = broadcast.receive(group, dtypes, shapes, "cpu", order["seconds"])
+                self.take(dict(zip(names, came, strict=True)), order["checksum"])
             case "leave":
-                if group := self.groups.pop(asked["group"], None):
+                if group := self.groups.pop(order["group"], None):
                     broadcast.leave(group)
             case "receive_tensors":
-                self.take(dict(pickle.load(io.BytesIO(base64.b64decode(asked["payload"])))), asked["checksum"])
+                self.take(dict(pickle.load(io.BytesIO(base64.b64decode(order["payload"])))), order["checksum"])
             case "load_adapter":
-                return sorted(path.name for path in Path(asked["folder"]).iterdir())
+                return sorted(path.name for path in Path(order["folder"]).iterdir())
             case "end_update":
-                self.version = asked["version"]
+                self.version = order["version"]
             case "ready":
                 return os.getpid()
             case "state":
@@ -181,19 +181,19 @@ def serve(connection: socket.socket) -> None:
     """Until the trainer is gone."""
     weights, stream = Weights(), connection.makefile("rw")
     for line in stream:
-        asked = json.loads(line)
-        match asked["ill"]:
+        order = json.loads(line)
+        match order["ill"]:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
         try:
-            if asked["ill"] == "refuse":
+            if order["ill"] == "refuse":
                 raise ValueError("I refuse")
-            answer = {"value": weights.do(asked["step"], asked)}
+            answer = {"value": weights.do(order["step"], order)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        stream.write(json.dumps({"number": asked["number"], **answer}) + "\n")
+        stream.write(json.dumps({"number": order["number"], **answer}) + "\n")
         stream.flush()
 
 

@@ -23,7 +23,7 @@ def value(argv, name):
 def test_settings_become_arguments_of_sglang():
     argv = command(SglangConfig(tensor_parallel_size=2)).argv
     assert argv[:3] == ["/env/bin/python", "-m", "mtrl.engines.sglang.serve"]
-    said = {
+    message = {
         "--model-path": "/models/policy",
         "--host": "127.0.0.1",
         "--port": "1234",
@@ -35,18 +35,18 @@ def test_settings_become_arguments_of_sglang():
         "--weight-version": "0",
         "--sampling-defaults": "openai",
     }
-    assert {name: value(argv, name) for name in said} == said
+    assert {name: value(argv, name) for name in message} == message
     assert "--enable-cache-report" in argv
     assert "--disable-radix-cache" not in argv and "--device" not in argv and "--enable-lora" not in argv
 
 
-def test_the_gpus_of_its_place_are_all_that_it_sees():
+def test_the_server_sees_only_its_own_gpus():
     assert command().env["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "CUDA_VISIBLE_DEVICES" not in command(place=Place(1234, TOKEN)).env
     assert command(is_cpu=True).env["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_without_a_gpu_it_is_plain_pytorch_on_one_thread():
+def test_without_a_gpu_the_server_uses_plain_pytorch_on_one_thread():
     found = command(is_cpu=True)
     assert value(found.argv, "--device") == "cpu"
     assert value(found.argv, "--attention-backend") == "torch_native"
@@ -56,7 +56,7 @@ def test_without_a_gpu_it_is_plain_pytorch_on_one_thread():
 
 
 @pytest.mark.parametrize(("context", "seqs", "tokens"), [(256, 4, 1024), (4096, 64, 32768), (65536, 4, 65536)])
-def test_without_a_gpu_the_cache_holds_one_conversation_and_does_not_fill_the_memory(context, seqs, tokens):
+def test_without_a_gpu_the_cache_is_limited(context, seqs, tokens):
     argv = command(is_cpu=True, context=context, max_num_seqs=seqs).argv
     assert value(argv, "--max-total-tokens") == str(tokens)
 
@@ -66,7 +66,7 @@ def test_ranks_on_cpus_are_bound_to_cores():
     assert env["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
 
 
-def test_switches_of_the_settings():
+def test_boolean_settings_become_flags():
     assert "--disable-radix-cache" in command(SglangConfig(prefix_caching=False)).argv
     assert "--enable-memory-saver" in command(SglangConfig(colocate=True)).argv
     adapters = command(max_lora_rank=16).argv
@@ -75,7 +75,7 @@ def test_switches_of_the_settings():
     assert value(command(max_lora_rank=16, is_cpu=True).argv, "--lora-backend") == "torch_native"
 
 
-def test_further_arguments_pass_through_by_sglangs_own_names():
+def test_additional_arguments_have_the_names_of_sglang():
     args = {
         "attention-backend": "fa3",
         "--chunked-prefill-size": 4096,
@@ -100,21 +100,19 @@ def test_further_arguments_pass_through_by_sglangs_own_names():
 
 
 @pytest.mark.parametrize("name", list(OURS))
-def test_an_argument_that_is_not_the_users_is_refused_by_name(name):
+def test_reserved_arguments_are_refused(name):
     for spelling in (name, f"--{name}", name.replace("-", "_")):
-        with pytest.raises(
-            UserError, match=f"generator.sglang.args has {name}, which is not to be set: .+; take it out"
-        ):
+        with pytest.raises(UserError, match=f"generator.sglang.args has {name}, which cannot be set: .+; remove it"):
             command(SglangConfig(args={spelling: "x"}))
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
-def test_its_ranks_talk_on_loopback_unless_the_user_names_a_network(is_cpu):
+def test_ranks_use_loopback_unless_a_network_is_configured(is_cpu):
     assert command(is_cpu=is_cpu).env["GLOO_SOCKET_IFNAME"] == "lo"
     assert command(SglangConfig(env={"GLOO_SOCKET_IFNAME": "eth0"}), is_cpu=is_cpu).env["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
-def test_the_token_travels_in_the_environment_alone():
+def test_the_token_is_only_in_the_environment():
     found = command(SglangConfig(env={"MTRL_SERVER_TOKEN": "another", "NCCL_DEBUG": "INFO"}))
     assert found.env["MTRL_SERVER_TOKEN"] == TOKEN and found.env["NCCL_DEBUG"] == "INFO"
     assert not any(TOKEN in word for word in found.argv)

@@ -1,11 +1,11 @@
-"""Turns that are held back."""
+"""A gate that delays turns."""
 
 import asyncio
 
 from mtrl.engines.sglang.gate import Gate
 
 
-def test_who_comes_while_it_is_shut_waits_until_it_opens():
+def test_turns_wait_while_the_gate_is_shut():
     async def main():
         gate, order = Gate(), []
 
@@ -41,7 +41,7 @@ def test_emptied_returns_when_the_last_has_left():
     asyncio.run(main())
 
 
-def test_one_gate_serves_one_event_loop_after_the_other():
+def test_a_gate_works_on_consecutive_event_loops():
     gate = Gate()
 
     async def pause():
@@ -59,7 +59,7 @@ def test_one_gate_serves_one_event_loop_after_the_other():
     asyncio.run(pause())
 
 
-def test_who_gives_up_waiting_is_not_inside():
+def test_a_cancelled_wait_is_not_counted_as_inside():
     async def main():
         gate = Gate()
         gate.shut()

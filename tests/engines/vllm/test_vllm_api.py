@@ -1,4 +1,4 @@
-"""What is asked of a vLLM server, and what is read from its answers. The real server: tests/engines/real/vllm."""
+"""Requests to a vLLM server, and the parsing of its answers. The real server: tests/engines/real/vllm."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mtrl.config.engine_schema import VllmConfig
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import ServerError, ServerGoneError, ServerRefusedError, TurnRequest
+from mtrl.engines.server.api import ServerError, ServerRefusedError, ServerUnreachableError, TurnRequest
 from mtrl.engines.server.turn import check_answer
 from mtrl.engines.vllm.api import VllmApi, sampling_body, turn_seed
 from mtrl.types import FinishReason
@@ -20,23 +20,21 @@ class Answering:
     """In place of `Http`: the same answer to everything, or an error."""
 
     def __init__(self, answer):
-        self.answer, self.asked = answer, []
+        self.answer, self.requests = answer, []
 
-    async def ask(self, method, path, body=None, *, seconds, params=None):
-        self.asked.append((path, body, seconds))
+    async def request(self, method, path, body=None, *, seconds, params=None):
+        self.requests.append((path, body, seconds))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
 
 def api(answer, **settings) -> VllmApi:
-    found = VllmApi("http://127.0.0.1:1", None, VllmConfig(**settings))
-    found._http = Answering(answer)
-    return found
+    return VllmApi("http://127.0.0.1:1", None, VllmConfig(**settings), Answering(answer))
 
 
 def generate(answer):
-    """Read and checked, as the engine does."""
+    """Parse and check an answer, as the engine does."""
     request = TurnRequest("r", [1, 2], SamplingParams(), 8)
     generation = asyncio.run(api(answer).generate(request))
     check_answer(generation, request, vocabulary=10)
@@ -57,14 +55,14 @@ def answer(ids=(5, 6), logprobs=(-1.0, -2.0), finish="length", spans=(("default"
     }
 
 
-def test_a_turn_is_read_from_its_answer():
+def test_an_answer_is_parsed():
     generation = generate(answer(cached=32))
     assert (generation.token_ids, generation.logprobs) == ([5, 6], [-1.0, -2.0])
     assert generation.version_spans == [(0, 1), (7, 1)] and generation.cached_tokens == 32
     assert generation.finish == FinishReason.LENGTH
 
 
-def test_a_turn_that_was_aborted_before_its_first_token_is_empty():
+def test_an_answer_without_tokens_is_parsed():
     empty = answer((), (), "abort", ())
     empty["choices"][0] |= {"weight_versions": None, "logprobs": None}
     assert generate(empty).finish == FinishReason.ABORT
@@ -78,7 +76,7 @@ def test_a_turn_that_was_aborted_before_its_first_token_is_empty():
         answer(spans=(("seven", 0, 2),)), answer(logprobs=(-1.0, None)),
     ],
 )  # fmt: skip
-def test_an_answer_that_is_no_turn_is_an_error(wrong):
+def test_invalid_answers_are_errors(wrong):
     with pytest.raises(ServerError):
         generate(wrong)
 
@@ -91,8 +89,8 @@ json_values = st.recursive(
 
 
 @given(json_values, st.sampled_from(["choices", "usage", *answer()["choices"][0]]))
-def test_no_answer_is_more_than_an_error(value, place):
-    """Servers are strangers: whatever stands anywhere in an answer."""
+def test_any_answer_is_a_turn_or_an_error(value, place):
+    """Servers are not trusted: any value may be anywhere in an answer."""
     garbled = answer()
     target = garbled if place in garbled else garbled["choices"][0]
     target[place] = value
@@ -101,12 +99,12 @@ def test_no_answer_is_more_than_an_error(value, place):
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 10**6), st.integers(1, 10**6))
-def test_turns_of_a_trajectory_have_seeds_of_their_own(seed, first, second):
+def test_every_turn_of_a_trajectory_has_another_seed(seed, first, second):
     assert 0 <= turn_seed(seed, first) < 2**63
     assert (turn_seed(seed, first) == turn_seed(seed, second)) == (first == second)
 
 
-def test_sampling_is_said_in_full():
+def test_sampling_parameters_are_sent_in_full():
     assert sampling_body(SamplingParams(temperature=0.0, top_p=0.5, top_k=3), 7, 1) == {
         "max_tokens": 7, "temperature": 0.0, "logprobs": 0, "ignore_eos": True, "stop_token_ids": [],
         "detokenize": False,
@@ -119,27 +117,27 @@ def test_sampling_is_said_in_full():
 def test_a_server_that_refuses_the_token_is_never_ready():
     with pytest.raises(ServerRefusedError):
         asyncio.run(api(ServerRefusedError("401")).is_ready())
-    assert asyncio.run(api(ServerGoneError("nobody")).is_ready()) is False
+    assert asyncio.run(api(ServerUnreachableError("nobody")).is_ready()) is False
     assert asyncio.run(api(ServerError("500")).is_alive()) is False
     assert asyncio.run(api(None).is_alive()) is True
 
 
-@pytest.mark.parametrize("said", [None, {}, {"success": False}, {"success": "no"}, []])
-def test_a_cache_that_was_not_dropped_is_an_error(said):
+@pytest.mark.parametrize("answer", [None, {}, {"success": False}, {"success": "no"}, []])
+def test_a_failed_cache_reset_is_an_error(answer):
     with pytest.raises(ServerError, match="did not drop"):
-        asyncio.run(api(said).forget())
+        asyncio.run(api(answer).drop_cache())
 
 
-@pytest.mark.parametrize("said", [None, {}, {"weight_version": None}, {"weight_version": "x"}, []])
-def test_a_version_that_is_none_is_an_error(said):
+@pytest.mark.parametrize("answer", [None, {}, {"weight_version": None}, {"weight_version": "x"}, []])
+def test_an_invalid_version_is_an_error(answer):
     with pytest.raises(ServerError, match="no policy version"):
-        asyncio.run(api(said).version())
+        asyncio.run(api(answer).version())
 
 
 def test_an_update_is_checked_before_it_is_finished():
-    server = api(None, sync_timeout=3.0)
-    asyncio.run(server.end_update(12))
-    assert [(path, seconds) for path, _, seconds in server._http.asked] == [
+    http = Answering(None)
+    asyncio.run(VllmApi("http://127.0.0.1:1", None, VllmConfig(sync_timeout=3.0), http).end_update(12))
+    assert [(path, seconds) for path, _, seconds in http.requests] == [
         ("/update_weights", 3.0), ("/finish_weight_update", 3.0)
     ]  # fmt: skip
-    assert json.loads(json.dumps(server._http.asked[1][1])) == {"weight_version": "12"}
+    assert json.loads(json.dumps(http.requests[1][1])) == {"weight_version": "12"}

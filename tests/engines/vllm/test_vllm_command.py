@@ -23,7 +23,7 @@ def value(argv, name):
 def test_settings_become_arguments_of_vllm():
     argv = command(VllmConfig(tensor_parallel_size=2)).argv
     assert argv[:3] == ["/env/bin/python", "-m", "mtrl.engines.vllm.serve"]
-    said = {
+    message = {
         "--model": "/models/policy",
         "--host": "127.0.0.1",
         "--port": "1234",
@@ -34,12 +34,12 @@ def test_settings_become_arguments_of_vllm():
         "--tensor-parallel-size": "2",
         "--generation-config": "vllm",
     }
-    assert {name: value(argv, name) for name in said} == said
+    assert {name: value(argv, name) for name in message} == message
     assert "--enable-prefix-caching" in argv
     assert not {"--enforce-eager", "--enable-lora", "--enable-sleep-mode", "--kv-cache-memory-bytes"} & set(argv)
 
 
-def test_without_a_gpu_it_takes_a_little_memory_and_compiles_nothing():
+def test_without_a_gpu_memory_is_limited_and_nothing_is_compiled():
     found = command(is_cpu=True)
     assert {"--enforce-eager", "--kv-cache-memory-bytes"} <= set(found.argv)
     assert "--gpu-memory-utilization" not in found.argv
@@ -48,13 +48,13 @@ def test_without_a_gpu_it_takes_a_little_memory_and_compiles_nothing():
     assert "uni" not in command(VllmConfig(tensor_parallel_size=2), is_cpu=True).argv
 
 
-def test_choices_that_have_flags():
+def test_boolean_settings_become_flags():
     argv = command(VllmConfig(prefix_caching=False, colocate=True), max_lora_rank=9).argv
     assert "--no-enable-prefix-caching" in argv and "--enable-sleep-mode" in argv
     assert "--enable-lora" in argv and value(argv, "--max-lora-rank") == "16"
 
 
-def test_args_pass_through_by_any_spelling_and_win():
+def test_additional_arguments_override_settings_in_any_spelling():
     args = {
         "max_num_batched_tokens": 4096,
         "--max-num-seqs": 3,
@@ -74,29 +74,29 @@ def test_args_pass_through_by_any_spelling_and_win():
 
 
 @pytest.mark.parametrize("name", list(OURS))
-def test_arguments_that_are_not_the_user_s_are_refused(name):
-    with pytest.raises(UserError, match=f"generator.vllm.args has {name}, which is not to be set: .+; take it out"):
+def test_reserved_arguments_are_refused(name):
+    with pytest.raises(UserError, match=f"generator.vllm.args has {name}, which cannot be set: .+; remove it"):
         command(VllmConfig(args={f"--{name.replace('_', '-')}": "x"}))
 
 
-def test_an_adapter_that_is_too_large_is_refused():
+def test_a_lora_rank_that_is_too_large_is_refused():
     with pytest.raises(UserError, match="model.lora_rank=1000"):
         command(max_lora_rank=1000)
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
-def test_its_ranks_talk_on_loopback_unless_the_user_names_a_network(is_cpu):
+def test_ranks_use_loopback_unless_a_network_is_configured(is_cpu):
     assert command(is_cpu=is_cpu).env["GLOO_SOCKET_IFNAME"] == "lo"
     assert command(VllmConfig(env={"GLOO_SOCKET_IFNAME": "eth0"}), is_cpu=is_cpu).env["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
-def test_the_token_is_in_the_environment_alone():
+def test_the_token_is_only_in_the_environment():
     found = command(VllmConfig(env={"MTRL_SERVER_TOKEN": "another", "HF_HOME": "/cache"}))
     assert not any(TOKEN in word for word in found.argv)
     assert found.env["MTRL_SERVER_TOKEN"] == TOKEN and found.env["HF_HOME"] == "/cache"
 
 
-def test_the_gpus_of_its_place_are_all_that_it_sees():
+def test_the_server_sees_only_its_own_gpus():
     assert command().env["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "CUDA_VISIBLE_DEVICES" not in command(place=Place(1234, TOKEN)).env
     assert command(is_cpu=True).env["CUDA_VISIBLE_DEVICES"] == ""

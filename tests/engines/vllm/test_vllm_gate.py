@@ -1,4 +1,4 @@
-"""Who is let in to a vLLM server, and what it unpickles. The same on the real server: tests/engines/real/vllm."""
+"""The token check of a vLLM server, and its unpickler. The real server: tests/engines/real/vllm."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ from mtrl.engines.vllm.payload import unpack
 @pytest.fixture
 def guarded(monkeypatch):
     """`guarded(app)`: behind a gate whose token is `sesame`."""
-    monkeypatch.setattr(gate, "_token", None)
+    monkeypatch.setattr(gate, "expected_token", None)
     monkeypatch.setenv(gate.TOKEN, "sesame")
     gate.take_token()
     return gate.Gate
@@ -43,7 +43,7 @@ async def failing(scope, receive, send):
     raise RuntimeError("a group is gone")
 
 
-def test_the_token_leaves_the_environment(guarded):
+def test_the_token_is_removed_from_the_environment(guarded):
     assert gate.TOKEN not in os.environ
     with pytest.raises(SystemExit, match=gate.TOKEN):
         gate.take_token()
@@ -54,23 +54,23 @@ def test_the_token_leaves_the_environment(guarded):
     [(), (b"",), (b"sesame",), (b"Bearer ",), (b"Bearer sesam",), (b"Bearer sesamee",), (b"bearer sesame ",),
      (b"Bearer sesame", b"Bearer sesame"), (b"Bearer other", b"Bearer sesame"), ("Bearer sésame".encode(),)],
 )  # fmt: skip
-def test_nobody_else_is_let_in(guarded, shown):
+def test_requests_without_the_token_are_refused(guarded, shown):
     assert ask(guarded(hello), *shown)[0]["status"] == 401
     assert ask(guarded(hello), *shown, kind="websocket") == [{"type": "websocket.close", "code": 1008}]
 
 
-def test_who_shows_the_token_is_let_in(guarded):
+def test_requests_with_the_token_pass(guarded):
     assert ask(guarded(hello), b"Bearer sesame")[0]["status"] == 200
     assert ask(guarded(hello), kind="lifespan")[0]["status"] == 200
 
 
-def test_an_error_that_nobody_caught_is_told(guarded):
+def test_uncaught_errors_are_answered_as_json(guarded):
     start, body = ask(guarded(failing), b"Bearer sesame")
     assert start["status"] == 500 and b"a group is gone" in body["body"]
 
 
-def test_no_gate_without_a_token(monkeypatch):
-    monkeypatch.setattr(gate, "_token", None)
+def test_a_gate_requires_a_token(monkeypatch):
+    monkeypatch.setattr(gate, "expected_token", None)
     with pytest.raises(RuntimeError, match="no token"):
         gate.Gate(hello)
 
@@ -81,7 +81,7 @@ def packed(pickler, value) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def test_shared_tensors_come_out_as_they_went_in():
+def test_shared_tensors_are_unpacked_unchanged():
     before = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
@@ -103,6 +103,6 @@ class Evil:
     ["", "*", "bm90aGluZw==", packed(pickle.Pickler, [("a", Evil())]), packed(pickle.Pickler, [("a", 1)]),
      packed(pickle.Pickler, 7), packed(pickle.Pickler, [("a", torch.load)]), packed(pickle.Pickler, [eval])],
 )  # fmt: skip
-def test_anything_else_is_refused(payload):
-    with pytest.raises(ValueError, match="no payload of shared tensors"):
+def test_other_pickles_are_refused(payload):
+    with pytest.raises(ValueError, match="not a payload of shared tensors"):
         unpack(payload)

@@ -24,10 +24,10 @@ def main() -> None:
 
     from mtrl.engines.sglang.platform import activate
 
-    asked = json.load(sys.stdin)
+    requested = json.load(sys.stdin)
     wrong: list[str] = []
     routes = {getattr(route, "path", None): route for route in app.routes}
-    for path, body in asked["bodies"]:
+    for path, body in requested["bodies"]:
         try:
             if body is None:  # nothing to be wrong; the tests with a server ask these
                 continue
@@ -50,22 +50,22 @@ def main() -> None:
         "wrong": wrong,
         "platform": f"{type(current_platform).__module__}.{type(current_platform).__name__}",
         "with_cuda": inert,
-        "arguments": [parsed(words) for words in asked["arguments"]],
+        "arguments": [parsed(words) for words in requested["arguments"]],
     }
     print(json.dumps(answer), flush=True)
-    serve.main(asked["served"])
+    serve.main(requested["served"])
 
 
 def parsed(words: list[str]) -> str:
     """Empty, or what SGLang says of its arguments."""
     from sglang.srt.server_args import prepare_server_args
 
-    told = io.StringIO()
+    message = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
+        with contextlib.redirect_stderr(message), contextlib.redirect_stdout(message):
             prepare_server_args(words)
     except SystemExit:
-        return told.getvalue()
+        return message.getvalue()
     return ""
 
 

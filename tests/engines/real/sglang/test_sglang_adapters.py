@@ -44,12 +44,12 @@ def distance(model, prompt, turn):
     return worst(reference_logprobs(model, prompt, turn.token_ids), turn.logprobs)
 
 
-def test_adapters_sample_as_the_trainer_does_each_beside_the_others(server, tied_model, tmp_path, tiny_tokenizer):
+def test_concurrent_adapters_sample_as_the_trainer_does(server, tied_model, tmp_path, tiny_tokenizer):
     rng = random.Random(0)
     prompt = [rng.randrange(5, len(tiny_tokenizer)) for _ in range(30)]
     first, second = (with_adapter(tied_model, tmp_path / name, seed) for seed, name in enumerate(("one", "two")))
 
-    async def play(api):
+    async def scenario(api):
         await api.load_adapter("policy-1", str(tmp_path / "one"))
         running = asyncio.create_task(api.generate(request(prompt, "policy-1", CONTEXT - 100)))
         while not (await api.waiting())[0]:
@@ -69,7 +69,7 @@ def test_adapters_sample_as_the_trainer_does_each_beside_the_others(server, tied
         assert await api.is_ready()
         return oldest, newest, again, without
 
-    oldest, newest, again, without = server.ask(play, 300)
+    oldest, newest, again, without = server.ask(scenario, 300)
     assert distance(first, prompt, oldest) < PARITY < distance(load_model(tied_model), prompt, oldest)
     assert distance(second, prompt, newest) < PARITY and distance(second, prompt, again) < PARITY
     assert distance(load_model(tied_model), prompt, without) < PARITY

@@ -17,7 +17,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.api import Rendezvous, TensorLayout, TurnRequest
 from mtrl.engines.server.backend import Place
 from mtrl.engines.server.launch import Launch
-from mtrl.engines.server.words import last_words
+from mtrl.engines.server.log_errors import error_line
 from mtrl.engines.sglang.api import SglangApi
 from mtrl.engines.sglang.command import sglang_command
 from mtrl.engines.sglang.platform import PLATFORM
@@ -42,7 +42,7 @@ class Recorder:
     def __init__(self):
         self.sent = []
 
-    async def ask(self, method, path, body=None, *, seconds, params=None):
+    async def request(self, method, path, body=None, *, seconds, params=None):
         self.sent.append((path, body))
         load = {"num_running_reqs": 0, "num_waiting_reqs": 0}
         return {"/generate": TURN, "/v1/loads": {"loads": [load]}, "/model_info": {"weight_version": "0"}}.get(path)
@@ -75,7 +75,7 @@ async def use_all(api):
     await api.end_update(1)
     await api.load_adapter("policy-1", "/folder")
     await api.drop_adapter("policy-1")
-    for step in (api.forget, api.version, api.is_alive, api.is_ready, api.sleep, api.wake, api.waiting, api.close):
+    for step in (api.drop_cache, api.version, api.is_alive, api.is_ready, api.sleep, api.wake, api.waiting, api.close):
         await step()
 
 
@@ -86,9 +86,8 @@ def record():
         SglangConfig(),
         SglangConfig(tensor_parallel_size=2, args={"enable-deterministic-inference": True}),
     ):
-        api = SglangApi("http://127.0.0.1:1", None, settings)
-        api._http = recorder = Recorder()
-        asyncio.run(use_all(api))
+        recorder = Recorder()
+        asyncio.run(use_all(SglangApi("http://127.0.0.1:1", None, settings, recorder)))
         sent += recorder.sent
     return sent, {path for path, _ in sent}
 
@@ -104,7 +103,7 @@ def interpreter():
 
 
 @pytest.fixture(scope="module")
-def asked(interpreter, tmp_path_factory):
+def requested(interpreter, tmp_path_factory):
     """What SGLang's own types, parser and platform say; one process for all tests here."""
     sent, _ = record()
     variants = [
@@ -129,33 +128,33 @@ def asked(interpreter, tmp_path_factory):
         },
         cwd=tmp_path_factory.mktemp("cwd"),
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith('{"wrong"')]
-    assert told, done.stdout[-3000:]
-    return json.loads(told[0]) | {"returncode": done.returncode, "log": done.stdout.partition(told[0])[2]}
+    message = [line for line in done.stdout.splitlines() if line.startswith('{"wrong"')]
+    assert message, done.stdout[-3000:]
+    return json.loads(message[0]) | {"returncode": done.returncode, "log": done.stdout.partition(message[0])[2]}
 
 
-def test_every_body_is_one_of_sglangs_requests(asked):
-    assert asked["wrong"] == []
+def test_every_body_is_one_of_sglangs_requests(requested):
+    assert requested["wrong"] == []
 
 
-def test_every_path_of_the_api_is_among_them():
+def test_every_route_of_the_api_is_covered():
     _, used = record()
     source = inspect.getsource(SglangApi)
     paths = {word.split('"')[0] for word in source.split('"/')[1:]} - {""}
     assert {path.lstrip("/") for path in used} == paths
 
 
-def test_sglang_takes_our_arguments_and_names_one_that_it_does_not_know(asked):
-    *good, wrong = asked["arguments"]
+def test_sglang_accepts_our_arguments_and_names_an_unknown_one(requested):
+    *good, wrong = requested["arguments"]
     assert good == ["", "", ""]
-    assert "unrecognized arguments: --no-such-argument 1" in last_words(wrong)
+    assert "unrecognized arguments: --no-such-argument 1" in error_line(wrong)
 
 
-def test_sglang_runs_on_our_platform_where_there_is_no_gpu(asked):
-    assert asked["platform"] == PLATFORM
-    assert asked["with_cuda"] is None
+def test_sglang_uses_our_platform_without_a_gpu(requested):
+    assert requested["platform"] == PLATFORM
+    assert requested["with_cuda"] is None
 
 
-def test_a_wrong_path_of_the_model_ends_the_server_with_its_reason(asked):
-    assert asked["returncode"] != 0
-    assert "/no/model" in last_words(asked["log"])
+def test_a_wrong_model_path_is_reported(requested):
+    assert requested["returncode"] != 0
+    assert "/no/model" in error_line(requested["log"])

@@ -64,8 +64,8 @@ def test_log_probs_are_the_trainers_at_the_temperature_of_sampling(server, polic
     assert policy.distance(prompt, turn, temperature) < PARITY
 
 
-def test_later_turns_find_their_conversation_in_the_cache(server, policy, prompt):
-    async def play(api):
+def test_later_turns_use_the_cached_conversation(server, policy, prompt):
+    async def scenario(api):
         context, cached = list(prompt), []
         for _ in range(4):
             turn = await api.generate(turn_request(context, 12, salt="conversation"))
@@ -75,15 +75,15 @@ def test_later_turns_find_their_conversation_in_the_cache(server, policy, prompt
         other = await api.generate(turn_request(context, 12, salt="another"))
         return cached, other.cached_tokens
 
-    cached, other = server.ask(play)
+    cached, other = server.ask(scenario)
     assert cached[0][0] == 0
     for (_, before), (found, _) in pairwise(cached):
         assert found >= before + 12 - 1
     assert other == 0
 
 
-def test_turns_end_at_stop_tokens_and_stop_strings_and_keep_them(server, prompt, tiny_tokenizer):
-    async def play(api):
+def test_stop_tokens_and_stop_strings_stay_in_the_turn(server, prompt, tiny_tokenizer):
+    async def scenario(api):
         whole = await api.generate(turn_request(prompt, 48, temperature=0.0))
         ids = whole.token_ids
         # A text that is first complete somewhere in the middle, and begins within a token.
@@ -93,29 +93,29 @@ def test_turns_end_at_stop_tokens_and_stop_strings_and_keep_them(server, prompt,
         by_id = await api.generate(turn_request(prompt, 48, temperature=0.0, stop_token_ids=(ids[10],)))
         return ids, texts, text, by_text, by_id
 
-    ids, texts, text, by_text, by_id = server.ask(play)
-    first = next(n for n, said in enumerate(texts) if text in said)
+    ids, texts, text, by_text, by_id = server.ask(scenario)
+    first = next(n for n, message in enumerate(texts) if text in message)
     assert by_text.finish is FinishReason.STOP and by_text.token_ids == ids[: first + 1]
     assert by_id.finish is FinishReason.STOP and by_id.token_ids == ids[: ids.index(ids[10]) + 1]
     assert len(by_id.logprobs) == len(by_id.token_ids)
 
 
-def test_many_turns_at_once_are_each_their_own(server, policy, prompt):
+def test_concurrent_turns_are_independent(server, policy, prompt):
     prompts = [prompt[n:] for n in range(12)]  # more than run at once
 
-    async def play(api):
+    async def scenario(api):
         return await asyncio.gather(*(api.generate(turn_request(p, 20)) for p in prompts))
 
-    for p, turn in zip(prompts, server.ask(play), strict=True):
+    for p, turn in zip(prompts, server.ask(scenario), strict=True):
         assert policy.distance(p, turn) < PARITY
 
 
 @pytest.mark.parametrize("mode", ["continue", "drain", "in_place", "abort"])
-def test_new_weights_in_the_middle_of_a_turn(server, policy, prompt, mode):
+def test_weights_change_during_a_turn(server, policy, prompt, mode):
     old = policy.version
     tokens = ENDLESS if mode == "abort" else 600
 
-    async def play(api):
+    async def scenario(api):
         async with in_its_middle(api, turn_request(prompt, tokens)) as turn:
             await api.pause(mode)
             assert await api.is_alive() and not await api.is_ready()
@@ -123,14 +123,14 @@ def test_new_weights_in_the_middle_of_a_turn(server, policy, prompt, mode):
             await policy.update(api)
             if mode == "in_place":
                 with pytest.raises(ServerError, match="Flush cache failed"):
-                    await api.forget()
+                    await api.drop_cache()
             else:
-                await api.forget()
+                await api.drop_cache()
             assert await api.version() == old + 1 and not late.done()
             await api.resume()
             return await turn, await late
 
-    turn, late = server.ask(play)
+    turn, late = server.ask(scenario)
     assert late.version_spans == [(old + 1, 8)] and policy.distance(prompt, late) < PARITY
     versions = [version for version, _ in turn.version_spans]
     if mode == "continue":
@@ -145,19 +145,19 @@ def test_new_weights_in_the_middle_of_a_turn(server, policy, prompt, mode):
     else:
         assert versions == [old] and turn.finish is FinishReason.LENGTH and len(turn.token_ids) == tokens
         assert policy.distance(prompt, turn) < PARITY
-    server.ask(lambda api: api.forget())
+    server.ask(lambda api: api.drop_cache())
 
 
 @pytest.mark.parametrize("way", ["disk", "distributed", "tensor"])
-def test_every_way_of_sending_weights_gives_the_trainers(server, policy, prompt, start, way):
-    async def play(api):
+def test_every_weight_sync_gives_the_weights_of_the_trainer(server, policy, prompt, start, way):
+    async def scenario(api):
         sync = make_sync(SglangConfig(weight_sync=way), model=str(start), dtype="float32", lora_scaling=None)
         try:
             for _ in range(2):  # a group is met once, and used again
                 policy.version += 1
                 await api.pause("continue")
                 await sync.send([api], named_weights(policy.model), policy.version)
-                await api.forget()
+                await api.drop_cache()
                 await api.resume()
                 assert await api.version() == policy.version
                 turn = await api.generate(turn_request(prompt, 24))
@@ -166,13 +166,13 @@ def test_every_way_of_sending_weights_gives_the_trainers(server, policy, prompt,
         finally:
             await sync.close()
 
-    server.ask(play)
+    server.ask(scenario)
 
 
-def test_an_update_that_failed_leaves_no_session_open(server, policy, prompt):
+def test_a_failed_update_leaves_no_session_open(server, policy, prompt):
     layout = TensorLayout("model.norm.weight", "float32", (64,))
 
-    async def play(api):
+    async def scenario(api):
         with pytest.raises(ServerRefusedError, match="Group nobody-met"):
             await api.receive_broadcast([layout], "nobody-met", 99)
         async with server.api() as another:  # as a trainer that was started again
@@ -181,26 +181,26 @@ def test_an_update_that_failed_leaves_no_session_open(server, policy, prompt):
         with pytest.raises(ServerRefusedError, match="does not exist"):
             await api.leave("nobody-met")
         await policy.update(api)
-        await api.forget()
+        await api.drop_cache()
         return await api.generate(turn_request(prompt))
 
-    assert policy.distance(prompt, server.ask(play)) < PARITY
+    assert policy.distance(prompt, server.ask(scenario)) < PARITY
 
 
-def test_an_aborted_turn_comes_back_with_what_was_sampled(server, policy, prompt):
-    async def play(api):
+def test_an_aborted_turn_returns_the_tokens_sampled_so_far(server, policy, prompt):
+    async def scenario(api):
         request = turn_request(prompt, ENDLESS)
         async with in_its_middle(api, request) as turn:
             await api.abort(request.request_id)
             return await turn
 
-    turn = server.ask(play)
+    turn = server.ask(scenario)
     assert turn.finish is FinishReason.ABORT and 0 < len(turn.token_ids) < ENDLESS
     assert policy.distance(prompt, turn) < PARITY
 
 
 def test_turns_are_aborted_while_the_server_is_paused(server, policy, prompt):
-    async def play(api):
+    async def scenario(api):
         running, late = turn_request(prompt, ENDLESS), turn_request(prompt, ENDLESS)
         async with in_its_middle(api, running) as turn:
             await api.pause("continue")
@@ -212,15 +212,15 @@ def test_turns_are_aborted_while_the_server_is_paused(server, policy, prompt):
             await api.resume()
             return ended
 
-    turn, held = server.ask(play)
+    turn, held = server.ask(scenario)
     assert turn.finish is held.finish is FinishReason.ABORT
     assert not held.token_ids
     # SGLang has lost the newest of one that gave up its place: they had not left its scheduler.
     assert len(turn.token_ids) < ENDLESS and policy.distance(prompt, turn) < PARITY
 
 
-def test_a_turn_whose_name_begins_like_another_outlives_it(server, prompt):
-    async def play(api):
+def test_aborting_a_turn_spares_one_with_a_longer_name(server, prompt):
+    async def scenario(api):
         short, longer = turn_request(prompt, ENDLESS), turn_request(prompt, 400)
         longer = longer.__class__(f"{short.request_id}-1", longer.prompt, longer.sampling, longer.max_tokens)
         other = asyncio.create_task(api.generate(longer))
@@ -228,22 +228,22 @@ def test_a_turn_whose_name_begins_like_another_outlives_it(server, prompt):
             await api.abort(short.request_id)
             return await turn, await other
 
-    turn, other = server.ask(play)
+    turn, other = server.ask(scenario)
     assert turn.finish is FinishReason.ABORT and other.finish is FinishReason.LENGTH
 
 
-def test_a_turn_that_nobody_waits_for_ends_on_the_server(server, prompt):
-    async def play(api):
+def test_a_cancelled_turn_ends_on_the_server(server, prompt):
+    async def scenario(api):
         async with in_its_middle(api, turn_request(prompt, ENDLESS)) as turn:
             turn.cancel()
             async with asyncio.timeout(60):
                 while sum(await api.waiting()):
                     await asyncio.sleep(0.05)
 
-    server.ask(play)
+    server.ask(scenario)
 
 
-def test_what_is_wrong_is_refused_in_clear_words_and_the_server_survives(server, policy, prompt):
+def test_invalid_requests_are_refused_and_the_server_survives(server, policy, prompt):
     async def refused(api):
         with pytest.raises(ServerRefusedError, match="longer than the model's context length"):
             await api.generate(turn_request(prompt * 60, 8))
@@ -256,7 +256,7 @@ def test_what_is_wrong_is_refused_in_clear_words_and_the_server_survives(server,
         http = Http(server.url, server.place.token)
         body = {"input_ids": prompt, "sampling_params": {"max_new_token": 4}}
         with pytest.raises(ServerRefusedError, match="unknown field `max_new_token`"):
-            await http.ask("POST", "/generate", body, seconds=60)
+            await http.request("POST", "/generate", body, seconds=60)
         await http.close()
         assert await api.waiting() == (0, 0)
         return await api.generate(turn_request(prompt))
@@ -265,8 +265,8 @@ def test_what_is_wrong_is_refused_in_clear_words_and_the_server_survives(server,
     assert policy.distance(prompt, turn) < PARITY
 
 
-def test_it_sleeps_only_when_nothing_runs_and_wakes_once(server, prompt):
-    async def play(api):
+def test_the_server_sleeps_only_when_idle_and_wakes_once(server, prompt):
+    async def scenario(api):
         async with in_its_middle(api, turn_request(prompt, ENDLESS)):
             with pytest.raises(ServerError, match="cannot sleep"):
                 await api.sleep()
@@ -279,7 +279,7 @@ def test_it_sleeps_only_when_nothing_runs_and_wakes_once(server, prompt):
         await api.wake()
         assert (await api.generate(turn_request(prompt))).token_ids
 
-    server.ask(play)
+    server.ask(scenario)
 
 
 ROUTES = [
@@ -304,22 +304,22 @@ ROUTES = [
 
 
 @pytest.mark.parametrize("token", ["wrong", None])
-def test_without_the_token_nothing_is_answered(server, token):
-    async def play():
+def test_requests_without_the_token_are_refused(server, token):
+    async def scenario():
         http = Http(server.url, token)
         for method, route in ROUTES:
             with pytest.raises(ServerRefusedError, match="HTTP 401"):
-                await http.ask(method, route, {} if method == "POST" else None, seconds=60)
+                await http.request(method, route, {} if method == "POST" else None, seconds=60)
         await http.close()
         if token is not None:
             async with server.api(token) as api:
                 with pytest.raises(ServerRefusedError, match="HTTP 401"):
                     await api.is_ready()
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
-def test_the_token_is_on_no_command_line_and_in_no_log(server):
+def test_the_token_is_not_on_a_command_line_or_in_a_log(server):
     token = server.place.token.encode()
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert any(str(server.place.port).encode() in line for line in lines)
@@ -329,6 +329,6 @@ def test_the_token_is_on_no_command_line_and_in_no_log(server):
     assert token not in log
 
 
-def test_all_its_processes_listen_on_loopback_alone(server):
+def test_all_processes_listen_only_on_loopback(server):
     found = listeners(server.process.pid)
     assert found and all(address.is_loopback for address in found), found

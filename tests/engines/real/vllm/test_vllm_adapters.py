@@ -38,7 +38,7 @@ def turn(name: str, adapter: str | None) -> TurnRequest:
     return TurnRequest(name, PROMPT, SamplingParams(seed=4), 32, None, adapter)
 
 
-def test_each_turn_is_sampled_by_the_adapter_that_it_names(server, untied_model, tmp_path):
+def test_each_turn_is_sampled_by_its_adapter(server, untied_model, tmp_path):
     plain = load_model(untied_model)
     policies = {f"policy-{seed}": adapted(load_model(untied_model), seed) for seed in (1, 2)}
     for name, policy in policies.items():
@@ -47,8 +47,8 @@ def test_each_turn_is_sampled_by_the_adapter_that_it_names(server, untied_model,
     async def act(api):
         for name in policies:
             await api.load_adapter(name, str(tmp_path / name))
-        asked = (api.generate(turn(f"a-{name}", name)) for name in (*policies, None))
-        found = await asyncio.gather(*asked)
+        requested = (api.generate(turn(f"a-{name}", name)) for name in (*policies, None))
+        found = await asyncio.gather(*requested)
         await api.drop_adapter("policy-1")
         for wrong in (
             api.generate(turn("a-gone", "policy-1")),
@@ -65,7 +65,7 @@ def test_each_turn_is_sampled_by_the_adapter_that_it_names(server, untied_model,
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_whole_weights_reach_a_model_with_room_for_adapters(server, untied_model, way):
+def test_full_weights_reach_a_model_with_adapters(server, untied_model, way):
     version = 1 + list(WAYS).index(way)
     model = changed(load_model(untied_model), version)
 

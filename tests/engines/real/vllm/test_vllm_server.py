@@ -27,6 +27,8 @@ PROMPT = list(range(20, 84))
 CONTEXT = 2048
 """So that a turn goes on for seconds, on a busy machine too."""
 LONG = CONTEXT - len(PROMPT) - 1
+TOKENS: dict[str, str] = {}
+"""Token of each server, by its URL."""
 BLOCK = 32
 """Tokens that the prefix cache holds together."""
 _numbers = itertools.count()
@@ -48,7 +50,9 @@ def folder(tmp_path_factory, tied_model):
 
 @pytest.fixture(scope="module")
 def server(serving, folder):
-    return serving("vllm", folder, context=CONTEXT, sync_timeout=60.0, request_timeout=90.0)
+    served = serving("vllm", folder, context=CONTEXT, sync_timeout=60.0, request_timeout=90.0)
+    TOKENS[served.url] = served.place.token
+    return served
 
 
 class Policy:
@@ -74,8 +78,9 @@ def policy(folder):
 
 async def metric(api, name) -> float:
     """A number that vLLM counts."""
-    _, page = await api._http._send("GET", "/metrics", None, None, "")
-    return sum(float(line.split()[-1]) for line in page.decode().splitlines() if line.startswith(f"vllm:{name}{{"))
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {TOKENS[api.url]}"}, trust_env=False) as client:
+        page = (await client.get(f"{api.url}/metrics")).text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"vllm:{name}{{"))
 
 
 @asynccontextmanager
@@ -128,7 +133,7 @@ def test_logprobs_are_those_of_the_trainer(server, policy, temperature):
         assert generation.version_spans == [(policy.version, 32)]
 
 
-def test_later_turns_find_their_conversation_cached(server, policy):
+def test_later_turns_use_the_cached_conversation(server, policy):
     async def act(api):
         context, found = list(PROMPT), []
         for _ in range(4):
@@ -145,17 +150,17 @@ def test_later_turns_find_their_conversation_cached(server, policy):
     assert elsewhere == 0
 
 
-def test_the_seed_and_the_place_in_the_conversation_give_the_tokens(server):
+def test_seed_and_position_determine_the_tokens(server):
     async def act(api):
-        asked = [turn(seed=1), turn(seed=1), turn(seed=2), turn([*PROMPT[:-1], *PROMPT[-1:] * 2], seed=1)]
-        return [(await api.generate(request)).token_ids for request in asked]
+        requested = [turn(seed=1), turn(seed=1), turn(seed=2), turn([*PROMPT[:-1], *PROMPT[-1:] * 2], seed=1)]
+        return [(await api.generate(request)).token_ids for request in requested]
 
     first, again, other, later = server.ask(act)
     assert first == again
     assert first != other and first != later
 
 
-def test_stop_tokens_and_stop_strings_are_kept(server, tiny_tokenizer):
+def test_stop_tokens_and_stop_strings_stay_in_the_turn(server, tiny_tokenizer):
     async def act(api):
         free = (await api.generate(turn(seed=3))).token_ids
         by_id = await api.generate(turn(seed=3, stop_token_ids=(free[9],)))
@@ -170,7 +175,7 @@ def test_stop_tokens_and_stop_strings_are_kept(server, tiny_tokenizer):
     assert len(by_text.logprobs) == len(by_text.token_ids)
 
 
-def test_top_p_and_top_k_cut_what_may_be_drawn(server, policy):
+def test_top_p_and_top_k_restrict_tokens(server, policy):
     async def act(api):
         greedy = await api.generate(turn(temperature=0.0))
         return greedy, await api.generate(turn(top_k=1)), await api.generate(turn(top_p=1e-6))
@@ -182,7 +187,7 @@ def test_top_p_and_top_k_cut_what_may_be_drawn(server, policy):
 # -- aborts and pauses -----------------------------------------------------------------------------------------------
 
 
-def test_an_aborted_turn_answers_what_was_sampled(server, policy):
+def test_an_aborted_turn_returns_the_tokens_sampled_so_far(server, policy):
     async def act(api):
         request = turn(max_tokens=LONG)
         async with sampling_now(api, request) as task:
@@ -197,7 +202,7 @@ def test_an_aborted_turn_answers_what_was_sampled(server, policy):
     assert policy.distance(PROMPT, generation) < PARITY
 
 
-def test_a_turn_that_nobody_waits_for_ends(server):
+def test_a_cancelled_turn_ends_on_the_server(server):
     async def act(api):
         async with sampling_now(api, turn(max_tokens=LONG)):
             pass
@@ -207,7 +212,7 @@ def test_a_turn_that_nobody_waits_for_ends(server):
 
 
 @pytest.mark.parametrize("mode", ["continue", "keep"])
-def test_a_kept_turn_goes_on_under_new_weights(server, policy, mode):
+def test_a_paused_turn_continues_under_new_weights(server, policy, mode):
     """Each token has the version and the log-prob of the weights that sampled it."""
     old = deepcopy(policy.model)
     version, weights = policy.step()
@@ -246,7 +251,7 @@ def test_a_drained_turn_ends_under_old_weights(server, policy, mode):
     assert new.version_spans == [(version, 32)] and policy.distance(PROMPT, new) < PARITY
 
 
-def test_an_abort_pause_ends_turns_with_what_they_have(server, policy):
+def test_an_abort_pause_ends_turns_with_their_tokens_so_far(server, policy):
     before = deepcopy(policy.model)
     version, weights = policy.step()
 
@@ -279,7 +284,7 @@ def test_a_paused_server_is_alive(server):
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_new_weights_are_the_trainer_s(server, policy, way):
+def test_new_weights_equal_those_of_the_trainer(server, policy, way):
     version, weights = policy.step()
 
     async def act(api):
@@ -287,8 +292,8 @@ def test_new_weights_are_the_trainer_s(server, policy, way):
         await update(api, WAYS[way], weights, version)
         return await api.generate(turn()), await api.generate(turn()), await api.version()
 
-    first, cached, told = server.ask(act)
-    assert told == version and first.version_spans == [(version, 32)]
+    first, cached, message = server.ask(act)
+    assert message == version and first.version_spans == [(version, 32)]
     assert first.cached_tokens == 0 and cached.cached_tokens > 0
     assert max(policy.distance(PROMPT, first), policy.distance(PROMPT, cached)) < PARITY
 
@@ -308,12 +313,12 @@ def misshaped(weights):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lost, "1 weights did not come: model.layers.1.self_attn.k_proj.weight"),
+        (lost, "1 weights did not arrive: model.layers.1.self_attn.k_proj.weight"),
         (misnamed, "layers.7"),
         (misshaped, "63"),
     ],
 )
-def test_weights_that_do_not_fit_are_told_and_the_next_ones_load(server, policy, damage, words):
+def test_invalid_weights_are_reported_and_the_next_update_works(server, policy, damage, words):
     version, weights = policy.step()
 
     async def act(api):
@@ -326,7 +331,7 @@ def test_weights_that_do_not_fit_are_told_and_the_next_ones_load(server, policy,
     assert policy.distance(PROMPT, server.ask(act)) < PARITY
 
 
-def test_a_checksum_that_differs_is_told(server, policy):
+def test_a_wrong_checksum_is_reported(server, policy):
     weights = named_weights(policy.model)
 
     async def act(api, way):
@@ -335,7 +340,7 @@ def test_a_checksum_that_differs_is_told(server, policy):
         with pytest.raises(ServerError, match="no safetensors file"):
             await api.begin_update()
             await api.receive_folder("/nonsense", 1)
-        with pytest.raises(ServerError, match="is nothing that rebuilds a tensor"):
+        with pytest.raises(ServerError, match="does not rebuild a tensor"):
             await api.begin_update()
             await api.receive_tensors("Y29zCnN5c3RlbQou", 1)  # a pickle that names os.system
         assert await api.version() == policy.version
@@ -344,7 +349,7 @@ def test_a_checksum_that_differs_is_told(server, policy):
     server.ask(lambda api: act(api, WAYS["tensors"]))
 
 
-def test_an_update_that_a_dead_trainer_left_open_is_no_obstacle(server, policy):
+def test_an_update_of_a_dead_trainer_is_abandoned(server, policy):
     version, weights = policy.step()
 
     async def act(api):
@@ -355,7 +360,7 @@ def test_an_update_that_a_dead_trainer_left_open_is_no_obstacle(server, policy):
     assert policy.distance(PROMPT, server.ask(act)) < PARITY
 
 
-def test_a_trainer_that_leaves_a_broadcast_is_told_and_the_server_lives(server, policy):
+def test_an_interrupted_broadcast_is_reported_and_the_server_survives(server, policy):
     async def act(api):
         async with broadcast_group(api, seconds=5.0) as (group, name):
             await api.begin_update()
@@ -371,7 +376,7 @@ def test_a_trainer_that_leaves_a_broadcast_is_told_and_the_server_lives(server, 
     assert policy.distance(PROMPT, server.ask(act)) < PARITY
 
 
-def test_it_sleeps_and_wakes(server, policy):
+def test_the_server_sleeps_and_wakes(server, policy):
     """Without a GPU there is no memory to free, so the weights stay."""
 
     async def act(api):
@@ -385,7 +390,7 @@ def test_it_sleeps_and_wakes(server, policy):
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_requests_are_refused_with_words_and_the_server_lives(server):
+def test_invalid_requests_are_refused_and_the_server_survives(server):
     async def act(api):
         for request, words in [
             (turn([5, 10**6]), "1000000 is out of vocabulary"),
@@ -400,7 +405,7 @@ def test_wrong_requests_are_refused_with_words_and_the_server_lives(server):
     assert server.ask(act).finish == FinishReason.LENGTH
 
 
-def test_no_route_answers_without_the_token(server):
+def test_every_route_requires_the_token(server):
     with httpx.Client(base_url=server.url, trust_env=False) as client:
         known = {"Authorization": f"Bearer {server.place.token}"}
         paths = client.get("/openapi.json", headers=known).raise_for_status().json()["paths"]
@@ -412,12 +417,12 @@ def test_no_route_answers_without_the_token(server):
         assert client.get("/health", headers=known).status_code == 200
 
 
-def test_the_token_is_in_no_log_and_on_no_command_line(server):
+def test_the_token_is_not_on_a_command_line_or_in_a_log(server):
     assert server.place.token not in server.process.log.read_text()
     assert server.place.token not in subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
 
 
-def test_all_its_processes_listen_on_loopback_alone(server):
+def test_all_processes_listen_only_on_loopback(server):
     found = listeners(server.process.pid)
     assert found and all(address.is_loopback for address in found), found
 
@@ -428,14 +433,14 @@ class Recorder:
     def __init__(self):
         self.sent = []
 
-    async def ask(self, method, path, body=None, *, seconds, params=None):
+    async def request(self, method, path, body=None, *, seconds, params=None):
         assert seconds > 0
         self.sent.append((method, path, json.loads(json.dumps(body)), params or {}))
         answers = {"/weight_info": {"weight_version": "3"}, "/reset_prefix_cache": {"success": True}}
         return answers.get(path, {})
 
 
-async def say_everything(api: VllmApi):
+async def send_everything(api: VllmApi):
     """Call every method with everything that it can send."""
     await api.is_alive()
     full = SamplingParams(temperature=0.5, top_p=0.9, top_k=5, stop=("x",), stop_token_ids=(1,), seed=2**63)
@@ -449,17 +454,17 @@ async def say_everything(api: VllmApi):
     await api.receive_broadcast([TensorLayout("a", "float32", (1, 2))], "g", 1, "00")
     calls = [
         api.resume(), api.begin_update(), api.receive_folder("f", 1), api.receive_tensors("p", 1, "00"),
-        api.end_update(1), api.forget(), api.leave("g"), api.load_adapter("a", "f"), api.drop_adapter("a"),
+        api.end_update(1), api.drop_cache(), api.leave("g"), api.load_adapter("a", "f"), api.drop_adapter("a"),
         api.version(), api.sleep(), api.wake(),
     ]  # fmt: skip
     for call in calls:
         await call
 
 
-def test_whatever_is_sent_is_in_the_server_s_schema(server):
-    api = VllmApi(server.url, None, server.backend.settings)
-    api._http = recorder = Recorder()
-    asyncio.run(say_everything(api))
+def test_every_request_matches_the_schema_of_the_server(server):
+    recorder = Recorder()
+    api = VllmApi(server.url, None, server.backend.settings, recorder)
+    asyncio.run(send_everything(api))
     known = {"Authorization": f"Bearer {server.place.token}"}
     schema = httpx.get(f"{server.url}/openapi.json", headers=known, trust_env=False).json()
     assert len({path for _, path, _, _ in recorder.sent}) == 15

@@ -1,4 +1,4 @@
-"""A real vLLM server that cannot start says why."""
+"""A real vLLM server that cannot start reports the reason."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from tests.engines.real.installed import engine_python
 pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 
-def test_a_wrong_model_and_an_unknown_argument_are_told(tied_model, tmp_path):
+def test_a_wrong_model_and_an_unknown_argument_are_reported(tied_model, tmp_path):
     engine_python("vllm")
     starts = {
         "model": make_backend("vllm", tmp_path / "no-such-model"),
@@ -31,7 +31,7 @@ def test_a_wrong_model_and_an_unknown_argument_are_told(tied_model, tmp_path):
 
     try:
         assert all(code not in (0, None) for code in asyncio.run(ended()))
-        wrong_model, unknown_argument = (process.last_words() for process in processes)
+        wrong_model, unknown_argument = (process.error_line() for process in processes)
     finally:
         for process in processes:
             process.end(0.5)

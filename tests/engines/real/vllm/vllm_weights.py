@@ -19,13 +19,13 @@ _groups = count()
 
 
 async def update(api, send, weights, version, mode="continue", checksum=None):
-    """Pause, send, forget, go on."""
+    """Pause, send, drop the cache, resume."""
     await api.pause(mode)
     try:
         await api.begin_update()
         await send(api, weights, version, checksum)
         await api.end_update(version)
-        await api.forget()
+        await api.drop_cache()
     finally:
         await api.resume()
 

@@ -1,10 +1,10 @@
-"""The line of a log that tells best why a server died. The logs are parts of what the real engines said."""
+"""The line of a log that best explains why a server ended. The logs are parts of logs of the real engines."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.engines.server.words import is_port_taken, last_words
+from mtrl.engines.server.log_errors import error_line, is_port_taken
 
 LOGS = {
     "vllm: the engine's process fails and its parent follows": (
@@ -67,23 +67,23 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
 
 
 @pytest.mark.parametrize("case", LOGS)
-def test_the_cause_is_told(case):
+def test_the_line_with_the_cause_is_found(case):
     log, words = LOGS[case]
-    assert last_words(log) == words
+    assert error_line(log) == words
 
 
-def test_a_port_that_another_has_is_known_in_either_engines_words():
-    told = {case for case, (log, _) in LOGS.items() if is_port_taken(log)}
-    assert told == {"sglang: a port that another has"}
+def test_taken_ports_are_recognised_in_the_logs_of_both_engines():
+    message = {case for case, (log, _) in LOGS.items() if is_port_taken(log)}
+    assert message == {"sglang: a port that another has"}
     assert is_port_taken("OSError: [Errno 98] Address already in use")
 
 
-def test_what_was_long_ago_is_not_why_it_died():
-    assert last_words("torch.OutOfMemoryError: CUDA out of memory\n" + "a turn\n" * 1000) == "a turn"
+def test_old_lines_of_a_log_are_ignored():
+    assert error_line("torch.OutOfMemoryError: CUDA out of memory\n" + "a turn\n" * 1000) == "a turn"
 
 
 @given(st.text())
-def test_any_log_gives_one_short_clean_line(log):
-    told = last_words(log)
-    assert told.isprintable() and len(told) < 2000
-    assert bool(told) == any(line.strip() for line in log.splitlines()) or "\x1b" in log
+def test_any_log_yields_one_short_printable_line(log):
+    message = error_line(log)
+    assert message.isprintable() and len(message) < 2000
+    assert bool(message) == any(line.strip() for line in log.splitlines()) or "\x1b" in log

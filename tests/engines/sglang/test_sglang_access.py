@@ -1,4 +1,4 @@
-"""Where the stores of torch's rendezvous listen."""
+"""The addresses at which the stores of torch's rendezvous listen."""
 
 import socket
 from importlib import import_module
@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from mtrl.engines.server.process import free_port
-from mtrl.engines.sglang.loopback import meet_on_loopback
+from mtrl.engines.sglang.access import meet_on_loopback
 
 rendezvous = import_module("torch.distributed.rendezvous")  # the package has a function of this name
 
@@ -32,7 +32,7 @@ def meet(host, port, rank=0):
 
 
 def is_free(address, port):
-    """Whether nobody listens there: a listener at every address would be in the way."""
+    """Whether no process listens there; a listener at every address would conflict."""
     try:
         socket.create_server((address, port)).close()
     except OSError:
@@ -41,7 +41,7 @@ def is_free(address, port):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_store_at_a_loopback_host_listens_there_alone(made, host):
+def test_a_store_at_a_loopback_host_listens_only_there(made, host):
     port = free_port()
     store = meet(host, port)
     assert not is_free("127.0.0.1", port) and is_free("127.0.0.2", port)
@@ -50,7 +50,7 @@ def test_a_store_at_a_loopback_host_listens_there_alone(made, host):
     assert ["master_listen_fd" in options for options in made] == [True, False]
 
 
-def test_one_process_may_ask_for_the_same_store_twice(made):
+def test_a_store_may_be_opened_twice(made):
     port = free_port()
     first = meet("127.0.0.1", port)
     second = meet("127.0.0.1", port)
@@ -59,17 +59,17 @@ def test_one_process_may_ask_for_the_same_store_twice(made):
     assert is_free("127.0.0.2", port)
 
 
-def test_a_port_that_another_one_has_is_an_error_as_ever(made):
+def test_a_taken_port_is_an_error(made):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
         meet("127.0.0.1", taken.getsockname()[1])
 
 
-def test_a_store_for_other_machines_is_torchs_own(made):
+def test_a_store_for_other_machines_is_unchanged(made):
     meet("elsewhere", 1234)
     assert made[0]["is_master"] and "master_listen_fd" not in made[0]
 
 
-def test_another_torch_is_left_alone(monkeypatch):
+def test_a_torch_without_the_store_is_unchanged(monkeypatch):
     monkeypatch.delattr(rendezvous, "TCPStore")
     meet_on_loopback()
     assert not hasattr(rendezvous, "TCPStore")

@@ -1,5 +1,5 @@
-"""Makes SGLang's ranks meet at a loopback address, which only this machine can reach. This module runs inside the
-engine's environment: torch and the standard library only."""
+"""Who can reach an SGLang server: the token that every request must carry, and the loopback address at which the ranks
+meet. This module runs inside the engine's environment: torch and the standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ import socket
 from importlib import import_module
 from typing import Any
 
-from mtrl.utils.hosts import is_loopback
+from mtrl.utils.serving import is_loopback
+
+TOKEN = "MTRL_SERVER_TOKEN"
+"""Name of the environment variable that holds the token."""
+
+
+class Secret(str):
+    """A string whose `repr` is three stars, because SGLang logs all its settings, including API keys."""
+
+    def __repr__(self) -> str:
+        return "'***'"
 
 
 def meet_on_loopback() -> None:

@@ -1,4 +1,4 @@
-"""Sessions over engines that tests hold in their hands."""
+"""Sessions over engines that tests control."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ class WatchedEngine:
         return self.seen[sampling.seed][3]
 
 
-def says(codec, *texts):
+def replies(codec, *texts):
     """`answer` of an engine: these texts in turn, each closed by the stop token."""
     return lambda number: [*codec.encode(texts[number % len(texts)]), codec.stop_token_ids[0]]
 
@@ -70,7 +70,7 @@ def text(prompt, **fields):
 
 
 def wire(call):
-    """An answer as a client has it and hands it back."""
+    """An answer as a client receives it and sends it back."""
     return json.loads(json.dumps(wire_message(call.message)))
 
 

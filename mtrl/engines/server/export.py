@@ -1,4 +1,4 @@
-"""The weights that are sent to servers: whole weights, in the servers' precision."""
+"""The weights that are sent to servers: full weights, in the servers' precision."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mtrl.engines.server.model_folder import model_shapes
 from mtrl.errors import UserError
 
 
-class Outgoing(Protocol):
+class WeightExport(Protocol):
     """Converts the tensors that the trainer trains to the weights that servers load."""
 
     def __call__(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole weights by the names of a checkpoint, each with its own memory or with that of `trained`."""
+        """Return full weights by the names of a checkpoint. A tensor may share its memory with one of `trained`."""
 
 
-class Whole:
-    """An `Outgoing` for a trainer that trains whole weights: only their precision changes.
+class FullWeights:
+    """A `WeightExport` for a trainer that trains full weights: only their precision changes.
 
     Their names and shapes must be those of the model that the servers started with. Engines treat other weights
     differently: SGLang ignores names that it does not know, and ends itself at a wrong shape.
@@ -38,26 +38,28 @@ class Whole:
         """
         if self._shapes is None:
             self._shapes = model_shapes(self._model)
-        if self._shapes and (odd := _differences({n: tuple(v.shape) for n, v in trained.items()}, self._shapes)):
+        if self._shapes and (
+            differences := _differences({n: tuple(v.shape) for n, v in trained.items()}, self._shapes)
+        ):
             raise UserError(
-                f"model.path={self._model}: the trainer's weights have other names or shapes than its files, which "
-                f"servers load by ({odd}); take generator.backend=local for this model"
+                f"model.path={self._model}: the trainer's weights have other names or shapes than its files, from "
+                f"which servers load them ({differences}); use generator.backend=local for this model"
             )
         return {name: in_precision(value.detach(), self._dtype) for name, value in trained.items()}
 
 
 def _differences(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> str:
     """Describe up to three differences; empty where there are none."""
-    odd = [
-        *(f"{name} is not in them" for name in ours.keys() - theirs.keys()),
-        *(f"{name} is in them alone" for name in theirs.keys() - ours.keys()),
+    differences = [
+        *(f"{name} is missing in the files" for name in ours.keys() - theirs.keys()),
+        *(f"{name} is only in the files" for name in theirs.keys() - ours.keys()),
         *(
-            f"{name} is {ours[name]}, there {theirs[name]}"
+            f"{name} is {ours[name]}, in the files {theirs[name]}"
             for name in ours.keys() & theirs
             if ours[name] != theirs[name]
         ),
     ]
-    return "; ".join(sorted(odd)[:3])
+    return "; ".join(sorted(differences)[:3])
 
 
 def in_precision(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""The last words of a server: the line of its log that best explains why it died."""
+"""The line of a server's log that best explains why the server ended."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import takewhile
 
 from mtrl.utils.text import one_line
 
-SHOWN = 400
-"""Maximum length of the last words, in characters."""
-LATELY = 400
+MAX_CHARACTERS = 400
+"""Maximum length of the line, in characters."""
+MAX_LINES = 400
 """Number of lines at the end of a log that are searched; the tracebacks of an engine's processes are long."""
-BELOW = 2
+MAX_INDENTED = 2
 """Maximum number of indented lines below the found line that are included (as in pydantic's messages)."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -23,7 +23,7 @@ PREFIX = re.compile(
     r")+"
 )
 """Prefixes that loggers of engines put before a line."""
-TELLING = re.compile(
+KNOWN_CAUSE = re.compile(
     r"out of memory|cannot allocate memory|no space left on device|address already in use|less than desired"
     r"|unrecognized arguments|ambiguous option|cannot start ",
     re.IGNORECASE,
@@ -41,23 +41,23 @@ CONSEQUENCE = re.compile(
 """Pattern of lines about exceptions that are consequences of others."""
 
 
-def last_words(log: str) -> str:
+def error_line(log: str) -> str:
     """Return one clean line of a log that best explains an error; empty where the log is empty.
 
     A line with a known cause has the highest priority, then an exception that is not a consequence of another, then any
     exception, then any line. The last line of the highest priority is returned, with the indented lines below it.
     """
-    lines = [line for line in map(_bare, log.splitlines()) if line][-LATELY:]
+    lines = [line for line in map(_bare, log.splitlines()) if line][-MAX_LINES:]
     kinds: tuple[Callable[[str], object], ...] = (
-        lambda line: TELLING.search(line) and not CONSEQUENCE.search(line),
+        lambda line: KNOWN_CAUSE.search(line) and not CONSEQUENCE.search(line),
         lambda line: EXCEPTION.search(line) and not CONSEQUENCE.search(line),
         EXCEPTION.search,
         bool,
     )
-    for is_it in kinds:
-        if found := [number for number, line in enumerate(lines) if is_it(line)]:
-            below = takewhile(lambda line: line[0] == " ", lines[found[-1] + 1 : found[-1] + 1 + BELOW])
-            return one_line(" ".join(" ".join([lines[found[-1]], *below]).split()), SHOWN)
+    for matches in kinds:
+        if found := [number for number, line in enumerate(lines) if matches(line)]:
+            below = takewhile(lambda line: line[0] == " ", lines[found[-1] + 1 : found[-1] + 1 + MAX_INDENTED])
+            return one_line(" ".join(" ".join([lines[found[-1]], *below]).split()), MAX_CHARACTERS)
     return ""
 
 

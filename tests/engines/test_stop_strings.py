@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from mtrl.engines.local.stops import StopStrings, span
+from mtrl.engines.local.batch import StopStrings, span
 
 STOPS = ["</a>", "user", "é", "aé", "日本", "\n", "o ", " ", "\ufffd", "w", "", "<|im_end|>", "ll", ". "]
 
@@ -21,7 +21,7 @@ def in_pieces():
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
-def test_a_row_ends_at_the_token_that_completes_a_stop_string(kind, chatml_tokenizer):
+def test_a_turn_ends_at_the_token_that_completes_a_stop_string(kind, chatml_tokenizer):
     tokenizer = chatml_tokenizer if kind == "bytes" else in_pieces()
     spelt = [tokenizer.encode(text, add_special_tokens=False) for text in ("</a>", "user", "é日本", "o \n", "hello")]
     ids = st.integers(0, len(tokenizer) - 1)
@@ -42,7 +42,7 @@ def test_a_row_ends_at_the_token_that_completes_a_stop_string(kind, chatml_token
     check()
 
 
-def test_most_tokens_are_told_by_their_own_text(chatml_tokenizer):
+def test_most_tokens_are_decided_by_their_own_text(chatml_tokenizer):
     stops, texts = StopStrings(chatml_tokenizer), ("</sql>", "</a>")
     ids = {text: chatml_tokenizer.encode(text, add_special_tokens=False) for text in ("a", ">", "é")}
     assert not stops.may_complete(ids["a"][-1], texts) and stops.may_complete(ids[">"][-1], texts)

@@ -3,7 +3,7 @@ import weakref
 
 import pytest
 
-from mtrl.utils.garbage import settled
+from mtrl.utils.process import settled
 
 
 class Node:
@@ -11,25 +11,25 @@ class Node:
         self.me = self
 
 
-def test_what_exists_stays_and_what_comes_later_is_collected():
+def test_only_later_objects_are_collected():
     before = gc.get_threshold()
     old = Node()
-    kept = weakref.ref(old)
+    stored = weakref.ref(old)
     with settled():
         del old
         new = Node()
-        gone = weakref.ref(new)
+        collected = weakref.ref(new)
         del new
         gc.collect()
-        assert gone() is None
-        assert kept() is not None
+        assert collected() is None
+        assert stored() is not None
         assert gc.get_freeze_count() > 0
     gc.collect()
-    assert kept() is None
+    assert stored() is None
     assert gc.get_threshold() == before and gc.get_freeze_count() == 0
 
 
-def test_an_error_leaves_nothing_behind():
+def test_settings_are_restored_after_an_error():
     before = gc.get_threshold()
     with pytest.raises(ZeroDivisionError), settled():
         1 / 0  # noqa: B018

@@ -6,19 +6,19 @@ import time
 
 
 def guess(row, client):
-    """Asks until the policy says the answer, and is paid for that."""
-    messages, asked = list(row["prompt"]), 0
-    while asked < row.get("calls", 3):
+    """Call the policy until it gives the answer; the reward is 1 for the answer."""
+    messages, requested = list(row["prompt"]), 0
+    while requested < row.get("calls", 3):
         message = client.chat(messages)
-        asked += 1
+        requested += 1
         if message["content"] == row["ground_truth"]["answer"]:
-            return {"reward": 1.0, "metrics": {"asked": asked}}
+            return {"reward": 1.0, "metrics": {"asked": requested}}
         messages += [message, {"role": "user", "content": "no"}]
     return 0.0
 
 
 async def aguess(row, client):
-    """The same, async."""
+    """`guess`, async."""
     messages = list(row["prompt"])
     for _ in range(row.get("calls", 3)):
         message = await client.achat(messages)
@@ -28,36 +28,36 @@ async def aguess(row, client):
     return 0.0
 
 
-def never_asks(row, client):
+def never_calls(row, client):
     return 1.0
 
 
-def breaks_at_once(row, client):
+def fails_at_once(row, client):
     raise LookupError("no such tool")
 
 
-def breaks(row, client):
+def fails(row, client):
     client.chat(row["prompt"])
     raise LookupError("no such tool")
 
 
-def unpaid(row, client):
+def returns_no_reward(row, client):
     client.chat(row["prompt"])
 
 
-def says_it_failed(row, client):
+def reports_failure(row, client):
     client.chat(row["prompt"])
     return {"status": "error", "error": "no disk"}
 
 
-def pays_per_turn(row, client):
+def rewards_per_turn(row, client):
     messages = list(row["prompt"])
     for _ in range(3):
         messages += [client.chat(messages), {"role": "user", "content": "go on"}]
     return row["rewards"]
 
 
-def asks_without_end(row, client):
+def calls_forever(row, client):
     messages = list(row["prompt"])
     while True:
         messages += [client.chat(messages), {"role": "user", "content": "go on and on"}]
@@ -78,7 +78,7 @@ async def blocks(row, client):
 
 
 class Together:
-    """Counts who plays at once."""
+    """Counts concurrent episodes."""
 
     def __init__(self):
         self.now, self.most, self.lock = 0, 0, threading.Lock()

@@ -16,34 +16,34 @@ from mtrl.engines.server.api import Json, Rendezvous, ServerError, TensorLayout,
 from mtrl.types import FinishReason
 from mtrl.utils.text import one_line
 
-FIRST = "default"
+INITIAL_VERSION = "default"
 """SGLang's weight version of a server that was started without `--weight-version`."""
 
 
-def turn_words(request: TurnRequest, rid: str, seed: int | None) -> Json:
+def turn_body(request: TurnRequest, rid: str, seed: int | None) -> Json:
     """Return the body of `/generate`.
 
     Args:
         rid: name of the request on the server.
         seed: seed of the turn; None where the server draws from one random stream.
     """
-    words: Json = {
+    body: Json = {
         "rid": rid,
         "input_ids": list(request.prompt),
-        "sampling_params": sampling_words(request.sampling, request.max_tokens, seed),
+        "sampling_params": sampling_body(request.sampling, request.max_tokens, seed),
         "return_logprob": True,
     }
     if request.cache_salt is not None:
-        words["extra_key"] = request.cache_salt
+        body["extra_key"] = request.cache_salt
     if request.adapter is not None:
-        words["lora_path"] = request.adapter  # SGLang takes the adapter's name here
-    return words
+        body["lora_path"] = request.adapter  # SGLang takes the adapter's name here
+    return body
 
 
-def sampling_words(sampling: SamplingParams, max_tokens: int, seed: int | None) -> Json:
+def sampling_body(sampling: SamplingParams, max_tokens: int, seed: int | None) -> Json:
     """Return SGLang's sampling parameters. With `stop_token_ids`, SGLang also ends a turn at the model's own end token;
     without them, no token ends a turn."""
-    words: Json = {
+    body: Json = {
         "max_new_tokens": max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -55,15 +55,15 @@ def sampling_words(sampling: SamplingParams, max_tokens: int, seed: int | None) 
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
     }
-    return words if seed is None else {**words, "sampling_seed": seed}
+    return body if seed is None else {**body, "sampling_seed": seed}
 
 
-def folder_words(folder: str) -> Json:
+def folder_body(folder: str) -> Json:
     """Return the body of `/update_weights_from_disk`."""
     return {"model_path": folder, "flush_cache": False}
 
 
-def rendezvous_words(rendezvous: Rendezvous) -> Json:
+def rendezvous_body(rendezvous: Rendezvous) -> Json:
     """Return the body of `/init_weights_update_group`."""
     return {
         "master_address": rendezvous.host,
@@ -75,7 +75,7 @@ def rendezvous_words(rendezvous: Rendezvous) -> Json:
     }
 
 
-def broadcast_words(layouts: Sequence[TensorLayout], group: str) -> Json:
+def broadcast_body(layouts: Sequence[TensorLayout], group: str) -> Json:
     """Return the body of `/update_weights_from_distributed`, for one broadcast of the bytes of all tensors."""
     return {
         "names": [layout.name for layout in layouts],
@@ -87,13 +87,13 @@ def broadcast_words(layouts: Sequence[TensorLayout], group: str) -> Json:
     }
 
 
-def tensor_words(payload: str, workers: int) -> Json:
+def tensor_body(payload: str, workers: int) -> Json:
     """Return the body of `/update_weights_from_tensor`: every worker receives the same payload and takes its part of
     the tensors."""
     return {"serialized_named_tensors": [payload] * workers, "flush_cache": False}
 
 
-def version_words(version: int) -> Json:
+def version_body(version: int) -> Json:
     """Return the body of `/update_weight_version`, which aborts every request by default."""
     return {"new_version": str(version), "abort_all_requests": False}
 
@@ -111,24 +111,24 @@ def read_turn(answer: Any, url: str) -> Generation:
         if ids != answer["output_ids"]:
             raise ValueError("output_ids are not those of output_token_logprobs")
         if not all(map(math.isfinite, logprobs)):
-            raise ValueError("a log-prob is no finite number")
+            raise ValueError("a log-prob is not a finite number")
         finish = FinishReason(meta["finish_reason"]["type"])
         return Generation(ids, logprobs, finish, _spans(meta, len(ids)), int(meta.get("cached_tokens") or 0))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ServerError(f"{url}: the answer is no turn ({one_line(f'{type(error).__name__}: {error}')})") from None
+        raise ServerError(f"{url}: the answer is not a turn ({one_line(f'{type(error).__name__}: {error}')})") from None
 
 
-def read_version(said: Any, url: str) -> int:
+def read_version(version: Any, url: str) -> int:
     """Return the policy version for the server's name of its weights.
 
     Raises:
         ServerError: the name is not a policy version.
     """
-    if said == FIRST:
+    if version == INITIAL_VERSION:
         return 0
-    if isinstance(said, str) and said.isascii() and said.isdigit():
-        return int(said)
-    raise ServerError(f"{url}: its weights have the version {one_line(said, 60)!r}, which is no policy version")
+    if isinstance(version, str) and version.isascii() and version.isdigit():
+        return int(version)
+    raise ServerError(f"{url}: its weights have the version {one_line(version, 60)!r}, which is not a policy version")
 
 
 def read_loads(answer: Any, url: str) -> tuple[int, int]:
@@ -143,14 +143,14 @@ def read_loads(answer: Any, url: str) -> tuple[int, int]:
             int(load["num_waiting_reqs"]) for load in loads
         )
     except (LookupError, TypeError, ValueError):
-        raise ServerError(f"{url}: the answer tells no load ({one_line(answer)})") from None
+        raise ServerError(f"{url}: the answer reports no load ({one_line(answer)})") from None
 
 
 def _spans(meta: Json, tokens: int) -> list[tuple[int, int]]:
     """Return the `(policy version, tokens)` runs of a turn. Old servers report only the version at its end."""
     if not tokens:
         return []
-    said = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": tokens}]
-    spans = [(read_version(span["version"], "weight_versions"), int(span["end"]) - int(span["start"])) for span in said]
-    grouped = groupby((span for span in spans if span[1]), key=lambda span: span[0])
+    spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": tokens}]
+    runs = [(read_version(span["version"], "weight_versions"), int(span["end"]) - int(span["start"])) for span in spans]
+    grouped = groupby((run for run in runs if run[1]), key=lambda run: run[0])
     return [(version, sum(count for _, count in group)) for version, group in grouped]
