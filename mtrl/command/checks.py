@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from mtrl.algorithms.registry import CORRECTIONS, ESTIMATORS, KL_ESTIMATORS, LOSSES, REDUCTIONS, Registry
 from mtrl.command.agent_checks import check_agent
 from mtrl.command.algorithm_checks import check_algorithm
-from mtrl.command.engine_checks import check_engines
+from mtrl.command.engine_checks import check_engines, check_sampling
 from mtrl.command.hints import hints
 from mtrl.command.plugins import import_plugins
 from mtrl.command.runs import holds_run
@@ -30,7 +31,7 @@ from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import OptimizerConfig
 from mtrl.engines.endpoints.budget import check_spending
-from mtrl.errors import UserError
+from mtrl.errors import UserError, missing_extra
 from mtrl.utils.functions import load_function
 
 
@@ -46,6 +47,17 @@ def check(cfg: DictConfig) -> list[str]:
     """
     warnings = [warning for part in _PARTS for warning in part(cfg) or ()]
     return [*warnings, *hints(cfg)]
+
+
+def check_training(cfg: DictConfig) -> None:
+    """Check the settings that only training reads.
+
+    Raises:
+        UserError: training samples from a part of the distribution, or a package that it needs is not installed.
+    """
+    check_sampling(cfg)
+    if cfg.model.lora_rank and find_spec("peft") is None:  # checked here, so that it fails before the model loads
+        raise missing_extra("peft", "lora")
 
 
 def _backend(cfg: DictConfig) -> None:

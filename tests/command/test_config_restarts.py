@@ -1,8 +1,10 @@
 """`torchrun --max-restarts`: a later attempt goes on in the folder of the one before."""
 
+import sys
+import types
+
 import pytest
 
-from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.main import prepare
 from mtrl.utils import launch
@@ -10,14 +12,17 @@ from mtrl.utils import launch
 
 @pytest.fixture
 def attempt(tmp_path, monkeypatch):
-    """`attempt(…)` composes as the next attempt of one launch; returns the folder and what is resumed."""
+    """`attempt(…)` trains as the next attempt of one launch; returns the folder and what is resumed."""
+    trained = []
+    stand_in = types.SimpleNamespace(train=lambda cfg, hooks: trained.append(cfg) or {})
+    monkeypatch.setitem(sys.modules, "mtrl.trainer.run", stand_in)
     monkeypatch.chdir(tmp_path)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}.items():
         monkeypatch.setenv(name, value)
 
     def attempt(*words):
-        cfg = compose(prepare(words))  # twice, as the program does
-        return cfg.run_dir, cfg.resume
+        prepare(words)()
+        return trained[-1].run_dir, trained[-1].resume
 
     return attempt
 

@@ -7,7 +7,7 @@ import pytest
 from sweeps import ROOT
 
 from mtrl.config.overrides import normalise
-from mtrl.sweep.choices import names_sweep, typed_out
+from mtrl.sweep.run import names_sweep, typed_out
 
 LINES = [
     line

@@ -110,7 +110,9 @@ def test_a_job_that_its_scheduler_starts_again_resumes(trained, tmp_path, monkey
         return begin(number, *rest)
 
     start = Outcome.begin(0, ["seed=0"], "success_after", "maximize")
-    monkeypatch.setattr("mtrl.main.check_jobs", lambda overrides, args: start.write(tmp_path / "sweep/0") or "sweep")
+    monkeypatch.setattr(
+        "mtrl.main.check_jobs", lambda overrides, config_dir: start.write(tmp_path / "sweep/0") or "sweep"
+    )
     monkeypatch.setattr(Outcome, "begin", begun_before)
     main_module.cli(["-m", "seed=0", "run_dir=sweep"])
     assert [cfg.resume for cfg in trained.cfgs] == ["latest"]
@@ -132,7 +134,7 @@ def test_what_is_not_installed_is_named_with_its_extra(trained, monkeypatch, cap
     launchers = store.repo["hydra"]["launcher"]
     left = {name: node for name, node in launchers.items() if not name.startswith(("joblib", "submitit"))}
     monkeypatch.setitem(store.repo["hydra"], "launcher", left)
-    monkeypatch.setattr("mtrl.sweep.choices.find_spec", lambda name: None)
+    monkeypatch.setattr("mtrl.sweep.run.find_spec", lambda name: None)
     assert status_of(*words, "run_dir=sweep") == 2
     assert capsys.readouterr().err.endswith("is not installed; install it with: pip install 'mtrl-agents[sweep]'\n")
     assert trained.cfgs == []

@@ -9,10 +9,10 @@ from sweeps import ROOT, make_job
 from mtrl.config.overrides import normalise
 from mtrl.errors import UserError
 from mtrl.sweep.__main__ import main
-from mtrl.sweep.choices import names_sweep, typed_out
 from mtrl.sweep.outcome import JOB, read_outcome
 from mtrl.sweep.report import read_sweep
-from mtrl.sweep.table import again, rounded
+from mtrl.sweep.run import names_sweep, typed_out
+from mtrl.sweep.table import resume_command, rounded
 
 
 def made(folder, direction="maximize"):
@@ -115,7 +115,7 @@ def test_only_long_fractions_are_rounded(typed, shown):
 def test_the_command_that_goes_on_has_all_that_was_typed():
     words = ["--config-dir", "my groups", "-m", "seed=1,2", "run_dir=old", "resume=none"]
     told = "python -m mtrl.main --config-dir 'my groups' -m seed=1,2 run_dir=sweep resume=latest"
-    assert again(words, "sweep") == told
+    assert resume_command(words, "sweep") == told
 
 
 def test_an_outcome_is_read_from_its_folder_only(tmp_path):
