@@ -25,9 +25,9 @@ from omegaconf import DictConfig
 
 from mtrl.command.compose import CONF, VERSION_BASE, merge_with_hydra, without_hydra
 from mtrl.command.help import help_text
+from mtrl.command.program import import_from_here, one_sentence, refuse
 from mtrl.command.runs import has_default_run_dir, reserve
 from mtrl.config.config_dir import check_folders, check_primary, own_folders
-from mtrl.config.messages import one_sentence, refuse
 from mtrl.config.overrides import dashed, normalise, quoted
 from mtrl.errors import EndedAtOnce, UserError
 from mtrl.sweep.job import job
@@ -42,8 +42,7 @@ READ_IN_A_RUN = ("hydra.searchpath", "hydra.verbose", "hydra.job_logging", "hydr
 def cli(argv: Sequence[str] | None = None) -> None:
     """Run the command: train, sweep, or print help or the configuration."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises the error; mtrl prints the message
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # for environment.target=my_package.MyEnv
+    import_from_here()
     words = sys.argv[1:] if argv is None else argv
     with one_sentence():
         try:

@@ -6,7 +6,7 @@ from mtrl.agents.callable import CallableRunner
 from mtrl.agents.program import ProgramRunner
 from mtrl.agents.remote import RemoteRunner
 from mtrl.agents.runner import Runner
-from mtrl.config.agent_schema import AgentConfig
+from mtrl.config.engine_schema import AgentConfig
 from mtrl.utils.functions import load_function
 
 

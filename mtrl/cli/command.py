@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if text is None:
             module, rest = find(words)
     except UserError as error:
-        from mtrl.config.messages import refuse  # imports Hydra, which no other line here needs
+        from mtrl.command.program import refuse  # imports Hydra, which no other line here needs
 
         refuse(str(error))
     if text is not None:

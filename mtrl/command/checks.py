@@ -19,20 +19,21 @@ from mtrl.command.agent_checks import check_agent
 from mtrl.command.algorithm_checks import check_algorithm
 from mtrl.command.engine_checks import check_engines, check_sampling
 from mtrl.command.hints import hints
-from mtrl.command.plugins import import_plugins
 from mtrl.command.runs import holds_run
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
 from mtrl.config import keys
-from mtrl.config.bounds import check_bounds, check_choices
 from mtrl.config.choices import WITH_TORCH
-from mtrl.config.messages import did_you_mean, unknown_choice
+from mtrl.config.messages import check_values, did_you_mean, unknown_choice
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import OptimizerConfig
 from mtrl.engines.endpoints.budget import check_spending
 from mtrl.errors import UserError, missing_extra
 from mtrl.utils.functions import load_function
+from mtrl.utils.reasons import reason
+
+REGISTRIES = (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS)
 
 
 def check(cfg: DictConfig) -> list[str]:
@@ -81,9 +82,36 @@ def _plugins(cfg: DictConfig) -> None:
     import_plugins(cfg.plugins)
 
 
-def _choices(cfg: DictConfig) -> None:
-    check_choices(cfg)
-    for registry in (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS):
+def import_plugins(modules: Sequence[str]) -> None:
+    """Import the modules, in order; a module that is already imported is not imported again.
+
+    Raises:
+        UserError: a module cannot be imported, for any reason.
+    """
+    if not modules:
+        return
+    from mtrl.utils.process_guard import import_guarded  # imports asyncio, which --help does not need
+
+    _register_built_in()
+    for module in modules:
+        try:
+            import_guarded(module)
+        except Exception as error:
+            is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+            fix = "write package.module, of the folder where you start or installed" if is_absent else "mend the module"
+            raise UserError(f"plugins=[{module}] cannot be imported ({reason(error)}); {fix}") from error
+
+
+def _register_built_in() -> None:
+    """Register the built-in functions first, so that a plugin that uses one of their names gets an error."""
+    from mtrl.rewards.shaping import SHAPINGS
+
+    for registry in (*REGISTRIES, SHAPINGS):
+        registry.names()
+
+
+def _registered(cfg: DictConfig) -> None:
+    for registry in REGISTRIES:
         _function(registry, OmegaConf.select(cfg, registry.key))
 
 
@@ -110,6 +138,23 @@ def _model(cfg: DictConfig) -> None:
         )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.model.device):
         raise UserError(f"model.device={cfg.model.device} is not known; choose auto, cpu, cuda or cuda:N")
+
+    tiny = cfg.model.tiny
+    if cfg.model.name == "tiny" and (tiny.hidden_size // tiny.heads < 2 or tiny.hidden_size // tiny.heads % 2):
+        raise UserError(
+            f"model.tiny.hidden_size={tiny.hidden_size} and model.tiny.heads={tiny.heads} give each head a size of "
+            f"{tiny.hidden_size // tiny.heads}, and rotary positions need an even size; set model.tiny.hidden_size="
+            f"{2 * tiny.heads * max(1, tiny.hidden_size // (2 * tiny.heads))}"
+        )
+
+
+def _warm_start(cfg: DictConfig) -> None:
+    band = cfg.model.warm_start.success_band
+    if len(band) != 2 or not 0 <= band[0] <= band[1] <= 1:
+        raise UserError(
+            f"model.warm_start.success_band={keys.typed(list(band))} must be two numbers from 0 to 1, the lower limit "
+            "first; write [0.3,0.5]"
+        )
 
 
 def _data(cfg: DictConfig) -> None:
@@ -242,10 +287,11 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_secrets,
     _local_folders,
     _plugins,
-    _choices,
-    check_bounds,
+    check_values,
+    _registered,
     _parent,
     _model,
+    _warm_start,
     _data,
     _batches,
     _optimizers,

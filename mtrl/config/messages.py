@@ -1,14 +1,13 @@
-"""Error messages for wrong configurations, one sentence each, for errors of mtrl, Hydra and OmegaConf."""
+"""Errors of a wrong configuration, one sentence each: its keys, its values, and errors of Hydra and OmegaConf."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
     InterpolationResolutionError,
@@ -19,35 +18,28 @@ from yaml import YAMLError
 
 from mtrl.config import foreign, keys
 from mtrl.config.dialects import SECTIONS
-from mtrl.errors import UserError, missing_extra, unwritable
+from mtrl.errors import UserError, missing_extra
 
 ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/launch_managed_rl.py"}
 """Sections of a job that starts a run elsewhere -> the program that takes them, besides the settings of the run."""
 
 
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Context for entry points: print a `UserError` or an error of Hydra to stderr as one sentence, and exit with
-    status 2."""
-    try:
-        yield
-    except UserError as error:
-        sentence = str(error)
-    except HydraException as error:
-        sentence = str(explain(error))
-    except Exception as error:
-        if (said := unwritable(error)) is None:
-            raise
-        sentence = said
-    else:
-        return
-    refuse(sentence)
+def check_values(cfg: DictConfig) -> None:
+    """Check each value against the bound or the words that the schema declares for its key.
 
-
-def refuse(sentence: str) -> NoReturn:
-    """Print the sentence to stderr and exit with status 2."""
-    print(sentence, file=sys.stderr)
-    raise SystemExit(2)
+    Raises:
+        UserError: a value does not fit; the message names the key, the value, and what the key takes.
+    """
+    for path, key in keys.all_keys().items():
+        value = OmegaConf.select(cfg, path) if key.bound or key.choices else None
+        if value is None:
+            continue
+        if value in key.refused:
+            raise UserError(f"{path}={value} {key.refused[value]}")
+        if key.choices and value not in key.choices:
+            raise unknown_choice(path, value, key.choices)
+        if key.bound and (broken := key.bound.broken_by(value)):
+            raise UserError(f"{path}={value} must be {broken}{f' ({key.bound.why})' if key.bound.why else ''}")
 
 
 def unknown_key(path: str, value: str | None = None, where: str = "") -> UserError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from mtrl.command.plugins import import_plugins
+from mtrl.command.checks import import_plugins
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.preflight.context import Context

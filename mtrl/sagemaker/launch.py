@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 from mtrl.sagemaker.job import dry_run, plan, submit
 
 HELP = """python scripts/launch_sagemaker.py [OVERRIDES OF mtrl.main] sagemaker.KEY=VALUE ...

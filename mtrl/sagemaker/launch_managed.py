@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 from mtrl.sagemaker.managed import dry_run, plan, submit
 
 HELP = """python scripts/launch_managed_rl.py [OVERRIDES OF mtrl.main] managed.KEY=VALUE ...

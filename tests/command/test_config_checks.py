@@ -51,6 +51,19 @@ REFUSED = [
         "trainer.fsdp.replicas=2 does not divide the number of ranks, 1; set it to 1, or let torchrun start a multiple "
         "of it",
     ),
+    *(
+        (
+            [f"model.warm_start.success_band={band}"],
+            f"model.warm_start.success_band={seen} must be two numbers from 0 to 1, the lower limit first; write "
+            "[0.3,0.5]",
+        )
+        for band, seen in (("[0.5,0.3]", "[0.5,0.3]"), ("[30,50]", "[30.0,50.0]"), ("[0.5]", "[0.5]"))
+    ),
+    (
+        ["model.tiny.hidden_size=100"],
+        "model.tiny.hidden_size=100 and model.tiny.heads=4 give each head a size of 25, and rotary positions need an "
+        "even size; set model.tiny.hidden_size=96",
+    ),
     (["async_config.on_stale=drop"], "async_config.on_stale=drop is not known; choose one of wait, requeue"),
     (
         ["trainer.mini_batches=3"],
@@ -101,7 +114,7 @@ REFUSED = [
         ["evaluation.split=tset"],
         "evaluation.split=tset is not known; did you mean test? Choose one of test, validation, train",
     ),
-    (["evaluation.confidence=95"], "evaluation.confidence=95.0 must be between 0 and 1 (0.95 is the usual level)"),
+    (["evaluation.confidence=95"], "evaluation.confidence=95.0 must be below 1 (0.95 is the usual level)"),
     (
         ["evaluation.rows=0", "evaluation.sampled_rows=0"],
         "evaluation.rows=0 must be at least 1 (every evaluation plays them, greedily)",

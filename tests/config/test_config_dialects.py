@@ -7,7 +7,6 @@ from functools import cache
 from itertools import product
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig, OmegaConf
@@ -97,12 +96,13 @@ def plain() -> DictConfig:
 
 
 def composed(words: list[str]) -> DictConfig:
-    """What `compose` makes, without reading the files of all groups again where no other group is chosen."""
+    """Return the configuration that `compose` makes, without reading the files of all groups again where no other group is chosen."""
     overrides = OverridesParser.create().parse_overrides(normalise(words))
     if any((CONF / override.key_or_group).is_dir() for override in overrides):
         return compose(words)
     cfg = deepcopy(plain())
-    ConfigLoaderImpl._apply_overrides_to_config(overrides, cfg)
+    for override in overrides:
+        OmegaConf.update(cfg, override.key_or_group, override.value(), force_add=override.is_force_add())
     settle(cfg)
     check(cfg)
     return cfg
@@ -113,7 +113,12 @@ NOT_HERE = (
     *("nothing to compare", "has only environment with a weight"),
     *("leaves no room for a prompt", "model=hf needs model.path", "does not divide the number of ranks"),
     *("counts the mismatch twice", "leaves algorithm.loss_fn=decoupled_ppo nothing to decouple"),
-    *("is not what algorithm.advantage_method=turn_rloo has", "a cost needs input and output", "in USD per million"),
+    *(
+        "is not what algorithm.advantage_method=turn_rloo has",
+        "rotary positions",
+        "a cost needs input and output",
+        "in USD per million",
+    ),
 )
 """Refusals of what is right by itself: a file, run or engine that this machine lacks, and settings that need another
 one, which the refusal names."""
