@@ -149,7 +149,7 @@ def test_a_model_without_a_task_is_told_to_name_its_recipe(tmp_path, monkeypatch
     with pytest.raises(UserError) as caught:
         MultiTurnRLEvaluator(model=model, dataset="rows.parquet")
     said = str(caught.value)
-    assert said.startswith(f"model={model} is not of a run, so it brings no task that it could play; give recipe=NAME")
+    assert said.startswith(f"model={model} does not belong to a run, so it has no task; give recipe=NAME")
     assert "gsm8k" in said and "evaluation.model" not in said and not list(tmp_path.iterdir())
     for named in ({"recipe": "sop"}, {"overrides": {"experiment": "sop"}}):
         command = MultiTurnRLEvaluator(model=model, **named).command

@@ -98,7 +98,7 @@ def import_plugins(modules: Sequence[str]) -> None:
             import_guarded(module)
         except Exception as error:
             is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-            fix = "write package.module, of the folder where you start or installed" if is_absent else "mend the module"
+            fix = "write package.module, from the current folder or installed" if is_absent else "correct the module"
             raise UserError(f"plugins=[{module}] cannot be imported ({reason(error)}); {fix}") from error
 
 
@@ -128,7 +128,7 @@ def _function(registry: Registry, value: str) -> None:
 
 def _parent(cfg: DictConfig) -> None:
     if cfg.parent is not None and not holds_run(Path(cfg.parent)):
-        raise UserError(f"parent={cfg.parent} is no run; name the folder of the run that this one changes")
+        raise UserError(f"parent={cfg.parent} is no run; name the folder of the run that this run changes")
 
 
 def _model(cfg: DictConfig) -> None:
@@ -199,10 +199,10 @@ def _evaluation(cfg: DictConfig) -> None:
     samples, values = cfg.evaluation.samples_per_row, list(cfg.evaluation.pass_k_values)
     for k in values:
         if not 1 <= k <= samples:
-            said = (
+            reason = (
                 f"evaluation.pass_k_values={keys.typed(values)} must lie from 1 to evaluation.samples_per_row={samples}"
             )
-            raise UserError(f"{said}; leave {k} out" + (f", or set evaluation.samples_per_row={k}" if k > 1 else ""))
+            raise UserError(f"{reason}; leave {k} out" + (f", or set evaluation.samples_per_row={k}" if k > 1 else ""))
 
 
 def _trackers(cfg: DictConfig) -> list[str]:
@@ -231,8 +231,8 @@ def _replaced(cfg: DictConfig) -> list[str]:
     with open_dict(environment.config):
         for key in theirs:
             del environment.config[key]
-    told = ", ".join(f"environment.config.{key}" for key in theirs)
-    return [f"{told} is left out: {environment.target} does not take what environment.name={environment.name} does"]
+    removed = ", ".join(f"environment.config.{key}" for key in theirs)
+    return [f"{removed} is left out: {environment.target} does not take what environment.name={environment.name} does"]
 
 
 def _fits(cfg: DictConfig, keys_of_config: dict[Any, Any]) -> bool:
@@ -269,10 +269,10 @@ def _environment(cfg: DictConfig) -> None:
 
 def _unknown_config_key(name: str, family: str, known: Sequence[str]) -> UserError:
     near = keys.nearest(name, known)
-    said = f"environment.config.{name} is not a key of {family}"
+    start = f"environment.config.{name} is not a key of {family}"
     if near is None and (CONF / "experiment" / f"{family}.yaml").exists():
-        return UserError(f"{said}, which has {', '.join(known)}; to change the whole task write experiment={family}")
-    return UserError(f"{said}; {did_you_mean(near and f'environment.config.{near}', 'it has', known)}")
+        return UserError(f"{start}, which has {', '.join(known)}; to change the whole task write experiment={family}")
+    return UserError(f"{start}; {did_you_mean(near and f'environment.config.{near}', 'it has', known)}")
 
 
 def _reward(cfg: DictConfig) -> None:

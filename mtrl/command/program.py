@@ -46,9 +46,9 @@ def one_sentence() -> Iterator[None]:
     except HydraException as error:
         sentence = str(explain(error))
     except Exception as error:
-        if (said := unwritable(error)) is None:
+        if (unwritable_file := unwritable(error)) is None:
             raise
-        sentence = said
+        sentence = unwritable_file
     else:
         return
     refuse(sentence)

@@ -55,8 +55,8 @@ class ServerConfig:
     """Weights that are sent with model.lora_rank. merged: whole weights with the adapters merged in | adapter: the
     adapters only, which the server applies"""
     pause_mode: str | None = None
-    """Effect of new weights on turns that are being sampled, as the engine names it; null: as async_config.in_flight
-    says."""
+    """Effect of new weights on turns that are being sampled, as the engine names it; null: as
+    `async_config.in_flight` requires."""
     colocate: bool = False
     """Servers and trainers share GPUs: the servers free their memory while the policy is updated."""
     canary_tolerance: float | None = number(None, at_least=0)

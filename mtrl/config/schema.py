@@ -339,7 +339,7 @@ class EvaluationConfig:
 
     every_steps: int = number(20, at_least=0)
     before_train: bool = True
-    rows: int = number(200, at_least=1, why="every evaluation plays them, greedily")
+    rows: int = number(200, at_least=1, why="every evaluation runs them, greedily")
     sampled_rows: int = number(200, at_least=0)
     """Number of rows of the temperature-1 evaluation before and after training; 0 skips this evaluation."""
     samples_per_row: int = number(1, at_least=1)

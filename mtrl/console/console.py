@@ -143,8 +143,8 @@ class Console:
 
     def _print(self, *parts: RenderableType, soft_wrap: bool = False, level: int | None = logging.INFO) -> None:
         plain = self._plain(parts, soft_wrap)
-        self._progress.heard()
-        with suppress(OSError, ValueError):  # the terminal may be gone or closed; the mirror still gets the lines
+        self._progress.record_output()
+        with suppress(OSError, ValueError):  # the terminal may be lost or closed; the mirror still gets the lines
             if self._rich.is_terminal:
                 self._rich.print(Group(*parts), soft_wrap=soft_wrap)
             else:

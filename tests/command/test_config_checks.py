@@ -117,7 +117,7 @@ REFUSED = [
     (["evaluation.confidence=95"], "evaluation.confidence=95.0 must be below 1 (0.95 is the usual level)"),
     (
         ["evaluation.rows=0", "evaluation.sampled_rows=0"],
-        "evaluation.rows=0 must be at least 1 (every evaluation plays them, greedily)",
+        "evaluation.rows=0 must be at least 1 (every evaluation runs them, greedily)",
     ),
     (["evaluation.endpoint.timeout=0"], "evaluation.endpoint.timeout=0.0 must be above 0"),
     (
@@ -173,7 +173,7 @@ WARNED = [
     ),
     (
         ["evaluation.rows=1000"],
-        "evaluation.rows=1000 is cut to data.max_test_rows=256; raise that as well",
+        "evaluation.rows=1000 is limited to data.max_test_rows=256; raise that as well",
     ),
     (
         ["tracker.project=x"],

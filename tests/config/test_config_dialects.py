@@ -96,7 +96,8 @@ def plain() -> DictConfig:
 
 
 def composed(words: list[str]) -> DictConfig:
-    """Return the configuration that `compose` makes, without reading the files of all groups again where no other group is chosen."""
+    """Return the configuration that `compose` makes, without reading the files of all groups again if
+    no other group is chosen."""
     overrides = OverridesParser.create().parse_overrides(normalise(words))
     if any((CONF / override.key_or_group).is_dir() for override in overrides):
         return compose(words)

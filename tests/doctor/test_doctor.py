@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mtrl.doctor import __main__ as doctor
-from mtrl.doctor import checks, machine, smoke
+from mtrl.doctor import checks, machine
 from mtrl.doctor.advice import advise
 from mtrl.doctor.checklist import CHECKS, ESSENTIAL, run
 from mtrl.doctor.machine import Torch, cuda_fits
@@ -77,7 +77,7 @@ def test_what_the_default_experiment_needs_fails_it(monkeypatch, capsys):
     only(monkeypatch, python=lambda: failed("Python 3.9", "make an environment with Python 3.11"))
     monkeypatch.setattr(doctor, "smoke", lambda: pytest.fail("nothing can be trained where something has failed"))
     assert doctor.main([]) == 1
-    assert shown(capsys).endswith("the default experiment cannot run here: mend what failed first")
+    assert shown(capsys).endswith("the default experiment cannot run here: fix what failed first")
 
 
 def test_a_smoke_run_that_fails_fails_it(monkeypatch, capsys):
@@ -90,18 +90,18 @@ def test_a_smoke_run_that_fails_fails_it(monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_smoke_run_trains(monkeypatch):
     monkeypatch.setattr(subprocess, "run", forked.run)
-    found = smoke.smoke()
+    found = checks.smoke()
     assert found.status == "pass" and found.evidence.startswith("2 steps of the tiny policy"), found
 
 
 def test_a_smoke_run_that_hangs_ends():
-    found = smoke.smoke(seconds=0.2)
+    found = checks.smoke(seconds=0.2)
     assert found.status == "fail" and "did not end within 0.2 seconds" in found.evidence and found.fix
 
 
 def test_a_smoke_run_that_breaks_says_why(monkeypatch):
-    monkeypatch.setattr(smoke, "COMMAND", ("no.such=key",))
-    found = smoke.smoke()
+    monkeypatch.setattr(checks, "SMOKE_COMMAND", ("no.such=key",))
+    found = checks.smoke()
     assert found.status == "fail" and "no.such" in found.evidence
 
 
@@ -165,7 +165,7 @@ def test_requirements_are_sorted_by_extra():
 def test_packages_out_of_their_range_are_named(monkeypatch):
     monkeypatch.setattr(checks, "wanted", lambda: sort(["numpy<1", "rich>=13", "rich>99; extra == 'shiny'"]))
     base, extra = checks.packages(), checks.extras()
-    assert base.status == "fail" and f"numpy {metadata.version('numpy')}, asked for <1" in base.evidence
+    assert base.status == "fail" and f"numpy {metadata.version('numpy')}, required <1" in base.evidence
     assert extra.status == "warn" and "pip install -e '.[shiny]'" in extra.fix
 
 

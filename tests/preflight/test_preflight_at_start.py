@@ -19,7 +19,7 @@ from mtrl.command.compose import compose
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.preflight import at_start, checklist
-from mtrl.preflight.at_start import LIMIT, check_at_start, kept_random_state, made_in_time
+from mtrl.preflight.at_start import LIMIT, check_at_start, restored_random_state, results_in_time
 from mtrl.preflight.checklist import CHEAP
 from mtrl.preflight.result import Status
 from tests import forked
@@ -142,15 +142,15 @@ def test_nothing_that_a_task_does_ends_or_holds_up_a_run(part, broken):
     task = load_task(config)
     task = replace(task, family=replace(task.family, **{part: broken}))
     begun = time.perf_counter()
-    results = made_in_time(config, task)
+    results = results_in_time(config, task)
     assert time.perf_counter() - begun < LIMIT + 2  # of which 2 are for a busy machine
     assert results and not all(result.status == Status.PASS for result in results)
 
 
 def test_checks_that_break_as_a_whole_are_a_warning(monkeypatch):
     monkeypatch.setattr(at_start, "cheap_checks", burst)
-    (result,) = made_in_time(config_of(), load_task(config_of()))
-    assert result.status == Status.WARN and result.evidence == "the checks themselves broke: SystemExit: no"
+    (result,) = results_in_time(config_of(), load_task(config_of()))
+    assert result.status == Status.WARN and result.evidence == "the checks themselves failed: SystemExit: no"
 
 
 def test_the_random_state_is_as_before():
@@ -165,7 +165,7 @@ def test_the_random_state_is_as_before():
     seed()
     wanted = draw()
     seed()
-    with kept_random_state():
+    with restored_random_state():
         drawn = [draw() for _ in range(5)]
     assert drawn[0] == wanted and draw() == wanted
 
@@ -178,7 +178,7 @@ def test_the_random_state_is_as_before():
 
     task = replace(task, make_environment=partial(careless, task.make_environment))
     seed()
-    made_in_time(config, task)
+    results_in_time(config, task)
     assert draw() == wanted
 
 

@@ -40,7 +40,7 @@ def context_of(*overrides, **changes):
     family = get_family(config.environment.name, config.environment.target)
     splits = family.load(config.data, config.seed, **config.environment.config)
     make = environment_factory(config, family, config.generator.max_turns)
-    return Context(config, family, splits, make, **{"rows_played": 8, "seconds": 20.0, **changes})
+    return Context(config, family, splits, make, **{"max_rows": 8, "seconds": 20.0, **changes})
 
 
 @pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql", "gsm8k_single_turn"])
@@ -61,7 +61,7 @@ def test_the_guides_reward_fails_at_stalling(tmp_path):
     assert (found["status"], found["name"]) == ("fail", "gsm8k")
     failures = [line for line in found["checks"] if line["status"] == "fail"]
     assert [line["name"] for line in failures] == ["stalling"]
-    assert "right at once is paid 1.00, the best found 1.16: 4× '####" in failures[0]["evidence"]
+    assert "the direct answer earns 1.00, the best exploit found 1.16: 4× '####" in failures[0]["evidence"]
     assert failures[0]["fix"]
     assert "do not train yet" in done.stdout and all(len(line) <= 80 for line in done.stdout.splitlines()[:-1])
 
@@ -105,7 +105,7 @@ def test_a_check_that_breaks_has_failed():
 
     (result,) = run(context_of(), [("mine", broken)])
     assert (result.status, result.name) == (Status.FAIL, "mine")
-    assert result.evidence == "the check itself broke: ZeroDivisionError: no rows"
+    assert result.evidence == "the check itself failed: ZeroDivisionError: no rows"
 
 
 @pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql"])

@@ -227,20 +227,21 @@ def test_the_rows_that_the_run_evaluates_on_are_played_and_held_out():
 
 
 def test_players_that_know_no_row_are_said_to(monkeypatch):
-    told = "knows no right answer to these rows: row train-0 has no column patch; add one"
+    told = "has no right answer to these rows: row train-0 has no column patch; add one"
     for check in ("gold", "turns", "stalling", "stuffing", "prompt"):
         result = result_of("UNKNOWN", check)
         assert result.status == Status.SKIP and told in result.evidence, check
     optimum = result_of("UNKNOWN", "local_optimum")
-    assert (optimum.status, optimum.evidence) == (Status.SKIP, "the weak player knows none of these rows")
+    assert (optimum.status, optimum.evidence) == (Status.SKIP, "the demonstrator rejects all of these rows")
 
 
 def test_rows_that_gold_has_no_time_for_are_told(monkeypatch):
     """A made-up clock advances by a second at each look: gold gets 16 rows, then as many others as fit."""
     ticks = count()
-    monkeypatch.setattr("mtrl.preflight.play.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    monkeypatch.setattr("mtrl.preflight.stage.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     result = result_of("FAMILY_OF_200", "gold", seconds=60.0)
     assert result.status == Status.PASS
     assert (
-        result.evidence == "on 75 of 200 rows gold is paid in full and scores 1 (125 episodes were left out: no time)"
+        result.evidence
+        == "on 75 of 200 rows gold gets the full reward and scores 1 (125 episodes were left out for lack of time)"
     )

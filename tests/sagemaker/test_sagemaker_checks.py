@@ -5,8 +5,7 @@ import re
 import pytest
 
 from mtrl.errors import UserError
-from mtrl.sagemaker.job import plan
-from mtrl.sagemaker.launch import main
+from mtrl.sagemaker.job import main, plan
 from tests.sagemaker.offers import BUCKET, JOB, ROLE, SHARED, SPOT, without
 
 pytest.importorskip("botocore", reason="needs pip install 'mtrl-agents[sagemaker]'")

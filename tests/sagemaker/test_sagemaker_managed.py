@@ -10,8 +10,7 @@ from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.sagemaker import hyperparameters
 from mtrl.sagemaker.dataset import check_size, write_parquet
-from mtrl.sagemaker.launch_managed import main
-from mtrl.sagemaker.managed import dry_run, plan, submit
+from mtrl.sagemaker.managed import dry_run, main, plan, submit
 from tests.sagemaker.offers import MANAGED, sdk, without
 
 pytest.importorskip("botocore", reason="needs pip install 'mtrl-agents[sagemaker]'")

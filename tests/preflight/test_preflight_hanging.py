@@ -3,8 +3,7 @@
 import threading
 from dataclasses import dataclass
 
-from mtrl.preflight.context import Context
-from mtrl.preflight.lazy import lazy
+from mtrl.preflight.context import Context, lazy
 
 
 @dataclass
@@ -49,5 +48,5 @@ def test_one_that_hangs_does_not_stop_another_instance():
 
 def test_what_the_checks_share_is_made_so():
     """What a task has a hand in may hang."""
-    for name in ("gold", "gold_responses", "solved", "weak", "fuzz", "wrong", "repeats"):
+    for name in ("gold", "gold_responses", "solved", "demonstrated", "fuzz", "wrong", "repeats"):
         assert isinstance(vars(Context)[name], lazy), name
