@@ -35,7 +35,7 @@ def _forked(monkeypatch):
     ],
     ids=str,
 )
-def test_a_value_stays_what_it_is(key, value):
+def test_values_are_passed_unchanged(key, value):
     read = OmegaConf.select(compose([override(key, value), "run_dir=somewhere"]), key)
     read = OmegaConf.to_container(read) if OmegaConf.is_config(read) else read
     if isinstance(value, dict):  # other components may stand beside it
@@ -71,7 +71,7 @@ def test_train_go_on_and_evaluate(tmp_path):
     assert len(report["models"]) == 2
 
 
-def test_what_is_wrong_is_its_last_words(tmp_path):
+def test_an_error_shows_the_last_line_of_the_command(tmp_path):
     trainer = MultiTurnRLTrainer(overrides={"trainer.max_stepz": 2}, run_dir=tmp_path / "run")
     with pytest.raises(UserError, match=r"mtrl.main .* ended with 2: .*trainer.max_steps"):
         trainer.train(lambda line: None)
@@ -123,7 +123,7 @@ def test_the_services_names_are_ours(tmp_path):
         ({"s3_output_path": "s3://my-bucket/eval-output/base/"}, r"is an address, .*; give output=FOLDER, and copy it"),
     ],
 )
-def test_what_only_aws_has_is_answered(service, said):
+def test_arguments_that_only_aws_supports(service, said):
     with pytest.raises(UserError, match=said):
         MultiTurnRLEvaluator("a/b", **service)
 
@@ -142,7 +142,7 @@ def test_a_run_without_mlflow_says_how_it_gets_there(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "openai-reasoning-gpt-oss-20b", "{folder}", "base"])
-def test_a_model_without_a_task_is_told_to_name_its_recipe(tmp_path, monkeypatch, model):
+def test_a_model_without_a_task_needs_a_recipe(tmp_path, monkeypatch, model):
     """The constructor refuses, in words of its arguments and not of the command, before a folder is made."""
     monkeypatch.chdir(tmp_path)
     model = model.format(folder=tmp_path)

@@ -122,7 +122,7 @@ def test_latest_of_a_sweep_needs_its_folder(jobs, capsys):
     )
 
 
-def test_what_training_refuses_is_one_sentence_too(jobs, monkeypatch, capsys):
+def test_errors_of_training_are_one_sentence(jobs, monkeypatch, capsys):
     def train(cfg, hooks):
         raise UserError("data.path=x holds no rows; name another")
 
@@ -161,7 +161,7 @@ def followed(jobs, monkeypatch):
     return followed
 
 
-def test_a_follower_only_follows(jobs, followed, tmp_path, capsys):
+def test_a_follower_composes_nothing(jobs, followed, tmp_path, capsys):
     main_module.cli(["not.even=looked at"])
     assert followed == ["followed"] and jobs == [] and list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
@@ -183,7 +183,7 @@ def test_a_follower_ends_without_a_traceback_after_control_c(jobs, followed, mon
     assert caught.value.code == 130 and capsys.readouterr() == ("", "")
 
 
-def test_control_c_before_there_is_a_run_says_so(jobs, monkeypatch, capsys):
+def test_control_c_before_a_run_prints_one_line(jobs, monkeypatch, capsys):
     def train(cfg, hooks):
         raise KeyboardInterrupt
 
@@ -194,7 +194,7 @@ def test_control_c_before_there_is_a_run_says_so(jobs, monkeypatch, capsys):
     assert capsys.readouterr().err == "SIGINT: mtrl.main ended before it had a run to save\n"
 
 
-def test_a_missing_peft_is_said_before_a_folder_is_made(jobs, monkeypatch, capsys, tmp_path):
+def test_a_missing_peft_is_reported_before_a_folder_is_created(jobs, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("mtrl.command.checks.find_spec", lambda name: None)
     with pytest.raises(SystemExit) as caught:
         main_module.cli(["model.lora_rank=8"])
@@ -308,7 +308,7 @@ def test_program_refuses_in_one_sentence(tmp_path, words, said):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_program_shows_what_would_run(tmp_path):
+def test_cfg_job_prints_the_configuration_and_runs_nothing(tmp_path):
     from omegaconf import OmegaConf
 
     done = program("--cfg", "job", "experiment=text_to_sql", "seed=4", cwd=tmp_path)
@@ -361,7 +361,7 @@ for stage in json.loads(sys.argv[1]):
 """
 
 
-def test_what_only_answers_imports_nothing_heavy(tmp_path):
+def test_commands_that_train_nothing_import_no_heavy_module(tmp_path):
     command = [sys.executable, "-c", IMPORTS, json.dumps(list(STAGES))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)

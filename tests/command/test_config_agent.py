@@ -62,7 +62,7 @@ def warnings_of(*words):
         ([TARGET, "generator.agent.max_calls=0"], "generator.agent.max_calls=0 must be at least 1"),
     ],
 )
-def test_what_cannot_be_played_is_refused(words, told):
+def test_agents_that_cannot_run_are_refused(words, told):
     with pytest.raises(UserError) as error:
         warnings_of(*words)
     assert told in str(error.value) and "abc" not in str(error.value)
@@ -100,7 +100,7 @@ def test_an_agent_changes_nothing_else():
         ),
     ],
 )
-def test_what_has_no_effect_or_another_is_told(words, told):
+def test_agent_settings_without_effect_are_warned_about(words, told):
     assert any(told in warning for warning in warnings_of(*words)), warnings_of(*words)
 
 

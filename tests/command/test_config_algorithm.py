@@ -65,8 +65,8 @@ REFUSED = [
     (
         ["algorithm=group_based_per_turn", "reward.level=trajectory"],
         "reward.level=trajectory puts the whole reward on the last turn, and "
-        "algorithm.advantage_method=group_based_per_turn compares single turns; set reward.level=turn, or a method of whole trajectories, such as "
-        "algorithm.advantage_method=grpo",
+        "algorithm.advantage_method=group_based_per_turn compares single turns; set reward.level=turn, or a method of "
+        "whole trajectories, such as algorithm.advantage_method=grpo",
     ),
     # pass@k
     ([PASSK, "algorithm.passk.k=0"], "algorithm.passk.k=0 must be at least 1"),
@@ -168,8 +168,8 @@ REFUSED = [
     ),
     (
         ["algorithm.loss_fn=decoupled_ppo", "algorithm.loss_anchor=old", "algorithm.off_policy_correction=mis"],
-        "algorithm.off_policy_correction=mis weights the loss for the mismatch, as algorithm.loss_fn=decoupled_ppo does already; "
-        "set algorithm.off_policy_correction=none, or algorithm.loss_fn=ppo",
+        "algorithm.off_policy_correction=mis weights the loss for the mismatch, as algorithm.loss_fn=decoupled_ppo does "
+        "already; set algorithm.off_policy_correction=none, or algorithm.loss_fn=ppo",
     ),
     (
         ["algorithm.loss_reduction=token-mean"],
@@ -304,8 +304,8 @@ LOST = (
 GEOMETRIC = "algorithm.off_policy_correction=geometric"
 REJECTED = (
     "algorithm.off_policy_correction=geometric trains on trajectories whose mean ratio is from {} to 1.001, and with "
-    "async_config.max_steps_off_policy=1 hardly any has one: at a policy shift of 0.02 it trained on 0 to 29 % of the tokens; set "
-    "algorithm.correction_low=0.95 and algorithm.correction_high=1.05, or take algorithm.off_policy_correction=mis, or "
+    "async_config.max_steps_off_policy=1 hardly any has one: at a policy shift of 0.02 it trained on 0 to 29 % of the "
+    "tokens; set algorithm.correction_low=0.95 and algorithm.correction_high=1.05, or take algorithm.off_policy_correction=mis, or "
     "sequence_tis with algorithm.loss_anchor=old"
 )
 SERVED = {name: [f"generator={name}", f"generator.{name}.python={sys.executable}"] for name in ("vllm", "sglang")}
@@ -450,7 +450,7 @@ def test_the_algorithms_as_they_are_warn_of_nothing(option):
     assert check(compose([f"algorithm={option}", *more])) == []
 
 
-def test_an_unknown_estimator_is_told_the_nearest():
+def test_an_unknown_estimator_names_the_nearest():
     with pytest.raises(
         UserError, match="algorithm.advantage_method=group_bassed is not known; did you mean group_based"
     ):

@@ -21,7 +21,7 @@ def test_the_experiments_as_they_are_warn_of_nothing():
     assert warnings("experiment=text_to_sql", "debug=fast") == []
 
 
-def test_sglang_without_conversations_says_what_the_guide_promises():
+def test_sglang_without_conversations_raises_the_error_of_the_guide():
     with pytest.raises(NotImplementedError) as caught:
         compose(["generator.backend=sglang", "generator.use_conversation_multi_turn=false"])
     assert str(caught.value) == "`use_conversation_multi_turn=False` is not supported for SGLang backend"
@@ -139,7 +139,7 @@ def test_refused(overrides, said):
     assert str(caught.value) == said
 
 
-def test_another_task_on_top_of_the_default_experiment_is_told_its_own():
+def test_a_task_that_keeps_the_default_experiment_names_its_own_experiment():
     with pytest.raises(UserError, match="to change the whole task write experiment=text_to_sql"):
         compose(["environment=text_to_sql"])
 
@@ -192,7 +192,7 @@ def test_warned(overrides, said):
     assert warnings(*overrides) == [said]
 
 
-def test_training_is_told_what_only_the_evaluator_reads():
+def test_training_warns_about_keys_of_the_evaluator():
     cfg = merge(normalise(["evaluation.compare=[base]", "evaluation.endpoint.retries=1"]))
     assert check(cfg) == []
     assert training_hints(cfg) == [

@@ -63,7 +63,7 @@ def test_the_first_attempt_refuses_a_folder_that_holds_a_run(attempt, tmp_path):
         attempt("run_dir=there")
 
 
-def test_a_run_from_a_checkpoint_goes_on_from_its_own(attempt, tmp_path):
+def test_a_run_from_a_checkpoint_resumes_from_its_own_checkpoints(attempt, tmp_path):
     (tmp_path / "old").mkdir()
     begin("old", tmp_path, checkpoints=1)
     words = ["resume=old/checkpoints/step_000000", "run_dir=new"]

@@ -125,7 +125,7 @@ NOT_HERE = (
 one, which the refusal names."""
 
 
-def test_whatever_is_proposed_composes_and_holds_what_it_says():
+def test_every_proposal_composes_with_the_proposed_value():
     """Every key of the tables, and wrong keys like ours, with every value that people give: all checks pass."""
     proposed = {**guesses(), **proposals()}
     assert len(proposed) > 150
@@ -207,7 +207,7 @@ def test_the_short_way_to_compose_gives_the_same(words):
         ("environment.env_class", "my_own", []),
     ],
 )
-def test_it_means_what_was_typed(theirs, value, ours):
+def test_a_proposal_means_the_typed_value(theirs, value, ours):
     """Nothing is proposed where a sentence has to say it: a count of samples is no count of tokens."""
     assert proposal(theirs, value) == ours
     if ours and theirs != "use_vllm":  # vLLM may not be installed
@@ -221,7 +221,7 @@ def test_a_file_of_rows_in_a_list_of_one(tmp_path):
     compose([f"data.path={rows}"])
 
 
-def test_what_dr_grpo_divides_by_comes_with_it():
+def test_dr_grpo_proposals_include_the_divisor():
     cfg = compose(proposal("loss_type", "dr_grpo"))
     assert cfg.algorithm.max_sequence_length == cfg.generator.sampling_params.max_generate_length
 

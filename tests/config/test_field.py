@@ -36,7 +36,7 @@ def test_the_bound_that_is_broken_is_named(bound, within, broken):
     assert {value: bound.broken_by(value) for value in broken} == broken
 
 
-def test_what_a_field_states_is_in_its_metadata():
+def test_declared_bounds_and_words_are_in_the_metadata():
     stated = {entry.name: dict(entry.metadata) for entry in fields(Section)}
     assert stated == {
         "share": {"bound": Bound(above=0, below=1, why="it is a share")},

@@ -101,7 +101,7 @@ def test_no_line_is_wider_than_the_terminal(printed, whole_run, width, turn):
     assert max(cell_len(line) for line in printed(act, width).splitlines()) <= width
 
 
-def test_80_columns_hold_what_was_promised_and_more_room_shows_more(printed, rows):
+def test_80_columns_fit_the_main_metrics_and_wider_terminals_show_more(printed, rows):
     narrow, wide = (printed(lambda console: console.step(rows[1]), width).splitlines() for width in (80, 140))
     assert narrow[0].split() == [column.title for column in COLUMNS[:9]]
     assert wide[0].split()[:9] == narrow[0].split() and "entropy" in wide[0]

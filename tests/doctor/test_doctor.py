@@ -73,7 +73,7 @@ def test_the_screen_ends_with_commands(monkeypatch, torch_says, capsys):
     assert "python -m mtrl.main see what a real model would need: python -m mtrl.doctor --plan" in text
 
 
-def test_what_the_default_experiment_needs_fails_it(monkeypatch, capsys):
+def test_missing_essentials_fail_the_doctor(monkeypatch, capsys):
     only(monkeypatch, python=lambda: failed("Python 3.9", "make an environment with Python 3.11"))
     monkeypatch.setattr(doctor, "smoke", lambda: pytest.fail("nothing can be trained where something has failed"))
     assert doctor.main([]) == 1
@@ -116,7 +116,7 @@ def test_a_check_that_hangs_or_breaks_is_left_behind():
     release.set()
 
 
-def test_what_can_fail_is_what_is_essential(monkeypatch):
+def test_only_essential_checks_can_fail(monkeypatch):
     """Whatever is wrong with the other checks, the default experiment runs."""
     monkeypatch.setattr(machine, "ask_torch", lambda: CPU)
     monkeypatch.setattr(Path, "home", lambda: 1 / 0)
@@ -226,7 +226,7 @@ def test_an_engine_whose_environment_is_broken(monkeypatch):
     ],
     ids=["cpu", "small", "one", "eight"],
 )
-def test_what_a_machine_can_do(gpus, engine, commands):
+def test_advice_for_a_machine(gpus, engine, commands):
     found = [advice.command for advice in advise(gpus, engine)]
     assert all(any(command.startswith(start) for command in found) for start in commands), found
 

@@ -37,7 +37,7 @@ episodes: 1, mean reward 1.250, successes 1
 """
 
 
-def test_what_is_shown_without_a_terminal(awkward):
+def test_output_without_a_terminal(awkward):
     done = awkward("look\nright\n", "episodes=1")
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout == GOLDEN
@@ -52,7 +52,7 @@ def test_the_reward_is_composed_as_in_training(awkward):
     assert "reward  +1.75  turns: +0.00, +1.75; the environment itself gave +1.25" in shown
 
 
-def test_reward_and_scorer_that_disagree_are_told(awkward):
+def test_disagreement_of_reward_and_scorer_is_shown(awkward):
     shown = awkward("disagree\n", "episodes=1").stdout
     assert "reward and scorer disagree: the environment gave +1.00, and by the scorer the episode" in shown
     assert "in disagreement 1" in shown
@@ -91,7 +91,7 @@ def test_several_lines_between_quotes(awkward):
     assert "heard 3 characters, 0 line breaks" in shown
 
 
-def test_a_response_that_is_cut_off_by_the_end_is_not_said(awkward):
+def test_a_response_cut_by_the_end_of_input_is_not_sent(awkward):
     shown = awkward('"""\nright\n').stdout
     assert 'the input ended before the line of """' in shown and "episodes: 0" in shown
 
@@ -137,7 +137,7 @@ def test_as_a_program_that_is_wrong(program):
     assert done.stderr.startswith("row=none is no row of split=train") and done.stderr.count("\n") == 1
 
 
-def test_the_episodes_are_kept(awkward, tmp_path):
+def test_the_episodes_are_saved(awkward, tmp_path):
     typed = "look\nright\nlook\nraise\nright\nlook\n"
     shown = awkward(typed, "out=kept.jsonl").stdout
     kept = list(read_trajectories(tmp_path / "kept.jsonl"))
@@ -173,13 +173,13 @@ def test_tools_are_shown_and_called(awkward):
         (["algorithm.group_sise=3"], "did you mean algorithm.group_size=3?"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(awkward, words, sentence):
+def test_errors_are_one_sentence(awkward, words, sentence):
     done = awkward("right\n", *words)
     assert done.returncode == 2 and done.stdout == ""
     assert sentence in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_task_of_programs_is_not_played_by_hand(play, tmp_path):
+def test_a_task_of_agent_programs_cannot_be_run_by_hand(play, tmp_path):
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(f'{{"prompt": "{split}?", "answer": "yes"}}\n')
     agent = ["environment=agent", "generator.agent.command=[python]", "generator.local.deterministic=false"]

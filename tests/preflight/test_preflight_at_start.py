@@ -49,7 +49,7 @@ def start(tmp_path, monkeypatch):
     return run
 
 
-def test_a_sound_task_is_told_in_one_line_and_kept(start):
+def test_results_of_a_sound_task_are_one_line_and_saved(start):
     done = start()
     assert done.warnings == []
     assert [line["name"] for line in done.found["checks"]] == list(CHEAP)
@@ -57,7 +57,7 @@ def test_a_sound_task_is_told_in_one_line_and_kept(start):
     assert note.startswith("preflight: ") and " pass" in note
 
 
-def test_what_fails_is_told_with_evidence_and_fix_and_the_run_goes_on(start):
+def test_failures_are_logged_with_evidence_and_fix_and_the_run_continues(start):
     done = start("reward=guide")
     (line,) = [line for line in done.warnings if "stalling" in line]
     kept = {check["name"]: check for check in done.found["checks"]}["stalling"]
@@ -85,7 +85,7 @@ class Raises(BaseEnvironment):
 """
 
 
-def test_an_environment_that_always_raises_is_told_with_its_line(start, tmp_path, monkeypatch):
+def test_an_environment_that_always_raises_is_reported_with_its_line(start, tmp_path, monkeypatch):
     (tmp_path / "always_raises.py").write_text(RAISES)
     monkeypatch.syspath_prepend(tmp_path)
     done = start("environment.target=always_raises.Raises", "name=raises")
@@ -108,7 +108,7 @@ def test_other_words_are_refused():
         compose(["preflight.at_start=halt"])
 
 
-def test_the_whole_checklist_that_is_there_already_is_kept(start, tmp_path):
+def test_results_of_a_whole_checklist_are_not_overwritten(start, tmp_path):
     path = tmp_path / "preflight.json"
     whole = {"checks": [{"name": str(n)} for n in range(len(CHEAP) + 1)]}
     for text, kept in ((json.dumps(whole), True), ('{"checks": []}', False), ("half of", False), ("[]", False)):
@@ -186,7 +186,7 @@ RUN = ["debug=fast", "trainer.max_steps=1", "tracker.plots=false", "evaluation.b
 
 
 @pytest.mark.slow
-def test_a_run_makes_them_before_the_warm_start_and_not_again_when_it_goes_on(tmp_path):
+def test_a_run_checks_before_the_warm_start_and_not_again_when_resumed(tmp_path):
     """The first check fails: its rows are in both splits."""
 
     def program(*words):

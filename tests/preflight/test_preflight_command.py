@@ -90,7 +90,7 @@ def test_a_wrong_configuration_is_2_and_one_sentence(tmp_path, override, sentenc
     assert not list(tmp_path.iterdir())
 
 
-def test_what_needs_no_model_needs_no_torch():
+def test_checks_without_a_model_import_no_torch():
     program = (
         "import sys; from mtrl.preflight.__main__ import main; "
         "status = main(['preflight.model=false', 'preflight.rows=4', 'preflight.json=' + sys.argv[1]]); "
@@ -109,7 +109,7 @@ def test_a_check_that_breaks_has_failed():
 
 
 @pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql"])
-def test_the_cheap_part_passes_on_what_is_shipped(experiment):
+def test_the_cheap_checks_pass_on_shipped_tasks(experiment):
     context = context_of(f"experiment={experiment}")
     results = cheap_checks(context.config, context.family, context.splits, context.make_environment)
     assert [r.name for r in results] == list(CHEAP)

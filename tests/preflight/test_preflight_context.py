@@ -65,7 +65,7 @@ def test_rows_that_the_familys_players_refuse_are_left_out():
     assert "knows none of these rows" in checklist.CHECKS["spread"](context).evidence
 
 
-def test_a_task_that_waits_for_processes_is_played_side_by_side(monkeypatch):
+def test_tasks_that_wait_for_processes_run_in_parallel(monkeypatch):
     """On as many threads as there are cores, 2 here: each step of 16 episodes waits for a step of another one."""
     monkeypatch.setattr("mtrl.preflight.context.os.cpu_count", lambda: 2)
     for waits in (True, False):

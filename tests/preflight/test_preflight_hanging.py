@@ -46,7 +46,7 @@ def test_one_that_hangs_does_not_stop_another_instance():
         thread.join()
 
 
-def test_what_the_checks_share_is_made_so():
+def test_shared_values_of_the_context_are_lazy():
     """What a task has a hand in may hang."""
     for name in ("gold", "gold_responses", "solved", "demonstrated", "fuzz", "wrong", "repeats"):
         assert isinstance(vars(Context)[name], lazy), name

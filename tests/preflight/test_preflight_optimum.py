@@ -44,13 +44,13 @@ def test_it_is_a_check_with_and_without_a_policy():
 
 
 @pytest.mark.parametrize("experiment", ["gsm8k", "sop", "triviaqa", "games"])
-def test_where_only_the_task_is_paid_it_passes(experiment):
+def test_rewards_of_the_task_alone_pass(experiment):
     result = local_optimum(context_of(f"experiment={experiment}"))
     assert result.status == Status.PASS and "that never solve the task earns 0.00" in result.evidence, result
     assert "solving earns 1.00, and the demonstrator solves" in result.evidence and not result.fix
 
 
-def test_pay_for_fields_fails():
+def test_rewards_for_single_fields_fail():
     """Five of six fields right earn 0.83, more than a demonstrator earns that is right in less than half."""
     result = local_optimum(context_of("experiment=sop", "reward.scheme=dense"))
     assert result.status == Status.FAIL and "earns 0.83 (a wrong answer, repeated)" in result.evidence, result
@@ -58,7 +58,7 @@ def test_pay_for_fields_fails():
     assert result.fix.startswith("reward the task alone")
 
 
-def test_a_little_pay_for_form_is_a_warning():
+def test_a_small_reward_for_the_format_is_a_warning():
     """The guide's reward: an episode of wrong answers in form earns 0.2, the demonstrator's successes more."""
     result = local_optimum(context_of("experiment=gsm8k", "reward=guide"))
     assert result.status == Status.WARN and "earns 0.20 (a wrong answer, repeated)" in result.evidence, result
@@ -86,7 +86,7 @@ def test_a_policy_is_judged_by_its_own_successes(wins, status):
     assert result.status == status and f"and the policy solves {wins} of 10: {wins / 10:.2f}" in result.evidence
 
 
-def test_what_solves_the_task_does_not_count():
+def test_episodes_that_solve_the_task_do_not_count():
     """Saying the answer of one row over and over solves that row: where that is all that pays, nothing is found."""
     context = broken("sound")
     found = best_unsolved(context)
@@ -94,12 +94,12 @@ def test_what_solves_the_task_does_not_count():
     assert local_optimum(context).status == Status.PASS
 
 
-def test_silence_that_is_paid_is_found():
+def test_rewarded_silence_is_found():
     found = best_unsolved(broken("stalling_pays"))
     assert found.how == "silence" and found.reward == pytest.approx(0.08)
 
 
-def test_what_the_demonstrator_fails_with_is_one_of_the_kinds():
+def test_failures_of_the_demonstrator_are_one_strategy():
     """A word that no other kind tries, and that is paid: found all the same."""
 
     class Whisper(Lookup):

@@ -40,7 +40,7 @@ def status_of(*words):
     return caught.value.code
 
 
-def test_a_prepared_sweep_is_one_word_and_what_is_typed_takes_the_place_of_what_is_prepared(trained, tmp_path, capsys):
+def test_typed_keys_have_priority_over_a_prepared_sweep(trained, tmp_path, capsys):
     main_module.cli(["sweep=credit", "seed=7", "run_dir=sweep"])
     assert [(cfg.seed, cfg.algorithm.advantage_method) for cfg in trained.cfgs] == [
         (7, "grpo"), (7, "group_based_per_turn")
@@ -73,7 +73,7 @@ def test_a_job_without_its_objective_is_not_the_best(trained, tmp_path, capsys):
     assert "no job has finished with a success_after" in capsys.readouterr().out
 
 
-def test_a_sweep_that_is_stopped_goes_on(trained, tmp_path, capsys):
+def test_a_stopped_sweep_resumes(trained, tmp_path, capsys):
     def train(cfg, on_evaluation):
         (tmp_path / cfg.run_dir / "metrics.jsonl").touch()
         if cfg.seed == 1 and cfg.resume == "none":
@@ -127,7 +127,7 @@ def test_under_torchrun_there_is_no_sweep(trained, monkeypatch, capsys):
 
 @pytest.mark.parametrize("words", [["sweep=optuna"], ["sweep=seeds", "hydra/launcher=joblib"],
                                    ["sweep=seeds", "hydra/launcher=slurm"]])  # fmt: skip
-def test_what_is_not_installed_is_named_with_its_extra(trained, monkeypatch, capsys, words):
+def test_missing_packages_are_named_with_their_extra(trained, monkeypatch, capsys, words):
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
@@ -210,7 +210,7 @@ def test_trials_may_fail_and_without_a_pruner_none_is_judged(optuna, trained, tm
     assert [trial.state.name for trial in study(optuna, tmp_path / "sweep").trials] == ["FAIL", "COMPLETE"]
 
 
-def test_a_study_that_is_stopped_goes_on_with_the_trial_that_was_under_way(optuna, trained, tmp_path):
+def test_a_stopped_study_resumes_its_running_trial(optuna, trained, tmp_path):
     def train(cfg, on_evaluation):
         (tmp_path / cfg.run_dir / "metrics.jsonl").touch()
         if len(trained.cfgs) == 1:
@@ -239,6 +239,6 @@ def study(optuna, folder):
     ],
     ids=["objective", "sampler"],
 )
-def test_what_optuna_cannot_do_is_refused(optuna, trained, capsys, words, said):
+def test_invalid_optuna_settings_are_refused(optuna, trained, capsys, words, said):
     assert status_of(*SPACE, *words) == 2
     assert said in capsys.readouterr().err and trained.cfgs == []
