@@ -168,8 +168,8 @@ REFUSED = [
     ),
     (
         ["algorithm.loss_fn=decoupled_ppo", "algorithm.loss_anchor=old", "algorithm.off_policy_correction=mis"],
-        "algorithm.off_policy_correction=mis weights the loss for the mismatch, as algorithm.loss_fn=decoupled_ppo does "
-        "already; set algorithm.off_policy_correction=none, or algorithm.loss_fn=ppo",
+        "algorithm.off_policy_correction=mis weights the loss for the mismatch, as algorithm.loss_fn=decoupled_ppo "
+        "does already; set algorithm.off_policy_correction=none, or algorithm.loss_fn=ppo",
     ),
     (
         ["algorithm.loss_reduction=token-mean"],
@@ -305,8 +305,8 @@ GEOMETRIC = "algorithm.off_policy_correction=geometric"
 REJECTED = (
     "algorithm.off_policy_correction=geometric trains on trajectories whose mean ratio is from {} to 1.001, and with "
     "async_config.max_steps_off_policy=1 hardly any has one: at a policy shift of 0.02 it trained on 0 to 29 % of the "
-    "tokens; set algorithm.correction_low=0.95 and algorithm.correction_high=1.05, or take algorithm.off_policy_correction=mis, or "
-    "sequence_tis with algorithm.loss_anchor=old"
+    "tokens; set algorithm.correction_low=0.95 and algorithm.correction_high=1.05, or take "
+    "algorithm.off_policy_correction=mis, or sequence_tis with algorithm.loss_anchor=old"
 )
 SERVED = {name: [f"generator={name}", f"generator.{name}.python={sys.executable}"] for name in ("vllm", "sglang")}
 OVERLAP = "async_config.max_steps_off_policy=1"
