@@ -70,6 +70,10 @@ class Console:
         nested."""
         return self._progress.track(one_line(description, 40), total)
 
+    def refresh(self) -> None:
+        """Draw the bars now, instead of at their next interval."""
+        self._progress.refresh()
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Print one line for one training step; pass@1 comes from the last evaluation."""
         self._remember(metrics)

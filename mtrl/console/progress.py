@@ -65,6 +65,11 @@ class Progress:
         """Record that a line was printed, which delays the next progress line."""
         self._last_line = time.monotonic()
 
+    def refresh(self) -> None:
+        """Draw the bars now, if there are any."""
+        if self._bars is not None:
+            self._bars.refresh()
+
     @contextmanager
     def track(self, description: str, total: int | None) -> Iterator[Work]:
         if not self._live:

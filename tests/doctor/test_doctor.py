@@ -132,7 +132,7 @@ def test_only_essential_checks_can_fail(monkeypatch):
         (H100, "12.4", "pass", "driver up to CUDA 12.4"),
         (CPU, "12.4", "warn", "while there is an NVIDIA driver"),
         (Torch("2.13.0", "13.0", ()), "12.4", "warn", "the driver runs CUDA 12.4 at most"),
-        (Torch("2.13.0", "12.8", ()), "12.4", "warn", "it sees no GPU"),
+        (Torch("2.13.0", "12.8", ()), "12.4", "warn", "it finds no GPU"),
     ],
 )
 def test_torch_and_the_driver(torch, driver, status, said, torch_says):

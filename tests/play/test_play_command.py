@@ -54,7 +54,7 @@ def test_the_reward_is_composed_as_in_training(awkward):
 
 def test_disagreement_of_reward_and_scorer_is_shown(awkward):
     shown = awkward("disagree\n", "episodes=1").stdout
-    assert "reward and scorer disagree: the environment gave +1.00, and by the scorer the episode" in shown
+    assert "reward and scorer disagree: the environment gave +1.00, and by the scorer" in shown
     assert "in disagreement 1" in shown
 
 
@@ -74,7 +74,7 @@ def test_commands(awkward):
     shown = awkward(typed, "row=train-1").stdout
     assert "/gold  show the responses" in shown and "gold 2" in shown
     assert "row=7 is no row of split=train; it has 3 rows" in shown
-    assert shown.index("id train-1") < shown.index("id train-2") and "these were the rows" in shown
+    assert shown.index("id train-1") < shown.index("id train-2") and "these were all rows" in shown
     assert "episodes: 0" in shown
 
     shown = awkward("/nonsense\n/bin/ls -l\n/quit\nright\n").stdout
@@ -185,7 +185,7 @@ def test_a_task_of_agent_programs_cannot_be_run_by_hand(play, tmp_path):
     agent = ["environment=agent", "generator.agent.command=[python]", "generator.local.deterministic=false"]
     done = play("right\n", *TASK[:1], *agent, f"data.path={tmp_path}")
     assert done.returncode == 2 and done.stdout == ""
-    assert "environment.name=agent is played by a program, and nobody else can" in done.stderr
+    assert "environment.name=agent needs an agent program, and cannot be run by hand" in done.stderr
 
 
 def test_gold_that_is_not_there(awkward):

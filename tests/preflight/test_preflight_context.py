@@ -57,12 +57,12 @@ def test_rows_that_the_familys_players_refuse_are_left_out():
     assert checklist.CHECKS["gold"](context).status == Status.PASS
     assert checklist.CHECKS["robust"](context).status == Status.PASS
 
-    def nobody(row, *more):
+    def rejecting(row, *more):
         raise UserError("no row is known")
 
-    context = context_of(family(Lookup, gold=nobody, demonstrate=nobody))
+    context = context_of(family(Lookup, gold=rejecting, demonstrate=rejecting))
     assert "has no right answer to these rows" in checklist.CHECKS["gold"](context).evidence
-    assert "knows none of these rows" in checklist.CHECKS["spread"](context).evidence
+    assert "the demonstrator rejects all of these rows" in checklist.CHECKS["spread"](context).evidence
 
 
 def test_tasks_that_wait_for_processes_run_in_parallel(monkeypatch):

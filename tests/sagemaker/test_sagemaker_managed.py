@@ -118,7 +118,7 @@ def test_the_started_job_equals_the_dry_run():
 
 def test_an_unsupported_recipe_is_refused(monkeypatch):
     sdk()
-    monkeypatch.setattr("mtrl.sagemaker.stand_in._specification", lambda job: {"group_size": {"default": 8}})
+    monkeypatch.setattr("mtrl.sagemaker.stand_in.specification", lambda job: {"group_size": {"default": 8}})
     calls, warnings = dry_run(plan([*MANAGED, "algorithm.group_size=16", "managed.dataset=s3://rows/a"]))
     document = calls["CreateJob"]["JobConfigDocument"]
     assert document["TrainingConfig"]["HyperParameters"] == {"group_size": "16"}
