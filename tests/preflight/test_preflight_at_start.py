@@ -1,4 +1,4 @@
-"""The checks at the start of a run: told, kept, in time, and without a trace in what comes after."""
+"""The checks at the start of a run: logged, saved, limited in time, and without effect on the run."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def config_of(*overrides):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """`start("key=value", …)`: what was told, and what lies in the folder of the run; however busy the machine is."""
+    """`start("key=value", …)`: the logged lines and the saved results, without time limits."""
     monkeypatch.setattr(at_start, "LIMIT", 60.0)
     monkeypatch.setattr(checklist, "CHEAP_SECONDS", 60.0)
     monkeypatch.setattr(checklist, "SLICE", 10.0)

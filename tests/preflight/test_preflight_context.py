@@ -1,4 +1,4 @@
-"""What every check is given."""
+"""The context: the input of every check."""
 
 import os
 import threading

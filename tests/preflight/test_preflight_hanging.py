@@ -1,4 +1,4 @@
-"""A value that never comes holds up nobody else."""
+"""A lazy value whose computation hangs does not block other instances."""
 
 import threading
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Slow:
 
     @lazy
     def value(self) -> int:
-        """What comes."""
+        """A number, after the gate has opened."""
         self.made += 1
         self.gate.wait(60)
         return self.made
@@ -47,6 +47,6 @@ def test_one_that_hangs_does_not_stop_another_instance():
 
 
 def test_shared_values_of_the_context_are_lazy():
-    """What a task has a hand in may hang."""
+    """Values that call code of a task may hang."""
     for name in ("gold", "gold_responses", "solved", "demonstrated", "fuzz", "wrong", "repeats"):
         assert isinstance(vars(Context)[name], lazy), name

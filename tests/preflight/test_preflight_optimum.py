@@ -1,4 +1,4 @@
-"""The local optimum: play that never solves a task must earn less than the successes of whoever starts there."""
+"""The local optimum: a strategy that never solves the task must earn less than the successes of the initial policy."""
 
 import re
 from dataclasses import replace
@@ -69,9 +69,9 @@ def test_a_small_reward_for_the_format_is_a_warning():
     ("success", "status"), [(1.0, Status.WARN), (0.51, Status.WARN), (0.49, Status.FAIL), (0.0, Status.FAIL)]
 )
 def test_it_depends_on_where_the_policy_starts(success, status):
-    """Form pays 0.5: more than the successes of one that succeeds in less than half of its episodes."""
-    result = compare(broken("form_beats_success"), success, "somebody")
-    assert result.status == status and f"and somebody: {success:.2f}" in result.evidence
+    """The format earns 0.5, more than a policy earns that succeeds in less than half of its episodes."""
+    result = compare(broken("form_beats_success"), success, "another policy")
+    assert result.status == status and f"and another policy: {success:.2f}" in result.evidence
 
 
 def policy(*scores):
@@ -87,7 +87,7 @@ def test_a_policy_is_judged_by_its_own_successes(wins, status):
 
 
 def test_episodes_that_solve_the_task_do_not_count():
-    """Saying the answer of one row over and over solves that row: where that is all that pays, nothing is found."""
+    """The repeated answer of one row solves that row; without another rewarded strategy, nothing is found."""
     context = broken("sound")
     found = best_unsolved(context)
     assert found.reward == 0.0 and found.kinds > 5
@@ -100,7 +100,7 @@ def test_rewarded_silence_is_found():
 
 
 def test_failures_of_the_demonstrator_are_one_strategy():
-    """A word that no other kind tries, and that is paid: found all the same."""
+    """A rewarded word that no other strategy tries is found among the demonstrator's failures."""
 
     class Whisper(Lookup):
         def step(self, response, ground_truth):

@@ -1,4 +1,4 @@
-"""What a sweep does about jobs that fail, end early or are stopped; training is a stand-in, in this process."""
+"""Jobs of a sweep that fail, are pruned or are stopped; training is a stand-in, in this process."""
 
 import sys
 import types
@@ -95,7 +95,7 @@ def test_a_stopped_sweep_resumes(trained, tmp_path, capsys):
 
 
 def test_a_job_that_its_scheduler_starts_again_resumes(trained, tmp_path, monkeypatch):
-    """SLURM repeats the first command; nobody else runs a job in a folder that holds one."""
+    """SLURM repeats the first command; only then does a job start in a folder that holds one."""
     from mtrl.sweep.outcome import Outcome
 
     def train(cfg, on_evaluation):
@@ -181,7 +181,7 @@ def test_each_kind_of_value_is_proposed(optuna, word, wanted):
 
 
 def test_the_worse_ones_are_pruned(optuna, trained, tmp_path):
-    """Whoever is worse at step 5 than the median of those that have finished; the better ones go on."""
+    """A job that is worse at step 5 than the median of the finished jobs is pruned; the others continue."""
     trained.train = curve
     pruner = "hydra.sweeper.pruner.n_startup_trials=1"
     minimize = "hydra.sweeper.direction=minimize"  # the other direction really runs in test_sweep_runs.py
